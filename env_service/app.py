@@ -23,6 +23,7 @@ from env_service.watchdog.descendants import (
     reap_orphans,
 )
 from env_service.worker_process import LOOK_EVERY_S, WorkerProcess, stop_all
+from shared.addresses import host_and_port
 from shared.config import ExperimentConfig
 from shared.cores import with_workers
 from shared.credentials import warn_if_insecure
@@ -119,7 +120,8 @@ def run_env_server(
         metrics = MetricsServer(
             server.metrics_host, server.metrics_port, registry, lambda: _trouble(workers)
         )
-        logger.info("metrics and health on http://%s:%d", server.metrics_host, metrics.port)
+        where = host_and_port(server.metrics_host, metrics.port)
+        logger.info("metrics and health on http://%s", where)
         try:
             with _descendants_end(name) as own:
                 return _keep_alive(workers, own, restarts, stop)

@@ -15,7 +15,7 @@ import uvloop
 from prometheus_client import REGISTRY
 
 from env_service.metrics import WorkerMetrics
-from env_service.sessions.evaluate import serve_evaluations
+from env_service.sessions.evaluate import copies_for, serve_evaluations
 from env_service.sessions.supply import run_supply
 from env_service.sessions.worker import run_sessions
 from env_service.watchdog.descendants import lead_session
@@ -58,7 +58,9 @@ class Job:
         config = self.config
         if config.supervised:
             return 1
-        return config.evaluation.episodes if self.evaluate else config.env_server.envs_per_worker
+        if self.evaluate:
+            return copies_for(config, config.evaluation.episodes)
+        return config.env_server.envs_per_worker
 
 
 def worker_variables(folder: str) -> dict[str, str]:

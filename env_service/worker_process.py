@@ -19,6 +19,7 @@ from env_service.watchdog.descendants import end_descendants, marked
 from env_service.watchdog.heartbeat import Heartbeat
 from env_service.worker_main import Job, work, worker_variables
 from shared.config import ExperimentConfig
+from shared.host_memory import MemoryKills
 from shared.process import Backoff
 from shared.samples import SPLITS
 
@@ -77,6 +78,7 @@ class WorkerProcess:
         self._hangs, self._start_hangs, self._failed_starts = 0, 0, 0  # in a row
         self._why_lost = "died"  # how the last process ended
         self._leader = 0  # process id of the latest process
+        self._memory_kills = MemoryKills()
         self.process: SpawnProcess | None = None
 
     @property
@@ -102,6 +104,7 @@ class WorkerProcess:
             target=work, args=(job, self._memory), name=f"worker-{self.number}"
         )
         self._mark = f"{self._mark_prefix}{self._starts}"
+        self._memory_kills = MemoryKills()
         with marked(self._mark, **worker_variables(self._folder)):
             process.start()
         assert process.pid is not None
@@ -268,7 +271,7 @@ class WorkerProcess:
             "worker %d died with code %d%s; restart in %.1f s",
             self.number,
             code,
-            "" if code else ", though it was not asked to end",
+            self._why_ended(code),
             self._pause,
         )
         started = self._heartbeat.turns > 0 or not self._heartbeat.making
@@ -287,6 +290,12 @@ class WorkerProcess:
             code,
         )
         return True
+
+    def _why_ended(self, code: int) -> str:
+        """Text to follow an exit code."""
+        if code == -signal.SIGKILL and (why := self._memory_kills.explanation()):
+            return f", {why}"
+        return "" if code else ", though it was not asked to end"
 
     def ask_to_stop(self) -> None:
         """Let the process end in order."""

@@ -42,6 +42,7 @@ OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 256 << 20),
     ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.enable_http_proxy", 0),  # http_proxy would also take connections to this machine
 ]
 
 

@@ -1,7 +1,6 @@
 """The learner process: loads what it continues, listens, waits, and stops in order."""
 
 import asyncio
-import contextlib
 import json
 import os
 import sys
@@ -32,7 +31,7 @@ from learner_service.tools.batch_size import require_nothing_measured
 from learner_service.training.run import Run
 from learner_service.training.share import share_of
 from learner_service.training.supervised import SupervisedRun
-from shared.addresses import port_or_any
+from shared.addresses import host_and_port, port_or_any
 from shared.config import ExperimentConfig
 from shared.cores import with_threads
 from shared.credentials import CredentialFolder, credentials_for, warn_if_insecure
@@ -53,6 +52,7 @@ from shared.run_lock import RunLock
 _SYNC_STOP_S = 20.0
 # How long a complete run waits for the evaluation of its final policy.
 _LAST_EVALUATION_S = 300.0
+_REMIND_OF_EVALUATION_S = 30.0  # after which the log says that it waits
 # The interpreter's default of 5 ms makes the event loop wait for the learner's Python code.
 _SWITCH_INTERVAL_S = 5e-4
 
@@ -89,12 +89,13 @@ def run_learner(
         group, heartbeat = _joined(config, serve_only)
         share_of(config, group)  # may refuse
         # Rank 0 holds the lock for all.
-        with contextlib.nullcontext() if serve_only or group.rank else RunLock.acquire(run_dir):
+        with _lock(run_dir, serve_only, group) as lock:
             again = None if auto_resume else resume
             loaded = _load(config, run_dir, again, serve_only, checkpoint, group)
             if group.any_rank(bool(loaded and not serve_only and _is_complete(config, *loaded))):
                 return 0
             run = _made(config, run_dir, loaded, serve_only, stop, group)
+            run.lock = lock
             ports_file = run_dir / ("serve.json" if serve_only else f"{_name(group.rank)}.json")
             config = _with_own_ports(config, group, ports_file)
             _serve(config, run, credentials, stop, ports_file, on_ready)
@@ -106,6 +107,17 @@ def run_learner(
             heartbeat.close()
         group.close()
     return 0
+
+
+def _lock(run_dir: Path, serve_only: bool, group: Group) -> RunLock:
+    """The lock of the run's folder; a learner that only serves needs none.
+
+    Raises:
+        ResourceError: if another process has it.
+    """
+    if serve_only:
+        return RunLock(None)
+    return RunLock.of_group(run_dir) if group.rank else RunLock.acquire(run_dir)
 
 
 def _prepared(
@@ -278,7 +290,7 @@ def _serve(
         serving.set()  # before a client can read where it listens
         ports = {"pid": os.getpid(), "port": server.port, "metrics_port": metrics.port}
         write_whole(ports_file, json.dumps(ports))
-        logger.info("listening on %s:%d", config.learner.host, server.port)
+        logger.info("listening on %s", host_and_port(config.learner.host, server.port))
         on_ready(server.port, metrics.port)
         _wait(run, stop)
         serving.clear()
@@ -319,11 +331,30 @@ def _wait(run: Run | SupervisedRun, stop: threading.Event) -> None:
 
 
 def _await_evaluation(run: Run | SupervisedRun, stop: threading.Event) -> None:
-    """Let the evaluation of the final policy come to its end."""
-    deadline = time.monotonic() + _LAST_EVALUATION_S
+    """Let the evaluation of the final policy come to its end, in bounded time."""
+    began = time.monotonic()
+    reminded, over = False, False
 
     def busy() -> bool:
-        return run.busy and time.monotonic() < deadline
+        nonlocal reminded, over
+        if not run.busy:
+            return False
+        waited = time.monotonic() - began
+        if waited > _REMIND_OF_EVALUATION_S and not reminded:
+            reminded = True
+            logger.warning(
+                "all updates are made; the run ends after the evaluation under way, or without it "
+                "in %.0f s",
+                _LAST_EVALUATION_S - waited,
+            )
+        if waited >= _LAST_EVALUATION_S and not over:
+            over = True
+            logger.warning(
+                "the run ends without the evaluation under way: its episodes have not ended within "
+                "%.0f s",
+                _LAST_EVALUATION_S,
+            )
+        return not over
 
     if run.group.size > 1:  # what follows takes all ranks
         while run.gathering.await_end(busy(), stop):

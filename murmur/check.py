@@ -23,8 +23,10 @@ from murmur.machine import (
 )
 from murmur.settings import has_torch
 from murmur.text import plain
+from shared.channel import proxy_in_use
 from shared.config import EnvServerConfig, LearnerConfig
 from shared.extras import DISTRIBUTION, install_command
+from shared.host_memory import available_bytes, total_bytes
 
 if TYPE_CHECKING:
     from murmur.check_networks import Speed
@@ -88,7 +90,8 @@ def findings_json(findings: list[Finding], speeds: "Sequence[Speed]" = ()) -> st
 def _machine() -> list[Finding]:
     machine = describe_machine()
     python_ok = sys.version_info >= (3, 11)
-    free_memory = psutil.virtual_memory().available / 2**30
+    free_memory = available_bytes() / 2**30
+    memory, host = total_bytes(), psutil.virtual_memory().total
     free_disk = shutil.disk_usage(os.getcwd()).free / 2**30
     return [
         Finding(
@@ -101,7 +104,8 @@ def _machine() -> list[Finding]:
         Finding(
             "memory",
             "ok" if free_memory > 2 else "note",
-            f"{free_memory:.1f} of {machine['memory_gib']} GiB free",
+            f"{free_memory:.1f} of {memory / 2**30:.1f} GiB free"
+            + (", by this process's control group" if memory < host else ""),
         ),
         Finding(
             "disk",
@@ -182,9 +186,12 @@ def _normal(name: str) -> str:
 
 
 def _ports() -> list[Finding]:
-    """Whether the default ports can be had."""
+    """Whether the default ports can be had, and who stands between two machines."""
     learner, server = LearnerConfig(), EnvServerConfig()
     findings = []
+    if proxy := proxy_in_use("another-machine:50051"):
+        words = "is set: environment servers reach a learner on another machine through it"
+        findings.append(Finding("proxy", "note", f"{proxy} {words}, unless no_proxy names it"))
     for topic, host, port in (
         ("port of the learner", learner.host, learner.port),
         ("metrics of the learner", learner.metrics_host, learner.metrics_port),

@@ -10,15 +10,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from murmur.log_errors import last_error
 from murmur.machine import ROOT
 from shared.config import ENV_PREFIX
 from shared.errors import MurmurError, ResourceError
-from shared.process import Backoff, die_with_parent
+from shared.host_memory import MemoryKills
+from shared.process import FOREIGN_VARIABLES, Backoff, die_with_parent
 from shared.run_lock import RunLock
 
 PARENT_VARIABLE = "MURMUR_PARENT"
@@ -46,6 +48,8 @@ def murmur_command(*arguments: str) -> list[str]:
 def child_environment() -> dict[str, str]:
     """Environment of a child: it takes its configuration from the run's folder alone."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    for name in FOREIGN_VARIABLES:
+        env.pop(name, None)
     paths = [str(ROOT), *filter(None, [env.get("PYTHONPATH")])]
     return env | {
         "OMP_WAIT_POLICY": "passive",  # idle OpenMP threads sleep: the cores are shared
@@ -53,6 +57,39 @@ def child_environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         PARENT_VARIABLE: str(os.getpid()),
     }
+
+
+def start_process(
+    name: str,
+    command: Sequence[str],
+    output: IO[bytes],
+    variables: Mapping[str, str],
+    descriptors: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, which the terminal's Ctrl-C does not reach.
+
+    Args:
+        name: of the process, for the message.
+        command: its command line.
+        output: where it prints.
+        variables: added to `child_environment`.
+        descriptors: that it inherits.
+
+    Raises:
+        ResourceError: if the system cannot start it.
+    """
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**child_environment(), **variables},
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ResourceError(f"cannot start {name}: {command[0]}: {error.strerror}") from None
 
 
 @dataclass
@@ -80,23 +117,21 @@ class Child:
     settled: bool = False
     _log_start: int = 0
     _failure: str = ""
+    _memory_kills: MemoryKills = field(default_factory=MemoryKills)
     backoff: Backoff = field(default_factory=lambda: Backoff(1.0, 30.0, lambda: 1.0))
 
     def start(self) -> None:
-        """Start it, in a session of its own so that the terminal's Ctrl-C does not reach it."""
+        """Start it.
+
+        Raises:
+            ResourceError: if the system cannot start it.
+        """
         fds, variables = self.lock.handed_down()
         self.settled = False
+        self._memory_kills = MemoryKills()
         with self.log.open("ab") as log:
             self._log_start = log.tell()
-            self.process = subprocess.Popen(
-                self.command(self),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=child_environment() | variables,
-                pass_fds=fds,
-                start_new_session=True,
-            )
+            self.process = start_process(self.name, self.command(self), log, variables, fds)
         self.started = time.monotonic()
 
     def tend(self, say: Callable[[str], None]) -> int | None:
@@ -130,12 +165,13 @@ class Child:
         if code != 0 or self.name != "learner":
             self.deaths += 1
             self.deaths_in_a_row += 1
+            how = exit_message(code, self._memory_kills)
             if self.deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
                 raise ResourceError(
                     f"{self.name} died {self.deaths_in_a_row} times in a row "
-                    f"({exit_message(code)}); see {self.log}"
+                    f"({how}); see {self.log}"
                 )
-            say(f"{self.name} ended ({exit_message(code)}); starting it again in {pause:.0f} s")
+            say(f"{self.name} ended ({how}); starting it again in {pause:.0f} s")
         return code
 
     def _stop_if_repeated(self, code: int, message: str) -> None:
@@ -158,15 +194,24 @@ class Child:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait for its end; kill it and what it started if it takes too long."""
-        if self.process is None:
-            return
+    def wait(self, timeout_s: float) -> str:
+        """Wait for its end; kill it and what it started if it takes too long.
+
+        Returns:
+            what it failed at, as its log or its exit code says; "" if it ended in order.
+        """
+        process, self.process = self.process, None
+        if process is None:
+            return ""
         try:
-            self.process.wait(timeout_s)
+            code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
+            self.process = process
             self.kill()
-        self.process = None
+            self.process = None
+            return f"{self.name} did not end within {timeout_s:.0f} s and was killed"
+        message = "" if code == 0 else last_error(self.log, self._log_start)
+        return message or (f"{self.name}: {exit_message(code, self._memory_kills)}" if code else "")
 
     def kill(self) -> None:
         """Kill the process and the processes it started."""
@@ -175,13 +220,21 @@ class Child:
             self.process.wait()
 
 
-def exit_message(code: int) -> str:
-    """Text about an exit code."""
+def exit_message(code: int, memory_kills: MemoryKills | None = None) -> str:
+    """Text about an exit code.
+
+    Args:
+        code: of the process; negative: the signal that ended it.
+        memory_kills: counts from before the process started, to explain a SIGKILL.
+    """
+    why = ""
+    if memory_kills is not None and code in (-signal.SIGKILL, LOST):
+        why = memory_kills.explanation()
     if code == LOST:
-        return "a rank was killed"
+        return f"a rank was killed{why and ', '}{why}"
     if code >= 0:
         return f"exit code {code}"
     try:
-        return f"killed by {signal.Signals(-code).name}"
+        return f"killed by {signal.Signals(-code).name}{why and ', '}{why}"
     except ValueError:
         return f"killed by signal {-code}"

@@ -8,6 +8,7 @@ from typing import Any
 from learner_service.telemetry.scalars import scalars_of
 from murmur.run_folder import ProgressTail, RunFolder
 from shared.errors import ConfigError
+from shared.files import replacing
 
 _COUNTS = ("time", "seconds", "updates", "env_steps", "agent_steps", "episodes")
 _EVALUATION = (
@@ -74,7 +75,7 @@ def _evaluations(runs: Iterable[RunFolder]) -> Iterator[dict[str, Any]]:
 def _write(file: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> int:
     """Write a file; returns the number of rows, without the header."""
     count = 0
-    with file.open("w", newline="") as stream:
+    with replacing(file) as beside, beside.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, columns, restval="")
         writer.writeheader()
         for count, row in enumerate(rows, 1):  # noqa: B007 - the number is what is wanted

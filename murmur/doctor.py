@@ -26,6 +26,7 @@ from murmur.snapshots import (
 from murmur.text import number, plain, print_plain
 from shared.config import ExperimentConfig, load
 from shared.errors import MurmurError
+from shared.host_memory import available_bytes
 from shared.yaml_text import one_line
 
 WORDS = {
@@ -160,7 +161,7 @@ def _worth_probing(
     seconds = seen.busy["learning"] * (after.time - before.time) / made * _PROBED_UPDATES
     pid = run.process("learner.json")
     needed = psutil.Process(pid).memory_info().rss if pid else 0
-    if seconds <= PROBE_S and 2 * needed <= psutil.virtual_memory().available:
+    if seconds <= PROBE_S and 2 * needed <= available_bytes():
         return True
     console.print(
         plain(

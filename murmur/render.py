@@ -1,6 +1,10 @@
 """Moving pictures of an episode; environments say what is on them."""
 
+import errno
+import io
 import math
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +22,14 @@ from env_service.sessions.evaluate import OnRow
 from murmur.evaluation import Recorder
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError
+from shared.files import replacing
 from shared.timestep import StepType, TimeStep
 
 FRAMES_PER_SECOND = 6
 HOLD_S = 2.0  # the last picture stays
 MOST_FRAMES_PER_SECOND = 30.0
+_LITTLE_ROOM = 1 << 16  # bytes
+_MP4_INDEX = b"moov"  # written last
 MOST_ROWS = 240  # of a longer episode every second, third ... row is drawn
 
 
@@ -157,10 +164,19 @@ def write_movie(
 
     require_movie(file)
     frames = [*frames, *[frames[-1]] * math.ceil(HOLD_S * rate)]
-    try:
+    with replacing(file) as beside:
         if file.suffix == ".gif":
-            imageio.mimsave(file, frames, format="GIF", duration=1000 / rate, loop=0)
-        else:
-            imageio.mimsave(file, frames, format="FFMPEG", fps=rate, macro_block_size=2)
-    except OSError as error:
-        raise ConfigError(f"cannot write '{file}': {error.strerror or error}") from None
+            buffer = io.BytesIO()  # on a full disk the writer's end would raise once more
+            imageio.mimsave(buffer, frames, format="GIF", duration=1000 / rate, loop=0)
+            beside.write_bytes(buffer.getvalue())
+            return
+        try:
+            imageio.mimsave(beside, frames, format="FFMPEG", fps=rate, macro_block_size=2)
+            pipe = file.exists() and not file.is_file()
+            whole = pipe or _MP4_INDEX in beside.read_bytes()
+        except OSError:
+            whole = False
+        if not whole:  # ffmpeg says why on standard error, and may fail without an error here
+            full = shutil.disk_usage(file.resolve().parent).free < _LITTLE_ROOM
+            number = errno.ENOSPC if full else errno.EIO
+            raise OSError(number, os.strerror(number))

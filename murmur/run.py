@@ -1,6 +1,7 @@
 """A run in the Python API: its training, its metrics, its checkpoints."""
 
 import atexit
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 
 from env_service.sessions.evaluation_result import EvaluationResult
+from murmur.interrupts import end_before_signals
 from murmur.preparing import Prepared
 from murmur.run_folder import RunFolder
 from murmur.text import print_plain
@@ -50,6 +52,7 @@ class Run:
         self._ended.set()
         self._thread: threading.Thread | None = None  # that trains
         self._error: BaseException | None = None
+        self._process = os.getpid()
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}{', training' if self.running else ''})"
@@ -205,6 +208,8 @@ class Run:
     ) -> None:
         """Train in this thread or, without `wait`, in a thread of its own. Called once."""
         self._ended.clear()
+        # Python does not wait for a daemon thread, and its end would kill the children.
+        atexit.register(self._end)
         if wait:
             self._thread = threading.current_thread()
             self._work(prepared, callbacks, console)
@@ -217,8 +222,7 @@ class Run:
                 logger.error("run %s: %s: %s", self.path, type(error).__name__, error)
 
         self._thread = threading.Thread(target=work, name="murmur-train", daemon=True)
-        # Python does not wait for a daemon thread, and its end would kill the children.
-        atexit.register(self._end)
+        end_before_signals(self._end)
         self._thread.start()
 
     def _work(self, prepared: Prepared, callbacks: Sequence[Callback], console: Console) -> None:
@@ -243,9 +247,10 @@ class Run:
             self._ended.set()
 
     def _end(self) -> None:
-        """Stop and wait for the end."""
-        self._stop.set()
-        self._join(None)
+        """Stop and wait for the end; a forked child leaves the training to its parent."""
+        if os.getpid() == self._process:
+            self._stop.set()
+            self._join(None)
 
     def _join(self, timeout_s: float | None) -> None:
         """Wait for the end of the training, unless it is this thread that trains."""
@@ -264,7 +269,9 @@ class Run:
         Raises:
             ConfigError: if another process trains the run.
         """
-        if self._ended.is_set() and (pid := self._folder.process("learner.json")):
+        forked = os.getpid() != self._process and not self._ended.is_set()
+        pid = self._folder.process("learner.json")
+        if (self._ended.is_set() or forked) and pid:
             raise ConfigError(
                 f"run '{self.path}' is trained by another process and cannot be {done} from here; "
                 f"its learner is process {pid}"

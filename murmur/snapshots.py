@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from murmur.drops import rollout_message
 from murmur.latency import Buckets
 from murmur.run_folder import RunFolder
+from shared.addresses import host_and_port, is_loopback, own_client_host
 from shared.errors import ConfigError
 
 _PREFIX = "murmur_learner_"
@@ -81,7 +82,9 @@ def learners_of(run: RunFolder) -> str:
     alive = [run.process(file.name) for file in files]
     if len(files) < 2 or not all(ports) or not all(alive):
         return ""
-    return ",".join(f"http://127.0.0.1:{port}" for port in ports)
+    first = run.config().learner.metrics_host.split(",")[0].strip()
+    host = "127.0.0.1" if "/" in first else own_client_host(first)  # of a network: any address
+    return ",".join(f"http://{host_and_port(host, port)}" for port in ports if port)
 
 
 def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot]:
@@ -273,8 +276,11 @@ def _stored(url: str, at: float) -> list[Snapshot]:
 
 def _get(address: str, hint: str) -> str:
     try:
-        # S310: the address is the user's own, from the command line.
-        with urllib.request.urlopen(address, timeout=10) as response:  # noqa: S310
+        host = urllib.parse.urlsplit(address).hostname or ""
+        # None: those of the environment
+        proxies: dict[str, str] | None = {} if is_loopback(host) else None
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+        with opener.open(address, timeout=10) as response:  # the user's own address
             text: str = response.read().decode()
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)

@@ -10,6 +10,7 @@ its own message is shown and everything stops. So it does when a child fails twi
 same message before the run made progress. Children die with the supervisor.
 """
 
+import shlex
 import signal
 import sys
 import threading
@@ -23,7 +24,7 @@ from murmur.log_errors import TROUBLE
 from murmur.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
 from murmur.settings import setting
 from murmur.starting import Startup
-from shared.addresses import port_or_any
+from shared.addresses import host_and_port, own_client_host, port_or_any
 from shared.config import ExperimentConfig
 from shared.errors import ResourceError
 from shared.notices import FILE as NOTICES
@@ -38,12 +39,26 @@ class LearnerEndedError(ResourceError):
     """A learner ended in order before it listened."""
 
 
+class FolderMovedError(ResourceError):
+    """The run's folder was renamed while it trains."""
+
+    def __init__(self, before: Path, now: Path) -> None:
+        super().__init__(
+            f"run folder {before} was moved to {now} while the run trains; it is stopped. Continue "
+            f"with: murmur train --resume --run {shlex.quote(str(now))}"
+        )
+
+
 class StopRequested(Exception):  # noqa: N818 - an event
     """The stop event of the supervisor was set."""
 
 
 class Supervisor:
-    """Runs the processes of one training run. All methods are called from one thread."""
+    """Runs the processes of one training run. All methods are called from one thread.
+
+    Attributes:
+        stop_failure: why the learner did not end in order when it was told to; "" if it did.
+    """
 
     def __init__(
         self,
@@ -77,6 +92,7 @@ class Supervisor:
         self._tail = ProgressTail(run.progress_file)
         self._notices, self._noticed = ProgressTail(run.path / NOTICES), set[str]()
         self._learners = learners
+        self.stop_failure = ""
         self._ports: list[int] = []  # of the learners, by rank
         self._tells_start = bool(config.run.start_from) and not resume
         self._base: tuple[int, int] | None = None  # ports of rank 0 as it was told; 0: any
@@ -105,7 +121,7 @@ class Supervisor:
             KeyboardInterrupt: after a graceful stop.
             StopRequested: the same, if `stop` was set.
             ChildError: if a child hit an error that the user can fix.
-            ResourceError: if a child keeps dying or never starts.
+            ResourceError: if a child keeps dying or never starts, or the run's folder was moved.
         """
         try:
             if not self._start_learner():
@@ -117,6 +133,8 @@ class Supervisor:
                     return
                 for child in self.others:
                     child.tend(self._say)
+                if moved := self._run.lock.moved_to():
+                    raise FolderMovedError(self._run.path, moved)
                 if self._stopping.wait(TICK_S):
                     raise StopRequested
         except (KeyboardInterrupt, StopRequested):
@@ -130,7 +148,7 @@ class Supervisor:
         """End all children, the learner first: to its final checkpoint it may need more rows."""
         try:
             self.learner.signal(signal.SIGTERM)
-            self.learner.wait(STOP_LEARNER_S)
+            self.stop_failure = self.learner.wait(STOP_LEARNER_S)
             for child in self.others:
                 child.signal(signal.SIGTERM)
             for child in self.others:
@@ -219,12 +237,14 @@ class Supervisor:
     def _env_server_command(self, _: Child, evaluate: bool = False) -> list[str]:
         server = self._config.env_server
         port = 0 if evaluate else port_or_any(server.metrics_host, server.metrics_port)
-        learners = self._ports[:1] if evaluate else self._ports  # rank 0 evaluates
+        ports = self._ports[:1] if evaluate else self._ports  # rank 0 evaluates
+        host = own_client_host(self._config.learner.host)
+        learners = ",".join(host_and_port(host, port) for port in ports)
         return murmur_command(
             "env-server",
             self._config_file,
             *(["--evaluate", *self._episode_file()] if evaluate else []),
-            *("--set", f"env_server.learner={','.join(f'127.0.0.1:{p}' for p in learners)}"),
+            *("--set", _address_setting(learners)),
             *("--set", f"env_server.metrics_port={port}"),
         )
 
@@ -237,6 +257,12 @@ class Supervisor:
 
     def _evaluator_command(self, child: Child) -> list[str]:
         return self._env_server_command(child, evaluate=True)
+
+
+def _address_setting(learners: str) -> str:
+    """The setting that names learners; YAML would take a bracket for a list."""
+    key = "env_server.learner"
+    return setting(key, learners) if "[" in learners else f"{key}={learners}"
 
 
 def _first_port(host: str, port: int, count: int) -> int:

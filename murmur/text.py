@@ -1,13 +1,16 @@
 """Numbers, durations and rows as a reader likes them."""
 
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from rich.console import Console
 from rich.text import Text
 
 T = TypeVar("T")
+_STDOUT, _STDERR = 1, 2  # file descriptors
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but the line feed
 
 
@@ -63,3 +66,21 @@ def in_rows(
             used = width(item)
         rows[-1].append(item)
     return rows
+
+
+def reserve_stdout() -> TextIO:
+    """Return standard output for a result alone; what else is printed goes to standard error.
+
+    For good, and for processes that this one starts: an environment may print at any time, also
+    from C and when it is closed.
+    """
+    result = sys.stdout
+    if result is not sys.__stdout__ or result is None:  # replaced, as in tests, or closed
+        return result
+    result.flush()
+    kept = os.fdopen(os.dup(_STDOUT), "w", encoding=result.encoding, errors=result.errors)
+    try:
+        os.dup2(_STDERR, _STDOUT)
+    except OSError:  # there is no standard error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
+    return kept

@@ -23,6 +23,7 @@ from murmur.run_folder import RunFolder
 from murmur.supervisor import StopRequested, Supervisor
 from murmur.text import duration, in_rows, number, plain, print_plain
 from shared.config import ExperimentConfig, RunConfig
+from shared.errors import ResourceError
 
 TROUBLE_SHOWN = 240  # characters of a log's line; the log has it all
 _RATE, _SAMPLE_RATE = "agent-steps/s", "samples/s"
@@ -213,8 +214,8 @@ def train(
         on_record: called with each record of progress.jsonl.
 
     Raises:
-        KeyboardInterrupt: after a graceful stop, by Ctrl-C or SIGTERM.
-        MurmurError: for an error the user can fix.
+        KeyboardInterrupt: after a graceful stop, by Ctrl-C or another signal.
+        MurmurError: for an error the user can fix, a last checkpoint that fails among them.
     """
     config, run, resume = prepared.config, prepared.folder, prepared.resume
     _announce(config, run, prepared.learners, console)
@@ -238,6 +239,8 @@ def train(
         with stopped_by_signals(), view:
             supervisor.run()
     except (KeyboardInterrupt, StopRequested) as error:
+        if supervisor.stop_failure:
+            raise _no_last_checkpoint(run, supervisor.stop_failure) from None
         how = "; resume" if run.has_checkpoint() else " before its first checkpoint; restart"
         print_plain(console, f"\nstopped{how} with:  {run.again()}")
         if isinstance(error, KeyboardInterrupt):
@@ -252,6 +255,16 @@ def train(
             run.config_file(resume=True).unlink(missing_ok=True)
         run.lock.release()
     print_end(run, supervisor.deaths, console)
+
+
+def _no_last_checkpoint(run: RunFolder, failure: str) -> ResourceError:
+    """The error of a run that stopped without the checkpoint that the end writes."""
+    lost = "what came since its last checkpoint" if run.has_checkpoint() else "all of it"
+    how = "Resume" if run.has_checkpoint() else "Restart"
+    return ResourceError(
+        f"the run stopped without a last checkpoint, {lost} is lost: {failure}. {how} with: "
+        f"{run.again()}"
+    )
 
 
 def _announce(config: ExperimentConfig, run: RunFolder, learners: int, console: Console) -> None:

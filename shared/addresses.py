@@ -9,6 +9,7 @@ import psutil
 from shared.errors import ConfigError
 
 _LAST_PORT = 65535
+_SCHEMES = ("unix:", "dns:", "ipv4:", "ipv6:")  # of gRPC's names
 _PORTS = re.compile(r"(.+):(\d{1,5})-(\d{1,5})")  # host, first, last
 
 
@@ -16,15 +17,15 @@ def own_addresses(hosts: str, setting: str) -> list[str]:
     """The addresses to listen on.
 
     Args:
-        hosts: addresses or names with commas between them. A network, 10.0.1.0/24, stands for this
-            machine's own addresses in it.
+        hosts: addresses or names with commas between them, IPv6 as ::1 or [::1]. A network,
+            10.0.1.0/24, stands for this machine's own addresses in it.
         setting: its key in the configuration, for the message.
 
     Raises:
         ConfigError: for a network that is none, or that this machine has no address in.
     """
     found: list[str] = []
-    for host in filter(None, (part.strip() for part in hosts.split(","))):
+    for host in filter(None, (bare_host(part.strip()) for part in hosts.split(","))):
         found += _in_network(host, setting) if "/" in host else [host]
     if not found:
         raise ConfigError(
@@ -50,15 +51,43 @@ def _in_network(host: str, setting: str) -> list[str]:
     return inside
 
 
+def bare_host(host: str) -> str:
+    """A host without the brackets that IPv6 addresses have in front of a port."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def host_and_port(host: str, port: int) -> str:
+    """host:port as clients take it, with an IPv6 address in brackets."""
+    host = bare_host(host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def own_client_host(host: str) -> str:
+    """The host that processes of this machine connect to where a service listens on `host`."""
+    host = bare_host(host)
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if not address.is_unspecified:
+        return host
+    return "127.0.0.1" if address.version == 4 else "::1"
+
+
 def learner_addresses(text: str) -> list[str]:
     """The learners of env_server.learner: host:port or host:first-last, with commas between them.
 
     Raises:
-        ConfigError: if one is named twice, there is an empty one among several, or a range of
-            ports has no first.
+        ConfigError: if one is named twice, there is an empty one among several, or an IPv6 address
+            has no brackets.
     """
     found: list[str] = []
     for part in map(str.strip, text.split(",")):
+        if part.count(":") > 1 and "[" not in part and not part.startswith(_SCHEMES):
+            host, _, port = part.rpartition(":")
+            raise ConfigError(
+                f"env_server.learner={part}: write an IPv6 address in brackets, as [{host}]:{port}"
+            )
         ports = _PORTS.fullmatch(part)
         if ports is None:
             found.append(part)
@@ -100,6 +129,15 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_own(address: str) -> bool:
+    """Whether host:port is an address of this machine, loopback or not."""
+    if is_loopback(address):
+        return True
+    host = bare_host(address.removeprefix("dns:///").rpartition(":")[0])
+    own = {a.address.partition("%")[0] for found in psutil.net_if_addrs().values() for a in found}
+    return host in own | {socket.gethostname()}
 
 
 def port_or_any(host: str, port: int, setting: str = "host") -> int:

@@ -1,10 +1,13 @@
 """gRPC channel and server options, equal on both sides: limits and keepalive; the one method."""
 
+import ipaddress
+import os
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 
+from shared.addresses import bare_host, is_own
 from shared.rpc import METHOD
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # to a client
@@ -47,6 +50,42 @@ SERVER_OPTIONS = [
     # Two learners on one port would share the sessions between them.
     ("grpc.so_reuseport", 0),
 ]
+PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")  # that gRPC takes, the first first
+
+
+def channel_options(address: str) -> list[tuple[str, int]]:
+    """Options of a channel to host:port. No proxy leads back to this machine."""
+    return [*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)] if is_own(address) else CHANNEL_OPTIONS
+
+
+def proxy_in_use(address: str) -> str:
+    """Return the environment variable, with its value, that sends a channel through a proxy.
+
+    gRPC takes lower-case names only, and leaves out what no_grpc_proxy or no_proxy lists.
+
+    Args:
+        address: host:port of the channel.
+
+    Returns:
+        name=value; empty: the channel connects directly.
+    """
+    variable = next((name for name in PROXY_VARIABLES if os.environ.get(name)), "")
+    excluded = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""  # noqa: SIM112
+    host = address.removeprefix("dns:///").rpartition(":")[0]
+    direct = any(_covers(part.strip(), bare_host(host)) for part in excluded.split(","))
+    if not variable or direct or is_own(address):
+        return ""
+    return f"{variable}={os.environ[variable]}"
+
+
+def _covers(part: str, host: str) -> bool:
+    """Whether an entry of no_proxy, the end of a name or a network, covers a host."""
+    if "/" not in part:
+        return bool(part) and host.endswith(part)
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(part, strict=False)
+    except ValueError:
+        return False
 
 
 def stream_handler(

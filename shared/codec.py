@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from shared.errors import SpecError, WireError
 from shared.framing import Frame, parse
 from shared.parts import Assembly, part_frames, split
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EnvSpec, action_layout
+from shared.spec import Discrete, EnvSpec, action_layout
 from shared.timestep import Array, TimeStep
 
 
@@ -239,6 +240,7 @@ class ActionCodec:
         """Prepare the frame for sessions of `num_envs` environments of this spec."""
         self._layout = action_array_layout(spec, num_envs)
         self._frame = Frame(pb.LearnerMessage.ACTION_FIELD_NUMBER, 2, self._layout.num_bytes)
+        self._spec = spec.action
 
     @cached_property
     def _out(self) -> Array:
@@ -264,6 +266,30 @@ class ActionCodec:
             sequence, version = action.sequence, action.policy_version
             payload = memoryview(action.arrays)
         return sequence, version, self._layout.views(payload)[_ACTION]
+
+    def require_accepted(self, action: NDArray[Any]) -> None:
+        """Refuse actions outside the spec: the environment would be blamed for what they do.
+
+        Raises:
+            WireError: naming the first.
+        """
+        if isinstance(self._spec, Discrete):
+            accepted = f"0 to {self._spec.num_actions - 1}"
+            # One pass: as an unsigned number a negative one is larger than all others.
+            if action.view(np.uint32).max() < self._spec.num_actions:
+                return
+            wrong = (action < 0) | (action >= self._spec.num_actions)
+        else:
+            low, high = np.float32(self._spec.low), np.float32(self._spec.high)
+            accepted = f"{low:g} to {high:g}"
+            if action.min() >= low and action.max() <= high:  # false if one is NaN
+                return
+            wrong = ~((action >= low) & (action <= high))
+        at = tuple(np.argwhere(wrong)[0].tolist())
+        raise WireError(
+            f"the learner sent action {action[at]} for agent {at[1]} of environment {at[0]} of the "
+            f"session; the environment accepts {accepted}"
+        )
 
 
 def _copy(view: NDArray[np.generic], value: Array | None, name: str) -> None:

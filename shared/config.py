@@ -135,7 +135,12 @@ class EvaluationConfig(Section):
     """Greedy evaluation during training, by a session of its own."""
 
     every_updates: int = Field(0, ge=0, description="0: never")
-    episodes: int = Field(50, ge=1, description="episodes of one evaluation")
+    episodes: int = Field(
+        50,
+        ge=1,
+        description="episodes of one evaluation; an evaluator makes at most "
+        "env_server.envs_per_worker environments and plays them in turns",
+    )
     first_seed: int = Field(
         1001,
         ge=0,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shared.addresses import is_loopback, learner_addresses
 from shared.config import ExperimentConfig
+from shared.control_groups import own_groups
 
 _MOST_THREADS = 8  # networks of usual size gain nothing from more
 _PLACES_KEPT = 2  # of learner.max_sessions: for evaluators
@@ -48,23 +49,8 @@ def available_cores(root: Path = Path("/")) -> float:
 
 def _quotas(root: Path) -> list[float]:
     """Quotas of this process's control group and those above it, in processors."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    quotas = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        # Version 2 has one hierarchy, whose controllers are not named; version 1 one for "cpu".
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        read = _quota_v1 if controllers else _quota_v2
-        mounted = root / "sys/fs/cgroup"
-        for mount in {mounted / controllers, mounted / "cpu"} if controllers else {mounted}:
-            # In a container the path may be the host's: then the mount itself is the group.
-            group = mount / path.strip("/")
-            above = [parent for parent in group.parents if parent.is_relative_to(mount)]
-            quotas += [read(folder) for folder in (group, *above)]
+    read = {1: _quota_v1, 2: _quota_v2}
+    quotas = [read[group.version](group.folder) for group in own_groups("cpu", root)]
     return [quota for quota in quotas if quota > 0]
 
 

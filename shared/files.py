@@ -4,9 +4,11 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from shared.errors import ConfigError, ResourceError
 
@@ -32,7 +34,7 @@ def disk_error(error: OSError, path: Path | None = None) -> ResourceError | None
     fix = _FIXES.get(error.errno or 0)
     if fix is None:
         return None
-    where = path or error.filename or "a file"
+    where = path or error.filename or "a file or standard output"
     verb = "write" if path else "use"
     return ResourceError(
         f"cannot {verb} {where}: {error.strerror}; {fix}, or name another folder (--run, "
@@ -78,51 +80,65 @@ def read_json(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file that the user has named: whole, or what was there stays; a pipe in place.
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write a file that the user has named beside it; it takes its place at the block's end.
+
+    If the block raises, the file is as it was. A pipe, a device, and a file in a folder that cannot
+    be written are written in place.
+
+    Yields:
+        the file to write, with the same suffix.
 
     Raises:
-        OSError: if it cannot be written.
+        ConfigError: if a file operation in the block fails.
     """
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
-        return
+    in_place = path.exists() and not (path.is_file() and os.access(path.resolve().parent, os.W_OK))
     target = path.resolve()  # a link stays one
-    beside = target.with_name(f".{target.name[:200]}.{os.getpid()}.tmp")
+    beside = path if in_place else target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
     try:
-        beside.write_bytes(data)
-        if target.exists():
-            beside.chmod(target.stat().st_mode & 0o7777)
-        beside.replace(target)
-    except PermissionError:  # of the folder; the file itself may be writable
-        path.write_bytes(data)
+        yield beside
+        if not in_place:
+            if target.exists():
+                shutil.copymode(target, beside)
+            beside.replace(target)
+    except OSError as error:
+        reason = error.strerror or str(error).partition("\n")[0]
+        raise ConfigError(f"cannot write '{path}': {reason}") from None
     finally:
-        beside.unlink(missing_ok=True)
+        if not in_place:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Write a file that the user has named; see replace_file.
+    """Write a file that the user has named; see `replacing`.
 
     Raises:
-        ConfigError: if it cannot be written.
+        ConfigError: if it cannot be written; the old content is untouched.
     """
-    try:
-        replace_file(path, content.encode() if isinstance(content, str) else content)
-    except OSError as error:
-        raise ConfigError(f"cannot write '{path}': {error.strerror}") from None
+    with replacing(path) as file:
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def write_json(path: Path, data: object) -> None:
+def write_json(path: Path, data: object, stdout: TextIO | None = None) -> None:
     """Write JSON to a file that the user has named, or to standard output if its name is "-".
+
+    Args:
+        path: the file.
+        data: of JSON's types.
+        stdout: standard output; None: sys.stdout.
 
     Raises:
         ConfigError: if it cannot be written.
     """
     text = json.dumps(data, indent=1) + "\n"
-    if str(path) == "-":
-        sys.stdout.write(text)
-    else:
+    if str(path) != "-":
         write_output(path, text)
+        return
+    out = stdout or sys.stdout
+    out.write(text)
+    out.flush()
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

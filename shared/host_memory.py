@@ -1,19 +1,79 @@
-"""How much memory this machine, or this container, has left."""
+"""Memory that this machine, or this control group, has left, and kills for the lack of it."""
 
 from pathlib import Path
 
 import psutil
 
-_CGROUP = Path("/sys/fs/cgroup")
+from shared.control_groups import ControlGroup, own_groups
+from shared.files import size_text
+
+# Limit, use, and what of that the kernel takes back when it is needed, by the groups' version.
+_LIMITS = {1: ("memory.limit_in_bytes",), 2: ("memory.max", "memory.high")}
+_USED = {1: "memory.usage_in_bytes", 2: "memory.current"}
+_RECLAIMABLE = {1: "total_inactive_file", 2: "inactive_file"}
+_KILLS = {1: "memory.oom_control", 2: "memory.events"}
+_NO_LIMIT = 1 << 60  # version 1 has no word for it but a number that no machine has
 
 
-def available_bytes() -> int:
-    """Memory that processes may still take: of the host, or of the control group if it is less."""
-    free: int = psutil.virtual_memory().available
-    try:
-        most = (_CGROUP / "memory.max").read_text().strip()
-        if most != "max":
-            free = min(free, int(most) - int((_CGROUP / "memory.current").read_text()))
-    except (OSError, ValueError):  # no control group of version 2
-        pass
-    return max(free, 0)
+def available_bytes(root: Path = Path("/")) -> int:
+    """Memory that processes may still take: of the host, or of a control group if it is less.
+
+    Args:
+        root: where /proc and /sys are looked for.
+    """
+    left: int = psutil.virtual_memory().available
+    for group in own_groups("memory", root):
+        limit, used = _limit(group), group.number(_USED[group.version])
+        if limit is not None and used is not None:
+            cache = group.number("memory.stat", _RECLAIMABLE[group.version]) or 0
+            left = min(left, limit - max(used - cache, 0))
+    return max(left, 0)
+
+
+def total_bytes(root: Path = Path("/")) -> int:
+    """Memory of the host, or the limit of a control group if it is less."""
+    limits = [_limit(group) for group in own_groups("memory", root)]
+    return min([psutil.virtual_memory().total, *(x for x in limits if x is not None)])
+
+
+def _limit(group: ControlGroup) -> int | None:
+    """The group's limit, bytes; None if it has none."""
+    limits = [group.number(file) for file in _LIMITS[group.version]]
+    return min((x for x in limits if x is not None and x < _NO_LIMIT), default=None)
+
+
+class MemoryKills:
+    """The kernel's counts of processes that it killed for memory, to explain a SIGKILL.
+
+    Take the counts before a process starts; compare them when it was killed.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        """Take the counts.
+
+        Args:
+            root: where /proc and /sys are looked for.
+        """
+        self._root = root
+        self._before = self._counts()
+
+    def explanation(self) -> str:
+        """Return why a process was killed, if it was for memory; else ""."""
+        before, now = self._before, self._counts()
+        for folder, (count, limit) in now.items():
+            if count <= before.get(folder, (0, None))[0]:
+                continue
+            if limit is None:
+                return "out of memory: the system had none left"
+            return f"out of memory: control group {folder} allows {size_text(limit)}"
+        return ""
+
+    def _counts(self) -> dict[str, tuple[int, int | None]]:
+        """Kills and limit by group; those of the whole machine last, as ""."""
+        groups = [*own_groups("memory", self._root)]
+        counts = {
+            str(group.folder): (group.number(_KILLS[group.version], "oom_kill") or 0, _limit(group))
+            for group in groups
+        }
+        machine = ControlGroup(self._root / "proc", 2).number("vmstat", "oom_kill")
+        return {k: v for k, v in counts.items() if v[1] is not None} | {"": (machine or 0, None)}

@@ -38,7 +38,10 @@ class BatcherConfig(Section):
 class LearnerConfig(Section):
     """The learner."""
 
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container")
+    host: str = Field(
+        "127.0.0.1",
+        description="address to listen on; IPv6 as ::1 or [::1]; 0.0.0.0 in a container",
+    )
     port: int = Field(50051, ge=0, le=65535, description="gRPC port; 0: any free port")
     metrics_host: str = Field(
         "127.0.0.1",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from shared.addresses import own_addresses
+from shared.addresses import host_and_port, own_addresses
 from shared.errors import ResourceError
 from shared.process import logger
 
@@ -71,7 +71,7 @@ class MetricsServer:
             for other in self._sockets:
                 other.close()
             raise ResourceError(
-                f"cannot bind metrics port {address}:{self.port}: {error.strerror}; "
+                f"cannot bind metrics port {host_and_port(address, self.port)}: {error.strerror}; "
                 "set metrics_port to a free one, or to 0 for any"
             ) from None
 
@@ -139,7 +139,7 @@ class MetricsServer:
         if path == "/healthz":
             why = self._trouble()
             return _response(503 if why else 200, "text/plain", f"{why or 'ok'}\n".encode())
-        if not path.startswith("/metrics"):
+        if path.partition("?")[0] != "/metrics":
             return _response(404, "text/plain", b"try /metrics or /healthz\n")
         headers = (line.partition(":") for line in lines)
         accept = next((value.strip() for name, _, value in headers if name.lower() == "accept"), "")

@@ -6,6 +6,7 @@ import ctypes
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -18,6 +19,29 @@ from shared.errors import ConnectionLostError, MurmurError
 from shared.files import disk_error
 
 logger = logging.getLogger("murmur")
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+# Images and services set it for metrics of their own, and murmur's would go to their folder.
+FOREIGN_VARIABLES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
+
+
+# Ask a process to end in order. Batch systems such as Slurm send SIGUSR1 to warn a job of its end,
+# a closed terminal SIGHUP, Ctrl-\\ SIGQUIT.
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+
+
+class _TextFormatter(logging.Formatter):
+    """One line a message: what a peer or an environment says begins no line of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of the base class
+        record.message = _CONTROL.sub(_escaped, record.message)
+        return super().formatMessage(record)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """A control character as Python writes it."""
+    return found[0].encode("unicode_escape").decode()
 
 
 class _JsonFormatter(logging.Formatter):
@@ -46,7 +70,7 @@ def configure_logging(role: str) -> None:
         handler.setFormatter(_JsonFormatter())
     else:
         handler.setFormatter(
-            logging.Formatter(f"%(asctime)s {role}: %(levelname)s %(message)s", "%H:%M:%S")
+            _TextFormatter(f"%(asctime)s {role}: %(levelname)s %(message)s", "%H:%M:%S")
         )
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     threading.excepthook = _report_thread_error
@@ -61,27 +85,45 @@ def _report_thread_error(args: threading.ExceptHookArgs) -> None:
 
 
 def stop_on_signals() -> threading.Event:
-    """Returns an event that SIGTERM, SIGINT or SIGUSR1 sets; a second signal ends the process.
+    """Return an event that ENDING_SIGNALS set; a second signal ends the process at once.
 
-    Batch systems such as Slurm send SIGUSR1 to warn a job of its end.
+    A second SIGHUP does not: a terminal that is closed sends it, and so does the shell. Under nohup
+    SIGHUP stays ignored.
     """
     stop = threading.Event()
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        if stop.is_set():
+        if number == signal.SIGHUP:
+            drop_lost_terminal()
+        if stop.is_set() and number != signal.SIGHUP:
             os._exit(128 + number)
         # In a thread of its own: here `set` would wait for ever if the signal has interrupted the
         # event's `wait`, which holds its lock. This call, unlike Thread's, takes no lock itself.
         _thread.start_new_thread(stop.set, ())
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, handle)
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    for number in ENDING_SIGNALS:
+        if not (ignored and number == signal.SIGHUP):
+            signal.signal(number, handle)
     return stop
+
+
+def drop_lost_terminal() -> None:
+    """Write to nothing where standard output or error is a terminal that was closed.
+
+    Else the next line that is printed raises, in the middle of the end.
+    """
+    for descriptor in (1, 2):
+        try:
+            os.write(descriptor, b"")
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGINT end the process at once within this, as if they had no handler.
+    """Let signals that ask for the end end the process at once, as if they had no handler.
 
     Python's handlers run between its own instructions: not while a C++ function waits. Another
     thread than the main one changes nothing.
@@ -89,7 +131,7 @@ def ended_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = [n for n in ENDING_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
     before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
     try:
         yield

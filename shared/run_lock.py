@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import socket
+import weakref
 from pathlib import Path
 from typing import Self
 
@@ -25,15 +26,24 @@ _PARENT = "parent "  # in its place: the process that holds the lock for its chi
 
 
 class RunLock:
-    """The exclusive right to write to a run folder.
+    """The exclusive right to write to a run folder. Forked children do not keep it.
 
     Attributes:
         fd: file descriptor that holds it; None where the file system has no locks.
     """
 
-    def __init__(self, fd: int | None) -> None:
-        """Wrap a descriptor that holds the lock."""
-        self.fd = fd
+    def __init__(
+        self, fd: int | None, folder: Path = Path(), parents: tuple[int, int] | None = None
+    ) -> None:
+        """Wrap a descriptor that holds the lock of a folder.
+
+        Args:
+            fd: the descriptor; None: this process holds none.
+            folder: the run's.
+            parents: process and descriptor that hold the lock for this process.
+        """
+        self.fd, self._folder, self._parents = fd, folder, parents
+        _locks.add(self)
 
     @classmethod
     def acquire(cls, folder: Path) -> "RunLock":
@@ -44,18 +54,18 @@ class RunLock:
         """
         make_folder(folder)
         path = folder / LOCK_FILE
+        if inherited := cls._of_parent(folder):
+            return inherited
         handed_down = os.environ.pop(LOCK_VARIABLE, "")
-        if handed_down == f"{_PARENT}{os.getppid()}":
-            return cls(None)
         if handed_down.isdecimal() and _is_open_on(int(handed_down), path):
             os.set_inheritable(int(handed_down), False)
-            return cls(int(handed_down))
+            return cls(int(handed_down), folder)
         while True:
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except OSError as error:
                 raise _unwritable(folder, error) from None
-            lock = cls(fd if _locked(fd, path) else None)
+            lock = cls(fd if _locked(fd, path) else None, folder)
             if lock.fd is None or _is_open_on(fd, path):  # else deleted between open and flock
                 break
             lock.release()
@@ -68,6 +78,21 @@ class RunLock:
             os.close(fd)
         return lock
 
+    @classmethod
+    def of_group(cls, folder: Path) -> "RunLock":
+        """The lock of a rank whose group's rank 0 holds it, or the parent of both."""
+        return cls._of_parent(folder) or cls(None)
+
+    @classmethod
+    def _of_parent(cls, folder: Path) -> "RunLock | None":
+        """The lock that the parent process holds for this one; None if it does not."""
+        prefix = f"{_PARENT}{os.getppid()} "
+        text = os.environ.get(LOCK_VARIABLE, "")
+        if not text.startswith(prefix):
+            return None
+        fd = text.removeprefix(prefix)
+        return cls(None, folder, (os.getppid(), int(fd)) if fd.isdecimal() else None)
+
     def handed_down(self) -> tuple[tuple[int, ...], dict[str, str]]:
         """The descriptors and environment variables that give a child process this lock."""
         return ((), {}) if self.fd is None else ((self.fd,), {LOCK_VARIABLE: str(self.fd)})
@@ -77,7 +102,40 @@ class RunLock:
 
         They must end with it. It is for children that are given no file descriptors.
         """
-        return {LOCK_VARIABLE: f"{_PARENT}{os.getpid()}"}
+        return {LOCK_VARIABLE: f"{_PARENT}{os.getpid()} {self.fd}"}
+
+    def moved_to(self) -> Path | None:
+        """Return where the folder is now, if it was renamed while it is locked; else None."""
+        process, fd = self._parents or ("self", self.fd)
+        held = Path(f"/proc/{process}/fd/{fd}")
+        try:
+            if fd is None or held.stat().st_nlink == 0:  # no lock, or its file was deleted
+                return None
+            path = self._folder / LOCK_FILE
+            if path.exists() and held.samefile(path):
+                return None
+            now = Path(os.readlink(held)).parent
+        except OSError:  # not Linux
+            return None
+        whole = (now / "config.yaml").is_file()  # else the lock file alone was moved
+        return now if whole or not self._folder.exists() else None
+
+    def retake(self) -> None:
+        """Lock the folder again if its lock file was deleted.
+
+        Raises:
+            ResourceError: if another process has locked it since.
+        """
+        if self.fd is None or _is_open_on(self.fd, self._folder / LOCK_FILE):
+            return
+        path = self._folder / LOCK_FILE
+        try:
+            again = RunLock.acquire(self._folder)
+        except ResourceError as error:
+            raise ResourceError(f"{path} was deleted while the run trains: {error}") from None
+        logger.warning("%s was deleted while the run trains; made again", path)
+        os.close(self.fd)
+        self.fd, again.fd = again.fd, None
 
     def release(self) -> None:
         """Give the lock up; a process that it was handed down to keeps it."""
@@ -92,6 +150,18 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         """Release it."""
         self.release()
+
+
+_locks: "weakref.WeakSet[RunLock]" = weakref.WeakSet()
+
+
+def _drop_locks() -> None:
+    """Close a forked child's descriptors: the end of its parent is to free the folders."""
+    for lock in _locks:
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_drop_locks)
 
 
 def _locked(fd: int, path: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import Self
 from grpc import aio
 
 from shared.addresses import is_loopback, learner_addresses
-from shared.channel import CHANNEL_OPTIONS
+from shared.channel import channel_options
 from shared.config import ExperimentConfig
 from shared.credentials import (
     CredentialFolder,
@@ -96,7 +96,7 @@ class Connection:
         """A channel that pauses between attempts to connect as the sessions do."""
         config = self._config
         options: list[tuple[str, int | str]] = [
-            *CHANNEL_OPTIONS,
+            *channel_options(self._address),
             ("grpc.initial_reconnect_backoff_ms", int(1000 * config.reconnect_min_s)),
             ("grpc.min_reconnect_backoff_ms", int(1000 * config.reconnect_min_s)),
             ("grpc.max_reconnect_backoff_ms", int(1000 * config.reconnect_max_s)),

@@ -1,10 +1,15 @@
 """Evaluation: greedy or scripted episodes with given seeds, and the table of what came out.
 
-Copy i of an evaluation plays the episode of seed first_seed + i, so two policies are compared on
-the same episodes. A copy whose episode has ended continues stepping, unseen, until all have ended.
+Episode i of an evaluation has the seed first_seed + i, so two policies are compared on the same
+episodes. At most env_server.envs_per_worker copies of the environment are made: copy c of n plays
+the episodes c, c + n, c + 2n, ... A copy that has played its episodes continues stepping, unseen,
+until all have.
 
 An episode whose environment fails is dropped: the session is played again from its start, with the
 next unused seed in the place of that episode's. So there are always as many as were asked for.
+
+An episode that does not end ends the evaluation: a policy that stands still may never finish an
+environment without a time limit.
 """
 
 import asyncio
@@ -12,6 +17,7 @@ import itertools
 import logging
 import math
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -26,6 +32,7 @@ from env_service.environment import (
     BaselineFactory,
     SeededPolicy,
     VectorEnvironment,
+    environment_module,
     find_baseline,
     make_environment,
 )
@@ -41,22 +48,26 @@ from env_service.watchdog.heartbeat import Heartbeat
 from shared.config import ExperimentConfig
 from shared.coroutines import run_coroutine
 from shared.credentials import Role
+from shared.errors import EnvironmentFault
 from shared.rpc import rollout_pb2 as pb
 from shared.timestep import Array, StepType, TimeStep
 
 logger = logging.getLogger("murmur")
 
-_MAX_ENVS = 64  # environments of one session; more episodes are played in several
+_SESSION_EPISODES = 64  # of one session of run_policy, or one round of run_baseline
+_MAX_STEPS = 20_000  # of one episode, where the environment names no limit
+_LOOK_EVERY = 128  # steps between two looks at the episodes' lengths
+_REPORT_AFTER_S, _REPORT_MIN_STEPS = 15.0, 1_000  # before an episode is called long
 _ROLES: tuple[Role, ...] = ("evaluator", "environment")  # either may evaluate
 
 OnRow = Callable[[VectorEnvironment, TimeStep], None]
 
 
 class _Dropped(Exception):  # noqa: N818 - an event; playing again handles it
-    """Episodes of an evaluation that failed; `copies` are theirs."""
+    """Episodes of an evaluation that failed; `episodes` are their numbers in the session."""
 
-    def __init__(self, copies: NDArray[np.intp]) -> None:
-        self.copies = copies
+    def __init__(self, episodes: NDArray[np.int64]) -> None:
+        self.episodes = episodes
 
 
 class _Seeds:
@@ -67,9 +78,9 @@ class _Seeds:
         self.values = np.arange(first, first + size, dtype=np.uint64)
         self._spare = spare
 
-    def replace(self, copies: NDArray[np.intp]) -> None:
-        """Other seeds for some copies."""
-        for i in copies.tolist():
+    def replace(self, episodes: NDArray[np.int64]) -> None:
+        """Other seeds for some episodes."""
+        for i in episodes.tolist():
             old, self.values[i] = self.values[i], next(self._spare)
             logger.warning(
                 "evaluation: the episode with seed %d failed; the one with seed %d is played "
@@ -79,8 +90,12 @@ class _Seeds:
             )
 
 
-class _FirstEpisodes:
-    """The first episode of every copy of an environment, and what it gave.
+class EndlessEpisode(EnvironmentFault):
+    """An episode of an evaluation that does not end."""
+
+
+class _Episodes:
+    """The episodes of a session, played in the copies of one environment.
 
     Attributes:
         timestep: the rows to act on.
@@ -91,58 +106,144 @@ class _FirstEpisodes:
         environment: GuardedEnvironment,
         seeds: NDArray[np.uint64],
         on_row: OnRow | None,
+        limit_key: str = "",
     ) -> None:
-        """Start all copies, copy i with seeds[i].
+        """Start all copies.
+
+        Args:
+            environment: n copies. Copy c plays the episodes c, c + n, c + 2n, ...
+            seeds: [E] of the episodes.
+            on_row: called with every row of episode 0.
+            limit_key: configuration key of the environment's time limit; empty: it has none.
 
         Raises:
             _Dropped: if one of them fails.
         """
         n = environment.num_envs
-        self._environment, self._on_row = environment, on_row
-        self._over = np.zeros(n, np.bool_)  # first episode ended before this row
+        self._environment, self._on_row, self._limit_key = environment, on_row, limit_key
+        self._seeds, self._episode = seeds, np.arange(n)  # [n] under way; E and more: unseen
+        self._counts = self._episode < len(seeds)
         self._return = np.zeros(n)
         self._rows: dict[str, list[NDArray[np.float64]]] = {
             name: [] for name in ("return", *environment.spec.metrics)
         }
-        environment.seeds[:] = seeds
+        self._episodes: list[NDArray[np.int64]] = []  # of each row
+        self._most_steps = max(_MAX_STEPS, environment.spec.max_episode_steps)
+        self._calls, self._report_after_s = 0, _REPORT_AFTER_S
+        self._reported = time.monotonic()
+        environment.seeds[:] = seeds[self._episode % len(seeds)]
         self.timestep = self._record(environment.reset())
 
     @property
     def done(self) -> bool:
-        """Whether every copy has ended its first episode."""
-        return bool(self._over.all())
+        """Whether every episode has ended."""
+        return not self._counts.any()
 
     def advance(self, action: Array) -> None:
-        """Take one step; copies whose last row was LAST start the same episode again.
+        """Take one step; copies whose last row was LAST start their next episode.
 
         Raises:
-            _Dropped: if an environment fails in its first episode.
+            _Dropped: if an environment fails in an episode that counts.
+            EndlessEpisode: if an episode does not end.
         """
-        self.timestep = self._record(self._environment.step(action, self._environment.over))
+        environment = self._environment
+        self._calls += 1
+        if self._calls % _LOOK_EVERY == 0:
+            self._look_for_endless()
+        if environment.over.any():
+            self._return[environment.over] = 0
+            environment.seeds[:] = self._seeds[self._episode % len(self._seeds)]
+        self.timestep = self._record(environment.step(action, environment.over))
+
+    def _look_for_endless(self) -> None:
+        """Report an episode that lasts long.
+
+        Raises:
+            EndlessEpisode: if it lasts too long.
+        """
+        steps = int(self._environment.steps[self._counts].max(initial=0))
+        if steps > self._most_steps:
+            raise EndlessEpisode(
+                f"evaluation given up: {self._unfinished(steps)}, more than {self._most_steps}; "
+                f"{self._advice()}"
+            )
+        long = steps >= max(_REPORT_MIN_STEPS, self._environment.spec.max_episode_steps)
+        if not long or time.monotonic() - self._reported < self._report_after_s:
+            return
+        self._reported, self._report_after_s = time.monotonic(), 2 * self._report_after_s
+        logger.warning(
+            "evaluation: %s; it is given up after %d: %s",
+            self._unfinished(steps),
+            self._most_steps,
+            self._advice(),
+        )
+
+    def _unfinished(self, steps: int) -> str:
+        """Text about the longest episode under way."""
+        copy = int(np.where(self._counts, self._environment.steps, -1).argmax())
+        return (
+            f"the episode with seed {self._environment.seeds[copy]} of environment "
+            f"'{self._environment.spec.name}' has no end after {steps} steps"
+        )
+
+    def _advice(self) -> str:
+        """Text: what ends an episode in which the policy stands still."""
+        if self._environment.spec.max_episode_steps:
+            return "end it after the max_episode_steps that its spec names"
+        return f"set {self._limit_key}" if self._limit_key else "truncate its episodes"
 
     def _record(self, timestep: TimeStep) -> TimeStep:
-        counts = ~self._over
+        counts = self._counts
         failed = counts & (timestep.step_type == StepType.ABORTED)
         if failed.any():
-            raise _Dropped(np.flatnonzero(failed))
+            raise _Dropped(self._episode[failed])
         self._return += np.where(counts, timestep.reward.sum(axis=1, dtype=np.float64), 0)
         for name in self._rows:
             value = self._return if name == "return" else timestep.metrics[name]
             self._rows[name].append(np.where(counts, value, np.nan).astype(np.float64))
-        if self._on_row and counts[0]:
+        self._episodes.append(np.where(counts, self._episode, -1))
+        if self._on_row and self._episode[0] == 0:
             self._on_row(self._environment.environment, timestep)
-        self._over |= self._environment.over
+        over = self._environment.over
+        if over.any():
+            self._episode[over] += len(over)
+            self._counts = self._episode < len(self._seeds)
         return timestep
 
     def curves(self) -> dict[str, NDArray[np.float64]]:
-        """Name -> [N, T+1], NaN after each copy's end."""
-        return {name: np.stack(rows, axis=1) for name, rows in self._rows.items()}
+        """Name -> [E, T+1], NaN after each episode's end."""
+        episode = np.stack(self._episodes)  # [calls, n]
+        order = np.argsort(episode.T, axis=None, kind="stable")  # by episode, then by time
+        played = episode.T.ravel()[order]
+        starts = np.searchsorted(played, np.arange(len(self._seeds) + 1))
+        lengths = np.diff(starts)
+        step = np.arange(len(played)) - np.concatenate(
+            [[0] * starts[0], starts[:-1].repeat(lengths)]
+        )
+        curves = {}
+        for name, rows in self._rows.items():
+            values = np.stack(rows).T.ravel()[order]
+            curve = np.full((len(self._seeds), lengths.max()), np.nan)
+            curve[played[starts[0] :], step[starts[0] :].astype(np.intp)] = values[starts[0] :]
+            curves[name] = curve
+        return curves
 
 
-def _shares(episodes: int) -> list[int]:
-    """Sizes of the sessions of an evaluation: as few as can be, as equal as can be."""
-    size = math.ceil(episodes / math.ceil(episodes / _MAX_ENVS))
+def copies_for(config: ExperimentConfig, episodes: int) -> int:
+    """Number of copies of the environment for a session of `episodes`, as small as rounds allow."""
+    return _shares(episodes, config.env_server.envs_per_worker)[0]
+
+
+def _shares(episodes: int, most: int) -> list[int]:
+    """Episodes in parts of at most `most`: as few as can be, as equal as can be."""
+    size = math.ceil(episodes / math.ceil(episodes / most))
     return [min(size, episodes - start) for start in range(0, episodes, size)]
+
+
+def _limit_key(config: ExperimentConfig) -> str:
+    """The configuration key of the environment's time limit; empty if it has none."""
+    options = getattr(environment_module(config.environment.name).Config, "model_fields", {})
+    return "environment.max_episode_steps" if "max_episode_steps" in options else ""
 
 
 def run_baseline(
@@ -163,30 +264,32 @@ def run_baseline(
 
     Raises:
         ConfigError: for an unknown environment or baseline.
-        EnvironmentFault: if environments fail too often.
+        EnvironmentFault: if environments fail too often, or an episode does not end.
     """
     config = config.for_evaluation()
     factory = find_baseline(config.environment, baseline)
     faults = FaultCount(config.env_server.max_faults_per_minute, lambda reason, episodes: None)
     spare = itertools.count(first_seed + episodes)
-    parts = []
-    seed = first_seed
-    for size in _shares(episodes):
-        environment = GuardedEnvironment(
-            partial(make_environment, config.environment, size),
-            faults,
-            max_abs_reward=config.learner.max_abs_reward,
-        )
-        seeds = _Seeds(seed, size, spare)
-        watch = on_row if seed == first_seed else None
-        with closing(environment):
+    parts: list[dict[str, NDArray[np.float64]]] = []
+    shares = _shares(episodes, min(_SESSION_EPISODES, config.env_server.envs_per_worker))
+    environment = GuardedEnvironment(
+        partial(make_environment, config.environment, shares[0]),
+        faults,
+        max_abs_reward=config.learner.max_abs_reward,
+    )
+    limit_key = _limit_key(config)
+    with closing(environment):
+        for size in shares:
+            seeds = _Seeds(first_seed + len(parts) * shares[0], size, spare)
+            watch = None if parts else on_row
             while True:
                 try:
-                    parts.append(_play_baseline(environment, factory, seeds.values, watch))
+                    parts.append(
+                        _play_baseline(environment, factory, seeds.values, watch, limit_key)
+                    )
                     break
                 except _Dropped as dropped:
-                    seeds.replace(dropped.copies)
-        seed += size
+                    seeds.replace(dropped.episodes)
     return joined_result(environment.spec.name, f"baseline {baseline}", first_seed, parts)
 
 
@@ -195,12 +298,13 @@ def _play_baseline(
     baseline: BaselineFactory,
     seeds: NDArray[np.uint64],
     on_row: OnRow | None,
+    limit_key: str,
 ) -> dict[str, NDArray[np.float64]]:
-    """The curves of one episode for each seed."""
+    """The curves of one episode for each seed, at most one for each copy."""
     policy = baseline(environment.environment)
     if isinstance(policy, SeededPolicy):
-        policy.seed(seeds)
-    play = _FirstEpisodes(environment, seeds, on_row)
+        policy.seed(seeds[np.arange(environment.num_envs) % len(seeds)])
+    play = _Episodes(environment, seeds, on_row, limit_key)
     while not play.done:
         play.advance(policy.act(play.timestep))
     return play.curves()
@@ -223,14 +327,17 @@ def run_policy(
         on_row: called with every row of the first episode, its copy being copy 0.
 
     Raises:
-        MurmurError: if the learner refuses or stays away, or environments fail too often.
+        MurmurError: if the learner refuses or stays away, environments fail too often, or an
+            episode does not end.
     """
     server = config.env_server.model_copy(update={"learner": learner_address})
     config = config.for_evaluation().model_copy(update={"env_server": server})
 
     async def evaluate() -> EvaluationResult:
         metrics = WorkerMetrics("evaluate", CollectorRegistry())
-        evaluator = _Evaluator(config, metrics, "evaluation", Heartbeat.private(_MAX_ENVS))
+        copies = copies_for(config, _shares(episodes, _SESSION_EPISODES)[0])
+        heartbeat = Heartbeat.private(copies)
+        evaluator = _Evaluator(config, metrics, "evaluation", heartbeat, copies)
         with closing(evaluator):
             async with Ranks(config, metrics, *_ROLES, number=0) as ranks:
                 placement = ranks.placement(1)
@@ -248,15 +355,17 @@ async def serve_evaluations(
 ) -> None:
     """Evaluate whenever the learner asks, which it does by answering Hello; until `stop` is set.
 
-    Each evaluation is one session, of as many environments as episodes. The learner sees every row
-    and keeps the results; here only evaluation.episode_file is kept, if it is set.
+    Each evaluation is one session. The learner sees every row and keeps the results; here only
+    evaluation.episode_file is kept, if it is set. An evaluation of which an episode does not end
+    is given up: the session closes its stream.
 
     Raises:
         MurmurError: if only the user can fix the cause.
     """
     config = config.for_evaluation()
-    evaluator = _Evaluator(config, metrics, f"evaluator-{worker}", heartbeat)
     first, episodes = config.evaluation.first_seed, config.evaluation.episodes
+    copies = copies_for(config, episodes)
+    evaluator = _Evaluator(config, metrics, f"evaluator-{worker}", heartbeat, copies)
     file = config.evaluation.episode_file
     on_row = EpisodeRecorder(Path(file)).take if file else None
 
@@ -266,9 +375,12 @@ async def serve_evaluations(
             placement = ranks.placement(1)
             while not stop.is_set():
                 spare = itertools.count(first + episodes)
-                await evaluator.session(placement, _Seeds(first, episodes, spare), on_row)
+                try:
+                    await evaluator.session(placement, _Seeds(first, episodes, spare), on_row)
+                except EndlessEpisode as error:
+                    logger.warning("%s", error)
 
-    with closing_all(evaluator.environments.values(), heartbeat):
+    with closing_all(evaluator.environments, heartbeat):
         await run_until(stop, metrics, [loop()])
 
 
@@ -276,21 +388,35 @@ class _Evaluator:
     """Plays evaluations, one session after another. Used by one asyncio task.
 
     Attributes:
-        environments: by their number of copies; made when first needed, and kept.
+        environments: the one that all sessions play in; empty before it is needed.
     """
 
     def __init__(
-        self, config: ExperimentConfig, metrics: WorkerMetrics, role: str, heartbeat: Heartbeat
+        self,
+        config: ExperimentConfig,
+        metrics: WorkerMetrics,
+        role: str,
+        heartbeat: Heartbeat,
+        copies: int,
     ) -> None:
-        """Name the evaluator; no environment is made yet."""
+        """Name the evaluator; no environment is made yet.
+
+        Args:
+            config: the experiment, with the environment of evaluations.
+            metrics: the process's counts.
+            role: of the process, for its name.
+            heartbeat: of `copies` environments.
+            copies: number of copies of the environment.
+        """
         self._config, self._metrics, self._heartbeat = config, metrics, heartbeat
         self._faults = FaultCount(config.env_server.max_faults_per_minute, metrics.drop_episodes)
         self._name = f"{socket.gethostname()}-{role}"
-        self.environments: dict[int, GuardedEnvironment] = {}
+        self._copies, self._limit_key = copies, _limit_key(config)
+        self.environments: list[GuardedEnvironment] = []
 
     def close(self) -> None:
         """Close the environments."""
-        for environment in self.environments.values():
+        for environment in self.environments:
             environment.close()
 
     async def evaluate(
@@ -299,13 +425,13 @@ class _Evaluator:
         """One evaluation, in sessions of bounded size."""
         parts, seed, version = [], first_seed, 0
         spare = itertools.count(first_seed + episodes)
-        for size in _shares(episodes):
+        for size in _shares(episodes, _SESSION_EPISODES):
             part, version = await self.session(
                 placement, _Seeds(seed, size, spare), on_row if seed == first_seed else None
             )
             parts.append(part)
             seed += size
-        name = next(iter(self.environments.values())).spec.name
+        name = self.environments[0].spec.name
         return joined_result(name, f"learned, version {version}", first_seed, parts)
 
     async def session(
@@ -322,7 +448,7 @@ class _Evaluator:
             except Disconnected as error:
                 await asyncio.sleep(placement.pause_s(error))
             except _Dropped as dropped:
-                seeds.replace(dropped.copies)
+                seeds.replace(dropped.episodes)
 
     async def _play(
         self,
@@ -332,23 +458,24 @@ class _Evaluator:
         on_row: OnRow | None,
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
         """One stream's worth of `session`."""
-        size = len(seeds)
-        if size not in self.environments:
+        size = self._copies
+        if not self.environments:
             self._heartbeat.begin_making()
-            self.environments[size] = GuardedEnvironment(
+            environment = GuardedEnvironment(
                 partial(make_environment, self._config.environment, size),
                 self._faults,
                 self._heartbeat.part(0, size),
                 self._config.learner.max_abs_reward,
             )
+            self.environments.append(environment)
             self._heartbeat.end_making()
-        environment = self.environments[size]
+        environment = self.environments[0]
         expert = Expert(self._config, environment, asked=False)
         stream = Stream(channel, expert.spec, size, self._metrics)
         try:
-            welcome = await stream.open(self._name, pb.MODE_EVALUATE)
+            welcome = await stream.open(self._name, pb.MODE_EVALUATE, episodes=len(seeds))
             async with placement.playing():
-                play = _FirstEpisodes(environment, seeds, on_row)
+                play = _Episodes(environment, seeds, on_row, self._limit_key)
                 environment.notices.repeat()
                 while True:
                     self._metrics.count_rows(size)
@@ -357,8 +484,12 @@ class _Evaluator:
                     if play.done:  # the learner has seen every LAST
                         break
                     self._metrics.enter("step")
-                    play.advance(action)
-                self._metrics.episodes += size
+                    try:
+                        play.advance(action)
+                    except EndlessEpisode:
+                        await stream.close()  # which gives this evaluation up
+                        raise
+                self._metrics.episodes += len(seeds)
                 await stream.close()
             return play.curves(), welcome.policy_version
         finally:

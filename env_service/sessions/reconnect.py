@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 
 from env_service.metrics import WorkerMetrics
+from shared.channel import proxy_in_use
 from shared.config import EnvServerConfig
 from shared.errors import ConnectionLostError, MurmurError
 from shared.process import Backoff
@@ -76,7 +77,7 @@ class ReconnectPolicy:
         self._metrics.reconnects += 1
         if error.code in FINAL:
             raise MurmurError(f"learner at {learner} refused the session: {error.details}")
-        if advice := _handshake_advice(error.details):
+        if advice := _handshake_advice(learner, error.details):
             error = Disconnected(error.code, f"{advice}; {error.details}")
         now = time.monotonic()
         waited = now - self._since
@@ -90,13 +91,16 @@ class ReconnectPolicy:
         return backoff.pause_s()
 
 
-def _handshake_advice(details: str) -> str:
+def _handshake_advice(learner: str, details: str) -> str:
     """What to do where gRPC says that no connection came about; empty if that is not known.
 
     gRPC has one status for all of it, so its words must tell; docs/security.md has the table.
     """
     if "failed to connect" not in details:  # but of a stream that was cut
         return ""
+    if proxy := proxy_in_use(learner):
+        host = learner.rpartition(":")[0]
+        return f"the connection goes through the proxy of {proxy}: set no_proxy={host} to avoid it"
     for sign, advice in (
         (
             "CERTIFICATE_VERIFY_FAILED",

@@ -62,9 +62,19 @@ class Stream(Call):
         self._sequence = self.updates = 0
 
     async def open(
-        self, worker_id: str, mode: pb.Mode, preferred_first_slot: int | None = None
+        self,
+        worker_id: str,
+        mode: pb.Mode,
+        preferred_first_slot: int | None = None,
+        episodes: int = 0,
     ) -> pb.Welcome:
         """Send Hello and wait, as long as it takes, for Welcome.
+
+        Args:
+            worker_id: name of the session.
+            mode: MODE_TRAIN or MODE_EVALUATE.
+            preferred_first_slot: wanted slot of the first environment.
+            episodes: number of episodes of an evaluation.
 
         Raises:
             Disconnected: if the learner is not there, refuses or goes away.
@@ -77,6 +87,7 @@ class Stream(Call):
             num_envs=self._num_envs,
             spec=spec_to_proto(self._spec),
             preferred_first_slot=preferred_first_slot,
+            episodes=episodes,
         )
         welcome = await self.greet(hello)
         if mode == pb.MODE_TRAIN and len(welcome.slots) != self._num_envs:
@@ -94,7 +105,8 @@ class Stream(Call):
 
         Raises:
             Disconnected: if the stream ends.
-            WireError: if the learner answers another sequence number or the wrong bytes.
+            WireError: if the learner answers another sequence number, the wrong bytes, or actions
+                that the environment does not accept.
         """
         self._sequence += 1
         self._metrics.enter("pack")
@@ -107,6 +119,7 @@ class Stream(Call):
         sequence, self.updates, action = self._actions.unpack(reply)
         if sequence != self._sequence:
             raise WireError(f"the learner answered sequence {sequence} to {self._sequence}")
+        self._actions.require_accepted(action)
         self._metrics.enter("wait")
         return action
 

@@ -1,7 +1,8 @@
 """When an evaluation is due, with which policy, and its result.
 
-An evaluation is one session in MODE_EVALUATE with as many environments as episodes: the first
-episode of each counts. The learner delays its Welcome until one is due. Training never waits.
+An evaluation is one session in MODE_EVALUATE. Environment i of n plays the episodes i, i + n,
+i + 2n, ...; further ones do not count. The learner delays its Welcome until one is due. Training
+never waits.
 """
 
 import math
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from learner_service.algorithms.base import Policy
 from shared.checking import known_names
 from shared.errors import ConfigError
+from shared.process import logger
 from shared.timestep import StepType, TimeStep
 
 _ASKED_LATELY_S = 5.0  # a waiting evaluation session asks far more often; one may be reconnecting
@@ -31,37 +33,56 @@ class Evaluation:
         updates: how many updates the policy had.
         env_steps: how many environment steps it had learned from.
         state: what a checkpoint of that policy holds, should it be the best.
-        episodes: metric -> value of each finished episode.
+        wanted: number of episodes; 0: one for each environment.
     """
 
     policy: Policy
     updates: int
     env_steps: int
     state: dict[str, Any] | None = None
-    episodes: dict[str, list[float]] = field(default_factory=dict)
+    wanted: int = 0
+    _played: list[tuple[int, int, dict[str, float]]] = field(default_factory=list)
     _return: NDArray[np.float64] | None = None
-    _finished: NDArray[np.bool_] | None = None
+    _steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    _number: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def observe(self, timestep: TimeStep) -> bool:
-        """Note rewards and results; returns whether every environment has finished an episode."""
-        n = len(timestep.step_type)
-        if self._return is None or self._finished is None:
-            self._return, self._finished = np.zeros(n), np.zeros(n, np.bool_)
+        """Note rewards and results; return whether every episode has ended."""
+        n, step_type = len(timestep.step_type), timestep.step_type
+        if self._return is None:
+            self._return = np.zeros(n)
+            self._steps, self._number = np.zeros(n, np.int64), np.arange(n)  # episode under way
         self._return += timestep.reward.sum(1)
-        self._return[timestep.step_type == StepType.ABORTED] = 0  # the next one counts instead
-        newly = (timestep.step_type == StepType.LAST) & ~self._finished
-        if newly.any():
-            self.episodes.setdefault("return", []).extend(self._return[newly].tolist())
-            for name, values in timestep.metrics.items():
-                if name != "return":
-                    self.episodes.setdefault(name, []).extend(values[newly].tolist())
-            self._finished |= newly
-        return bool(self._finished.all())
+        self._steps += 1
+        # After ABORTED the next episode counts instead.
+        begins = (step_type == StepType.FIRST) | (step_type == StepType.ABORTED)
+        self._return[begins] = 0
+        self._steps[begins] = 0
+        wanted = self.wanted or n
+        ended = (step_type == StepType.LAST) & (self._number < wanted)
+        for i in np.flatnonzero(ended).tolist():
+            values = {"return": float(self._return[i])}
+            values |= {k: float(v[i]) for k, v in timestep.metrics.items() if k != "return"}
+            self._played.append((int(self._steps[i]), int(self._number[i]), values))
+        self._number[ended] += n
+        return len(self._played) == wanted
+
+    @property
+    def episodes(self) -> dict[str, list[float]]:
+        """Metric -> value of each finished episode, shorter episodes first.
+
+        The order does not depend on the number of environments, nor does a mean's last digit.
+        """
+        out: dict[str, list[float]] = {}
+        for _, _, values in sorted(self._played, key=lambda played: played[:2]):
+            for name, value in values.items():
+                out.setdefault(name, []).append(value)
+        return out
 
     def restart(self) -> None:
         """Reset the statistics."""
-        self.episodes.clear()
-        self._return = self._finished = None
+        self._played.clear()
+        self._return = None
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """Metric -> mean, std, and the 95 % interval of the mean (normal approximation)."""
@@ -130,10 +151,24 @@ class EvaluationScheduler:
                 self._running.add(due)
         return due
 
-    def end(self, evaluation: Evaluation, complete: bool) -> None:
-        """An evaluation's session is over; one that is incomplete is due again."""
+    def end(self, evaluation: Evaluation, complete: bool, given_up: bool = False) -> None:
+        """Release an evaluation whose session is over; one that was cut off is due again.
+
+        Args:
+            evaluation: the session's.
+            complete: whether every episode has ended.
+            given_up: whether the evaluator closed the stream before that.
+        """
         with self._lock:
             self._running.discard(evaluation)
+            if given_up and not complete:
+                if self._serving is None:
+                    logger.warning(
+                        "the evaluation after %d updates is given up by its evaluator, whose log "
+                        "says why; the run continues without it",
+                        evaluation.updates,
+                    )
+                return
             if not complete and self._due is None:
                 evaluation.restart()
                 self._due = evaluation

@@ -1,6 +1,7 @@
 """The handshake of a session: Hello is checked, the run begins, Welcome is sent."""
 
 import asyncio
+from dataclasses import replace
 from typing import Protocol
 
 import grpc
@@ -139,6 +140,8 @@ class Handshake:
         training = hello.mode == pb.MODE_TRAIN
         while self._host.spec is None and not training:
             await asyncio.sleep(_EVALUATION_POLL_S)  # there is nothing to evaluate yet
+        if self._host.spec is not None and not training:  # their episodes may have another limit
+            spec = replace(spec, max_episode_steps=self._host.spec.max_episode_steps)
         team = self._host.team(spec, training)
         await self._opening.once(lambda: self._host.spec is not None, lambda: self._host.open(team))
         assert self._host.spec is not None
@@ -172,6 +175,7 @@ class Handshake:
         """A session for the next evaluation, as soon as one is due."""
         while (evaluation := self._host.scheduler.start()) is None:
             await asyncio.sleep(_EVALUATION_POLL_S)
+        evaluation.wanted = hello.episodes
         zeros = np.zeros(hello.num_envs, np.int64)
         return Session(hello.worker_id, spec, hello.num_envs, -1, zeros, evaluation=evaluation)
 

@@ -25,6 +25,7 @@ from learner_service.serving.session import Session
 from learner_service.serving.supply import SupplyDesk
 from learner_service.serving.validation import check_contents, check_order
 from learner_service.telemetry.metrics import LearnerMetrics
+from shared.addresses import host_and_port
 from shared.channel import SERVER_OPTIONS, stream_handler
 from shared.codec import ObservationCodec
 from shared.config import LearnerConfig
@@ -104,8 +105,8 @@ class RolloutServer:
         health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
+        where = host_and_port(self._address, self.port)
         try:
-            where = f"{self._address}:{self.port}"
             if self._credentials is None:
                 bound = server.add_insecure_port(where)
             else:
@@ -114,7 +115,7 @@ class RolloutServer:
             bound = 0
         if not bound:
             raise ResourceError(
-                f"cannot bind {self._address}:{self.port}: another program uses it or the "
+                f"cannot bind {where}: another program uses it or the "
                 "address is not this machine's; set learner.port to a free one, or to 0 for any"
             )
         self.port = bound
@@ -149,6 +150,7 @@ class RolloutServer:
                         session = await handshake.greet(hello, context, record, place)
                         with self._counted(record.mode):
                             await self._lockstep(session, context, record)
+                            session.closed_by_worker = True
             record.outcome = "OK"
         except Refused as refused:
             counter = "rejected" if session else "sessions_refused"

@@ -26,7 +26,7 @@ from learner_service.checkpoint import saved_policy, saved_spec
 from learner_service.runtime.precision import Precision
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError, ResourceError
-from shared.files import replace_file
+from shared.files import write_output
 from shared.spec import ACTION_MASK, AGENT_CELL, EnvSpec, without_expert
 from shared.timestep import Array
 
@@ -204,9 +204,9 @@ def write_program(
     onnx = kind == "onnx"
     data = _onnx_bytes(program, example, about) if onnx else _program_bytes(program, about)
     try:
-        replace_file(path, data)
-    except OSError as error:
-        raise ResourceError(f"cannot write '{path}': {error.strerror}") from None
+        write_output(path, data)
+    except ConfigError as error:
+        raise ResourceError(str(error)) from None
 
 
 def _program_bytes(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:

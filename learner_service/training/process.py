@@ -35,6 +35,7 @@ from shared.errors import MurmurError, ResourceError, SpecError
 from shared.files import disk_error, make_folder, write_whole
 from shared.ledger import Ledger
 from shared.process import CriticalThread, end_process, exit_code, logger
+from shared.run_lock import RunLock
 
 
 class RunProcess(ABC):
@@ -46,6 +47,7 @@ class RunProcess(ABC):
         busy: whether something is under way that the end of a complete run waits for.
         group: the learners of the run.
         gathering: begins the run when all of them can.
+        lock: of the run's folder.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class RunProcess(ABC):
         self.run_seed = config.run.seed
         self.begun = False
         self.learner: Learner | None = None
+        self.lock = RunLock(None)
         self._threads: list[CriticalThread] = []
         self._resumed_at = 0  # updates before this process
         self.liveness = Liveness(
@@ -235,8 +238,29 @@ class RunProcess(ABC):
         write_whole(self._run_dir / "config.yaml", config_text(self._completed()))
 
     def _keep_folder(self) -> None:
-        """Say if the run's folder was deleted, and give the new one its configuration."""
-        if self.group.rank or (self._run_dir / "config.yaml").is_file():
+        """Report a run folder that was moved or deleted, or whose lock was; before a checkpoint.
+
+        A moved one gets the last checkpoint where it is now. A deleted one is made again, with
+        its configuration.
+
+        Raises:
+            ResourceError: if another process has locked the folder.
+        """
+        if moved := self.lock.moved_to():
+            if not self._stop.is_set() or self._folder.path.parent != moved:
+                logger.error(
+                    "run folder %s was moved to %s while the run trains: it stops, with a last "
+                    "checkpoint there",
+                    self._run_dir,
+                    moved,
+                )
+            self._folder.path = moved / self._folder.path.name
+            self._stop.set()
+        if moved or self.group.rank:
+            return
+        if self._run_dir.exists():
+            self.lock.retake()
+        if (self._run_dir / "config.yaml").is_file():
             return
         logger.error(
             "run folder %s was deleted while the run trains: its earlier checkpoints and its logs "
@@ -246,6 +270,7 @@ class RunProcess(ABC):
         with contextlib.suppress(ResourceError):  # the checkpoint's own error follows
             make_folder(self._run_dir)
             self.keep_config()
+            self.lock.retake()
 
     @abstractmethod
     def drain(self) -> None:

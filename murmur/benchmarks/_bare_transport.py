@@ -12,7 +12,7 @@ import numpy as np
 from grpc import aio
 
 from murmur.benchmarks._no_op import Gate, no_op_timestep, run_loop
-from shared.channel import CHANNEL_OPTIONS, SERVER_OPTIONS, stream_handler
+from shared.channel import SERVER_OPTIONS, channel_options, stream_handler
 from shared.codec import ActionCodec, ObservationCodec, action_array_layout, timestep_layout
 from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
@@ -124,7 +124,9 @@ def play_aio(
             unpack(await call.read())
 
     async def play() -> None:
-        async with aio.insecure_channel(f"127.0.0.1:{port}", CHANNEL_OPTIONS) as channel:
+        async with aio.insecure_channel(
+            (address := f"127.0.0.1:{port}"), channel_options(address)
+        ) as channel:
             await asyncio.gather(*(one(channel, i) for i in range(streams)))
 
     run_loop(play())
@@ -147,7 +149,7 @@ def serve_sync(pipe: Any, spec: EnvSpec, num_envs: int, protobuf: bool) -> None:
 def play_sync(
     port: int, spec: EnvSpec, num_envs: int, protobuf: bool, streams: int, gate: Gate
 ) -> None:
-    channel = grpc.insecure_channel(f"127.0.0.1:{port}", CHANNEL_OPTIONS)
+    channel = grpc.insecure_channel((address := f"127.0.0.1:{port}"), channel_options(address))
 
     def one(stream: int) -> None:
         pack, unpack = _asker(spec, num_envs, protobuf)

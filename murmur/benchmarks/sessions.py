@@ -23,7 +23,7 @@ from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.worker import Stream
 from murmur.benchmarks._processes import Processes
 from murmur.benchmarks.effort import Effort
-from shared.channel import CHANNEL_OPTIONS
+from shared.channel import channel_options
 from shared.config import PluginConfig
 from shared.rpc import rollout_pb2 as pb
 from shared.timestep import StepType
@@ -101,7 +101,7 @@ class Player:
     async def stream(self) -> AsyncIterator[Stream]:
         """A stream over a connection of its own, dropped at the end without a status."""
         metrics = WorkerMetrics("train", CollectorRegistry())
-        options = [*CHANNEL_OPTIONS, _ALONE]
+        options = [*channel_options(self._address), _ALONE]
         async with aio.insecure_channel(self._address, options) as channel:
             stream = Stream(channel, self._environment.spec, ENVS, metrics)
             try:

@@ -1,5 +1,6 @@
 """The application that commands register with, and the entry point `main`."""
 
+import os
 import platform
 import shlex
 import sys
@@ -14,6 +15,7 @@ from shared.errors import MurmurError
 from shared.extras import DISTRIBUTION, extra_of, missing_advice
 from shared.files import disk_error
 from shared.plugin_folders import look_in
+from shared.process import FOREIGN_VARIABLES
 
 app = typer.Typer(
     name="murmur",
@@ -77,6 +79,12 @@ def _run() -> None:
     Raises:
         SystemExit: always, but after an error that is a fault of murmur's.
     """
+    for name in FOREIGN_VARIABLES:
+        os.environ.pop(name, None)
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        _fail("the working directory was deleted; change to another one")
     look_in()  # what is named as module:Name may lie in the working directory
     try:
         app(prog_name="murmur")

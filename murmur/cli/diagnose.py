@@ -10,7 +10,7 @@ from rich.console import Console
 from murmur.cli.app import app
 from murmur.cli.options import Target
 from murmur.live_page import PORT
-from murmur.text import plain, print_plain
+from murmur.text import plain, print_plain, reserve_stdout
 from shared.errors import ConfigError
 
 _NSYS_DELAY_S, _NSYS_S = 60, 20
@@ -69,6 +69,7 @@ def check(
     """
     from murmur.check import check_machine, findings_json, findings_table, has_both_services
 
+    stdout = reserve_stdout() if json_ else None
     findings = check_machine(need_gpu=gpu, measure=not quick)
     if not json_:
         Console().print(findings_table(findings))
@@ -80,7 +81,7 @@ def check(
         if not json_:
             Console().print("", speeds_table(speeds))
     if json_:
-        print(findings_json(findings, speeds))
+        print(findings_json(findings, speeds), file=stdout, flush=True)
     raise SystemExit(1 if any(f.status == "fail" for f in findings) else 0)
 
 
@@ -120,11 +121,12 @@ def doctor(
     from murmur.doctor import as_json, examine, find_run, show
     from murmur.drops import dropped_message
 
+    stdout = reserve_stdout() if json_ else None
     console = Console()
     folder = find_run(run, needed=metrics is None and prometheus is None)
     seen = examine(folder, metrics, prometheus, window, probe, Console(stderr=True))
     if json_:
-        print(as_json(seen))
+        print(as_json(seen), file=stdout, flush=True)
     else:
         show(seen, console)
         last = next(folder.newest_records("progress"), {}) if folder else {}

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -17,7 +17,7 @@ from murmur.cli.options import (
     Target,
 )
 from murmur.cli.target import chosen_environment, supervised, trained
-from murmur.text import print_plain
+from murmur.text import print_plain, reserve_stdout
 from shared.errors import ConfigError
 from shared.files import write_json
 
@@ -80,9 +80,10 @@ def evaluate(
       murmur evaluate --learner gpu-host:50051 --config terrain-reference \
         --set security.folder=certs/evaluator
     """
-    console = Console(stderr=str(json_file) == "-")
+    out_alone = reserve_stdout() if str(json_file) == "-" else None
+    console = Console(stderr=out_alone is not None)
     if not (baseline or learner) and (run := supervised(target, config)):
-        _evaluate_masks(run, checkpoint, folder, out, json_file, console)
+        _evaluate_masks(run, checkpoint, folder, out, json_file, console, out_alone)
         return
     if folder or out:
         raise ConfigError("--folder and --out are for runs with a source, which predict masks")
@@ -92,11 +93,16 @@ def evaluate(
     else:
         run = trained(target, config)
         title, result, note = _play_run(run, checkpoint, episodes, first_seed, set_, console)
-    _show(title, result, note, json_file, console)
+    _show(title, result, note, json_file, console, out_alone)
 
 
 def _show(
-    title: str, result: "EvaluationResult", note: str, file: Path | None, console: Console
+    title: str,
+    result: "EvaluationResult",
+    note: str,
+    file: Path | None,
+    console: Console,
+    stdout: TextIO | None,
 ) -> None:
     """Print a result as a table with its note, and write it if a file is named."""
     from murmur.evaluation import result_table, to_record
@@ -104,13 +110,15 @@ def _show(
     console.print(result_table(title, result))
     if note:
         print_plain(console, note)
-    _write_record(to_record(title, result), file, console)
+    _write_record(to_record(title, result), file, console, stdout)
 
 
-def _write_record(record: dict[str, Any], file: Path | None, console: Console) -> None:
+def _write_record(
+    record: dict[str, Any], file: Path | None, console: Console, stdout: TextIO | None
+) -> None:
     """Write a result as JSON to a file, or to standard output if its name is "-"."""
     if file is not None:
-        write_json(file, record)
+        write_json(file, record, stdout)
         if str(file) != "-":
             print_plain(console, f"written: {file}")
 
@@ -122,6 +130,7 @@ def _evaluate_masks(
     out: Path | None,
     json_file: Path | None,
     console: Console,
+    stdout: TextIO | None,
 ) -> None:
     """Measure a segmentation network, or let it predict the masks of a folder."""
     from murmur.segmentation import (
@@ -145,7 +154,7 @@ def _evaluate_masks(
     console.print(measured_table(title, measured))
     if measured.broken:
         print_plain(console, f"{measured.broken} broken samples are left out")
-    _write_record(measured.record(title), json_file, console)
+    _write_record(measured.record(title), json_file, console, stdout)
 
 
 def _play(

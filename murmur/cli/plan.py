@@ -10,7 +10,7 @@ from rich.console import Console
 from murmur.cli.app import app
 from murmur.cli.completion import complete_run
 from murmur.cli.options import Config, Set
-from murmur.text import plain
+from murmur.text import plain, reserve_stdout
 
 Gpus = Annotated[int, typer.Option(min=0, help="GPUs, a learner each; 0: learners on processors.")]
 Cores = Annotated[int, typer.Option(min=1, help="Processors of all machines together.")]
@@ -91,6 +91,7 @@ def plan(
     from murmur.run_folder import RunFolder
     from shared.config import load
 
+    stdout = reserve_stdout() if json_ else None  # the environment is played
     aside = Console(stderr=True)
     ranks, network = learners or max(1, gpus), network or ("nvlink" if gpus else "loopback")
     basis, sources = basis_of(
@@ -112,6 +113,6 @@ def plan(
     if json_:
         forecasts = [as_dict(s) for s in seen]
         rest = {"twice": better, "costs": vars(basis.costs), "sources": sources}
-        print(json.dumps({"forecasts": forecasts, **rest}, indent=2))
+        print(json.dumps({"forecasts": forecasts, **rest}, indent=2), file=stdout, flush=True)
         return
     show(seen, better, sources, Console(), network=network_of(network).what)

@@ -23,7 +23,7 @@ from murmur.conformance.supplier import (
     open_supplier,
     sample,
 )
-from shared.channel import CHANNEL_OPTIONS
+from shared.channel import channel_options
 from shared.credentials import CredentialFolder, channel_credentials
 from shared.errors import ConnectionLostError, WireError
 from shared.rpc import PROTOCOL_VERSION
@@ -95,9 +95,10 @@ class LearnerExamination:
         return self.checklist
 
     def _open_channel(self, how: grpc.ChannelCredentials | None) -> aio.Channel:
+        options = channel_options(self._address)
         if how is None:
-            return aio.insecure_channel(self._address, CHANNEL_OPTIONS)
-        return aio.secure_channel(self._address, how, CHANNEL_OPTIONS)
+            return aio.insecure_channel(self._address, options)
+        return aio.secure_channel(self._address, how, options)
 
     # --- sessions
 

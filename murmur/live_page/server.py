@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import socket
 import socketserver
 import sys
 import threading
@@ -21,6 +22,7 @@ HOST = "127.0.0.1"
 CLOSE_S = 0.25  # the longest that closing takes; the idle thread looks as often
 _TIMEOUT_S = 5.0  # for a request to arrive, and for the answer to be taken
 _MOST_CONNECTIONS = 16
+_HAND_OVER_S = 1.0  # for the thread of a connection that makes place to end
 _NAMES = ("127.0.0.1", "localhost")  # a tunnel may lead to the page from another port
 _FILES = {
     "/": ("page.html", "text/html"),
@@ -103,7 +105,11 @@ def served(run: RunFolder, port: int, say: Callable[[str], None]) -> Iterator[No
 
 
 class _Server(ThreadingHTTPServer):
-    """One thread for each connection, each with one request; at most _MOST_CONNECTIONS at once."""
+    """One thread for each connection, each with one request; at most _MOST_CONNECTIONS at once.
+
+    One more ends the oldest whose request has not arrived: clients that send it byte by byte do not
+    keep a browser out.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -112,6 +118,8 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, port: int, view: RunView) -> None:
         self.view = view
         self._places = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._reading: dict[socket.socket, None] = {}  # in order of arrival
+        self._reading_lock = threading.Lock()
         super().__init__((HOST, port), _Handler)
 
     def server_bind(self) -> None:
@@ -121,16 +129,35 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request, client_address) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
         """Serve a connection if there is a place, else close it: a browser asks again."""
-        if not self._places.acquire(blocking=False):
+        if not self._places.acquire(blocking=False) and not self._take_place():
             self.shutdown_request(request)
             return
+        with self._reading_lock:
+            self._reading[request] = None
         super().process_request(request, client_address)
+
+    def _take_place(self) -> bool:
+        """End the oldest connection whose request has not arrived; return whether there was one."""
+        with self._reading_lock:
+            oldest = next(iter(self._reading), None)
+            if oldest is None:
+                return False
+            del self._reading[oldest]
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread, which waits for it, ends
+        return self._places.acquire(timeout=_HAND_OVER_S)
+
+    def arrived(self, request: socket.socket) -> None:
+        """Note that a connection's request has arrived, or that it is over."""
+        with self._reading_lock:
+            self._reading.pop(request, None)
 
     def process_request_thread(self, request, client_address) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
         """Serve a connection, on its thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.arrived(request)
             self._places.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -160,6 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer from a fixed list of paths; no path is one of the file system."""
+        self.server.arrived(self.connection)
         if self.headers.get("Host", "").rsplit(":", 1)[0] not in _NAMES:
             # Another site's name that was made to mean this machine (DNS rebinding).
             self._answer(403, "text/plain", b"ask for 127.0.0.1 or localhost\n")

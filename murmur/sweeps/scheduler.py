@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from murmur.child import child_environment, exit_message, murmur_command
+from murmur.child import exit_message, murmur_command, start_process
 from murmur.log_errors import last_error
 from murmur.run_folder import ProgressTail
 from murmur.scores import Metric, read_curve, training_value
@@ -24,7 +24,7 @@ from murmur.sweeps.capacity import Capacity, Gpu, shares
 from murmur.sweeps.folder import SweepFolder, SweepRun
 from shared.config import ExperimentConfig, load
 from shared.errors import ConfigError
-from shared.host_memory import available_bytes
+from shared.host_memory import MemoryKills, available_bytes
 
 TICK_S = 0.25
 _LOOK_AT_MEMORY_S = 5.0
@@ -79,6 +79,7 @@ class Active:
         gpu: that it uses; None: the CPU.
         progress: last record.
         stopping: why it was told to stop; "" if it was not.
+        memory_kills: the kernel's counts when it started.
     """
 
     run: SweepRun
@@ -89,6 +90,7 @@ class Active:
     gpu: Gpu | None = None
     progress: dict[str, Any] = field(default_factory=dict)
     stopping: str = ""
+    memory_kills: MemoryKills = field(default_factory=MemoryKills)
 
     @property
     def metric(self) -> Metric:
@@ -186,18 +188,25 @@ class Scheduler:
         items = [part for item in shares(config, self._capacity) for part in ("--set", item)]
         gpu = self._free_gpu(config)
         log = self._sweep.log_file(run)
+        memory_kills = MemoryKills()
         with log.open("ab") as output:
             start = output.tell()
-            process = subprocess.Popen(
+            process = start_process(
+                run.name,
                 murmur_command("train", *to_do, "--no-page", "--run", str(folder.path), *items),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=child_environment() | ({"CUDA_VISIBLE_DEVICES": gpu.visible} if gpu else {}),
-                start_new_session=True,  # the terminal's Ctrl-C reaches the sweep alone
+                output,
+                {"CUDA_VISIBLE_DEVICES": gpu.visible} if gpu else {},
             )
         run.state, run.message = "running", ""
-        return Active(run, config, process, start, ProgressTail(folder.progress_file), gpu)
+        return Active(
+            run,
+            config,
+            process,
+            start,
+            ProgressTail(folder.progress_file),
+            gpu,
+            memory_kills=memory_kills,
+        )
 
     def _free_gpu(self, config: ExperimentConfig) -> Gpu | None:
         """The GPU with the fewest runs; None for a run on the CPU."""
@@ -222,7 +231,9 @@ class Scheduler:
             run.state, run.message = "pruned", active.stopping
         else:
             log = self._sweep.log_file(run)
-            message = last_error(log, active.log_start) or f"{exit_message(code)}; see {log}"
+            message = last_error(log, active.log_start) or (
+                f"{exit_message(code, active.memory_kills)}; see {log}"
+            )
             run.state, run.message = "failed", message
         self._note_scores(active)
         self._finish(run)

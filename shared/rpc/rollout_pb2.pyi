@@ -59,7 +59,7 @@ class LearnerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "mode", "num_envs", "spec", "preferred_first_slot", "source")
+    __slots__ = ("protocol_version", "worker_id", "mode", "num_envs", "spec", "preferred_first_slot", "source", "episodes")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class Hello(_message.Message):
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PREFERRED_FIRST_SLOT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    EPISODES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     mode: Mode
@@ -74,7 +75,8 @@ class Hello(_message.Message):
     spec: EnvSpec
     preferred_first_slot: int
     source: SampleSpec
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., num_envs: _Optional[int] = ..., spec: _Optional[_Union[EnvSpec, _Mapping]] = ..., preferred_first_slot: _Optional[int] = ..., source: _Optional[_Union[SampleSpec, _Mapping]] = ...) -> None: ...
+    episodes: int
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., num_envs: _Optional[int] = ..., spec: _Optional[_Union[EnvSpec, _Mapping]] = ..., preferred_first_slot: _Optional[int] = ..., source: _Optional[_Union[SampleSpec, _Mapping]] = ..., episodes: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("first_slot", "policy_version", "run_seed", "slots")

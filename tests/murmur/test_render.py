@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from imageio_ffmpeg import count_frames_and_secs
 from env_service.adapters.frames import with_frames
 from env_service.environment import make_environment
 from murmur.cli import main
-from murmur.render import MOST_ROWS, FrameRecorder
+from murmur.render import MOST_ROWS, FrameRecorder, write_movie
 from shared.config import load
+from shared.errors import ConfigError
 from shared.timestep import Array, StepType, TimeStep
+from tests.chaos.cases_runs import small_disk
 
 DARK = '''
 import gymnasium
@@ -215,3 +218,21 @@ def test_a_frame_comes_only_where_it_was_asked_for() -> None:
     environment.reset(np.zeros(1, np.uint64))
     with pytest.raises(NotImplementedError, match="cannot be rendered"):
         environment.render_state(0)
+
+
+def test_a_movie_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    with small_disk(folder) as disk:
+        if disk is None:
+            pytest.skip("no right to mount")
+        files = [disk / "episode.gif", disk / "episode.mp4"]
+        for file in files:
+            file.write_text("good")
+        with (disk / "rest").open("wb", buffering=0) as rest, suppress(OSError):
+            while True:
+                rest.write(bytes(1 << 12))
+        noise = np.random.default_rng(1).integers(0, 256, (4, 64, 64, 3), np.uint8)
+        for file in files:
+            with pytest.raises(ConfigError, match=f"cannot write '{file}': No space left"):
+                write_movie(file, list(noise))
+            assert file.read_text() == "good"

@@ -6,7 +6,15 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry
 
-from shared.addresses import learner_addresses, name_and_port, own_addresses, port_or_any
+from shared.addresses import (
+    host_and_port,
+    learner_addresses,
+    name_and_port,
+    own_addresses,
+    own_client_host,
+    port_or_any,
+)
+from shared.channel import channel_options, proxy_in_use
 from shared.errors import ConfigError, ResourceError
 from shared.metrics_server import MetricsServer
 
@@ -58,3 +66,54 @@ def test_only_a_name_is_looked_up() -> None:
     assert name_and_port("learner.murmur:50051") == ("learner.murmur", 50051)
     for address in ("10.0.0.1:1", "[::1]:1", "localhost:1", "unix:/x", "dns:///a:1", "", "a"):
         assert name_and_port(address) is None, address
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_ipv6_is_written_with_or_without_brackets(host: str) -> None:
+    assert own_addresses(host, "x") == ["::1"]
+    assert host_and_port(host, 7) == "[::1]:7"
+    assert own_client_host(host) == "::1"
+
+
+@pytest.mark.parametrize(
+    ("host", "client"),
+    [
+        ("0.0.0.0", "127.0.0.1"),
+        ("::", "::1"),
+        ("[::]", "::1"),
+        ("127.0.0.2", "127.0.0.2"),
+        ("localhost", "localhost"),
+        ("gpu-host", "gpu-host"),
+    ],
+)
+def test_clients_of_this_machine_reach_what_is_listened_on(host: str, client: str) -> None:
+    assert own_client_host(host) == client
+
+
+def test_a_learner_s_ipv6_address_needs_brackets() -> None:
+    with pytest.raises(ConfigError, match=r"write an IPv6 address in brackets, as \[::1\]:50051"):
+        learner_addresses("gpu:1,::1:50051")
+
+
+_NO_PROXY = ("grpc.enable_http_proxy", 0)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "127.0.0.9:1", "localhost:1", "[::1]:1", f"{socket.gethostname()}:1"]
+)
+def test_no_proxy_leads_to_this_machine(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    assert _NO_PROXY in channel_options(address)
+    assert proxy_in_use(address) == ""
+
+
+@pytest.mark.parametrize("variable", ["grpc_proxy", "https_proxy", "http_proxy"])
+def test_a_proxy_to_another_machine_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "http://proxy:3128")
+    assert _NO_PROXY not in channel_options("gpu-host:1")
+    assert proxy_in_use("gpu-host:1") == f"{variable}=http://proxy:3128"
+    monkeypatch.setenv("no_proxy", "other, -host,10.0.0.0/8")
+    assert proxy_in_use("gpu-host:1") == proxy_in_use("10.1.2.3:1") == ""
+    assert proxy_in_use("11.1.2.3:1")

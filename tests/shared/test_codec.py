@@ -273,3 +273,25 @@ def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
 def test_method_is_that_of_the_contract() -> None:
     service = pb.DESCRIPTOR.services_by_name["Rollout"]
     assert f"/{service.full_name}/{service.methods[0].name}" == METHOD
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "shown"),
+    [
+        (Discrete(3), [0, 3], "3"),
+        (Discrete(3), [-1, 2], "-1"),
+        (Continuous(1, -1.0, 2.0), [2.0, 2.5], "2.5"),
+        (Continuous(1, -1.0, 2.0), [-1.0, float("nan")], "nan"),
+        (Continuous(1, -1.0, 2.0), [float("-inf"), 0.0], "-inf"),
+    ],
+)
+def test_actions_outside_the_spec_are_the_learners_fault(
+    kind: Discrete | Continuous, values: list[float], shown: str
+) -> None:
+    spec = EnvSpec("toy", 1, (ArraySpec("x", "float32", (1,)),), kind)
+    codec = ActionCodec(spec, 2)
+    dtype, shape = action_layout(kind)
+    action = np.array(values, dtype).reshape(2, 1, *shape)
+    _, _, taken = codec.unpack(bytes(codec.pack(1, 1, action)))
+    with pytest.raises(WireError, match=f"the learner sent action {shown} for agent 0 of env"):
+        codec.require_accepted(taken)

@@ -1,39 +1,55 @@
-"""Files of a run and outputs that users name."""
+"""Files that the user has named: whole, or as they were."""
 
 import os
 import stat
-import subprocess
-import sys
+import threading
 from pathlib import Path
 
-from shared.files import write_output
+import pytest
+
+from shared.errors import ConfigError
+from shared.files import replacing, write_json, write_output
 
 
-def test_a_failed_output_leaves_the_file_that_was_there(tmp_path: Path) -> None:
-    file = tmp_path / "report.html"
-    file.write_text("good")
-    code = (
-        "import resource, signal, sys; from pathlib import Path\n"
-        "from shared.files import write_output\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
-        "write_output(Path(sys.argv[1]), 'x' * 1000)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False
-    )
-    assert f"ConfigError: cannot write '{file}': File too large" in done.stderr
+def fail_half_way(file: Path) -> None:
+    file.write_text("half")
+    raise OSError(28, "No space left on device")
+
+
+def test_an_output_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    write_output(file, "good")
+    with (
+        pytest.raises(ConfigError, match=r"cannot write '.*result.json': No space left"),
+        replacing(file) as beside,
+    ):
+        fail_half_way(beside)
+    with pytest.raises(TypeError):
+        write_json(file, object())
     assert file.read_text() == "good"
-    assert os.listdir(tmp_path) == ["report.html"]
+    assert os.listdir(tmp_path) == ["result.json"]
 
 
-def test_an_output_keeps_links_and_permissions(tmp_path: Path) -> None:
-    file, link = tmp_path / "a", tmp_path / "b"
+def test_mode_and_link_of_an_output_stay(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
     file.write_text("old")
     file.chmod(0o640)
     link.symlink_to(file)
     write_output(link, "new")
-    assert file.read_text() == "new"
     assert link.is_symlink()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o640
-    write_output(Path(os.devnull), "x")
+    assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == ("new", 0o640)
+
+
+def test_a_pipe_is_written_in_place(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    write_output(pipe, "through")
+    reader.join(60)
+    assert read == ["through"]
+    with pytest.raises(ConfigError, match="cannot write '/dev/full'"):
+        write_output(Path("/dev/full"), "x")
+    with pytest.raises(ConfigError, match="cannot write"):
+        write_output(tmp_path, "a folder")

@@ -45,7 +45,8 @@ def test_metrics_and_health(metrics_server: tuple[MetricsServer, list[bool]]) ->
     assert _get(server, "/healthz") == (200, "ok\n")
     healthy[0] = False
     assert _get(server, "/healthz") == (503, "not ready: it starts\n")
-    assert _get(server, "/other")[0] == 404
+    assert _get(server, "/other")[0] == _get(server, "/metricsX")[0] == 404
+    assert _get(server, "/metrics?name=x")[0] == 200
 
 
 def test_a_taken_port_says_what_to_set(metrics_server: tuple[MetricsServer, list[bool]]) -> None:

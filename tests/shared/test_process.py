@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.process import Backoff, CriticalThread
+from shared.process import ENDING_SIGNALS, Backoff, CriticalThread
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,7 +80,7 @@ while {again}:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", ENDING_SIGNALS)
 def test_a_signal_sets_the_event(number: int) -> None:
     process = start(LOOP.format(again=False))
     assert process.stdout is not None
@@ -118,6 +118,29 @@ def test_a_second_signal_ends_the_process() -> None:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_second_hang_up_does_not_end_the_process() -> None:
+    process = start(LOOP.format(again=True))
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGHUP)
+    assert process.stdout.readline() == "stopped\n"
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_under_nohup_a_hang_up_is_ignored() -> None:
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    process = start(ignoring + LOOP.format(again=False))
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGUSR1)
+    out, _ = process.communicate(timeout=60)
+    assert (out, process.returncode) == ("stopped\n", 0)
 
 
 DYING = """

@@ -109,3 +109,49 @@ def test_children_use_the_lock_that_their_parent_keeps(tmp_path: Path) -> None:
         assert done.stdout == b"None\n"
         with pytest.raises(ResourceError, match="in use by process"):
             RunLock.acquire(tmp_path)
+
+
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    script = f"""
+import os, time
+from pathlib import Path
+from shared.run_lock import RunLock
+lock = RunLock.acquire(Path({str(tmp_path)!r}))
+child = os.fork()
+if not child:
+    time.sleep(60)
+print(child, flush=True)
+"""
+    done = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert done.stdout is not None
+    child = int(done.stdout.readline())
+    try:
+        done.wait(60)
+        RunLock.acquire(tmp_path).release()
+    finally:
+        os.kill(child, 9)
+        done.stdout.close()
+
+
+def test_a_moved_folder_is_found(tmp_path: Path) -> None:
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    with RunLock.acquire(run) as lock:
+        assert lock.moved_to() is None
+        run.rename(moved)
+        if sys.platform == "linux":
+            assert lock.moved_to() == moved
+        (moved / LOCK_FILE).unlink()
+        assert lock.moved_to() is None
+
+
+def test_a_deleted_lock_is_retaken_unless_another_has_it(tmp_path: Path) -> None:
+    with RunLock.acquire(tmp_path) as lock:
+        (tmp_path / LOCK_FILE).unlink()
+        lock.retake()
+        with pytest.raises(ResourceError, match="in use by process"):
+            RunLock.acquire(tmp_path)
+        (tmp_path / LOCK_FILE).unlink()
+        with RunLock.acquire(tmp_path):
+            words = "run.lock was deleted while the run trains: run folder .* in use by process"
+            with pytest.raises(ResourceError, match=words):
+                lock.retake()

@@ -10,6 +10,7 @@ from gymnasium.spaces import Box, Discrete
 
 from env_service.environment import RandomPolicy, VectorEnvironment
 from env_service.envs.spread.environment import Config, Spread
+from env_service.sessions import evaluate
 from env_service.sessions.evaluate import run_baseline, run_policy
 from env_service.sessions.evaluation_result import EvaluationResult, joined_result
 from shared.config import ExperimentConfig
@@ -27,7 +28,7 @@ def test_baseline_plays_the_episodes_of_the_seeds() -> None:
     assert result.metrics["return"].shape == (70,)
     assert result.curves["return"].shape == (70, 26)
     assert (result.curves["return"][:, 0] == 0).all()
-    # They are two sessions of 35; what a copy does follows from its seed alone.
+    # Eight copies play them in nine rounds; what a copy does follows from its seed alone.
     environment, seeds = Spread(Config(), 70), np.arange(5, 75, dtype=np.uint64)
     policy = RandomPolicy(environment)
     policy.seed(seeds)
@@ -51,7 +52,9 @@ def test_policy_is_evaluated_over_the_wire() -> None:
         result = run_policy(experiment(""), learner.address, 66, first_seed=5)
         sessions = learner.sessions
     assert result.policy == "learned, version 3"
-    assert [(s.hello.mode, s.hello.num_envs) for s in sessions] == [(pb.MODE_EVALUATE, 33)] * 2
+    # Two sessions of 33 episodes, of which 7 copies play 5 or 4 each.
+    hello = (pb.MODE_EVALUATE, 7, 33)
+    assert [(s.hello.mode, s.hello.num_envs, s.hello.episodes) for s in sessions] == [hello] * 2
     assert all((s.rows[-1].step_type == StepType.LAST).all() for s in sessions)
     environment = Spread(Config(), 66)
     environment.reset(np.arange(5, 71, dtype=np.uint64))
@@ -250,3 +253,75 @@ def test_environments_are_closed_and_what_was_played_counts(
     with pytest.raises(EnvironmentFault, match="1 fault within a minute"):
         run_baseline(config, "random", 2, first_seed=5)
     assert (Stuck.closed, caplog.text.count(words)) == (8, 3)
+
+
+class Counted(Uneven):
+    """Counts the environments that are open at once."""
+
+    now, most = 0, 0
+
+    def __init__(self) -> None:
+        cls = type(self)
+        cls.now += 1
+        cls.most = max(cls.most, cls.now)
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return np.zeros(1, np.float32), float(action + self.left), self.left == 0, False, {}
+
+    def close(self) -> None:
+        type(self).now -= 1
+
+
+COUNTED = {"name": "gymnasium", "factory": f"{__name__}:Counted"}
+
+
+@pytest.mark.parametrize("episodes", [1, 7, 70])
+def test_few_copies_play_the_same_episodes(episodes: int) -> None:
+    def act(spec: EnvSpec, num_envs: int) -> Policy:
+        return lambda _: np.full((num_envs, spec.num_agents), 3, np.int32)
+
+    results = []
+    for copies in (2, 128):
+        config = experiment("", environment=COUNTED, envs_per_worker=copies)
+        Counted.now = Counted.most = 0
+        results.append([run_baseline(config, "random", episodes, 2)])
+        assert (Counted.now, Counted.most) == (0, min(copies, _rounded(episodes, 64)))
+        with TinyLearner(policy=act) as learner:
+            results[-1].append(run_policy(config, learner.address, episodes, 2))
+        assert (Counted.now, Counted.most) == (0, min(copies, _rounded(episodes, 64)))
+    for few, many in zip(*results, strict=True):
+        for name, values in many.metrics.items():
+            np.testing.assert_array_equal(few.metrics[name], values)
+            np.testing.assert_array_equal(few.curves[name], many.curves[name])
+
+
+def _rounded(episodes: int, most: int) -> int:
+    """Size of the first of the fewest equal parts."""
+    return -(-episodes // -(-episodes // most))
+
+
+class Endless(Cursed):
+    """Never ends."""
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+ENDLESS = {"name": "gymnasium", "factory": f"{__name__}:Endless"}
+
+
+def test_an_episode_without_end_is_reported_and_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(evaluate, "_REPORT_AFTER_S", 0.0)
+    monkeypatch.setattr(evaluate, "_MAX_STEPS", 2_000)
+    config = experiment("", environment=ENDLESS)
+    words = "seed 5 of .*Endless' has no end after 2047 .*set environment.max_episode_steps"
+    with pytest.raises(EnvironmentFault, match=words):
+        run_baseline(config, "random", 4, first_seed=5)
+    assert "has no end after 1023 steps; it is given up after 2000" in caplog.text
+    with TinyLearner() as learner, pytest.raises(EnvironmentFault, match=words):
+        run_policy(config, learner.address, 4, first_seed=5)
+    limited = experiment("", environment={**ENDLESS, "max_episode_steps": 3000})
+    assert run_baseline(limited, "random", 1, 5).metrics["length"].tolist() == [3000]

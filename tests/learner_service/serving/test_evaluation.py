@@ -57,6 +57,28 @@ def test_only_first_episodes_count() -> None:
     assert summary["score"]["episodes"] == 2
 
 
+def test_few_environments_play_the_episodes_in_turns() -> None:
+    e = evaluation()
+    e.wanted = 3  # environment 0 plays 0 and 2, environment 1 plays 1
+    assert not e.observe(rows([FIRST, FIRST], 0, [0, 0]))
+    assert not e.observe(rows([LAST, MID], 1, [5, 0]))
+    assert not e.observe(rows([FIRST, LAST], 0, [0, 6]))
+    assert not e.observe(rows([MID, FIRST], 1, [0, 0]))
+    assert not e.observe(rows([MID, LAST], 1, [0, 99]))  # a second one of environment 1
+    assert e.observe(rows([LAST, FIRST], 1, [7, 0]))
+    assert e.episodes == {"return": [2, 2, 6], "score": [5, 6, 7]}
+
+
+def test_an_evaluation_that_is_given_up_is_not_due_again() -> None:
+    scheduler = EvaluationScheduler(lambda _: None)
+    for given_up in (False, True):
+        scheduler.offer(evaluation())
+        started = scheduler.start()
+        assert started is not None
+        scheduler.end(started, complete=False, given_up=given_up)
+        assert (scheduler.start() is None) == given_up
+
+
 def test_one_episode_has_no_interval() -> None:
     e = evaluation()
     e.observe(rows([LAST], 1, [5]))
