@@ -11,6 +11,7 @@ from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm
 from learner_service.algorithms.imitation import end_in_time
+from learner_service.algorithms.normalising import CLIPPED
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.checksum import require_same
 from learner_service.group.group import ALONE, Group
@@ -91,6 +92,7 @@ class Learner:
         self._last_finite = LastFinite(algorithm)
         self._skipped_in_a_row, self._told_of_skips = 0, -math.inf
         self._scaler_skipped = 0.0  # steps, in this process
+        self._outliers_said: set[str] = set()
         self._inserted, self._save_due = storage.inserted, False
         self._logged = self._saved = time.monotonic()
         self._report = Report(log, progress, metrics, storage, clock, duties, self.rounds)
@@ -171,6 +173,7 @@ class Learner:
         self._skipped_in_a_row = 0
         del losses[_TOTAL]
         self._note_scaler(losses)
+        self._note_clipped(losses)
         self._progress.losses = losses
         self._duties.publish(version + 1)
         self._progress.updates = version + 1
@@ -262,6 +265,25 @@ class Learner:
             self._metrics.gauge("loss_scale").set(losses["loss_scale"])
             self._metrics.counter("scaler_skipped_steps").inc(skipped - self._scaler_skipped)
             self._scaler_skipped = skipped
+
+    def _note_clipped(self, losses: dict[str, float]) -> None:
+        """Count what normalisation clipped, and say once of each observation which value it was."""
+        counts = {n.removeprefix(CLIPPED): losses.pop(n) for n in [*losses] if CLIPPED in n}
+        for of, count in counts.items():
+            self._metrics.counter("outliers_clipped", of=of).inc(count)
+        if not any(counts.values()):
+            return
+        for name, text in self._algorithm.outliers().items():
+            if name in self._outliers_said:
+                continue
+            self._outliers_said.add(name)
+            logger.warning(
+                "%s: %s in the statistics that normalise: it lies far beyond all others, and alone "
+                "would set their scale; further ones are only counted, in "
+                "murmur_learner_outliers_clipped_total",
+                name,
+                text,
+            )
 
     def _note_update(self, batch: Taken, version: int, took: float) -> None:
         m, p = self._metrics, self._progress
