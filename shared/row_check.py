@@ -37,6 +37,7 @@ class RowCheck:
         self._flags = tuple(
             o.name for o in spec.observations if o.name in (ACTION_MASK, AGENT_MASK)
         )
+        self._per_agent = {o.name for o in spec.observations if o.per_agent}
         self._num_actions = 0  # of an expert's actions; 0: it says none
         if spec.observation(EXPERT_ACTION) and isinstance(spec.action, Discrete):
             self._num_actions = spec.action.num_actions
@@ -97,7 +98,7 @@ class RowCheck:
 
     def _breaches(self, t: TimeStep) -> Iterator[tuple[int, str]]:
         """Every breach, in the order of the arrays."""
-        yield from _not_finite("reward", t.reward)
+        yield from _not_finite("reward", t.reward, per_agent=True)
         too_large = np.abs(t.reward) > self._bound
         for env, agent in np.argwhere(too_large).tolist():
             yield (
@@ -115,7 +116,7 @@ class RowCheck:
         for env in np.flatnonzero(~((t.discount >= 0) & (t.discount <= 1))).tolist():
             yield env, f"a discount of {t.discount[env]:g}, which must be within 0 and 1"
         for name, array in t.observation.items():
-            yield from _not_finite(f"observation '{name}'", array)
+            yield from _not_finite(f"observation '{name}'", array, name in self._per_agent)
         yield from self._choices(t)
         last = t.step_type == _LAST
         for name, values in t.metrics.items():
@@ -157,9 +158,11 @@ def _within(array: Array, low: int, high: int) -> bool:
     return bool(low <= least and most <= high)
 
 
-def _not_finite(label: str, array: Array) -> Iterator[tuple[int, str]]:
-    """The first NaN or infinity of each environment."""
+def _not_finite(label: str, array: Array, per_agent: bool) -> Iterator[tuple[int, str]]:
+    """Every NaN and infinity."""
     if array.dtype.kind != "f":
         return
     for env, *index in np.argwhere(~np.isfinite(array)).tolist():
-        yield env, f"{array[env][tuple(index)]} in {label} at index {index}"
+        value = array[(env, *index)]
+        of = f" of agent {index.pop(0)}" if per_agent else ""
+        yield env, f"{value} in {label}{of}" + (f" at index {index}" if index else "")
