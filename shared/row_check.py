@@ -10,8 +10,12 @@ from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EXPERT_ACTION, Disc
 from shared.timestep import Array, StepType, TimeStep, surely_finite
 
 # NumPy compares faster with ints.
+_HALF = 2  # bytes; BLAS has no half precision
 _FIRST, _MID, _LAST = int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)
 _LARGEST = float(np.finfo(np.float32).max)
+# Beyond it sums within a network overflow float32, and actions of NaN would mean nothing.
+MAX_ABS_OBSERVATION = 1e18
+_MAX_SQUARE = MAX_ABS_OBSERVATION**2  # of a float32 sum of squares, which bounds each number
 
 
 class RowCheck:
@@ -75,7 +79,7 @@ class RowCheck:
                 return False
             if np.count_nonzero(t.step_type == _LAST) and not surely_finite(t.metrics.values()):
                 return False
-        if not surely_finite(t.observation.values()):
+        if not all(_surely_possible(array) for array in t.observation.values()):
             return False
         for name in self._flags:
             flags: Array = t.observation[name]
@@ -116,7 +120,12 @@ class RowCheck:
         for env in np.flatnonzero(~((t.discount >= 0) & (t.discount <= 1))).tolist():
             yield env, f"a discount of {t.discount[env]:g}, which must be within 0 and 1"
         for name, array in t.observation.items():
-            yield from _not_finite(f"observation '{name}'", array, name in self._per_agent)
+            label, per_agent = f"observation '{name}'", name in self._per_agent
+            yield from _not_finite(label, array, per_agent)
+            if array.dtype.kind == "f" and array.dtype.itemsize > _HALF:
+                too_large = np.isfinite(array) & (np.abs(array) > MAX_ABS_OBSERVATION)
+                for env, what in _named(label, array, too_large, per_agent):
+                    yield env, f"{what}, beyond ±{MAX_ABS_OBSERVATION:g}"
         yield from self._choices(t)
         last = t.step_type == _LAST
         for name, values in t.metrics.items():
@@ -152,17 +161,34 @@ class RowCheck:
                 )
 
 
-def _within(array: Array, low: int, high: int) -> bool:
+def _within(array: Array, low: float, high: float) -> bool:
     """Whether no number is outside a range; False for NaN."""
     least, most = np.minimum.reduce(array, axis=None), np.maximum.reduce(array, axis=None)
     return bool(low <= least and most <= high)
 
 
+def _surely_possible(array: Array) -> bool:
+    """Whether no number is NaN, infinite or beyond ±MAX_ABS_OBSERVATION; see surely_finite."""
+    if array.dtype.kind != "f":
+        return True
+    if array.dtype.itemsize <= _HALF:
+        return surely_finite([array])
+    if float(np.vdot(array, array)) <= _MAX_SQUARE:  # type: ignore[arg-type]
+        return True
+    return _within(array, -MAX_ABS_OBSERVATION, MAX_ABS_OBSERVATION)
+
+
 def _not_finite(label: str, array: Array, per_agent: bool) -> Iterator[tuple[int, str]]:
     """Every NaN and infinity."""
-    if array.dtype.kind != "f":
-        return
-    for env, *index in np.argwhere(~np.isfinite(array)).tolist():
+    if array.dtype.kind == "f":
+        yield from _named(label, array, ~np.isfinite(array), per_agent)
+
+
+def _named(
+    label: str, array: Array, bad: NDArray[np.bool_], per_agent: bool
+) -> Iterator[tuple[int, str]]:
+    """Every bad number, with its place."""
+    for env, *index in np.argwhere(bad).tolist():
         value = array[(env, *index)]
         of = f" of agent {index.pop(0)}" if per_agent else ""
-        yield env, f"{value} in {label}{of}" + (f" at index {index}" if index else "")
+        yield env, f"{value:g} in {label}{of}" + (f" at index {index}" if index else "")

@@ -3,9 +3,10 @@
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from learner_service.group.group import ALONE, Group
 from learner_service.runtime.streams import enter_stream
 from learner_service.storage.feed import Feed, Taken
 from learner_service.storage.rollout import Batch
+from learner_service.storage.storage import OBSERVATION
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.histograms import distributions
@@ -245,6 +247,7 @@ class Learner:
             kept = f"the batch is in {self._checkpoints.save_batch(batch.arrays, p.updates)}"
         except CheckpointError as error:
             kept = f"the batch is not kept: {error}"
+        kept += _largest_observation(batch.arrays)
         if ends:
             count = f", as in {limit} tries before (learner.max_skipped_updates)" if limit else ""
             raise MurmurError(
@@ -420,3 +423,22 @@ class Learner:
         if state is not None:
             self._checkpoints.save_best({**state, "best": score})
         self.best = score
+
+
+def _largest_observation(arrays: Mapping[str, Tensor]) -> str:
+    """Describe the observation of a batch that is farthest from 0; empty if there is none."""
+    sizes = {
+        name: x.detach().abs().amax().item()
+        for name, x in arrays.items()
+        if name.startswith(OBSERVATION) and x.is_floating_point() and x.numel()
+    }
+    if not sizes:
+        return ""
+    name = max(sizes, key=lambda n: sizes[n] if sizes[n] == sizes[n] else math.inf)
+    x = arrays[name].detach()
+    at = int(x.abs().argmax())
+    index = [int(i) for i in np.unravel_index(at, x.shape)]
+    value = x.flatten()[at].item()
+    return (
+        f"; its largest observation is {value:g}, in '{name.removeprefix(OBSERVATION)}' at {index}"
+    )

@@ -502,7 +502,7 @@ def test_large_finite_numbers_and_unused_metrics_are_no_fault() -> None:
         return replace(
             timestep,
             reward=np.full_like(timestep.reward, -1e6),
-            observation={k: np.full_like(v, 3e38) for k, v in timestep.observation.items()},
+            observation={k: np.full_like(v, 9e17) for k, v in timestep.observation.items()},
             metrics={k: np.full_like(v, np.nan) for k, v in timestep.metrics.items()},
         )
 
