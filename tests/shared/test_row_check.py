@@ -59,7 +59,12 @@ CASES = [
     ("discount", 1, -1, "a discount of -1, which"),
     ("discount", 1, np.nan, "a discount of nan, which"),
     ("maps", (1, 0, 0, 2, 3), 9.9e17, ""),
-    ("maps", (1, 0, 0, 2, 3), 3e38, "3e+38 in observation 'maps' of agent 0 at index [0, 2, 3], be"),
+    (
+        "maps",
+        (1, 0, 0, 2, 3),
+        3e38,
+        "3e+38 in observation 'maps' of agent 0 at index [0, 2, 3], be",
+    ),
     ("half", (1, 0, 1), 6e4, ""),
     ("maps", (1, 0, 0, 2, 3), -np.inf, "-inf in observation 'maps' of agent 0 at index [0, 2, 3]"),
     ("half", (1, 0, 1), np.inf, "inf in observation 'half' of agent 0 at index [1]"),
