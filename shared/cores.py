@@ -8,7 +8,7 @@ since the same seed must give the same run.
 import math
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from shared.addresses import is_loopback, learner_addresses
 from shared.config import ExperimentConfig
@@ -53,6 +53,7 @@ def _quotas(root: Path) -> list[float]:
     except OSError:
         return []
     quotas = []
+    mounts = _mounts(root)
     for line in lines:
         _, controllers, path = line.split(":", 2)
         # Version 2 has one hierarchy, whose controllers are not named; version 1 one for "cpu".
@@ -60,12 +61,40 @@ def _quotas(root: Path) -> list[float]:
             continue
         read = _quota_v1 if controllers else _quota_v2
         mounted = root / "sys/fs/cgroup"
-        for mount in {mounted / controllers, mounted / "cpu"} if controllers else {mounted}:
-            # In a container the path may be the host's: then the mount itself is the group.
-            group = mount / path.strip("/")
-            above = [parent for parent in group.parents if parent.is_relative_to(mount)]
-            quotas += [read(folder) for folder in (group, *above)]
+        folders = {mounted / controllers, mounted / "cpu"} if controllers else {mounted}
+        usual = [(folder, "/") for folder in folders]
+        for mount, of in mounts["v1" if controllers else "v2"] or usual:
+            # In a container the mount may be the group that the host calls `of`, and its own path
+            # may lead outside: then the mount itself is the group.
+            inside = PurePosixPath(path)
+            if inside.is_relative_to(of):
+                inside = inside.relative_to(of)
+            parts = [part for part in inside.parts if part != "/"]
+            if ".." in parts:
+                parts = []
+            quotas += [read(mount.joinpath(*parts[:n])) for n in range(len(parts) + 1)]
     return [quota for quota in quotas if quota > 0]
+
+
+def _mounts(root: Path) -> dict[str, list[tuple[Path, str]]]:
+    """Where the hierarchies with processors' quotas are mounted, and which group is mounted there.
+
+    proc_pid_mountinfo(5): "36 35 0:31 /group /mount/point rw - cgroup source rw,cpu,cpuacct".
+    """
+    found: dict[str, list[tuple[Path, str]]] = {"v1": [], "v2": []}
+    try:
+        lines = (root / "proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        (*_, of, point), kind = left.split()[:5], right.split()
+        place = root / point.replace("\\040", " ").lstrip("/"), of.replace("\\040", " ")
+        if kind[:1] == ["cgroup2"]:
+            found["v2"].append(place)
+        elif kind[:1] == ["cgroup"] and "cpu" in kind[-1].split(","):
+            found["v1"].append(place)
+    return found
 
 
 def _quota_v2(group: Path) -> float:
