@@ -5,11 +5,14 @@ sys.path, so that no file of the user's hides murmur's packages or a library. Wo
 with their parent's sys.path.
 """
 
+import contextlib
+import hashlib
 import importlib
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 # package.module:Name or module:Class.method
 NAMED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.\w+)*")
@@ -30,6 +33,34 @@ def named_code(value: object) -> list[str]:
     if isinstance(value, list | tuple):
         return [name for item in value for name in named_code(item)]
     return [str(value)] if is_named(value) else []
+
+
+def plugin_files(value: object) -> dict[str, dict[str, str]]:
+    """Find the files of all code that a part of the configuration names; imports nothing.
+
+    Returns:
+        name of a module -> its "file", and the "sha256" of it, of a package that of all its files
+        in that folder.
+    """
+    found = {}
+    for module in dict.fromkeys(name.partition(":")[0] for name in named_code(value)):
+        parts = module.split(".")
+        for folder in map(Path, sys.path):
+            single, package = (
+                folder.joinpath(*parts).with_suffix(".py"),
+                folder.joinpath(*parts, "__init__.py"),
+            )
+            whole = package.is_file()
+            if not whole and not single.is_file():
+                continue
+            file = package if whole else single
+            digest = hashlib.sha256()
+            for part in sorted(file.parent.glob("*.py")) if whole else [file]:
+                with contextlib.suppress(OSError):
+                    digest.update(part.name.encode() + b"\0" + part.read_bytes())
+            found[module] = {"file": str(file.resolve()), "sha256": digest.hexdigest()}
+            break
+    return found
 
 
 def look_in(folders: Iterable[str] = (), names: Iterable[str] = ()) -> None:

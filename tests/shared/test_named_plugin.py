@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from shared.config import load
 from shared.errors import ConfigError
 from shared.named_plugin import named_plugin, require_module
-from shared.plugin_folders import folders_in_use, is_allowed, look_in
+from shared.plugin_folders import folders_in_use, is_allowed, look_in, plugin_files
 from shared.registry import load_plugin, require_plugin
 
 NETWORKS = ("learner_service.networks", "murmur.networks")
@@ -198,3 +198,25 @@ def test_checkpoint_runs_only_code_that_a_configuration_names(tmp_path: Path) ->
     assert is_allowed("own_allowed:Net")
     assert not is_allowed("own_allowed:Other")
     assert is_allowed("json:anything")  # this process has imported it
+
+
+def test_files_of_plugins_are_found_without_running_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "alone_here.py").write_text("raise SystemExit('not to be run')\n")
+    package = tmp_path / "package_here"
+    package.mkdir()
+    for name in ("__init__", "part"):
+        (package / f"{name}.py").write_text("raise SystemExit('not to be run')\n")
+    named = {"a": "alone_here:Own", "b": ["package_here:Own", "nowhere:Own", "12:30"]}
+    before = plugin_files(named)
+    assert {name: Path(x["file"]).name for name, x in before.items()} == {
+        "alone_here": "alone_here.py",
+        "package_here": "__init__.py",
+    }
+    assert plugin_files(named) == before
+    (package / "part.py").write_text("")
+    now = plugin_files(named)
+    assert now["alone_here"] == before["alone_here"]
+    assert now["package_here"] != before["package_here"]
