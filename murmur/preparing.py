@@ -16,6 +16,7 @@ from shared.config_files import changes_of
 from shared.cores import with_threads, with_workers
 from shared.errors import ConfigError
 from shared.files import write_whole
+from shared.process import process_began
 
 Source = str | Mapping[str, Any]
 
@@ -157,6 +158,7 @@ def _write_command(run: RunFolder, command: str, learners: int) -> None:
     start = {
         "command": command,
         "pid": os.getpid(),
+        "began": process_began(os.getpid()),
         "learners": learners,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
