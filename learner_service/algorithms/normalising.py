@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.algorithms.options import SharingConfig
 from learner_service.algorithms.returns import sharing_agents
-from learner_service.algorithms.running_moments import RunningMoments
+from learner_service.algorithms.running_moments import CLIPPED, RunningMoments
 from learner_service.algorithms.wrapping import Wrapping, WrappingPolicy
 from learner_service.group.group import Group
 from learner_service.networks.building import NORMALISE
@@ -32,7 +32,6 @@ from shared.spec import AGENT_MASK, NO_INPUTS, EnvSpec
 from shared.timestep import StepType
 
 B = TypeVar("B", bound=Taken)
-CLIPPED = "clipped/"  # prefix of scalars: numbers that statistics did not take in as they are
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
 

@@ -12,10 +12,11 @@ from learner_service.group.group import ALONE, Group
 _EPSILON = 1e-8  # added to variances
 _CLIP = 10.0  # deviations; as Gymnasium, SB3 and CleanRL clip
 _KNOWN = 20.0  # deviations from the mean of all rows so far within which a value is taken as it is
-_CROWD_ROWS = 16  # joint rows; a smaller batch does not tell its outliers from the rest
+CROWD_ROWS = 16  # joint rows; a smaller batch does not tell its outliers from the rest
 _FEW = 100  # one in this number of a batch's values may be an outlier; two rows at least
 _CROWD_REACH = 3.0  # ranges of a batch, beyond it
 _RARE_REACH = 1000.0  # the same of rewards; and deviations, at least, from the known mean
+CLIPPED = "clipped/"  # prefix of scalars: numbers that statistics did not take in as they are
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,38 @@ class Outlier:
     at: Tensor
     value: Tensor
     taken: Tensor
+
+
+def reach_of_constant(value: Tensor, deviations: float) -> Tensor:
+    """Return the distance from a value that has never changed at which another is plausible.
+
+    Args:
+        value: any shape.
+        deviations: times the value's size, at least 1; 0: any distance is.
+    """
+    return deviations * value.abs().clamp_min(1) if deviations else value + math.inf
+
+
+def crowd(
+    rows: Tensor, counts: Tensor, agents: list[int], reach: float, constant: float
+) -> tuple[Tensor, Tensor]:
+    """Return the ends of what a batch makes plausible for a parameter group, [F].
+
+    Args:
+        rows: [R, A, F], at least CROWD_ROWS.
+        counts: [R, A, 1] whether a value counts.
+        agents: the group's.
+        reach: ranges of the batch, without its few extremes, to each side of it.
+        constant: see `reach_of_constant`.
+    """
+    values, valid = rows[:, agents].flatten(0, 1), counts[:, agents].flatten(0, 1)
+    few = max(2 * len(agents), len(values) // _FEW)
+    low = values.where(valid, math.inf).topk(few + 1, 0, largest=False).values[-1]
+    high = values.where(valid, -math.inf).topk(few + 1, 0).values[-1]
+    width = high - low
+    beyond = (width * reach).where(width > 0, reach_of_constant(low, constant))
+    enough = width >= 0  # else hardly a value counts
+    return (low - beyond).where(enough, -math.inf), (high + beyond).where(enough, math.inf)
 
 
 class RunningMoments(nn.Module):
@@ -168,9 +201,10 @@ class RunningMoments(nn.Module):
         # The host of a CUDA device does not wait to see whether there is anything to clip.
         if not rows.is_cuda and not outside.any():
             return rows
-        if len(rows) >= _CROWD_ROWS:
+        if len(rows) >= CROWD_ROWS:
+            reach = _RARE_REACH if self._rare else _CROWD_REACH
             crowds = [
-                self._crowd(rows[:, agents].flatten(0, 1), counts[:, agents].flatten(0, 1), agents)
+                crowd(rows, counts, agents, reach, 0.0 if self._rare else _KNOWN)
                 for agents in self._agents_of
             ]
             crowd_low, crowd_high = (torch.stack(ends) for ends in zip(*crowds, strict=True))
@@ -194,32 +228,9 @@ class RunningMoments(nn.Module):
         mean, squares = (x.view(len(x), -1) for x in (self.mean, self.squares))
         reach = (squares / count.clamp_min(1)).sqrt()
         reach = reach * (count.sqrt().clamp_min(_RARE_REACH) if self._rare else _KNOWN)
-        reach = reach.where(squares > 0, self._reach_of_constant(mean))
+        reach = reach.where(squares > 0, reach_of_constant(mean, 0.0 if self._rare else _KNOWN))
         reach = reach.where(count > 0, -math.inf)
         return mean - reach, mean + reach
-
-    def _crowd(self, values: Tensor, counts: Tensor, agents: list[int]) -> tuple[Tensor, Tensor]:
-        """Ends of what a batch makes plausible for a parameter group, [F].
-
-        Args:
-            values: [R * A, F] of the group's agents.
-            counts: [R * A, 1] whether a value counts.
-            agents: the group's.
-        """
-        few = max(2 * len(agents), len(values) // _FEW)
-        low = values.where(counts, math.inf).topk(few + 1, 0, largest=False).values[-1]
-        high = values.where(counts, -math.inf).topk(few + 1, 0).values[-1]
-        width = high - low
-        reach = width * (_RARE_REACH if self._rare else _CROWD_REACH)
-        reach = reach.where(width > 0, self._reach_of_constant(low))
-        enough = width >= 0  # else hardly a value counts
-        return (low - reach).where(enough, -math.inf), (high + reach).where(enough, math.inf)
-
-    def _reach_of_constant(self, value: Tensor) -> Tensor:
-        """Distance from a value that has never changed within which another is plausible."""
-        if self._rare:
-            return torch.full_like(value, math.inf)
-        return _KNOWN * value.abs().clamp_min(1)
 
     def _of_agents(self, x: Tensor) -> Tensor:
         """[A, *shape] of [S, *shape]; [1, *shape] stays."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm
 from learner_service.algorithms.imitation import end_in_time
-from learner_service.algorithms.normalising import CLIPPED
+from learner_service.algorithms.running_moments import CLIPPED
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.checksum import require_same
 from learner_service.group.group import ALONE, Group
