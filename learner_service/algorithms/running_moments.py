@@ -199,7 +199,7 @@ class RunningMoments(nn.Module):
         outside = ((rows < low) | (rows > high)) & counts
         self.clipped, self.outlier = self.clipped.new_zeros(()), None
         # The host of a CUDA device does not wait to see whether there is anything to clip.
-        if not rows.is_cuda and not outside.any():
+        if rows.device.type == "cpu" and not outside.any():
             return rows
         if len(rows) >= CROWD_ROWS:
             reach = _RARE_REACH if self._rare else _CROWD_REACH

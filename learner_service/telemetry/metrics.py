@@ -51,8 +51,8 @@ METRICS = (
     Metric(
         "outliers_clipped",
         "counter",
-        "numbers that network.normalise_observations or algorithm.normalise_rewards clipped before "
-        "their statistics took them in: they lay far beyond all others",
+        "numbers that network.normalise_observations, algorithm.normalise_rewards or "
+        "normalize_values clipped: they lay far beyond all others",
         "the log shows the first of each observation: a sensor's or simulator's fault",
         ("of",),
     ),

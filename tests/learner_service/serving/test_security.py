@@ -148,7 +148,7 @@ def end_soon(folder: Path, role: str, seconds: float) -> datetime:
     return end
 
 
-def test_certificates_end_and_are_renewed_while_a_session_streams(
+def test_certificates_end_and_are_renewed_while_streaming(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its stream continues; until renewed, new ones are refused, which both sides explain."""

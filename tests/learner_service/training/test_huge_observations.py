@@ -1,4 +1,4 @@
-"""Finite, huge observations: clipped from statistics; overflowing updates undone, in words."""
+"""Finite, huge observations: clipped from statistics; updates that overflow are undone and said."""
 
 import math
 from pathlib import Path
