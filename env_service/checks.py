@@ -19,6 +19,7 @@ from env_service.environment import (
 )
 from shared.errors import EnvironmentFault, SpecError
 from shared.notices import Notices
+from shared.row_check import MAX_ABS_OBSERVATION
 from shared.seeding import episode_seeds, uniform
 from shared.spec import (
     ACTION_MASK,
@@ -409,6 +410,10 @@ class _Check:
             rows = last if name.startswith("metric") else slice(None)
             if array.dtype.kind == "f" and not np.isfinite(array.astype(np.float64)[rows]).all():
                 self._problem(f"{name} holds NaN or infinity", row)
+            elif array.dtype.kind == "f" and name.startswith("observation"):
+                largest = float(np.abs(array).max())
+                if largest > MAX_ABS_OBSERVATION:
+                    self._problem(f"{name} holds {largest:g}, beyond ±{MAX_ABS_OBSERVATION:g}", row)
 
     def _compare(
         self, timestep: TimeStep, seeds: Sequence[int], ages: NDArray[np.int64]

@@ -17,5 +17,7 @@ if "memory" in given:
     given["memory"][:] = 0  # where an episode begins
 for step in range(3):  # here goes the environment: it gives observations, it takes actions
     result = dict(zip(outputs, session.run(outputs, given), strict=True))
+    action = result["action"]
+    assert not (np.isnan(action) if action.dtype.kind == "f" else action < 0).any(), "see export.md"
     given |= {"memory": result["next_memory"]} if "memory" in given else {}
-    print(f"step {step}: actions {result['action'].tolist()}")
+    print(f"step {step}: actions {action.tolist()}")

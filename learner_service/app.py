@@ -44,6 +44,7 @@ from shared.process import (
     ended_by_signals,
     exit_code,
     logger,
+    process_began,
     wake_without_preempting,
 )
 from shared.run_lock import RunLock
@@ -288,7 +289,12 @@ def _serve(
         grpc_thread.start()
         run.metrics.keep(ThreadClock(grpc_thread))
         serving.set()  # before a client can read where it listens
-        ports = {"pid": os.getpid(), "port": server.port, "metrics_port": metrics.port}
+        ports = {
+            "pid": os.getpid(),
+            "began": process_began(os.getpid()),
+            "port": server.port,
+            "metrics_port": metrics.port,
+        }
         write_whole(ports_file, json.dumps(ports))
         logger.info("listening on %s", host_and_port(config.learner.host, server.port))
         on_ready(server.port, metrics.port)

@@ -14,6 +14,7 @@ from learner_service.runtime.precision import Precision
 from murmur.run_folder import RunFolder
 from shared.checking import known_names
 from shared.errors import ConfigError
+from shared.row_check import RowCheck
 from shared.spec import EXPERT_ACTION, STATE, ArraySpec, shown_agents, without_expert
 from shared.timestep import Array, StepType, TimeStep
 
@@ -58,6 +59,7 @@ class Policy:
         self._checkpoint = checkpoint
         self._generator = torch.Generator(self._device).manual_seed(self.config.run.seed)
         self._memory: Tensor | None = None  # [N, A, H]
+        self._row_check: tuple[int, RowCheck] | None = None  # of N
 
     def __repr__(self) -> str:
         return f"Policy({str(self._checkpoint)!r}, updates={self.updates})"
@@ -75,7 +77,8 @@ class Policy:
             [N, A] int32 or [N, A, U] float32, as `step` takes them; without N for one environment.
 
         Raises:
-            ConfigError: if the arrays do not match the spec.
+            ConfigError: if the arrays do not match the spec, or hold a number that no environment
+                may give (docs/wire.md), such as NaN.
         """
         starts: Array | None = None
         if isinstance(observation, TimeStep):
@@ -83,6 +86,7 @@ class Policy:
             observation = observation.observation
         arrays, one = self._checked(observation)
         rows = len(next(iter(arrays.values())))
+        self._require_possible(arrays, rows, one)
         # Copies: results must not depend on the alignment of the caller's arrays.
         tensors = {name: torch.tensor(a, device=self._device) for name, a in arrays.items()}
         memory = self._load_memory(rows, starts) if self.recurrent else None
@@ -97,12 +101,25 @@ class Policy:
 
         Args:
             environments: [N] bool, or indices of environments; None: all, and N may change.
+
+        Raises:
+            ConfigError: if there are no such environments.
         """
         if environments is None:
             self._memory = None
         elif self._memory is not None:
+            which = np.asarray(environments)
+            which = which.astype(np.int64) if which.size == 0 else which
+            over = np.zeros(len(self._memory), np.bool_)
+            try:
+                over[which] = True
+            except IndexError as error:
+                raise ConfigError(
+                    f"policy.reset: {error}; the recurrent state is of {len(over)} environments: "
+                    f"give a bool for each, or indices up to {len(over) - 1}"
+                ) from None
             self._memory = self._memory.clone()
-            self._memory[torch.as_tensor(np.asarray(environments), device=self._device)] = 0
+            self._memory[torch.from_numpy(over).to(self._device)] = 0
 
     def seed(self, seed: int) -> None:
         """Seed the generator of sampled actions; it begins with the seed of the run."""
@@ -126,6 +143,28 @@ class Policy:
         if starts is None:
             return memory
         return memory.masked_fill(torch.tensor(starts, device=self._device).view(-1, 1, 1), 0)
+
+    def _require_possible(self, arrays: Mapping[str, Array], rows: int, one: bool) -> None:
+        """Check numbers by the rules that hold for what environments send.
+
+        Raises:
+            ConfigError: naming the first that breaks one.
+        """
+        if not rows:
+            raise ConfigError("observations of no environment: N is 0")
+        agents = self.spec.num_agents
+        if self._row_check is None or self._row_check[0] != rows:
+            self._row_check = rows, RowCheck(self.spec, rows)
+        timestep = TimeStep(
+            np.ones(rows, np.uint8),  # MID
+            np.zeros((rows, agents), np.float32),
+            np.ones(rows, np.float32),
+            arrays,
+            {},
+        )
+        for env, what in self._row_check[1].broken(timestep).items():
+            where = "" if one else f" of environment {env}"
+            raise ConfigError(f"the observation{where} has {what}")
 
     def _checked(
         self, observation: Mapping[str, ArrayLike] | ArrayLike
@@ -180,12 +219,23 @@ class Policy:
                 f"observation '{spec.name}' has shape {given.shape}; the policy takes {shape} of "
                 f"one environment, or (N, {', '.join(map(str, shape))}) of N{hint}"
             )
-        array: Array = given if given.dtype.kind not in _NUMBERS else given.astype(spec.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):  # said below
+            array: Array = given if given.dtype.kind not in _NUMBERS else given.astype(spec.dtype)
         if array.dtype != spec.dtype or (array.dtype.kind in "iu" and (array != given).any()):
             raise ConfigError(
                 f"observation '{spec.name}' has dtype {given.dtype}; its values do not fit in the "
                 f"policy's {spec.dtype}"
             )
+        if array.dtype.kind == "f" and given.dtype != array.dtype:
+            over = np.isinf(array) & np.isfinite(given)
+            if over.any():
+                env, *index = np.argwhere(over if extra else over[None])[0].tolist()
+                where = f" of environment {env}" if extra else ""
+                of = f" of agent {index.pop(0)}" if spec.per_agent else ""
+                raise ConfigError(
+                    f"the observation{where} has {given[over][0]:g} in observation '{spec.name}'"
+                    f"{of} at index {index}, which {spec.dtype} cannot hold"
+                )
         return array
 
 

@@ -17,6 +17,7 @@ from shared.config_text import without_secrets
 from shared.cores import with_threads, with_workers
 from shared.errors import ConfigError
 from shared.files import write_whole
+from shared.process import process_began
 
 Source = str | Mapping[str, Any]
 
@@ -158,6 +159,7 @@ def _write_command(run: RunFolder, command: str, learners: int) -> None:
     start = {
         "command": without_secrets(command),
         "pid": os.getpid(),
+        "began": process_began(os.getpid()),
         "learners": learners,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),

@@ -35,6 +35,7 @@ from shared.config_text import config_text
 from shared.errors import CheckpointError, ConfigError
 from shared.files import make_folder, read_json, write_whole
 from shared.notices import FILE as NOTICES
+from shared.process import process_began
 from shared.run_lock import LOCK_FILE, RunLock
 
 EPISODE = "episode.npz"
@@ -234,7 +235,10 @@ class RunFolder:
             name: learner.json, or command.json for `murmur train` itself.
         """
         try:
-            pid = int(self.read_json(name)["pid"])
+            found = self.read_json(name)
+            pid = int(found["pid"])
+            if found.get("began") is not None and psutil.pid_exists(pid):
+                return pid if found["began"] == process_began(pid) else None
             written = (self.path / name).stat().st_mtime
             # One that began later has the number of a learner that is gone. A second to be sure:
             # the system reckons the begin from its boot time.

@@ -215,7 +215,7 @@ def _scrape(url: str) -> Snapshot:
         for family in text_string_to_metric_families(text)
         for s in family.samples
     ]
-    return _snapshot(time.time(), samples, address)
+    return _snapshot(time.monotonic(), samples, address)  # only differences matter
 
 
 def from_prometheus(url: str, window_s: float | None) -> list[Look]:

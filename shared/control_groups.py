@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,47 @@ def own_groups(controller: str, root: Path = Path("/")) -> Iterator[ControlGroup
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
-    mounted = root / "sys/fs/cgroup"
+    mounts = _mounts(controller, root)
     for line in lines:
         _, controllers, path = line.split(":", 2)
         # Version 2 has one hierarchy, whose controllers are not named; version 1 one for each.
         if controllers and controller not in controllers.split(","):
             continue
+        version = 1 if controllers else 2
         names = (controllers, controller) if controllers else ("", "unified")
-        for mount in dict.fromkeys(mounted / name for name in names):
-            # In a container the path may be the host's: then the mount itself is the group.
-            group = mount / path.strip("/")
-            for folder in (group, *group.parents):
-                if folder.is_relative_to(mount):
-                    yield ControlGroup(folder, 1 if controllers else 2)
+        usual = [(root / "sys/fs/cgroup" / name, "/") for name in dict.fromkeys(names)]
+        for mount, of in mounts[version] or usual:
+            # In a container the mount may be the group that the host calls `of`, and its own path
+            # may lead outside: then the mount itself is the group.
+            inside = PurePosixPath(path)
+            if inside.is_relative_to(of):
+                inside = inside.relative_to(of)
+            parts = [part for part in inside.parts if part != "/"]
+            if ".." in parts:
+                parts = []
+            for n in range(len(parts), -1, -1):
+                yield ControlGroup(mount.joinpath(*parts[:n]), version)
+
+
+def _mounts(controller: str, root: Path) -> dict[int, list[tuple[Path, str]]]:
+    """Find where the hierarchies of a controller are mounted, and which group is mounted there.
+
+    proc_pid_mountinfo(5): "36 35 0:31 /group /mount/point rw - cgroup source rw,cpu,cpuacct".
+
+    Returns:
+        version, 1 or 2 -> mount points with the group that each shows.
+    """
+    found: dict[int, list[tuple[Path, str]]] = {1: [], 2: []}
+    try:
+        lines = (root / "proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        (*_, of, point), kind = left.split()[:5], right.split()
+        place = root / point.replace("\\040", " ").lstrip("/"), of.replace("\\040", " ")
+        if kind[:1] == ["cgroup2"]:
+            found[2].append(place)
+        elif kind[:1] == ["cgroup"] and controller in kind[-1].split(","):
+            found[1].append(place)
+    return found

@@ -41,12 +41,14 @@ class Credentials:
         ca: PEM of the authorities whose certificates the peer may show.
         certificate, key: PEM of this side's own.
         tokens: (role, token), in the file's order.
+        end: when the certificate ends.
     """
 
     ca: bytes = field(repr=False)
     certificate: bytes = field(repr=False)
     key: bytes = field(repr=False)
     tokens: tuple[tuple[Role, str], ...] = field(repr=False)
+    end: datetime
 
     def role_of(self, token: str) -> Role | None:
         """The role that a token gives, or None.
@@ -87,17 +89,20 @@ class CredentialFolder:
         self._folder, self._lock = folder, threading.Lock()
         self._seen = self._signature()
         self._current = _read(folder)
+        self._warned = 0  # of the certificate's end: 1 before it, 2 after it
         self._warn(self._current)
 
     def current(self) -> Credentials:
         """The credentials as they are now; the same object for as long as no file changes.
 
         Files that do not fit each other, as in the middle of being replaced, change nothing: what
-        was read before stays in use, and a line in the log says so.
+        was read before stays in use, and a line in the log says so; so it does where the
+        certificate ends meanwhile.
         """
         with self._lock:
             signature = self._signature()
             if signature == self._seen:
+                self._warn(self._current)
                 return self._current
             try:
                 self._current = _read(self._folder)
@@ -107,7 +112,8 @@ class CredentialFolder:
                 logger.info(
                     "credentials in %s have changed; new connections use them", self._folder
                 )
-                self._warn(self._current)
+                self._warned = 0
+            self._warn(self._current)
             self._seen = signature  # taken before reading: a later change is seen next time
             return self._current
 
@@ -124,13 +130,19 @@ class CredentialFolder:
         return tuple(of(name) for name in FILES)
 
     def _warn(self, credentials: Credentials) -> None:
-        end = x509.load_pem_x509_certificate(credentials.certificate).not_valid_after_utc
-        if end - datetime.now(UTC) < _WARN_BEFORE:
-            logger.warning(
-                "%s ends at %s: renew it with `murmur certs --renew`",
-                self._folder / CERTIFICATE,
-                end.isoformat(" ", "minutes"),
-            )
+        """Say once that the certificate is about to end, and once that it has."""
+        left = credentials.end - datetime.now(UTC)
+        level = 2 if left < timedelta(0) else int(left < _WARN_BEFORE)
+        if level <= self._warned:
+            return
+        self._warned = level
+        logger.warning(
+            "%s %s at %s UTC%s: renew it with `murmur certs --renew`",
+            self._folder / CERTIFICATE,
+            "ended" if level == 2 else "ends",
+            f"{credentials.end:%Y-%m-%d %H:%M}",
+            ", and no peer takes it for a new connection" if level == 2 else "",
+        )
 
 
 def credentials_for(
@@ -246,6 +258,7 @@ def _read(folder: Path) -> Credentials:
         contents[CERTIFICATE],
         contents[KEY],
         parse_tokens(contents[TOKENS], folder / TOKENS),
+        end,
     )
 
 

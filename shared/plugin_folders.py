@@ -6,6 +6,8 @@ file of the user's hides murmur's packages or a library, nor is it run because a
 something optional of its name.
 """
 
+import contextlib
+import hashlib
 import importlib
 import os
 import re
@@ -14,6 +16,7 @@ import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from multiprocessing import spawn
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -89,6 +92,34 @@ def _preparation_data(name: str) -> dict[str, Any]:
     if _found:
         data["sys_path"] = [*data["sys_path"], *_folders]
     return data
+
+
+def plugin_files(value: object) -> dict[str, dict[str, str]]:
+    """Find the files of all code that a part of the configuration names; imports nothing.
+
+    Returns:
+        name of a module -> its "file", and the "sha256" of it, of a package that of all its files
+        in that folder.
+    """
+    found = {}
+    for module in dict.fromkeys(name.partition(":")[0] for name in named_code(value)):
+        parts = module.split(".")
+        for folder in map(Path, dict.fromkeys([*sys.path, *_folders])):
+            single, package = (
+                folder.joinpath(*parts).with_suffix(".py"),
+                folder.joinpath(*parts, "__init__.py"),
+            )
+            whole = package.is_file()
+            if not whole and not single.is_file():
+                continue
+            file = package if whole else single
+            digest = hashlib.sha256()
+            for part in sorted(file.parent.glob("*.py")) if whole else [file]:
+                with contextlib.suppress(OSError):
+                    digest.update(part.name.encode() + b"\0" + part.read_bytes())
+            found[module] = {"file": str(file.resolve()), "sha256": digest.hexdigest()}
+            break
+    return found
 
 
 def look_in(folders: Iterable[str] = (), names: Iterable[str] = ()) -> None:

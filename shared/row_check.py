@@ -1,7 +1,7 @@
 """The rules of docs/wire.md that hold for the contents of every row; both services check them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +10,12 @@ from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EXPERT_ACTION, Disc
 from shared.timestep import Array, StepType, TimeStep, surely_finite
 
 # NumPy compares faster with ints.
+_HALF = 2  # bytes; BLAS has no half precision
 _FIRST, _MID, _LAST = int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)
 _LARGEST = float(np.finfo(np.float32).max)
+# Beyond it sums within a network overflow float32, and actions of NaN would mean nothing.
+MAX_ABS_OBSERVATION = 1e18
+_MAX_SQUARE = MAX_ABS_OBSERVATION**2  # of a float32 sum of squares, which bounds each number
 
 
 class RowCheck:
@@ -37,7 +41,8 @@ class RowCheck:
         self._flags = tuple(
             o.name for o in spec.observations if o.name in (ACTION_MASK, AGENT_MASK)
         )
-        self._agent, self._named = spec.agent_label, spec.agents
+        self._agent = spec.agent_label
+        self._agents = [spec.agent_label(agent) for agent in range(spec.num_agents)]
         self._per_agent = {o.name for o in spec.observations if o.per_agent}
         self._num_actions = 0  # of an expert's actions; 0: it says none
         if spec.observation(EXPERT_ACTION) and isinstance(spec.action, Discrete):
@@ -76,7 +81,7 @@ class RowCheck:
                 return False
             if np.count_nonzero(t.step_type == _LAST) and not surely_finite(t.metrics.values()):
                 return False
-        if not surely_finite(t.observation.values()):
+        if not all(_surely_possible(array) for array in t.observation.values()):
             return False
         for name in self._flags:
             flags: Array = t.observation[name]
@@ -99,7 +104,7 @@ class RowCheck:
 
     def _breaches(self, t: TimeStep) -> Iterator[tuple[int, str]]:
         """Every breach, in the order of the arrays."""
-        yield from _not_finite("reward", t.reward, self._named)
+        yield from _not_finite("reward", t.reward, self._agents)
         too_large = np.abs(t.reward) > self._bound
         for env, agent in np.argwhere(too_large).tolist():
             yield (
@@ -117,8 +122,13 @@ class RowCheck:
         for env in np.flatnonzero(~((t.discount >= 0) & (t.discount <= 1))).tolist():
             yield env, f"a discount of {t.discount[env]:g}, which must be within 0 and 1"
         for name, array in t.observation.items():
-            agents = self._named if name in self._per_agent else ()
-            yield from _not_finite(f"observation '{name}'", array, agents)
+            label = f"observation '{name}'"
+            agents = self._agents if name in self._per_agent else ()
+            yield from _not_finite(label, array, agents)
+            if array.dtype.kind == "f" and array.dtype.itemsize > _HALF:
+                too_large = np.isfinite(array) & (np.abs(array) > MAX_ABS_OBSERVATION)
+                for env, what in _named(label, array, too_large, agents):
+                    yield env, f"{what}, beyond ±{MAX_ABS_OBSERVATION:g}"
         yield from self._choices(t)
         last = t.step_type == _LAST
         for name, values in t.metrics.items():
@@ -154,18 +164,34 @@ class RowCheck:
                 )
 
 
-def _within(array: Array, low: int, high: int) -> bool:
+def _within(array: Array, low: float, high: float) -> bool:
     """Whether no number is outside a range; False for NaN."""
     least, most = np.minimum.reduce(array, axis=None), np.maximum.reduce(array, axis=None)
     return bool(low <= least and most <= high)
 
 
-def _not_finite(
-    label: str, array: Array, agents: tuple[str, ...] = ()
-) -> Iterator[tuple[int, str]]:
-    """The first NaN or infinity of each environment; `agents` name the rows of an array [N, A]."""
+def _surely_possible(array: Array) -> bool:
+    """Whether no number is NaN, infinite or beyond ±MAX_ABS_OBSERVATION; see surely_finite."""
     if array.dtype.kind != "f":
-        return
-    for env, *index in np.argwhere(~np.isfinite(array)).tolist():
-        whose = f" (agent '{agents[index[0]]}')" if agents else ""
-        yield env, f"{array[env][tuple(index)]} in {label} at index {index}{whose}"
+        return True
+    if array.dtype.itemsize <= _HALF:
+        return surely_finite([array])
+    if float(np.vdot(array, array)) <= _MAX_SQUARE:  # type: ignore[arg-type]
+        return True
+    return _within(array, -MAX_ABS_OBSERVATION, MAX_ABS_OBSERVATION)
+
+
+def _not_finite(label: str, array: Array, agents: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Every NaN and infinity."""
+    if array.dtype.kind == "f":
+        yield from _named(label, array, ~np.isfinite(array), agents)
+
+
+def _named(
+    label: str, array: Array, bad: NDArray[np.bool_], agents: Sequence[str]
+) -> Iterator[tuple[int, str]]:
+    """Every bad number, with its place; `agents` label the rows of an array [N, A, ...]."""
+    for env, *index in np.argwhere(bad).tolist():
+        value = array[(env, *index)]
+        of = f" of {agents[index.pop(0)]}" if agents else ""
+        yield env, f"{value:g} in {label}{of}" + (f" at index {index}" if index else "")

@@ -73,7 +73,10 @@ class ArraySpec:
                 f"observation '{self.name}' has dtype {self.dtype[:40]!r}; use one of {WIRE_DTYPES}"
             )
         if any(size < 1 for size in self.shape):
-            raise SpecError(f"observation '{self.name}' has an empty shape {self.shape}")
+            raise SpecError(
+                f"observation '{self.name}' has an empty shape {self.shape}: it holds no number; "
+                "leave it out, or give it a constant"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +160,15 @@ class EnvSpec:
                     f"environment '{self.name}' has {count} {what}; at most {limit} are taken"
                 )
         if not self.observations:
-            raise SpecError(f"environment '{self.name}' declares no observation")
+            raise SpecError(
+                f"environment '{self.name}' declares no observation; an agent that sees nothing "
+                "observes a constant, such as one 1"
+            )
         if isinstance(self.action, Discrete) and self.action.num_actions < 2:
-            raise SpecError(f"environment '{self.name}' has {self.action.num_actions} actions")
+            raise SpecError(
+                f"environment '{self.name}' has a choice among {self.action.num_actions} actions: "
+                "nothing to learn; give it 2 or more"
+            )
         if isinstance(self.action, Continuous):
             _check_bounds(self.name, self.action)
         if self.max_episode_steps > MAX_EPISODE_STEPS:

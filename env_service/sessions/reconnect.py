@@ -103,11 +103,19 @@ def _handshake_advice(learner: str, details: str) -> str:
         return f"the connection goes through the proxy of {proxy}: set no_proxy={host} to avoid it"
     for sign, advice in (
         (
+            "certificate has expired",
+            "the learner's certificate has ended: renew it there with `murmur certs --renew`",
+        ),
+        (
             "CERTIFICATE_VERIFY_FAILED",
             "the learner's certificate is of another authority than security.folder's ca.pem",
         ),
         ("WRONG_VERSION_NUMBER", "the learner speaks plain text, security.folder is set here"),
-        ("Socket closed", "the learner wants a certificate that it knows: see security.folder"),
+        (
+            "Socket closed",
+            "the learner wants a certificate that it knows: see security.folder; one that has "
+            "ended must be renewed",
+        ),
         ("Connection refused", "no process listens there: start it, or set env_server.learner"),
     ):
         if sign in details:

@@ -155,8 +155,12 @@ class Algorithm(ABC, Generic[B]):
         return Adam(groups, fused=True, capturable=self._device.type == "cuda", **how)
 
     def precision_scalars(self) -> dict[str, Tensor]:
-        """Scalars on the device about the precision, for logs; see Precision.scalars."""
+        """Scalars on the device beside the losses, for logs; see Precision.scalars."""
         return self._precision.scalars()
+
+    def outliers(self) -> dict[str, str]:
+        """Describe what the last update clipped, by what it is of; waits for the device."""
+        return {}
 
     def _capture(self, name: str, function: Callable[..., Outputs]) -> Captured:
         """A part of `update` that runs on the device from end to end, captured as CUDA graphs.

@@ -38,6 +38,7 @@ from learner_service.algorithms.returns import (
     of_agents,
     vtrace_returns,
 )
+from learner_service.algorithms.running_moments import CLIPPED
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, Normal
@@ -131,6 +132,20 @@ class Mappo(OnPolicyAlgorithm):
                 steps.append(self._minibatch(part))
         return {"scalars": torch.cat([self._means(steps), scalars])}
 
+    def precision_scalars(self) -> dict[str, Tensor]:
+        """See Algorithm; also how many returns the last update clipped."""
+        scalars = super().precision_scalars()
+        if self._config.normalize_values:
+            scalars[CLIPPED + "return"] = self.value_norm.clipped
+        return scalars
+
+    def outliers(self) -> dict[str, str]:
+        """See Algorithm."""
+        if not self._config.normalize_values or not self.value_norm.clipped:
+            return {}
+        came, taken = self.value_norm.outlier.tolist()
+        return {"return": f"{came:g} counts as {taken:.3g}"}
+
     def _fed(self, obs: dict[str, Tensor], *_: Tensor) -> tuple[Inputs, Inputs]:
         """Inputs of the policy and of the value function; whatever the actions."""
         actor = self._actor_inputs(obs)
@@ -172,6 +187,7 @@ class Mappo(OnPolicyAlgorithm):
         advantage = (advantage - centre) / scale
         # 4. Targets in units of their running deviation (Yu et al., section 5.1).
         if c.normalize_values:
+            target = self.value_norm.plausible(target, weight, static=self._static)
             self.value_norm.update(target, weight, self._group)
             target = self.value_norm.normalize(target)
         columns = {

@@ -3,7 +3,8 @@
 What is stored stays as the environment gave it. An update normalises its batch by the statistics
 that the policy acted with, learns, and then takes the batch into the statistics of observations;
 `publish` hands them to the policy together with the weights. So a policy that acts, is evaluated or
-exported has the statistics that belong to its weights, and none of them changes by acting.
+exported has the statistics that belong to its weights, and none of them changes by acting. Values
+far beyond all others are clipped before they are taken in, see RunningMoments, and counted.
 """
 
 import copy
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.algorithms.options import SharingConfig
 from learner_service.algorithms.returns import sharing_agents
-from learner_service.algorithms.running_moments import RunningMoments
+from learner_service.algorithms.running_moments import CLIPPED, RunningMoments
 from learner_service.algorithms.wrapping import Wrapping, WrappingPolicy
 from learner_service.group.group import Group
 from learner_service.networks.building import NORMALISE
@@ -95,6 +96,19 @@ class ObservationNorm(nn.Module):
             rows = self._rows(name, arrays[OBSERVATION + name])
             weight = counted if array.per_agent else counted.amax(-1, keepdim=True)
             self._of(name).update(rows, weight, group)
+
+    def clipped(self) -> Tensor:
+        """Count the numbers that the last update clipped, a scalar on the device."""
+        return torch.stack([self._of(name).clipped for name in self._arrays]).sum()
+
+    def outliers(self) -> dict[str, str]:
+        """Describe the number of each observation that the last update clipped most."""
+        found = {}
+        for name, array in self._arrays.items():
+            text = self._of(name).outlier_text(array.shape, array.per_agent)
+            if text:
+                found[f"observation '{name}'"] = text
+        return found
 
     def _of(self, name: str) -> RunningMoments:
         found = self.moments[_key(name)]
@@ -193,6 +207,24 @@ class Normalising(Wrapping[B], Generic[B]):
             norm.update(arrays, there.expand_as(reward), group)
         return scalars
 
+    def precision_scalars(self) -> dict[str, Tensor]:
+        """See Algorithm; also how many numbers the last update clipped."""
+        scalars = self.inner.precision_scalars()
+        if self.observations is not None:
+            scalars[CLIPPED + "observation"] = self.observations.clipped()
+        if self.rewards is not None:
+            scalars[CLIPPED + "reward"] = self.rewards.clipped
+        return scalars
+
+    def outliers(self) -> dict[str, str]:
+        """See Algorithm."""
+        found = self.inner.outliers()
+        if self.observations is not None:
+            found |= self.observations.outliers()
+        if self.rewards is not None and (text := self.rewards.outlier_text((), per_agent=True)):
+            found["reward"] = text
+        return found
+
     def _earned(
         self, arrays: Mapping[str, Tensor], reward: Tensor, kinds: Tensor | None
     ) -> tuple[Tensor, Tensor]:
@@ -264,5 +296,5 @@ def normalising(
         norm = ObservationNorm(spec, shared.slices(agents), counted, device)
     if rewards:
         sharing = sharing_agents(shared.reward_sets(agents), device)
-        of_rewards = RunningMoments(sharing, ()).to(device)
+        of_rewards = RunningMoments(sharing, (), rare=True).to(device)
     return Normalising(inner, norm, of_rewards, counted, precision.group)

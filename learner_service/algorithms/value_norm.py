@@ -1,10 +1,15 @@
 """Returns in units of their running deviation."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from learner_service.algorithms.returns import of_agents
+from learner_service.algorithms.running_moments import CROWD_ROWS, crowd
 from learner_service.group.group import ALONE, Group
+
+_REACH = 100.0  # deviations from the mean, ranges of a batch: returns may be rare and large
 
 
 class ValueNorm(nn.Module):
@@ -17,12 +22,22 @@ class ValueNorm(nn.Module):
     without bound. PopArt (van Hasselt et al. 2016, arXiv:1602.07714) prevents that, too, by
     rescaling the network, but its values follow rising returns so late that VMAS balance reached
     45 in place of 52.
+
+    One absurd reward would hide all others for some 200 updates. So returns are clipped to what is
+    plausible, see RunningMoments, by 100 deviations and 100 ranges of the batch.
+
+    Attributes:
+        clipped: returns of the last batch that were clipped, of this rank, scalar.
+        outlier: [2] the one that was clipped most, as it came and as it was taken.
     """
 
     mean: Tensor
+    clipped: Tensor
+    outlier: Tensor
     square: Tensor
     weight: Tensor
     _sharing: Tensor
+    _set: Tensor
 
     def __init__(self, sharing: Tensor, decay: float = 0.9) -> None:
         """`sharing` [S, A] is of `sharing_agents`; `decay` what the past weighs at every update."""
@@ -31,6 +46,40 @@ class ValueNorm(nn.Module):
         self.register_buffer("_sharing", sharing, persistent=False)
         for name in ("mean", "square", "weight"):
             self.register_buffer(name, torch.zeros(len(sharing)))
+        self.register_buffer("_set", sharing.argmax(0), persistent=False)
+        self._agents_of = [row.nonzero().flatten().tolist() for row in sharing]
+        self.register_buffer("clipped", torch.zeros((), device=sharing.device), persistent=False)
+        self.register_buffer("outlier", torch.zeros(2, device=sharing.device), persistent=False)
+
+    def plausible(self, returns: Tensor, counted: Tensor, *, static: bool = False) -> Tensor:
+        """Clip returns.
+
+        Args:
+            returns: [R, A].
+            counted: [R, A] 1 for a return that counts, else 0.
+            static: do not wait for the device to see whether there is anything to clip.
+        """
+        valid = counted > 0
+        mean, std = self._statistics()
+        started = of_agents(self.weight, self._sharing) > 0
+        reach = (_REACH * std).where(started, -math.inf)
+        low, high = mean - reach, mean + reach
+        self.clipped.zero_()
+        outside = ((returns < low) | (returns > high)) & valid
+        if len(returns) < CROWD_ROWS or not (static or outside.any()):
+            return returns
+        rows, counts = returns.unsqueeze(-1), valid.unsqueeze(-1)
+        crowds = [crowd(rows, counts, agents, _REACH, 0.0) for agents in self._agents_of]
+        crowd_low, crowd_high = (torch.cat(ends) for ends in zip(*crowds, strict=True))  # [S]
+        # By index: a product with 0 would make NaN of infinite ends.
+        low = torch.minimum(low, crowd_low.index_select(0, self._set))
+        high = torch.maximum(high, crowd_high.index_select(0, self._set))
+        taken = torch.maximum(torch.minimum(returns, high), low).where(valid, returns)
+        excess = (returns - taken).abs().flatten()
+        self.clipped.copy_((excess > 0).sum())
+        at = excess.argmax(0, keepdim=True)
+        self.outlier.copy_(torch.cat([x.flatten().gather(0, at) for x in (returns, taken)]))
+        return taken
 
     def update(self, returns: Tensor, counted: Tensor, group: Group = ALONE) -> None:
         """Update by returns [R, A] where `counted` is 1; a group without any keeps its statistics.

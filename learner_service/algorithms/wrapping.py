@@ -52,6 +52,10 @@ class Wrapping(Algorithm[B], Generic[B]):
         """See Algorithm."""
         return self.inner.precision_scalars()
 
+    def outliers(self) -> dict[str, str]:
+        """See Algorithm."""
+        return self.inner.outliers()
+
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> Storage[Any]:
         """See Algorithm."""
         return self.inner.make_storage(spec, max_policy_lag)

@@ -13,7 +13,7 @@ import re
 import secrets
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint.
 
     Raises:
-        CheckpointError: if it is torn, foreign, or of another format.
+        CheckpointError: if it is torn, foreign, of another format, or holds NaN or infinity in what
+            acts and learns.
     """
     data = verified(path)
     _require_plain_archive(path, data)
@@ -46,7 +47,21 @@ def load(path: Path) -> dict[str, Any]:
         shown = found if isinstance(found, int | str) else type(found).__name__
         raise CheckpointError(f"{path} has format {shown!r}, this murmur reads {FORMAT}")
     checkpoint: dict[str, Any] = state
+    algorithm = checkpoint.get("algorithm")
+    for name, value in _not_finite(algorithm.get("parts") if isinstance(algorithm, dict) else None):
+        raise unreadable(path, f"{name} holds {value:g}, so that no action means anything")
     return checkpoint
+
+
+def _not_finite(state: object, name: str = "") -> Iterator[tuple[str, float]]:
+    """Names of tensors that hold NaN or infinity, each with its first such value."""
+    if isinstance(state, dict):
+        for key, value in state.items():
+            yield from _not_finite(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(state, torch.Tensor) and state.is_floating_point():
+        bad = ~state.isfinite()
+        if bad.any():
+            yield name, state[bad][0].item()
 
 
 def verified(path: Path, *, signed: bool = False) -> bytes:

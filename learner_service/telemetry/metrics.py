@@ -49,6 +49,14 @@ METRICS = (
         "the log names the loss and a file with the batch: lower the learning rates, "
         "learner.precision=fp32; more than learner.max_skipped_updates in a row end the run",
     ),
+    Metric(
+        "outliers_clipped",
+        "counter",
+        "numbers that network.normalise_observations, algorithm.normalise_rewards or "
+        "normalize_values clipped: they lay far beyond all others",
+        "the log shows the first of each observation: a sensor's or simulator's fault",
+        ("of",),
+    ),
     Metric("policy_version", "gauge", "version of the acting policy"),
     Metric(
         "policy_lag",

@@ -4,7 +4,9 @@ What is exported is `Policy.act` without a generator, traced: exactly what evalu
 serving learner play. Inputs are the raw observations by name, as the environment gives them
 ([B, A, ...], wire dtype); scaling, centring, agent numbers, masks and clipping are inside. Outputs
 are "action" and, where the policy has them, "logits" or "mean". A policy with memory takes "memory"
-and gives "next_memory". The batch dimension is free. The file says all of this of itself, in JSON.
+and gives "next_memory". A row with an input that no environment may give, such as NaN, has the
+action -1, or NaN of continuous ones: a file cannot raise. The batch dimension is free. The file
+says all of this of itself, in JSON.
 """
 
 import contextlib
@@ -46,10 +48,15 @@ _TOLERANCE = 1e-4  # relative and absolute, between PyTorch and ONNX Runtime in 
 class GreedyPolicy(nn.Module):
     """What a policy does in operation, as a module: observations by name -> outputs by name."""
 
-    def __init__(self, policy: Policy) -> None:
-        """Take over the policy's networks; it must be on the CPU and in fp32."""
+    def __init__(self, policy: Policy, *, marks: bool = True) -> None:
+        """Take over the policy's networks; it must be on the CPU and in fp32.
+
+        Args:
+            policy: the policy.
+            marks: mark the actions of rows with impossible inputs.
+        """
         super().__init__()
-        self._policy = policy
+        self._policy, self._marks = policy, marks
         for name, part in vars(policy).items():
             if isinstance(part, nn.Module):  # registered, so that tracing finds its parameters
                 self.add_module(name, part)
@@ -59,9 +66,25 @@ class GreedyPolicy(nn.Module):
         given = dict(observation)
         memory = {MEMORY: given.pop(MEMORY)} if MEMORY in given else {}
         acted = self._policy.act(given, None, **memory)
+        if self._marks:
+            acted = {**acted, "action": _marked(acted["action"], observation)}
         if MEMORY in acted:
             acted[NEXT_MEMORY] = acted[MEMORY]
         return {name: acted[name] for name in _OUTPUTS if name in acted}
+
+
+def _marked(action: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
+    """Actions [B, A, ...], -1 or NaN in rows with NaN, infinity or an agent without an action."""
+    possible = [
+        x.isfinite() if x.is_floating_point() else (x != 0).any(-1)
+        for name, x in observation.items()
+        if x.is_floating_point() or name == ACTION_MASK
+    ]
+    if not possible:
+        return action
+    rows = torch.stack([p.flatten(1).all(1) for p in possible]).all(0)
+    rows = rows.view(-1, *(1,) * (action.dim() - 1))
+    return action.where(rows, float("nan") if action.is_floating_point() else -1)
 
 
 @dataclass(frozen=True)
@@ -108,11 +131,10 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
     policy, spec, config = load_policy(state, source)
     memory_size = getattr(policy, "memory_size", 0)
     example = random_observations(spec, _EXAMPLE_ROWS, 0, memory_size)
+    unused = _unused_inputs(_trace(policy, example, marks=False), tuple(example))
+    # Such as the global state, which only critics see.
+    example = {name: value for name, value in example.items() if name not in unused}
     program = _trace(policy, example)
-    unused = _unused_inputs(program, tuple(example))
-    if unused:  # such as the global state, which only critics see
-        example = {name: value for name, value in example.items() if name not in unused}
-        program = _trace(policy, example)
     about = {
         "format": FORMAT_VERSION,
         "algorithm": config.algorithm.name,
@@ -163,10 +185,12 @@ def random_observations(
     return {name: torch.from_numpy(array) for name, array in found.items()}
 
 
-def _trace(policy: Policy, example: dict[str, Tensor]) -> torch.export.ExportedProgram:
+def _trace(
+    policy: Policy, example: dict[str, Tensor], *, marks: bool = True
+) -> torch.export.ExportedProgram:
     """The policy's computation for any number of rows."""
     rows = torch.export.Dim("rows", min=1)
-    return trace(GreedyPolicy(policy), example, {name: {0: rows} for name in example})
+    return trace(GreedyPolicy(policy, marks=marks), example, {name: {0: rows} for name in example})
 
 
 def trace(

@@ -3,20 +3,23 @@
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm
 from learner_service.algorithms.imitation import end_in_time
+from learner_service.algorithms.running_moments import CLIPPED
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.checksum import require_same
 from learner_service.group.group import ALONE, Group
 from learner_service.runtime.streams import enter_stream
 from learner_service.storage.feed import Feed, Taken
 from learner_service.storage.rollout import Batch
+from learner_service.storage.storage import OBSERVATION
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.histograms import distributions
@@ -91,6 +94,7 @@ class Learner:
         self._last_finite = LastFinite(algorithm)
         self._skipped_in_a_row, self._told_of_skips = 0, -math.inf
         self._scaler_skipped = 0.0  # steps, in this process
+        self._outliers_said: set[str] = set()
         self._inserted, self._save_due = storage.inserted, False
         self._logged = self._saved = time.monotonic()
         self._report = Report(log, progress, metrics, storage, clock, duties, self.rounds)
@@ -171,6 +175,7 @@ class Learner:
         self._skipped_in_a_row = 0
         del losses[_TOTAL]
         self._note_scaler(losses)
+        self._note_clipped(losses)
         self._progress.losses = losses
         self._duties.publish(version + 1)
         self._progress.updates = version + 1
@@ -242,6 +247,7 @@ class Learner:
             kept = f"the batch is in {self._checkpoints.save_batch(batch.arrays, p.updates)}"
         except CheckpointError as error:
             kept = f"the batch is not kept: {error}"
+        kept += _largest_observation(batch.arrays)
         if ends:
             count = f", as in {limit} tries before (learner.max_skipped_updates)" if limit else ""
             raise MurmurError(
@@ -262,6 +268,25 @@ class Learner:
             self._metrics.gauge("loss_scale").set(losses["loss_scale"])
             self._metrics.counter("scaler_skipped_steps").inc(skipped - self._scaler_skipped)
             self._scaler_skipped = skipped
+
+    def _note_clipped(self, losses: dict[str, float]) -> None:
+        """Count what normalisation clipped, and say once of each observation which value it was."""
+        counts = {n.removeprefix(CLIPPED): losses.pop(n) for n in [*losses] if CLIPPED in n}
+        for of, count in counts.items():
+            self._metrics.counter("outliers_clipped", of=of).inc(count)
+        if not any(counts.values()):
+            return
+        for name, text in self._algorithm.outliers().items():
+            if name in self._outliers_said:
+                continue
+            self._outliers_said.add(name)
+            logger.warning(
+                "%s: %s in the statistics that normalise: it lies far beyond all others, and alone "
+                "would set their scale; further ones are only counted, in "
+                "murmur_learner_outliers_clipped_total",
+                name,
+                text,
+            )
 
     def _note_update(self, batch: Taken, version: int, took: float) -> None:
         m, p = self._metrics, self._progress
@@ -398,3 +423,22 @@ class Learner:
         if state is not None:
             self._checkpoints.save_best({**state, "best": score})
         self.best = score
+
+
+def _largest_observation(arrays: Mapping[str, Tensor]) -> str:
+    """Describe the observation of a batch that is farthest from 0; empty if there is none."""
+    sizes = {
+        name: x.detach().abs().amax().item()
+        for name, x in arrays.items()
+        if name.startswith(OBSERVATION) and x.is_floating_point() and x.numel()
+    }
+    if not sizes:
+        return ""
+    name = max(sizes, key=lambda n: sizes[n] if sizes[n] == sizes[n] else math.inf)
+    x = arrays[name].detach()
+    at = int(x.abs().argmax())
+    index = [int(i) for i in np.unravel_index(at, x.shape)]
+    value = x.flatten()[at].item()
+    return (
+        f"; its largest observation is {value:g}, in '{name.removeprefix(OBSERVATION)}' at {index}"
+    )

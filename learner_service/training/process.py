@@ -27,6 +27,7 @@ from learner_service.telemetry.progress import Progress, ProgressLog
 from learner_service.training.duties import Duties
 from learner_service.training.gathering import Gathering
 from learner_service.training.learner import Learner
+from learner_service.training.resume import warn_of_changed_plugins
 from learner_service.training.share import begin_alike
 from learner_service.training.start_from import load_origin
 from shared.config import ExperimentConfig
@@ -34,6 +35,7 @@ from shared.config_text import config_text
 from shared.errors import MurmurError, ResourceError, SpecError
 from shared.files import disk_error, make_folder, write_whole
 from shared.ledger import Ledger
+from shared.plugin_folders import plugin_files
 from shared.process import CriticalThread, end_process, exit_code, logger
 from shared.run_lock import RunLock
 
@@ -62,6 +64,9 @@ class RunProcess(ABC):
         self._config, self._run_dir, self._stop = config, run_dir, stop
         self.group, self.gathering = group, Gathering(group)
         self._checkpoint, self._serve_only = checkpoint, serve_only
+        self._plugins = plugin_files(config.model_dump(mode="json"))
+        if checkpoint and not group.rank:
+            warn_of_changed_plugins(checkpoint[1].get("plugins", {}), self._plugins)
         begins = checkpoint is None and not serve_only and group.rank == 0  # others get its weights
         self._origin = load_origin(config) if begins else None
         self._sync = config.learner.pipeline == "sync"
@@ -181,7 +186,7 @@ class RunProcess(ABC):
             None if rank else self._log(num_agents),
             self.metrics,
             self._clock,
-            state,
+            lambda: {**state(), "plugins": self._plugins},
             self._stop,
             Profiling(own, self.metrics.ledgers, self.device.type == "cuda"),
             self.group,

@@ -1,5 +1,6 @@
 """What a learner does when it continues a run: random numbers, counters, past opponents."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,25 @@ def resume_generator(generator: torch.Generator, saved: Any, serve_only: bool) -
             "the checkpoint was saved on another kind of device: random numbers continue from "
             "the seed, so this run differs from one that continued there"
         )
+
+
+def warn_of_changed_plugins(
+    before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Say which plug-ins are not what they were when a checkpoint was written.
+
+    Args:
+        before: files of plug-ins then, see `plugin_files`; empty in older checkpoints.
+        now: the same of this process.
+    """
+    for module, found in now.items():
+        then = before.get(module)
+        if then is not None and then.get("sha256") != found["sha256"]:
+            logger.warning(
+                "plug-in %s has changed since the checkpoint was written: the run continues with "
+                "what the file says now",
+                found["file"],
+            )
 
 
 def settle_metrics(m: LearnerMetrics, p: Progress, held: int) -> None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from env_service.environment import random_action
 from murmur.conformance.checklist import Checklist
+from shared.row_check import MAX_ABS_OBSERVATION
 from shared.spec import ACTION_MASK, AGENT_CELL, EXPERT_ACTION, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep
 
@@ -115,6 +116,8 @@ class RowRules:
             bad &= last if label.startswith("metric") else True
             if bad.any():
                 return f"{label} of environment {int(np.argmax(bad))} holds NaN or infinity"
+            if label.startswith("observation") and np.abs(array).max() > MAX_ABS_OBSERVATION:
+                return f"{label} holds numbers beyond ±{MAX_ABS_OBSERVATION:g}"
         return None
 
     def _choices(self, t: TimeStep) -> str | None:

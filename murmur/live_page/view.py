@@ -137,7 +137,7 @@ class RunView:
     def _state(self) -> str:
         """starting, running, complete, stopped, or begun: it has no checkpoint."""
         state = state_of(self._run, self._config, self._last)
-        lately = time.time() - self._last.get("time", 0.0)
+        lately = abs(time.time() - self._last.get("time", 0.0))  # its clock may be ahead
         pause = 3 * self._config.learner.log_every_s
         if state in ("stopped", "begun") and lately < max(_LATELY_S, pause):
             return "running"  # by processes of another machine

@@ -39,7 +39,7 @@ class Absurd(gymnasium.Env[Any, Any]):
             reward = {"rich": 1e30, "poor": -1e30, "inf": np.inf, "nan": np.nan}.get(
                 self._wrong, reward
             )
-            seen = 3e38 if self._wrong == "far" else seen
+            seen = {"far": 9e17, "beyond": 3e38}.get(self._wrong, seen)
         return np.array([seen], np.float32), reward, False, self._age >= 10, {}
 
     def close(self) -> None:

@@ -16,16 +16,18 @@ _SAID = (
     "returned a reward of 1e+30 for agent 0, beyond ±1e+06 (learner.max_abs_reward), in the",
     "returned a reward of -1e+30 for agent 0",
     "returned NaN or infinity as reward",
+    "returned 3e+38 in observation 'observation' of agent 0 at index [0], beyond ±1e+18, in the",
     "raised RuntimeError: cannot be closed when it was closed",
     "evaluation: the episode with seed",
     "is skipped: ",
     "the weights stay as they were (skipped so far: 1); the batch is in",
+    "; its largest observation is 9e+17, in 'observation' at [",
 )
 
 
 def absurd_numbers(folder: Path) -> dict[str, Any]:
     """Failed starts and absurd rewards cost episodes, absurd observations updates; no run ends."""
-    wrongs = ["start", "rich", "poor", "inf", "nan", "close", "far", *[""] * 13]
+    wrongs = ["start", "rich", "poor", "inf", "nan", "close", "far", "beyond", *[""] * 12]
     config = {
         "environment": {
             "name": "gymnasium",

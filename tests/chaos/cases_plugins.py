@@ -70,7 +70,7 @@ HELLOS: dict[str, tuple[Callable[[pb.EnvSpec], object], str]] = {
     "one name twice": (_observe("view", "float32", (1,)), "'view' twice"),
     "one metric twice": (lambda spec: spec.metrics.append("won"), "metric 'won' twice"),
     "an empty shape": (_observe("x", "float32", (2, 0)), "empty shape (2, 0)"),
-    "no actions": (lambda spec: spec.action.discrete.Clear(), "has 0 actions"),
+    "no actions": (lambda spec: spec.action.discrete.Clear(), "a choice among 0 actions"),
     "a billion actions": (
         lambda spec: setattr(spec.action.discrete, "num_actions", 10**9),
         "has 1000000000 actions",

@@ -122,6 +122,7 @@ def _contract(messages: list[bytes], evaluates: bool) -> tuple[str, int]:
         finite = np.isfinite(floats).all() and np.isfinite(metric[np.equal(kinds, 2)]).all()
         reward, discount = floats[:4].reshape(2, 2), floats[4:6]
         paid = np.abs(reward).max() <= 1e6 and not reward[np.equal(kinds, 0)].any()
+        finite = finite and np.abs(floats[6:]).max() <= 1e18
         ranged = paid and discount.min() >= 0 and discount.max() <= 1
         good = max(kinds) <= 3 and follows and legal and finite and ranged
         if not good:

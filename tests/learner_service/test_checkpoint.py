@@ -93,6 +93,27 @@ def test_damaged_file_is_refused_with_the_reason_and_skipped(
     assert bad.with_suffix(".refused").is_file()
 
 
+@pytest.mark.parametrize("part", ["actor", "actor_optimizer"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_checkpoint_that_holds_nan_is_named_and_passed_over(
+    tmp_path: Path, part: str, value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = vector_spec()
+    coma = make_coma(spec)
+    coma.update(random_batch(spec, 5, 2))
+    folder = CheckpointFolder(tmp_path, keep=3)
+    good = folder.save({"algorithm": coma.state_dict()}, 1)
+    saved = coma.state_dict()["parts"][part]
+    tensor = next(iter(saved.values())) if part == "actor" else saved["state"][0]["exp_avg_sq"]
+    tensor.flatten()[3] = value
+    bad = folder.save({"algorithm": coma.state_dict()}, 2)
+    with pytest.raises(CheckpointError, match=rf"{bad.name}: {part}\.\S+ holds {value}, so that"):
+        folder.load(bad)
+    assert folder.load_latest()[0] == good
+    assert "the run continues from update-000001.pt" in caplog.text
+    assert bad.with_suffix(".refused").is_file()
+
+
 @pytest.mark.parametrize("kind", ["compressed", "overlapping", "no archive"])
 def test_a_checkpoint_that_expands_is_refused_unread(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,7 @@
 """`murmur.load`: a policy in this process acts like the learner that serves it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from learner_service.runtime.precision import Precision
 from learner_service.telemetry.progress import Progress
 from murmur.run_folder import RunFolder
 from shared.config import ExperimentConfig, load
+from shared.errors import ConfigError
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec
 from tests.learner_service.running import running_learner
@@ -168,6 +170,77 @@ def test_wrong_observations_are_named(tmp_path: Path) -> None:
         policy.act(view[:2])
     policy.reset()
     assert policy.act(view[:2]).shape == (2, 2)
+
+
+MASKED = {
+    "environment": {"name": "terrain", "num_agents": 2},
+    "algorithm": {"name": "mappo"},
+    "network": {"name": "auto"},
+}
+
+
+def test_impossible_numbers_are_named(tmp_path: Path) -> None:
+    """By observation, environment, agent, index and value; none of them gives an action."""
+    begin(tmp_path, RECURRENT)
+    policy = murmur.load(tmp_path)
+    good = np.zeros((3, 2, 4))
+    for value, dtype, words in (
+        (
+            np.nan,
+            "float32",
+            "environment 1 has nan in observation 'observation' of agent 0 at index [2]",
+        ),
+        (-np.inf, "float64", "environment 1 has -inf in observation 'observation' of agent 0"),
+        (
+            1e300,
+            "float64",
+            "environment 1 has 1e+300 in observation 'observation' of agent 0 at index [2], which ",
+        ),
+        (
+            np.nan,
+            "float16",
+            "environment 1 has nan in observation 'observation' of agent 0 at index [2]",
+        ),
+    ):
+        view = good.astype(dtype)
+        view[1, 0, 2] = value
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            policy.act(view)
+    assert policy._memory is None
+    with pytest.raises(ConfigError, match=r"^the observation has nan in observation 'observation'"):
+        policy.act(np.full((2, 4), np.nan))
+    with pytest.raises(ConfigError, match="N is 0"):
+        policy.act(good[:0])
+    policy.act(good)
+    for which in ([3], [True, False], [-4], [0.5]):
+        with pytest.raises(ConfigError, match="recurrent state is of 3 environments"):
+            policy.reset(which)
+    policy.reset([])
+    policy.reset([-1])
+
+
+def test_impossible_masks_are_named(tmp_path: Path) -> None:
+    config = begin(tmp_path, MASKED)
+    policy = murmur.load(tmp_path)
+    good = {
+        k: x[0] for k, x in murmur.make_env(config).reset(np.zeros(1, "u8")).observation.items()
+    }
+    mask = good["action_mask"]
+    policy.act(good)
+    for wrong, words in (
+        (mask * 0, "has an action_mask that allows no action to agent 'uav_0'"),
+        (mask * 255, "255 in action_mask of agent 'uav_0', where 0 or 1 must be"),
+        (mask[:, :-1], "observation 'action_mask' has shape"),
+        (np.where(mask, 0.0, -np.inf), "has dtype float64; its values do not fit in the policy's"),
+        (mask.astype(str), "has dtype <U"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            policy.act({**good, "action_mask": wrong})
+    cell = good["agent_cell"].copy()
+    cell[1] = 10_000
+    with pytest.raises(ConfigError, match="as agent_cell of agent 1, outside the maps"):
+        policy.act({**good, "agent_cell": cell})
+    policy.act({**good, "action_mask": mask.astype(bool)})
 
 
 def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:

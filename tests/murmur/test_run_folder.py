@@ -12,6 +12,7 @@ from murmur.cli import main
 from murmur.run_folder import BLOCK, RunFolder
 from shared.config import ExperimentConfig, load
 from shared.errors import CheckpointError, ConfigError
+from shared.process import process_began
 
 
 def test_the_latest_checkpoint_is_that_of_most_updates(tmp_path: Path) -> None:
@@ -96,6 +97,14 @@ def test_a_process_is_known_by_its_number_and_its_age(tmp_path: Path) -> None:
         os.utime(file, (1e9, 1e9))  # written long before: the number was another process's then
         assert run.process("learner.json") is None
         os.utime(file)
+        # Where it is known when the process began, no jump of the clock changes the answer.
+        began = process_began(child.pid)
+        if began is not None:
+            for at, pid in ((began, child.pid), (began + 1, None)):
+                file.write_text(json.dumps({"pid": child.pid, "began": at}))
+                for written in (1e9, 1e10):
+                    os.utime(file, (written, written))
+                    assert run.process("learner.json") == pid
         child.communicate(b"\n")
     assert run.process("learner.json") is None
 

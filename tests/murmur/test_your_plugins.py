@@ -269,6 +269,29 @@ network: {{name: "{names["network"]}", recurrent: 8}}
     assert "next_memory" in done.stdout  # the exported policy is recurrent
 
 
+@pytest.mark.system
+@pytest.mark.long
+def test_plugins_changed_before_a_resume_are_named_once(tmp_path: Path) -> None:
+    names = {
+        kind: write_skeleton(kind, PAGES[kind][1], tmp_path)[1]
+        for kind in ("environment", "network")
+    }
+    settings = " ".join(f"--set {kind}.name={name}" for kind, name in names.items())
+    first = run(f"murmur train spread {settings} --run run", tmp_path)
+    assert first.returncode == 0, first.stdout + first.stderr
+    resume = "murmur train --resume --run run --set run.max_updates="
+    for updates, changed in ((8, []), (10, [*names]), (12, [])):
+        for kind in changed:
+            file = tmp_path / f"{PAGES[kind][1]}.py"
+            file.write_text(file.read_text() + "\n# Another task from here on.\n")
+        done = run(f"{resume}{updates}", tmp_path)
+        said = " ".join((done.stdout + done.stderr).split())
+        assert done.returncode == 0, said
+        assert said.count("has changed since the checkpoint was written") == len(changed), said
+        for kind in changed:
+            assert f"plug-in {tmp_path / PAGES[kind][1]}.py has changed" in said, said
+
+
 SHORT = [("environment", "import")]  # the others are long
 FAILING = {
     "import": ("raise OSError('no licence')\n", "raised OSError: no licence", "own.py:1"),

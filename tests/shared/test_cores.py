@@ -1,6 +1,8 @@
 """How many processors there are, by mask and quota, and what is made of them."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,47 @@ def machine(root: Path, groups: str, files: dict[str, str]) -> Path:
             },
             MASK,
         ),
+        # Version 2 beside version 1, as systemd mounts it.
+        (
+            "3:cpu:/\n0::/user.slice\n",
+            {
+                "proc/self/mountinfo": "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+                "41 31 0:38 / /sys/fs/cgroup/unified rw shared:4 - cgroup2 cgroup2 rw\n",
+                "sys/fs/cgroup/unified/user.slice/cpu.max": "60000 100000\n",
+            },
+            0.6,
+        ),
+        # In a container, a group below the one that is mounted.
+        (
+            "0::/docker/1f/train\n",
+            {
+                "proc/self/mountinfo": "41 31 0:38 /docker/1f /sys/fs/cgroup ro - cgroup2 c rw\n",
+                "sys/fs/cgroup/cpu.max": "max 100000\n",
+                "sys/fs/cgroup/train/cpu.max": "70000 100000\n",
+            },
+            0.7,
+        ),
+        (
+            "4:cpu,cpuacct:/docker/1f/a b\n",
+            {
+                "proc/self/mountinfo": "36 25 0:31 /docker/1f /cg/my\\040cpu rw - cgroup c "
+                "rw,cpu,cpuacct\n37 25 0:32 / /cg/set rw - cgroup c rw,cpuset\n",
+                "cg/my cpu/a b/cpu.cfs_quota_us": "40000\n",
+                "cg/my cpu/a b/cpu.cfs_period_us": "100000\n",
+                "cg/my cpu/cpu.cfs_quota_us": "90000\n",
+                "cg/my cpu/cpu.cfs_period_us": "100000\n",
+            },
+            0.4,
+        ),
+        # A group outside what this namespace shows.
+        (
+            "0::/../other\n",
+            {
+                "proc/self/mountinfo": "41 31 0:38 /.. /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+                "sys/fs/cgroup/cpu.max": "80000 100000\n",
+            },
+            0.8,
+        ),
         ("", {}, MASK),
     ],
 )
@@ -58,6 +101,23 @@ def test_cores_are_those_of_mask_and_quota(
     tmp_path: Path, groups: str, files: dict[str, str], cores: float
 ) -> None:
     assert available_cores(machine(tmp_path, groups, files)) == cores
+
+
+def test_a_real_quota_of_version_1_counts(request: pytest.FixtureRequest) -> None:
+    """In a group below that of this process, where this machine lets us make one."""
+    group = Path("/sys/fs/cgroup/cpu") / f"murmur-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        request.addfinalizer(group.rmdir)
+        (group / "cpu.cfs_quota_us").write_text("50000")
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    code = (
+        f"import os, pathlib; pathlib.Path('{group}/cgroup.procs').write_text(str(os.getpid()))\n"
+        "from shared.cores import available_cores; print(available_cores())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) == 0.5
 
 
 def config(**sections: dict[str, object]) -> ExperimentConfig:

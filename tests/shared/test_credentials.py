@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def test_every_token_of_a_role_counts_and_the_first_is_used() -> None:
         f"# made today\nenvironment {'n' * 32}\nenvironment {'o' * 32} # old\n\nevaluator {LONG}\n"
     )
     tokens = parse_tokens(text.encode(), Path("tokens"))
-    credentials = Credentials(b"", b"", b"", tokens)
+    credentials = Credentials(b"", b"", b"", tokens, datetime.now(UTC))
     assert credentials.role_of("n" * 32) == credentials.role_of("o" * 32) == "environment"
     assert credentials.role_of(LONG) == "evaluator"
     assert credentials.role_of("") is credentials.role_of(LONG + "x") is None

@@ -15,7 +15,7 @@ from shared.config import load
 from shared.config_text import plain_data
 from shared.errors import ConfigError
 from shared.named_plugin import named_plugin, require_module
-from shared.plugin_folders import folders_in_use, look_in, refused_code
+from shared.plugin_folders import folders_in_use, look_in, plugin_files, refused_code
 from shared.registry import load_plugin, require_plugin
 from shared.yaml_text import difference, parse_yaml, to_yaml
 
@@ -242,3 +242,25 @@ def test_untyped_options_survive_in_a_file(tmp_path: Path) -> None:
     written = parse_yaml(to_yaml(plain_data(options)), "written")
     assert difference(written, {**parse_yaml(text, "text"), "end": math.inf}) is None
     assert difference(plain_data(kind.model_validate(written)), written) is None
+
+
+def test_files_of_plugins_are_found_without_running_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "alone_here.py").write_text("raise SystemExit('not to be run')\n")
+    package = tmp_path / "package_here"
+    package.mkdir()
+    for name in ("__init__", "part"):
+        (package / f"{name}.py").write_text("raise SystemExit('not to be run')\n")
+    named = {"a": "alone_here:Own", "b": ["package_here:Own", "nowhere:Own", "12:30"]}
+    before = plugin_files(named)
+    assert {name: Path(x["file"]).name for name, x in before.items()} == {
+        "alone_here": "alone_here.py",
+        "package_here": "__init__.py",
+    }
+    assert plugin_files(named) == before
+    (package / "part.py").write_text("")
+    now = plugin_files(named)
+    assert now["alone_here"] == before["alone_here"]
+    assert now["package_here"] != before["package_here"]

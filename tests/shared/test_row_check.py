@@ -51,16 +51,23 @@ CASES = [
     ("reward", (1, 1), 1e-45, ""),
     ("reward", (1, 1), 1.1e6, "a reward of 1.1e+06 for agent 1, beyond ±1e+06"),
     ("reward", (1, 1), -1e30, "a reward of -1e+30 for agent 1, beyond"),
-    ("reward", (1, 1), np.inf, "inf in reward at index [1]"),
-    ("reward", (1, 1), np.nan, "nan in reward at index [1]"),
+    ("reward", (1, 1), np.inf, "inf in reward of agent 1"),
+    ("reward", (1, 1), np.nan, "nan in reward of agent 1"),
     ("discount", 1, 0.5, ""),
     ("discount", 1, 0, ""),
     ("discount", 1, 5, "a discount of 5, which"),
     ("discount", 1, -1, "a discount of -1, which"),
     ("discount", 1, np.nan, "a discount of nan, which"),
-    ("maps", (1, 0, 0, 2, 3), 3e38, ""),
-    ("maps", (1, 0, 0, 2, 3), -np.inf, "-inf in observation 'maps' at index [0, 0, 2, 3]"),
-    ("half", (1, 0, 1), np.inf, "inf in observation 'half' at index [0, 1]"),
+    ("maps", (1, 0, 0, 2, 3), 9.9e17, ""),
+    (
+        "maps",
+        (1, 0, 0, 2, 3),
+        3e38,
+        "3e+38 in observation 'maps' of agent 0 at index [0, 2, 3], be",
+    ),
+    ("half", (1, 0, 1), 6e4, ""),
+    ("maps", (1, 0, 0, 2, 3), -np.inf, "-inf in observation 'maps' of agent 0 at index [0, 2, 3]"),
+    ("half", (1, 0, 1), np.inf, "inf in observation 'half' of agent 0 at index [1]"),
     (ACTION_MASK, (1, 0, 1), 0, ""),
     (ACTION_MASK, (1, 0, 1), 2, "2 in action_mask of agent 0"),
     (ACTION_MASK, (1, 0), 0, "an action_mask that allows no action to agent 0"),
@@ -108,4 +115,4 @@ def test_without_a_bound_any_finite_reward_will_do() -> None:
     assert RowCheck(SPEC, 1).broken(timestep) == {}
     assert RowCheck(SPEC, 1, 1e300).broken(timestep) == {}
     timestep.reward[0, 0] = np.inf
-    assert RowCheck(SPEC, 1).broken(timestep) == {0: "inf in reward at index [0]"}
+    assert RowCheck(SPEC, 1).broken(timestep) == {0: "inf in reward of agent 0"}

@@ -122,7 +122,7 @@ def test_agents_without_names_are_numbered() -> None:
 IMPOSSIBLE: dict[str, tuple[Callable[[], object], str]] = {
     "agents": (lambda: replace(SPEC, num_agents=0), "has 0 agents"),
     "nothing seen": (lambda: replace(SPEC, observations=()), "declares no observation"),
-    "no choice": (lambda: replace(SPEC, action=Discrete(1)), "has 1 actions"),
+    "no choice": (lambda: replace(SPEC, action=Discrete(1)), "a choice among 1 actions"),
     "twice": (lambda: replace(SPEC, observations=SPEC.observations * 2), "'maps' twice"),
     "dtype": (lambda: ArraySpec("x", "float64", (1,)), "dtype 'float64'; use one of"),
     "dtype that would break the log": (lambda: ArraySpec("x", "f\r4", ()), r"dtype 'f\\r4'; use"),

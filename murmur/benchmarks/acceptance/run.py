@@ -23,7 +23,7 @@ is not built yet is reported so; what other algorithms have reached stays in the
 import argparse
 import json
 import sys
-from datetime import UTC, datetime
+import time
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +104,11 @@ class Run:
         command += ["--run", str(path), "--set", f"run.max_env_steps={env_steps}"]
         path.mkdir(parents=True, exist_ok=True)
         self._write_costs(costs | {reached + 1: unknown})  # an interruption leaves it so
-        before, started = children_cpu_s(), datetime.now(UTC)
+        before, started = children_cpu_s(), time.monotonic()
         with path.with_suffix(".log").open("a") as log:
             run_training(command, log)
         spent = {
-            "minutes": (datetime.now(UTC) - started).total_seconds() / 60,
+            "minutes": (time.monotonic() - started) / 60,
             "cpu_s": children_cpu_s() - before,
         }
         so_far = costs.get(reached, {"minutes": 0.0, "cpu_s": 0.0})

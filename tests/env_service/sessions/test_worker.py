@@ -376,14 +376,14 @@ CONTENTS: dict[str, tuple[Callable[[TimeStep], TimeStep], str, list[int], str]] 
         _nan,
         "contents",
         [2],
-        "environment 'spread' returned nan in observation 'observation' at index [1, 7], in the "
-        "episode with seed",
+        "environment 'spread' returned nan in observation 'observation' of agent 1 "
+        "at index [7], in the episode with seed",
     ),
     "infinite rewards": (
         lambda t: replace(t, reward=t.reward * np.float32(np.inf)),
         "contents",
         ALL,
-        "in reward at index [0], in one of 4 episodes",
+        "in reward of agent 0, in one of 4 episodes",
     ),
     "a reward beyond the bound": (
         _pay(1e30),
@@ -502,7 +502,7 @@ def test_large_finite_numbers_and_unused_metrics_are_no_fault() -> None:
         return replace(
             timestep,
             reward=np.full_like(timestep.reward, -1e6),
-            observation={k: np.full_like(v, 3e38) for k, v in timestep.observation.items()},
+            observation={k: np.full_like(v, 9e17) for k, v in timestep.observation.items()},
             metrics={k: np.full_like(v, np.nan) for k, v in timestep.metrics.items()},
         )
 

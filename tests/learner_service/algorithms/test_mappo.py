@@ -110,6 +110,25 @@ def test_value_norm_by_hand() -> None:
     torch.testing.assert_close(norm.denormalize(got), torch.full((1, 2), 4.0 + (7 / 3) ** 0.5))
 
 
+@pytest.mark.parametrize("sharing", [(0, 0, 0), (0, 1, 1)])
+def test_one_absurd_return_does_not_hide_all_others(sharing: tuple[int, ...]) -> None:
+    random = torch.Generator().manual_seed(0)
+    counted = torch.ones(256, 3)
+    for first in (0, 4):
+        norm = ValueNorm(sharing_agents(sharing, torch.device("cpu")))
+        for update in range(6):
+            returns = torch.randn(256, 3, generator=random)
+            if update == first:
+                returns[7, 1] = 1e6
+            taken = norm.plausible(returns, counted)
+            assert norm.clipped == (update == first)
+            assert (taken is returns) == (update not in (0, first))
+            assert torch.equal(taken[8:], returns[8:])
+            norm.update(taken, counted)
+        std = norm._statistics()[1]
+        assert std.max() < 40, (first, std)  # unclipped 1e4
+
+
 def test_value_norms_of_sets_by_hand() -> None:
     norm = ValueNorm(sharing_agents((0, 1, 2), CPU), decay=0.5)
     counted = torch.tensor([[1.0, 1, 0], [1, 1, 0]])

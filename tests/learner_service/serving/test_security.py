@@ -127,6 +127,55 @@ def expired(folder: Path, into: Path) -> Path:
     return into
 
 
+def end_soon(folder: Path, role: str, seconds: float) -> datetime:
+    """Sign the certificate of a role again, to end soon; returns when."""
+    path = folder / role / "certificate.pem"
+    good = x509.load_pem_x509_certificate(path.read_bytes())
+    authority = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    end = (datetime.now(UTC) + timedelta(seconds=seconds)).replace(microsecond=0)
+    builder = x509.CertificateBuilder(
+        issuer_name=good.issuer,
+        subject_name=good.subject,
+        public_key=good.public_key(),
+        serial_number=x509.random_serial_number(),
+        not_valid_before=good.not_valid_before_utc,
+        not_valid_after=end,
+    )
+    for extension in good.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    signed = builder.sign(authority, hashes.SHA256())  # type: ignore[arg-type]
+    path.write_bytes(signed.public_bytes(Encoding.PEM))
+    return end
+
+
+def test_certificates_end_and_are_renewed_while_streaming(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its stream continues; until renewed, new ones are refused, which both sides explain."""
+    folder = tmp_path / "certs"
+    make_certificates(folder, HOSTS, 30)
+    end = max(end_soon(folder, role, 4) for role in ("learner", "environment"))
+    own = CredentialFolder(folder / "environment")
+    how = channel_credentials(own.current(), "environment")
+    with (
+        running_learner(tmp_path / "run", secured(folder)) as running,
+        Client(running.port, SPEC, 2, how) as client,
+    ):
+        client.hello()
+        client.exchange(row(SPEC, 2, FIRST))
+        wait_until(lambda: datetime.now(UTC) > end + timedelta(seconds=1), lambda: "", 10)
+        client.exchange(row(SPEC, 2, MID))
+        late = channel_credentials(own.current(), "environment")
+        assert refusal(running.port, late).code == Code.UNAVAILABLE
+        for role in ("learner", "environment"):
+            words = f"{role}/certificate.pem ended at {end:%Y-%m-%d %H:%M} UTC, and no peer"
+            assert caplog.text.count(words) == 1, caplog.text
+        make_certificates(folder, HOSTS, 30, renew=True)
+        client.exchange(row(SPEC, 2, MID))
+        renewed = channel_credentials(own.current(), "environment")
+        assert health(running.port, renewed) == health_pb2.HealthCheckResponse.SERVING
+
+
 @pytest.mark.parametrize("what", ["plain text", "no certificate", "another authority", "expired"])
 def test_without_a_valid_certificate_no_connection_is_made(
     learner: RunningLearner, folder: Path, stranger: Path, tmp_path: Path, what: str

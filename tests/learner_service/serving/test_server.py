@@ -159,10 +159,10 @@ def test_poison_is_refused_and_nothing_of_it_is_stored(learner: RunningLearner, 
     timestep = row(SPEC, 2, FIRST)
     if where == "observation":
         timestep.observation["view"][1, 0, 2] = np.nan  # type: ignore[index]
-        words = "environment 1 returned nan in observation 'view' at index [0, 2]"
+        words = "environment 1 returned nan in observation 'view' of agent 0 at index [2]"
     elif where == "reward":
         timestep.reward[0, 1] = np.inf
-        words = "environment 0 returned inf in reward at index [1]"
+        words = "environment 0 returned inf in reward of agent 1"
     else:
         timestep.step_type[1] = 7
         words = "step_type holds 7, expected 0, 1, 2 or 3"

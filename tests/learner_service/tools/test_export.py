@@ -152,6 +152,37 @@ def run_file(done: Exported, given: dict[str, Tensor]) -> dict[str, np.ndarray[A
     return {name: value.numpy() for name, value in module(arrays).items()}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        ("mappo, masks", "onnx"),
+        pytest.param("mappo, masks", "torch-export", marks=pytest.mark.long),
+        pytest.param("mappo, continuous", "onnx", marks=pytest.mark.long),
+        pytest.param("mappo, continuous", "torch-export", marks=pytest.mark.long),
+    ],
+)
+def test_a_file_marks_actions_of_impossible_inputs(case: str, kind: Any, tmp_path: Path) -> None:
+    spec, algorithm, network, inputs = CASES[case]
+    state = checkpoint(spec, algorithm, network)
+    path = tmp_path / ("policy.onnx" if kind == "onnx" else "policy.pt2")
+    done = export_policy(state, kind, path, "best.pt")
+    assert [given["name"] for given in done.about["inputs"]] == inputs  # not the state
+    given = random_observations(spec, 6, seed=0)
+    good = run_file(done, given)["action"]
+    for row, value in ((1, float("nan")), (2, float("inf")), (4, float("-inf"))):
+        given["near"][row, 2, 3] = value
+    if ACTION_MASK in inputs:
+        given[ACTION_MASK][5, 1] = 0
+        given["far"][0, 0, 0] = float("nan")
+    bad = [0, 1, 2, 4, 5] if ACTION_MASK in inputs else [1, 2, 4]
+    action = run_file(done, given)["action"]
+    marked = np.isnan(action) if action.dtype.kind == "f" else action == -1
+    assert marked.reshape(6, -1).all(1).nonzero()[0].tolist() == bad
+    left = [row for row in range(6) if row not in bad]
+    np.testing.assert_allclose(action[left], good[left], rtol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the tools, about themselves
 @pytest.mark.parametrize(
     ("case", "kind"),
@@ -255,7 +286,7 @@ def test_the_example_runs_without_murmur(tmp_path: Path) -> None:
     }
     action = load_policy(state)[0].act(ones, None)["action"].tolist()
     assert result.stdout == "".join(f"step {k}: actions {action}\n" for k in range(3))
-    assert len(EXAMPLE.read_text().splitlines()) <= 22
+    assert len(EXAMPLE.read_text().splitlines()) <= 23
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:

@@ -177,7 +177,9 @@ def test_a_sweep_keeps_arguments_as_they_are_written(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(
         f"configs: [{tmp_path}/gym.yaml]\nvary: {{environment.arguments.x: [yes, no]}}\n"
     )
-    with pytest.raises(ConfigError, match="yes is true in YAML 1.1 and the text 'yes' in YAML 1.2"):
+    with pytest.raises(
+        ConfigError, match=r"yes is true in YAML 1\.1 and the text 'yes' in YAML 1\.2"
+    ):
         load_spec([str(tmp_path / "sweep.yaml")], {})
 
 
@@ -188,5 +190,7 @@ def test_an_index_with_a_wrong_value_is_named(tmp_path: Path, wrong: dict[str, A
     index = json.loads((sweep.path / "sweep.json").read_text())
     index["runs"][0] |= wrong
     (sweep.path / "sweep.json").write_text(json.dumps(index))
-    with pytest.raises(ConfigError, match=rf"sweep\.json is no index of a sweep: .*{[*wrong][0]}"):
+    with pytest.raises(
+        ConfigError, match=rf"sweep\.json is no index of a sweep: .*{next(iter(wrong))}"
+    ):
         SweepFolder.open(sweep.path)
