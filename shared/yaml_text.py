@@ -116,7 +116,9 @@ class _Loader(yaml.SafeLoader):
             ConfigError: for a number that a float can only hold as infinity or 0.
         """
         text = self.text_of(node, "float").replace("_", "").lower()
-        if text[-3:] in ("inf", "nan"):
+        if text == ".nan":
+            return math.nan  # one object: as a key it equals itself
+        if text.endswith("inf"):
             return float(text.replace(".", ""))
         value = float(text)
         if math.isinf(value) or (not value and re.search("[1-9]", text.partition("e")[0])):
