@@ -82,7 +82,8 @@ def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
         ConfigError: if there is no such environment or option.
         ModuleNotFoundError: if a package is missing.
     """
-    first = os.environ.get(HASH_SEED, "0")
+    first = os.environ.get(HASH_SEED, "")
+    first = first if first.isdecimal() else "0"
     checked = _in_child(_check, first, name, options, step_limit_s)
     if checked.look is None:
         return checked
@@ -102,7 +103,7 @@ def _other_hashes(agents: tuple[str, ...], before: str) -> str:
         before: the PYTHONHASHSEED to differ from.
     """
     seeds = [str(seed) for seed in range(1, _HASH_SEEDS) if str(seed) != before]
-    if len(agents) < 2 or before == "random":
+    if len(agents) < 2:
         return seeds[0]
     orders = (_order(agents, seed) for seed in seeds)
     first = _order(agents, before)

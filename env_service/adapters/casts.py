@@ -152,12 +152,28 @@ class _Ranges:
         self.loss[larger], self.before[larger] = loss[larger], wide[larger]
 
 
-def say_number(notices: Notices, what: str, before: Any, after: float, fix: str) -> None:  # noqa: ANN401
-    """Say once that a reward or metric beyond WHOLE is another number as float32."""
-    if not notices.said(CAST, what) and np.isfinite(after):
-        whole = isinstance(before, int | np.integer)
-        if (int(after) != int(before)) if whole else (after != float(before)):
-            plain = int(before) if whole else float(before)
-            notices.say(
-                CAST, what, f"{what} is {plain!r} and arrives as {after!r} (float32); {fix}"
-            )
+def say_number(
+    notices: Notices,
+    subject: str,
+    what: str,
+    before: Any,  # noqa: ANN401 - any number
+    after: float,
+    fix: str,
+) -> None:
+    """Say once that a number beyond WHOLE is another one as float32.
+
+    Args:
+        notices: where to say it.
+        subject: of the notice.
+        what: the number's name.
+        before: as the environment gave it.
+        after: as it is sent.
+        fix: an advice.
+    """
+    if notices.said(CAST, subject) or not np.isfinite(after):
+        return
+    whole = isinstance(before, int | np.integer)
+    if (int(after) != int(before)) if whole else (after != float(before)):
+        plain = int(before) if whole else float(before)
+        text = f"{what} is {plain!r} and arrives as {after!r} (float32); {fix}"
+        notices.say(CAST, subject, text)

@@ -104,4 +104,4 @@ class Interface:
         for subject, text in self.observations.doubts.items():
             notices.say(GUESSED, subject, f"observation '{subject}': {text}")
         for agent, text in self.actions.doubts.items():
-            notices.say("action_range", agent, f"agent '{agent}' {text}")
+            notices.say("action_range", "actions", f"agent '{agent}' {text}")

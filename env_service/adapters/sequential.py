@@ -351,10 +351,11 @@ class SequentialVectorEnv(VectorEnvironment):
         row = self._mask_rows[i][agent]
         if mask is None:
             row[...] = 1
-            if not over and agent in self._masking:
+            missed = not over and agent in self._masking
+            if missed and not self.notices.said("mask_missing", ACTION_MASK):
                 self.notices.say(
                     "mask_missing",
-                    self.agents[agent],
+                    ACTION_MASK,
                     f"infos of agent '{self.agents[agent]}' have no '{ACTION_MASK}' at step "
                     f"{self._ages[i]}, though they had one before: there every action counts as "
                     "legal; give it in every step",
@@ -398,9 +399,8 @@ class SequentialVectorEnv(VectorEnvironment):
     def _say_reward(self, agent: int, reward: Any, own: NDArray[np.float32]) -> None:  # noqa: ANN401
         """Say that a reward beyond WHOLE arrives as another number."""
         fix = "scale rewards in a factory of your own"
-        say_number(
-            self.notices, f"reward of '{self.agents[agent]}'", reward, float(own[agent]), fix
-        )
+        what = f"reward of '{self.agents[agent]}'"
+        say_number(self.notices, "rewards", what, reward, float(own[agent]), fix)
 
     def _blank(self, i: int, agent: int) -> None:
         """An agent that is not there sees nothing and may do nothing (action 0)."""
@@ -433,9 +433,9 @@ class SequentialVectorEnv(VectorEnvironment):
                     break
                 self._metrics[name][i] = value
                 if not -WHOLE <= value <= WHOLE:
-                    fix = "scale it in a factory of your own"
+                    what, fix = f"info '{name}'", "scale it in a factory of your own"
                     arrived = float(self._metrics[name][i])
-                    say_number(self.notices, f"info '{name}'", value, arrived, fix)
+                    say_number(self.notices, what, what, value, arrived, fix)
 
     def _check_masks(self) -> None:
         """Give every agent something legal to do where nothing depends on it any more."""

@@ -148,7 +148,11 @@ class Gymnasium(SequentialVectorEnv):
                         self._say_reward(a, one, own_rewards)
             elif not -WHOLE <= reward <= WHOLE:
                 self._say_reward(0, reward, own_rewards)
-            if self._team and np.size(reward) < len(own_rewards):
+            if (
+                self._team
+                and np.size(reward) < len(own_rewards)
+                and not self.notices.said("reward_repeated", "reward")
+            ):
                 self.notices.say(
                     "reward_repeated",
                     "reward",
@@ -191,7 +195,7 @@ class Gymnasium(SequentialVectorEnv):
         """The episode's outcome from each agent's: it ends when all agents are done."""
         done, cut = terminated | truncated, truncated & ~terminated
         if not done.all():
-            if done.any():
+            if done.any() and not self.notices.said("agent_kept", "terminated"):
                 self.notices.say(
                     "agent_kept",
                     "terminated",

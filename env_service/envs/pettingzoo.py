@@ -158,7 +158,7 @@ class PettingZoo(SequentialVectorEnv):
                 for _, agent in truncated:
                     self.notices.say(
                         "truncated_alone",
-                        str(agent),
+                        "truncations",
                         f"agent '{agent}' was truncated at step {self._ages[i]} while others "
                         "continue: its last transition is not bootstrapped, as if it had "
                         "terminated; truncate all agents in one step if that is wrong",
@@ -182,9 +182,11 @@ class PettingZoo(SequentialVectorEnv):
             shared = self._shares and known is not None
             if shared:
                 self._own_rows[i][known] = reward
+            if self.notices.said("reward_of_absent", "rewards"):
+                continue
             self.notices.say(
                 "reward_of_absent",
-                str(agent),
+                "rewards",
                 f"agent '{agent}' was given {reward!r} as reward at step {self._ages[i]}, when it "
                 "was not among the agents: "
                 + (
