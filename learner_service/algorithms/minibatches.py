@@ -1,8 +1,8 @@
 """Minibatches of a rollout: all of its rows in a random order, gathered once for each pass.
 
-On a GPU every shape is known beforehand and nothing is read back, so that an update can be one CUDA
-graph: rows that do not count are dealt evenly to the minibatches and weigh nothing. On a CPU, which
-would compute them for nothing, they are left out.
+On a GPU all minibatches have one size, whatever the number of environments, and nothing is read
+back, so that one CUDA graph serves all of them: rows that do not count weigh nothing, and fill
+minibatches up. On a CPU, which would compute them for nothing, they are left out.
 
 Ranks of a group make as many minibatches as one learner with all their rows would. Minibatch k of
 the group is that of all ranks together; where a rank has no row for it, rows of weight 0 stand in.
@@ -58,26 +58,37 @@ class Pass:
 
     Attributes:
         parts: n minibatches.
+        counts: [n] theirs.
         critic: the critic's inputs of all of them, [n * M, A, ...].
         columns: the columns of all of them, [n * M, A, ...].
         share: [n, M, A] their shares.
     """
 
     parts: list[Minibatch]
+    counts: Tensor
     critic: Inputs
     columns: dict[str, Tensor]
     share: Tensor
 
 
-def number_of_minibatches(number: int, times: float, group: Group = ALONE) -> int:
+def number_of_minibatches(
+    number: int, times: float, group: Group = ALONE, *, units: int = 0, width: int = 0
+) -> int:
     """Minibatches of a pass, the same on all ranks.
 
     Args:
         number: that is configured.
         times: of a Batch: an update may have more rows than were asked for.
         group: its ranks' mean counts.
+        units: that may count, at most.
+        width: units that a minibatch has room for; 0: for any number.
     """
-    return round(number * group.agree({"times": times}, "sum")["times"] / group.size)
+    number = round(number * group.agree({"times": times}, "sum")["times"] / group.size)
+    if not width:
+        return number
+    # Of several ranks one may have a unit less of each minibatch: it begins with padding.
+    room = width - (group.size > 1)
+    return max(number, round(group.agree({"least": -(-units // room)}, "max")["least"]))
 
 
 def deviations(x: Tensor, share: Tensor, sharing: Tensor, group: Group = ALONE) -> Tensor:
@@ -172,17 +183,22 @@ class Rows:
         sharing = self.sharing[:, :1]
         return Rows(actor, critic, columns, weight, sharing, self.static, group=self.group)
 
-    def shuffled(self, number: int, generator: torch.Generator) -> Pass:
+    def shuffled(self, number: int, generator: torch.Generator, width: int = 0) -> Pass:
         """All rows that count, in `number` minibatches: equally many in each, give or take a unit.
 
         Args:
-            number: of minibatches; there are fewer if there are fewer units.
+            number: of minibatches; there are fewer if there are fewer units and `width` is 0.
             generator: draws the order.
+            width: units of each minibatch, which have room for all that count; 0: as many as there
+                are.
         """
-        number, skipped = self._places(number)
+        if not width:
+            number, skipped = self._places(number)
+        else:
+            skipped = self.group.rank * number // self.group.size
         if number == 0:  # environments that fail at once, or an episode's end alone
-            return Pass([], self.critic, {}, self.weight)
-        units, spare = self._deal(number, skipped, generator)
+            return Pass([], self.weight, self.critic, {}, self.weight)
+        units, spare = self._deal(number, skipped, generator, width)
         index, width = units.unsqueeze(1), units.shape[1]
         if self.actor_state is not None:  # [n, L, m] rows of whole environments
             step = len(self.weight) // self._length
@@ -213,7 +229,7 @@ class Rows:
                     critic_state and critic_state.columns(envs),
                 )
             )
-        return Pass(found, critic, columns, share)
+        return Pass(found, any_counts, critic, columns, share)
 
     def _weighted(
         self, rows: Tensor, shape: tuple[int, int, int], skipped: int, spare: int
@@ -224,7 +240,7 @@ class Rows:
             rows: numbers of the rows of all minibatches.
             shape: n, L, m: minibatches, steps, units of each.
             skipped: minibatches, the first ones, to which this rank's first unit is only padding.
-            spare: the same of the last ones and its last unit.
+            spare: units of padding behind this rank's last one.
 
         Returns:
             [n, rows, A], which a minibatch's loss is summed with, and [n] 1 or 0.
@@ -232,8 +248,11 @@ class Rows:
         weight = self.weight.index_select(0, rows)
         if skipped:  # the first of these are there to fill them up
             weight.view(*shape, -1)[:skipped, :, 0] = 0
-        if spare:  # and the last of these
-            weight.view(*shape, -1)[-spare:, :, -1] = 0
+        columns, rest = divmod(spare, shape[0])
+        if columns:  # and the last of these
+            weight.view(*shape, -1)[:, :, -columns:] = 0
+        if rest:
+            weight.view(*shape, -1)[-rest:, :, -columns - 1] = 0
         weight = weight.view(shape[0], -1, weight.shape[1])
         counted = weight.sum(1)  # [n, A]
         self.group.mean_([counted])
@@ -256,13 +275,16 @@ class Rows:
         number = min(number, int(sum(self._by_rank)))
         return number, int(sum(self._by_rank[: group.rank])) % max(1, number)
 
-    def _deal(self, number: int, skipped: int, generator: torch.Generator) -> tuple[Tensor, int]:
-        """Shuffled units [n, m], dealt like cards, and how many minibatches have one too few.
+    def _deal(
+        self, number: int, skipped: int, generator: torch.Generator, width: int
+    ) -> tuple[Tensor, int]:
+        """Shuffled units [n, m], dealt like cards, and how many of them are padding at the end.
 
         Args:
             number: n.
             skipped: minibatches that get none in the first round.
             generator: draws the order.
+            width: m; 0: as many as are needed.
         """
         size, device = len(self._units), self._units.device
         order = torch.randperm(size, device=device, generator=generator)
@@ -271,8 +293,8 @@ class Rows:
         else:  # valid units first, so that each minibatch gets equally many
             hidden = self._units.index_select(0, order)
             order = order.index_select(0, hidden.sort(stable=True).indices)
-        width = max(1, -(-(skipped + size) // number))
+        width = width or max(1, -(-(skipped + size) // number))
         spare = width * number - skipped - size
-        if skipped or spare:
+        if skipped or spare:  # less than 0: units that do not count are left out
             order = F.pad(order, (skipped, spare))
-        return order.view(-1, number).T.contiguous(), spare
+        return order.view(-1, number).T.contiguous(), max(0, spare)

@@ -1,10 +1,17 @@
-"""What COMA and MAPPO have in common: an update is passes over a rollout in minibatches."""
+"""What COMA and MAPPO have in common: an update is passes over a rollout in minibatches.
 
+On a GPU a step on a minibatch is one CUDA graph, whatever the number of environments: see
+`minibatches`. What is done once in an update or a pass has their number of rows, and is launched
+kernel by kernel; networks are fed in blocks of one size, each a graph as well.
+"""
+
+import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from learner_service.algorithms.actor_critic import ActorCritic
 from learner_service.algorithms.augmented import passes
@@ -12,27 +19,36 @@ from learner_service.algorithms.minibatches import Pass, Rows, number_of_minibat
 from learner_service.algorithms.options import OnPolicyCriticConfig
 from learner_service.algorithms.returns import sharing_agents
 from learner_service.algorithms.schedule import Schedule
+from learner_service.algorithms.steps import blocks, fed, named
+from learner_service.networks.casting import cast_weights
+from learner_service.networks.forward import chunk_rows, forward, forward_rows
 from learner_service.networks.inputs import Inputs
 from learner_service.networks.recurrent import RecurrentState
+from learner_service.runtime.cuda_graph import Captured, Outputs
 from learner_service.runtime.precision import Precision
+from learner_service.runtime.streams import Pace
+from learner_service.storage.flight import transitions_in
+from learner_service.storage.joining import lengthened
 from learner_service.storage.rollout import Batch
 from shared.config import PluginConfig
 from shared.spec import EXPERT_ACTION, EnvSpec
 
 # Of the policy and of the critic.
 RecurrentStates = tuple[RecurrentState | None, RecurrentState | None]
+_ROOM = 33 / 32  # of a minibatch of fixed size: the number of minibatches is a whole one
 
 
 class OnPolicyAlgorithm(ActorCritic[Batch]):
     """Learns from each rollout once. Used by the learner thread.
 
-    `_learn(arrays, number=)` gets a Batch's arrays and how many minibatches a pass has, and returns
-    "scalars" in the order of `_logged`.
+    `_learn(batch, number)` learns from a Batch in `number` minibatches a pass, and returns scalars
+    in the order of `_logged`. It may change `batch.arrays`, not what is in them.
     """
 
     REMEMBERS = True
     _config: OnPolicyCriticConfig
     _logged: tuple[str, ...]
+    _single = False  # minibatches are of single agents' rows
 
     def __init__(
         self,
@@ -60,6 +76,8 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
             static=self._static,
         )
         self._counts = {"updates": 0}
+        self._outputs = self._capture("forward", self._forward_block)
+        self._pace, self._longest, self._first_calls = Pace(device), 0, True
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Learn from a rollout, in minibatches of joint rows.
@@ -71,11 +89,85 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
             the scalars of `_logged`, means over the update and over parameter groups.
         """
         self._schedule.set(self._counts["updates"])
-        number = number_of_minibatches(self._config.batch_number, batch.times, self._group)
-        scalars = self._captured(batch.arrays, number=number)["scalars"].clone()
+        arrays = dict(self._frozen.hidden(batch.arrays))
+        if self._static and self.memory_size:  # a graph has one number of steps
+            self._longest = max(self._longest, len(arrays["step_type"]))
+            arrays = lengthened(arrays, self._longest)
+        number = number_of_minibatches(
+            self._config.batch_number,
+            batch.times,
+            self._group,
+            units=self._units(batch),
+            width=self._width,
+        )
+        # Libraries see some shapes for the first time.
+        with self.graphs.eager() if self._first_calls else nullcontext():
+            scalars = self._learn(Batch(arrays, []), number)
+        self._first_calls = False
         self._schedule.restore()
         self._counts["updates"] += 1
         return dict(zip(self._logged, scalars.unbind(), strict=True))
+
+    @abstractmethod
+    def _learn(self, batch: Batch, number: int) -> Tensor:
+        """See the class."""
+
+    def _units(self, batch: Batch) -> int:
+        """Units of minibatches that may count: environments, joint rows, or rows of agents."""
+        if self.memory_size:
+            return batch.arrays["step_type"].shape[1]
+        return batch.rows * (self._spec.num_agents if self._single else 1)
+
+    @property
+    def _width(self) -> int:
+        """Units of a minibatch, on a GPU: the same whatever the number of environments."""
+        if not self._static:
+            return 0
+        c, steps = self._config, self._spec.max_episode_steps
+        wanted = c.batch_size / (1 if self._single else self._spec.num_agents)  # transitions
+        if self.memory_size:
+            units = wanted / transitions_in(self._longest - 1, steps)
+        else:  # a step of the longest episodes leads from one's end to the next one's beginning
+            units = wanted * (1 + (1 / steps if steps else 0))
+        return math.ceil(_ROOM * units) + (self._group.size > 1)
+
+    def _network_outputs(
+        self, network: nn.Module, inputs: Inputs, state: RecurrentState | None = None
+    ) -> Tensor:
+        """[B, A, K] float32 for any number of joint rows; nothing here carries gradient."""
+        agents = inputs.agents
+        if not self._static:
+            return forward_rows(network, inputs, self._precision, agents, state)
+        size = self._width
+        if state is None:
+            whole = -(-size * self._config.batch_number * 9 // 8)
+            size = max(1, min(chunk_rows(inputs) // agents, whole))
+        found: Tensor | None = None
+        for start, stop, part, before in blocks(inputs, state, size):
+            out = self._call(self._outputs, named("rows", part, before), network=network)["out"]
+            out = out.view(-1, size, *out.shape[1:])  # [T, size, A, K]; T is 1 without memory
+            if found is None:
+                envs = len(state.memory) if state is not None else inputs.batch
+                found = out.new_empty((len(out), envs, *out.shape[2:]))
+            found[:, start:stop].copy_(out[:, : stop - start])
+        assert found is not None
+        return found.flatten(0, 1)
+
+    @torch.no_grad()
+    def _forward_block(self, given: Mapping[str, Tensor], *, network: nn.Module) -> Outputs:
+        """A pass of `_network_outputs`, which may be captured."""
+        with cast_weights(self._precision, network):
+            out, _ = forward(network, *fed("rows", given))
+        return {"out": out.float()}
+
+    def _call(self, step: Captured, given: Mapping[str, Tensor], **options: nn.Module) -> Outputs:
+        """Make a step, a few steps ahead of the device at most.
+
+        What it returns the next call overwrites.
+        """
+        outputs = step(given, **options)
+        self._pace.given()
+        return outputs
 
     def _rows(
         self,
@@ -97,13 +189,14 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         )
 
     def _passes(
-        self, rows: Rows, batch: Batch, number: int, *, single: bool = False
-    ) -> Iterator[tuple[Pass, list[tuple[Tensor, ...]]]]:
+        self, rows: Rows, batch: Batch, number: int
+    ) -> Iterator[tuple[Pass, list[dict[str, Tensor]]]]:
         """Shuffled minibatches of each pass over the rows, with their learning rates."""
-        how = batch, self.augment, self._generator, self._fed, single
+        how = batch, self.augment, self._generator, self._fed, self._single
         for seen in passes(rows, self._config.data_passes, *how):
-            shuffled = seen.shuffled(number, self._generator)
-            yield shuffled, self._schedule.rates(shuffled.parts)
+            shuffled = seen.shuffled(number, self._generator, self._width)
+            if shuffled.parts:
+                yield shuffled, self._schedule.rates(shuffled.counts)
 
     @abstractmethod
     def _fed(self, obs: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
