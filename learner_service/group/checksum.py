@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from learner_service.group.group import Group
+from learner_service.runtime.readback import to_host
 from shared.errors import MurmurError
 
 
@@ -38,7 +39,7 @@ def require_same(group: Group, tensors: Mapping[str, Tensor], when: str) -> None
     mine = torch.stack([checksum(tensor) for tensor in tensors.values()])
     extremes = torch.stack([mine, ~mine])  # ~x falls as x rises
     group.largest_([extremes])
-    different = (extremes[0] != ~extremes[1]).tolist()
+    different = to_host(extremes[0] != ~extremes[1]).tolist()
     wrong = [name for name, differs in zip(tensors, different, strict=True) if differs]
     if wrong:
         raise MurmurError(

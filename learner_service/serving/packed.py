@@ -15,6 +15,7 @@ from torch import Tensor
 
 from learner_service.algorithms.base import Policy
 from learner_service.runtime.cuda_graph import Captured, Graphs
+from learner_service.runtime.readback import Readback
 from learner_service.runtime.streams import Fence
 from learner_service.serving.slot_memory import SlotMemory
 from learner_service.serving.staging import HostStaging, Placement, Staging, write_rows
@@ -93,35 +94,6 @@ class _Buffer:
         self.num_rows, self.copied, self.busy = num_rows, Fence(device), False
 
 
-class _Back:
-    """Pinned memory that actions come back to."""
-
-    def __init__(self, device: torch.device, copied: Copied) -> None:
-        self._pinned, self._copied = device.type == "cuda", copied
-        self._memory: Tensor | None = None
-        self._rows = 0
-        self._came = Fence(device)
-
-    def send(self, action: Tensor) -> None:
-        """Copy actions behind what the device has to do."""
-        back = self._memory
-        if back is None or len(back) < len(action) or back.shape[1:] != action.shape[1:]:
-            back = torch.empty(action.shape, dtype=action.dtype, pin_memory=self._pinned)
-            self._memory = back
-        self._rows = len(action)
-        own = back[: self._rows]
-        own.copy_(action, non_blocking=True)
-        self._came.mark()
-        self._copied.to_host += own.nbytes
-
-    def wait(self) -> Array:
-        """The actions that were sent last, until the next are sent."""
-        assert self._memory is not None
-        self._came.reached()
-        array: Array = self._memory[: self._rows].numpy()
-        return array
-
-
 class PackedStaging(Staging):
     """See the module."""
 
@@ -143,7 +115,7 @@ class PackedStaging(Staging):
         self._captured: Captured | None = None
         self._memory: SlotMemory | None = None
         self._captured_on: tuple[int, ...] = ()
-        self._back, self._others_back = (_Back(storage.device, copied) for _ in range(2))
+        self._back, self._others_back = (Readback(storage.device, sleeps=False) for _ in range(2))
 
     def load(self, acting: Sequence[Placement], others: Sequence[Placement] = ()) -> None:
         """See Staging."""
@@ -170,7 +142,7 @@ class PackedStaging(Staging):
                 acted, before = self._forward(packet, policy, generator)
             with self._storage.turns.take():
                 self._keep(packet, acted, before)
-            self._back.send(acted["action"])
+            self._return(self._back, acted["action"])
             return before
         if self._captured is None:
             self._captured = Captured(
@@ -191,7 +163,7 @@ class PackedStaging(Staging):
         before = outputs.get("memory")
         if before is not None:
             before = before[: self._acting].clone()  # it outlives the next act
-        self._back.send(outputs["action"][: self._acting])
+        self._return(self._back, outputs["action"][: self._acting])
         return before
 
     def actions(self) -> Array:
@@ -251,12 +223,17 @@ class PackedStaging(Staging):
 
     def to_host(self, action: Tensor) -> Array:
         """See Staging."""
-        self._others_back.send(action)
+        self._return(self._others_back, action)
         return self._arrived(self._others_back)
 
-    def _arrived(self, back: _Back) -> Array:
+    def _return(self, back: Readback, action: Tensor) -> None:
+        """Copy actions to the host behind what the device has to do."""
+        back.send(action)
+        self._copied.to_host += action.nbytes
+
+    def _arrived(self, back: Readback) -> Array:
         """Wait for actions, and so for all that was sent before them."""
-        actions = back.wait()
+        actions: Array = back.wait()[0].numpy()
         for buffer in self._buffers:
             buffer.busy = False
         return actions

@@ -8,6 +8,7 @@ terminated. Within it an agent's own rewards end with its life; a team's continu
 `updates_per_interval` updates are due for every `update_interval` rows put.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from learner_service.group.group import ALONE, Group
 from learner_service.runtime.device import restore_generator
+from learner_service.runtime.readback import to_host
 from learner_service.storage.feed import SavedPart
 from learner_service.storage.frames import Frames
 from learner_service.storage.replay_batch import ReplayBatch
@@ -143,7 +145,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         # environments that fail at once bring ABORTED rows alone
         if bursts and not self._has_transitions:
             with self.turns.take():
-                self._has_transitions = bool(self._tree.total > 0)
+                self._has_transitions = bool(to_host(self._tree.total) > 0)
             if not self._has_transitions:
                 return 0
         return bursts * c.updates_per_interval - (self._updates - updates)
@@ -294,7 +296,7 @@ class ReplayStorage(Storage[ReplayBatch]):
     def state_dict(self) -> dict[str, Any]:
         """See Storage."""
         with self._changed, self.turns.take():
-            return {
+            state = {
                 "columns": self._columns,
                 "length": self.length,
                 "inserted": self.inserted,
@@ -304,11 +306,12 @@ class ReplayStorage(Storage[ReplayBatch]):
                 "cursor": self._cursor,
                 "filled": self._filled,
                 "alpha": self._alpha,
-                "priorities": self._tree.leaves[: self._filled * self.length].cpu().clone(),
-                "max_priority": self._max_priority.cpu().clone(),
+                "priorities": self._tree.leaves[: self._filled * self.length].clone(),
+                "max_priority": self._max_priority.clone(),
                 "generator": self._generator.get_state(),
                 "prefetched": self._saved_prefetch(),
             }
+        return to_host(state)
 
     def _saved_prefetch(self) -> dict[str, Any] | None:
         """The batch drawn ahead: no other draw could give it again, for rows and errors came since.
@@ -318,9 +321,9 @@ class ReplayStorage(Storage[ReplayBatch]):
         if self._prefetched is None:
             return None
         self._await_prefetch()
-        batch = self._prefetched.to(torch.device("cpu"))
-        same = self._age[self._prefetched.index // self.length] == self._prefetched.age
-        batch.age = torch.where(same, 0, -1).cpu()
+        batch = copy.copy(self._prefetched)
+        same = self._age[batch.index // self.length] == batch.age
+        batch.age = torch.where(same, 0, -1)
         return vars(batch)
 
     def _rate(self) -> tuple[int, int, int]:
@@ -386,7 +389,8 @@ class ReplayStorage(Storage[ReplayBatch]):
         start = number * self._chunk_columns
         with self._changed, self.turns.take():
             columns = slice(start, start + self._chunk_columns)
-            return {name: array[columns].cpu().clone() for name, array in self._arrays.items()}
+            copies = {name: array[columns].clone() for name, array in self._arrays.items()}
+        return to_host(copies)
 
     def load_chunk(self, number: int, arrays: Mapping[str, Tensor]) -> None:
         """See Storage."""

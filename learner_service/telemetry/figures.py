@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from learner_service.runtime.readback import to_host
 from shared.timestep import Array
 
 if TYPE_CHECKING:  # check-source draws where there is no torch
@@ -141,8 +142,8 @@ def of_masks(
         classes: their K names.
     """
     step = -(-max(truth.shape[1:]) // _LARGEST)
-    shown = [x[..., ::step, ::step].cpu().numpy() for x in (image, truth, predicted)]
-    sheets = compared(shown[0], shown[1], shown[2], len(classes))
+    shown = to_host([x[..., ::step, ::step] for x in (image, truth, predicted)])
+    sheets = compared(*(x.numpy() for x in shown), len(classes))
     return Figures({"masks": sheets, "confusion": confusion_matrix(matrix, classes)})
 
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from learner_service.runtime.readback import to_host
+
 MOST_VALUES = 1 << 16  # of a parameter, or of actions; of more, evenly spread ones are taken
+
 _MOST_ACTIONS = 16  # histograms of a vector's numbers
 
 
@@ -45,7 +48,7 @@ def distributions(parts: Mapping[str, object], action: Tensor | None) -> Distrib
     if not found:
         return Distributions({}, {})
     tensors = [*found.values(), *(norm.reshape(1) for norm in norms.values())]
-    copied = torch.split(torch.cat(tensors).cpu(), [len(t) for t in tensors])  # the one copy
+    copied = torch.split(to_host(torch.cat(tensors)), [len(t) for t in tensors])  # the one copy
     values = dict(zip(found, copied, strict=False))
     lengths = (float(x) for x in copied[len(found) :])
     return Distributions(values, dict(zip(norms, lengths, strict=True)))

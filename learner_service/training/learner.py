@@ -14,6 +14,7 @@ from learner_service.algorithms.imitation import end_in_time
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.checksum import require_same
 from learner_service.group.group import ALONE, Group
+from learner_service.runtime.readback import Readback
 from learner_service.runtime.streams import enter_stream
 from learner_service.storage.feed import Feed, Taken
 from learner_service.storage.rollout import Batch
@@ -89,6 +90,7 @@ class Learner:
         self.best: float | None = None
         self.on_update: Callable[[int, float], None] = lambda rows, seconds: None
         self._last_finite = LastFinite(algorithm)
+        self._read = Readback(storage.device).read
         self._skipped_in_a_row, self._told_of_skips = 0, -math.inf
         self._scaler_skipped = 0.0  # steps, in this process
         self._inserted, self._save_due = storage.inserted, False
@@ -159,7 +161,7 @@ class Learner:
             enter("synchronize")
             counted = [batch.env_steps()] if isinstance(batch, Batch) else []
             on_device = torch.stack([x.float() for x in (*scalars.values(), *counted)])
-            values = self._averaged(on_device, len(counted)).tolist()  # one sync
+            values = self._read(self._averaged(on_device, len(counted))).tolist()  # one wait
         losses = dict(zip(scalars, values, strict=False))
         wrong = next((n for n, value in losses.items() if not math.isfinite(value)), None)
         if wrong is not None:
