@@ -84,6 +84,22 @@ class Staging(ABC):
             [B, A, H] what the policy remembered before, if it remembers.
         """
 
+    def prepare(
+        self,
+        policy: Policy,
+        generator: torch.Generator,
+        memory: SlotMemory | None,
+        environments: int,
+    ) -> None:
+        """Do beforehand what the first acts would take time for. No random number is used up.
+
+        Args:
+            policy: that will act.
+            generator: see `act`.
+            memory: see `act`.
+            environments: that act at once, as far as that is known.
+        """
+
     @abstractmethod
     def actions(self) -> Array:
         """[B, A] or [B, A, U] actions of `act` on the host, until the next act; waits for them."""
