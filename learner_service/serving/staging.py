@@ -84,6 +84,7 @@ class Staging(ABC):
             [B, A, H] what the policy remembered before, if it remembers.
         """
 
+    @abstractmethod
     def prepare(
         self,
         policy: Policy,
@@ -138,6 +139,15 @@ class HostStaging(Staging):
 
     def store(self) -> None:
         """See Staging: they are stored."""
+
+    def prepare(
+        self,
+        policy: Policy,
+        generator: torch.Generator,
+        memory: SlotMemory | None,
+        environments: int,
+    ) -> None:
+        """See Staging: there is nothing to do."""
 
     def act(
         self, policy: Policy, generator: torch.Generator, memory: SlotMemory | None
