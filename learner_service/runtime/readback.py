@@ -40,8 +40,7 @@ class Readback:
             self._sent = list(tensors)
             return
         size = sum(_bytes(x) for x in tensors)
-        if len(self._buffer) < size:
-            self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        self.reserve(size)
         self._sent, at = [], 0
         for x in tensors:
             own = self._buffer[at : at + x.nbytes].view(x.dtype).view(x.shape)
@@ -49,6 +48,11 @@ class Readback:
             self._sent.append(own)
             at += _bytes(x)
         self._came.mark()
+
+    def reserve(self, size: int) -> None:
+        """Have pinned memory for this number of bytes: to allocate it takes a while."""
+        if self._pinned and len(self._buffer) < size:
+            self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def wait(self) -> list[Tensor]:
         """What was sent last, valid until more is sent."""

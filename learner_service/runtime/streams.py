@@ -40,8 +40,9 @@ class Fence:
         """
         on_gpu = device.type == "cuda"
         event = torch.cuda.Event(blocking=sleeps) if on_gpu else None  # type: ignore[no-untyped-call]
-        self._event = event
-        self._device = device
+        if event is not None:
+            event.record(torch.cuda.current_stream(device))  # makes it: see DeviceClock
+        self._event, self._device = event, device
 
     def mark(self) -> None:
         """Let others wait for all that the calling thread's stream was given so far."""

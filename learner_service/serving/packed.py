@@ -167,6 +167,10 @@ class PackedStaging(Staging):
         """See Staging: rows of every size are acted on, and stored nowhere."""
         if not self._fills_up:
             return
+        most = 1 << (max(_LEAST_ROWS, environments) - 1).bit_length()
+        while len(self._buffers) < _NUM_BUFFERS:
+            self._buffers.append(_Buffer(self._record, most, self._device))
+        self._back.reserve(most * self._record.fields["action"].num_bytes)
         random = generator.get_state()
         size = _LEAST_ROWS
         while True:
