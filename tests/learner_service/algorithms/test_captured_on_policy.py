@@ -23,7 +23,13 @@ from tests.learner_service.toys import CPU
 
 __all__ = ["taped"]
 UPDATES = 50
-_MAPPO = {"name": "mappo", "batch_size": 24, "batch_number": 2, "data_passes": 2, "anneal_updates": 40}
+_MAPPO = {
+    "name": "mappo",
+    "batch_size": 24,
+    "batch_number": 2,
+    "data_passes": 2,
+    "anneal_updates": 40,
+}
 _COMA = {**_MAPPO, "name": "coma", "epsilon_env_steps": 500, "target_every_updates": 4}
 _CLIPPED = {"clip_ratio": 0.2, "normalize_advantage": True, "entropy_weight": 0.01}
 CASES: dict[str, tuple[Any, dict[str, Any], int, str]] = {
