@@ -91,7 +91,8 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         self._schedule.set(self._counts["updates"])
         arrays = dict(self._frozen.hidden(batch.arrays))
         if self._static and self.memory_size:  # a graph has one number of steps
-            self._longest = max(self._longest, len(arrays["step_type"]))
+            own = {"steps": max(self._longest, len(arrays["step_type"]))}
+            self._longest = round(self._group.agree(own, "max")["steps"])
             arrays = lengthened(arrays, self._longest)
         number = number_of_minibatches(
             self._config.batch_number,

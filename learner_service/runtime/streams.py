@@ -67,7 +67,7 @@ class Pace:
     theirs wait in the queues of the same copy engine. So acting waits a few milliseconds at most.
     """
 
-    def __init__(self, device: torch.device, ahead: int = 3) -> None:
+    def __init__(self, device: torch.device, ahead: int = 8) -> None:
         """Nothing was given yet.
 
         Args:

@@ -364,6 +364,7 @@ class Learner:
             self._report.write()
         if self._log is not None:
             self._log.close()
+        self._algorithm.graphs.reset()  # a group cannot close while graphs hold its collectives
 
     def note_evaluation(
         self,
