@@ -192,7 +192,7 @@ def test_one_read_an_update_and_one_an_act(tmp_path: Path) -> None:
 
 @cases(MAPPO, slow=(RECURRENT,))
 def test_acts_are_captured_before_the_first_rows(case: Case, tmp_path: Path) -> None:
-    config = case.config(env_server={"num_workers": 3})
+    config = case.config(env_server={"num_workers": 3}, learner={"max_policy_lag": 100})
     with pretend_cuda(ALLOWED) as cuda, DrivenRun(config, make_spec(case.space), tmp_path) as run:
         graphs, sizes = run.run.inference._graphs, 2  # 18 environments: 16 and 32 rows
         wait_until(lambda: graphs.captures["act"] == 2 * sizes, "graphs of two snapshots")
@@ -201,7 +201,7 @@ def test_acts_are_captured_before_the_first_rows(case: Case, tmp_path: Path) -> 
         run.play_until(1, *players)
         grown = run.run.inference._storage.arena.grown
         players += [run.player(3) for _ in range(6)]
-        run.play_until(run.updates + 2, *players)
+        run.play_rows(4, *players)
         assert run.run.inference._storage.arena.grown > grown
         assert graphs.captures["act"] == 2 * sizes
         assert graphs.eager_calls["act"] == eager == WARM_UP_CALLS * 2 * sizes
