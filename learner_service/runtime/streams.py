@@ -35,7 +35,7 @@ class Fence:
         """Nothing to wait for yet.
 
         Args:
-            device: whose streams it is for.
+            device: of the streams.
             sleeps: `reached` leaves the processor to others, and wakes some 50 us late.
         """
         on_gpu = device.type == "cuda"

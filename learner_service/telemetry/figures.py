@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from learner_service.runtime.readback import to_host
 from shared.timestep import Array
 
 if TYPE_CHECKING:  # check-source draws where there is no torch
@@ -132,18 +131,18 @@ def of_masks(
     matrix: NDArray[np.integer],
     classes: Sequence[str],
 ) -> Figures:
-    """Pictures "masks" and "confusion" of an evaluation; waits for the device.
+    """Pictures "masks" and "confusion" of an evaluation.
 
     Args:
-        image: [B, 3, H, W] uint8, a row of "masks" each; on any device, as the masks.
+        image: [B, 3, H, W] uint8, a row of "masks" each; on the host, as the masks.
         truth: [B, H, W] uint8, their masks.
         predicted: [B, H, W] uint8.
         matrix: [K, K], see `confusion_matrix`.
         classes: their K names.
     """
     step = -(-max(truth.shape[1:]) // _LARGEST)
-    shown = to_host([x[..., ::step, ::step] for x in (image, truth, predicted)])
-    sheets = compared(*(x.numpy() for x in shown), len(classes))
+    shown = [x[..., ::step, ::step].numpy() for x in (image, truth, predicted)]
+    sheets = compared(shown[0], shown[1], shown[2], len(classes))
     return Figures({"masks": sheets, "confusion": confusion_matrix(matrix, classes)})
 
 

@@ -14,7 +14,7 @@ from learner_service.algorithms.imitation import end_in_time
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.checksum import require_same
 from learner_service.group.group import ALONE, Group
-from learner_service.runtime.readback import Readback
+from learner_service.runtime.readback import Readback, to_host
 from learner_service.runtime.streams import enter_stream
 from learner_service.storage.feed import Feed, Taken
 from learner_service.storage.rollout import Batch
@@ -192,7 +192,9 @@ class Learner:
         if log is None or not every or self._progress.updates % every:
             return
         enter("log")
-        log.draw_distributions(distributions(self._algorithm.parts, batch.arrays.get("action")))
+        log.draw_distributions(
+            distributions(self._algorithm.parts, batch.arrays.get("action"), to_host)
+        )
 
     def _averaged(self, scalars: Tensor, counts: int) -> Tensor:
         """Scalars of an update, as means over the ranks: what is not finite on one is so on all.
@@ -221,7 +223,7 @@ class Learner:
         updates = self._progress.updates
         if self.rounds.alone or updates % self._config.learner.group_check_every_updates:
             return
-        require_same(self._group, self._last_finite.named_weights(), f"update {updates}")
+        require_same(self._group, self._last_finite.named_weights(), f"update {updates}", to_host)
 
     def _skip(self, batch: Taken, why: str) -> None:
         """Count an update that was undone, log it and keep the batch that led to it.

@@ -135,7 +135,7 @@ READS: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
-def test_a_read_in_the_driver_is_found_where_events_may_be_awaited(
+def test_a_read_in_the_driver_is_found_beside_one_by_an_event(
     read: Callable[[torch.Tensor], object],
 ) -> None:
     def reads(*, wrongly: bool) -> None:

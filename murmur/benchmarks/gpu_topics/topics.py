@@ -161,7 +161,7 @@ def calls_of(counted: Mapping[str, int]) -> tuple[int, int]:
         counted: calls by name, other operations among them.
     """
     launching = re.compile(r"cu(da)?(LaunchKernel|GraphLaunch|Memcpy|Memset)\w*")
-    # Waits for events hold up nobody. The profiler itself waits by cudaDeviceSynchronize.
+    # Waits for events hold up no other thread. The profiler itself waits by cudaDeviceSynchronize.
     waiting = re.compile(r"cu(da)?StreamSynchronize|cudaMemcpy")
     launches = sum(n for name, n in counted.items() if launching.fullmatch(name))
     return launches, sum(n for name, n in counted.items() if waiting.fullmatch(name))

@@ -187,7 +187,7 @@ class Simulation:
     def _learned(self, batch: Any) -> None:
         self._version, self._learning = self._version + 1, False
         self._storage.done(batch)
-        if self._version == 8:  # the warm-up of a run chooses lengths of unrolls anew
+        if self._version == 8:  # the warm-up of a run chooses lengths of unrolls again
             self._storage.measured(Speed(STEP_S * SESSIONS, 1e-3), any_lag=False)
         self._wake()
 
