@@ -8,7 +8,8 @@ action while the others' actions are held fixed. Targets are TD(lambda) from a t
 rollout is learned from in several passes of minibatches, critic first.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 import torch
@@ -46,7 +47,7 @@ from learner_service.algorithms.returns import (
     polyak_update,
     target_of,
 )
-from learner_service.algorithms.steps import StepLog, fed, named
+from learner_service.algorithms.steps import fed, named
 from learner_service.networks.building import is_stacked
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import one_hot, sample, uniform
@@ -91,9 +92,7 @@ _NORMS = ("critic_grad_norm", "actor_grad_norm")
 _OF_THE_BATCH = ("target_mean", "target_std", "explained_variance", "epsilon")
 
 
-# Learning rates of minibatches by name, and what `_critic_pass` and `_actor_pass` return, [n, ...].
-_Rates = Sequence[dict[str, Tensor]]
-_Log = dict[str, Tensor]
+_Log = dict[str, Tensor]  # what steps return, by name: [n, ...]
 
 
 class Coma(OnPolicyAlgorithm):
@@ -123,8 +122,10 @@ class Coma(OnPolicyAlgorithm):
         self._critic_optimizer = self._adam(self.critic, c.critic_lr)
         falls = c.epsilon_start, c.epsilon_end, c.epsilon_env_steps
         self._exploration = Exploration(*falls, k).to(self._device)
-        self._critic_step = self._capture("critic", self._fit)
-        self._actor_step = self._capture("actor", self._improve)
+        self._critic_steps = self._capture_steps("critic", self._fit)
+        self._actor_steps = self._capture_steps("actor", self._improve)
+        values = partial(self._forward_block, network=self.critic)
+        self._value_steps = self._capture_steps("values", values)
         self._of_steps = (*_BY_ROW, *(LOGGED if self._imitates else ()), *_NORMS)
         self._logged = (*self._of_steps, *_OF_THE_BATCH)
 
@@ -244,7 +245,7 @@ class Coma(OnPolicyAlgorithm):
             self._config.td_lambda,
         )
 
-    def _critic_pass(self, shuffled: Pass, rates: _Rates) -> _Log:
+    def _critic_pass(self, shuffled: Pass, rates: Mapping[str, Tensor]) -> _Log:
         """Fit the critic; returns squared errors and values of the actions taken, and norms.
 
         With g = 2 share of the action taken and 0 of the others, the gradient of
@@ -253,18 +254,9 @@ class Coma(OnPolicyAlgorithm):
         # 3. Critic: L = E[(Q(s, u) - y)^2], one minibatch after the other.
         action, target = shuffled.columns["action"], shuffled.columns["target"]
         g = one_hot(action, self._num_actions) * (2 * shuffled.share).flatten(0, 1).unsqueeze(-1)
-        log = StepLog(len(rates), static=self._static)
-        for part, rate, goal, of_error in zip(
-            shuffled.parts,
-            rates,
-            target.unsqueeze(-1).chunk(len(rates)),
-            g.chunk(len(rates)),
-            strict=True,
-        ):
-            given = named("critic", part.critic, part.critic_state) | rate
-            given |= {"goal": goal, "of_error": of_error}
-            log.add(self._call(self._critic_step, given))
-        found = log.stacked()
+        inputs, state = shuffled.inputs(shuffled.critic), shuffled.state(shuffled.critic_state)
+        given = {"goal": shuffled.each(target).unsqueeze(-1), "of_error": shuffled.each(g)}
+        found = self._critic_steps(named("critic", inputs, state) | given | rates)
         q_taken = taken(found["q"].flatten(0, 1), action).view_as(shuffled.share)
         error = (q_taken - target.view_as(q_taken)).square()
         return {"error": error, "q": q_taken, "critic_norm": found["norm"]}
@@ -290,49 +282,31 @@ class Coma(OnPolicyAlgorithm):
         )
         return {"q": q.detach(), "norm": norm}
 
-    @torch.no_grad()
     def _values(self, shuffled: Pass) -> Tensor:
         """[n * M, A, K] the critic's values of all minibatches."""
-        parts = shuffled.parts
-        if parts[0].critic_state is None:
+        state = shuffled.state(shuffled.critic_state)
+        if state is None:
             return self._network_outputs(self.critic, shuffled.critic)
-        if self._static:
-            log = StepLog(len(parts), static=True)
-            for part in parts:
-                given = named("rows", part.critic, part.critic_state)
-                log.add(self._call(self._outputs, given, network=self.critic))
-            return log.stacked()["out"].flatten(0, 1)
-        found = []
-        with cast_weights(self._precision, self.critic):
-            for part in parts:
-                q, _ = forward(self.critic, part.critic, part.critic_state)
-                found.append(q.float())
-        return torch.cat(found)
+        given = named("rows", shuffled.inputs(shuffled.critic), state)
+        return self._value_steps(given)["out"].flatten(0, 1)
 
-    def _actor_pass(self, shuffled: Pass, rates: _Rates) -> _Log:
+    def _actor_pass(self, shuffled: Pass, rates: Mapping[str, Tensor]) -> _Log:
         """Improve the policy.
 
         Returns:
-            gains, their weights, entropies, advantages, what advice logs, and norms.
+            gains, their weights, minus entropies, advantages, what advice logs, and norms.
         """
         # 4. Q of all own actions by the critic just fitted, [n * M, A, K].
-        q = self._values(shuffled)
-        q_taken = taken(q, shuffled.columns["action"])
-        of_order = shuffled.share * self._schedule.entropy_weight
-        log = StepLog(len(rates), static=self._static)
-        for part, rate, values, of_taken, weight in zip(
-            shuffled.parts,
-            rates,
-            q.chunk(len(rates)),
-            q_taken.chunk(len(rates)),
-            of_order,
-            strict=True,
-        ):
-            given = named("actor", part.actor, part.actor_state) | rate
-            given |= {f"column/{k}": part.columns[k] for k in part.columns if k != "target"}
-            given |= {"share": part.share, "cost": part.cost, "of_order": weight}
-            log.add(self._call(self._actor_step, given | {"q": values, "q_taken": of_taken}))
-        return log.stacked()
+        with torch.no_grad():
+            q = self._values(shuffled)
+            q_taken = taken(q, shuffled.columns["action"])
+            of_order = shuffled.share * self._schedule.entropy_weight
+        inputs, state = shuffled.inputs(shuffled.actor), shuffled.state(shuffled.actor_state)
+        columns = {k: shuffled.each(x) for k, x in shuffled.columns.items() if k != "target"}
+        given = {"share": shuffled.share, "cost": shuffled.cost, "of_order": of_order}
+        given |= {"q": shuffled.each(q), "q_taken": shuffled.each(q_taken), **rates}
+        given |= {f"column/{name}": x for name, x in columns.items()}
+        return self._actor_steps(named("actor", inputs, state) | given)
 
     def _improve(self, given: Mapping[str, Tensor]) -> Outputs:
         """Improve the policy by a minibatch.
@@ -392,7 +366,7 @@ class Coma(OnPolicyAlgorithm):
             share, error, q = found["share"], found["error"], found["q"]  # [N, M, A]
             gain, cost, entropy = found["gain"], found["cost"], -found["order"]
             advantage, told = found["advantage"], [x for k, x in found.items() if k[:4] == "told"]
-            sharing = log[0][0].parts[0].sharing
+            sharing = log[0][0].sharing
             deviation = deviations(advantage, share, sharing, self._group).sum()
             if told:  # of the entropy what the loss contains
                 told.append(entropy * (1 - told[1]))

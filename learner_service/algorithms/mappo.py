@@ -25,7 +25,7 @@ from learner_service.algorithms.mappo_policy import (
     require_one_trunk,
 )
 from learner_service.algorithms.minibatches import (
-    Minibatch,
+    Pass,
     Rows,
     counted_actions,
     uncounted_never_taken,
@@ -38,7 +38,7 @@ from learner_service.algorithms.returns import (
     of_agents,
     vtrace_returns,
 )
-from learner_service.algorithms.steps import StepLog, fed, named
+from learner_service.algorithms.steps import fed, named
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, Normal
@@ -112,7 +112,7 @@ class Mappo(OnPolicyAlgorithm):
         norms, imitation = _NORMS[: len(self._learned)], LOGGED if self._imitates else ()
         self._logged = (*_BY_ROW, *imitation, *norms, *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
-        self._step = self._capture("step", self._minibatch)
+        self._steps = self._capture_steps("step", self._minibatch)
 
     def _learn(self, batch: Batch, number: int) -> Tensor:
         """The update.
@@ -126,10 +126,8 @@ class Mappo(OnPolicyAlgorithm):
         # 5. and 6. Steps of the policy and of the value function.
         every: list[dict[str, Tensor]] = []
         for shuffled, rates in self._passes(rows, batch, number):
-            log = StepLog(len(rates), static=self._static)
-            for part, rate in zip(shuffled.parts, rates, strict=True):
-                log.add(self._call(self._step, self._given(part) | rate))
-            every.append(log.stacked() | {"share": shuffled.share, "counts": shuffled.counts})
+            found = self._steps(self._given(shuffled) | rates)
+            every.append(found | {"share": shuffled.share, "counts": shuffled.counts})
         return torch.cat([self._means(every), scalars])
 
     def _fed(self, obs: dict[str, Tensor], *_: Tensor) -> tuple[Inputs, Inputs]:
@@ -220,15 +218,15 @@ class Mappo(OnPolicyAlgorithm):
         mask = obs[ACTION_MASK].flatten(0, 1)[:acted] if ACTION_MASK in obs else None
         return value, self.actor.distribution(out[:acted], mask)
 
-    def _given(self, part: Minibatch) -> dict[str, Tensor]:
-        """What a step is given of a minibatch, by name."""
-        given = named("actor", part.actor, part.actor_state)
-        if self.critic is not None and part.critic is not part.actor:
-            given |= named("critic", part.critic, part.critic_state)
-        elif part.critic_state is not None:
-            given |= named("critic", Inputs(None, None), part.critic_state)
-        given |= {f"column/{name}": x for name, x in part.columns.items()}
-        return given | {"share": part.share, "cost": part.cost}
+    def _given(self, shuffled: Pass) -> dict[str, Tensor]:
+        """What steps are given of minibatches, [n, ...] by name."""
+        states = shuffled.state(shuffled.actor_state), shuffled.state(shuffled.critic_state)
+        given = named("actor", shuffled.inputs(shuffled.actor), states[0])
+        own = self.critic is not None and shuffled.critic is not shuffled.actor
+        critic = shuffled.inputs(shuffled.critic) if own else Inputs(None, None)
+        given |= named("critic", critic, states[1])
+        given |= {f"column/{name}": shuffled.each(x) for name, x in shuffled.columns.items()}
+        return given | {"share": shuffled.share, "cost": shuffled.cost}
 
     def _minibatch(self, given: Mapping[str, Tensor]) -> Outputs:
         """One step of the policy and of the value function.

@@ -54,25 +54,84 @@ class Minibatch:
 
 @dataclass
 class Pass:
-    """All minibatches of a pass over the rows; what is the same in all is formed here at once.
+    """All minibatches of a pass over the rows, one behind the other.
 
     Attributes:
-        parts: n minibatches.
-        counts: [n] theirs.
-        critic: the critic's inputs of all of them, [n * M, A, ...].
-        columns: the columns of all of them, [n * M, A, ...].
-        share: [n, M, A] their shares.
+        number: n of them.
+        actor: the policy's inputs, [n * M, A, ...].
+        critic: the critic's; may be the same object.
+        columns: name -> [n * M, A, ...].
+        share: [n, M, A] theirs; see Minibatch, also for what follows.
+        cost: [n, M, A].
+        counts: [n].
+        sharing: [S, A].
+        actor_state: of n * m environments.
+        critic_state: the same.
     """
 
-    parts: list[Minibatch]
-    counts: Tensor
+    number: int
+    actor: Inputs
     critic: Inputs
     columns: dict[str, Tensor]
     share: Tensor
+    cost: Tensor
+    counts: Tensor
+    sharing: Tensor
+    actor_state: RecurrentState | None = None
+    critic_state: RecurrentState | None = None
+
+    def each(self, x: Tensor) -> Tensor:
+        """[n, M, ...] of [n * M, ...]."""
+        return x.view(self.number, -1, *x.shape[1:])
+
+    def inputs(self, inputs: Inputs) -> Inputs:
+        """[n, M, A, ...] of [n * M, A, ...]."""
+        return inputs.each(self.each)
+
+    def state(self, state: RecurrentState | None) -> RecurrentState | None:
+        """Memory [n, m, A, H] and first rows [n, T, m] of the minibatches' environments."""
+        if state is None or state.first is None:
+            return None
+        first = state.first.unflatten(1, (self.number, -1)).transpose(0, 1)
+        return RecurrentState(self.each(state.memory), first)
+
+    @property
+    def parts(self) -> list[Minibatch]:
+        """The minibatches."""
+        if not self.number:
+            return []
+        actor, critic = self.inputs(self.actor), self.inputs(self.critic)
+        states = self.state(self.actor_state), self.state(self.critic_state)
+
+        def of(state: RecurrentState | None, k: int) -> RecurrentState | None:
+            if state is None or state.first is None:
+                return None
+            return RecurrentState(state.memory[k], state.first[k])
+
+        return [
+            Minibatch(
+                actor.each(lambda x, k=k: x[k]),
+                critic.each(lambda x, k=k: x[k]),
+                {name: self.each(x)[k] for name, x in self.columns.items()},
+                self.share[k],
+                self.cost[k],
+                self.counts[k],
+                self.sharing,
+                of(states[0], k),
+                of(states[1], k),
+            )
+            for k in range(self.number)
+        ]
 
 
 def number_of_minibatches(
-    number: int, times: float, group: Group = ALONE, *, units: int = 0, width: int = 0
+    number: int,
+    times: float,
+    group: Group = ALONE,
+    *,
+    units: int = 0,
+    width: int = 0,
+    block: int = 1,
 ) -> int:
     """Minibatches of a pass, the same on all ranks.
 
@@ -82,13 +141,15 @@ def number_of_minibatches(
         group: its ranks' mean counts.
         units: that may count, at most.
         width: units that a minibatch has room for; 0: for any number.
+        block: minibatches that are learned from at once; there is a whole number of blocks.
     """
     number = round(number * group.agree({"times": times}, "sum")["times"] / group.size)
     if not width:
         return number
     # Of several ranks one may have a unit less of each minibatch: it begins with padding.
-    room = width - (group.size > 1)
-    return max(number, round(group.agree({"least": -(-units // room)}, "max")["least"]))
+    room = block * (width - (group.size > 1))
+    least = round(group.agree({"least": -(-units // room)}, "max")["least"])
+    return block * max(1, round(number / block), least)
 
 
 def deviations(x: Tensor, share: Tensor, sharing: Tensor, group: Group = ALONE) -> Tensor:
@@ -197,7 +258,8 @@ class Rows:
         else:
             skipped = self.group.rank * number // self.group.size
         if number == 0:  # environments that fail at once, or an episode's end alone
-            return Pass([], self.weight, self.critic, {}, self.weight)
+            none = self.weight
+            return Pass(0, self.actor, self.critic, {}, none, none, none, self.sharing)
         units, spare = self._deal(number, skipped, generator, width)
         index, width = units.unsqueeze(1), units.shape[1]
         if self.actor_state is not None:  # [n, L, m] rows of whole environments
@@ -206,30 +268,13 @@ class Rows:
             index = index + first.view(1, -1, 1)
         rows = index.flatten()
         share, any_counts = self._weighted(rows, (number, self._length, width), skipped, spare)
-        cost = -share
         actor = self.actor.rows(rows)
         critic = actor if self.critic is self.actor else self.critic.rows(rows)
         columns = {name: x.index_select(0, rows) for name, x in self.columns.items()}
         before = (self.actor_state, self.critic_state)
-        actor_state, critic_state = (state and state.columns(units.flatten()) for state in before)
-        size, found = len(rows) // number, []
-        for k in range(number):
-            part = slice(k * size, (k + 1) * size)
-            envs = slice(k * width, (k + 1) * width)
-            found.append(
-                Minibatch(
-                    actor.rows(part),
-                    critic.rows(part),
-                    {name: x[part] for name, x in columns.items()},
-                    share[k],
-                    cost[k],
-                    any_counts[k],
-                    self.sharing,
-                    actor_state and actor_state.columns(envs),
-                    critic_state and critic_state.columns(envs),
-                )
-            )
-        return Pass(found, any_counts, critic, columns, share)
+        states = (state and state.columns(units.flatten()) for state in before)
+        found = actor, critic, columns, share, -share, any_counts, self.sharing
+        return Pass(number, *found, *states)
 
     def _weighted(
         self, rows: Tensor, shape: tuple[int, int, int], skipped: int, spare: int

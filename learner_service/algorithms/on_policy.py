@@ -1,13 +1,14 @@
 """What COMA and MAPPO have in common: an update is passes over a rollout in minibatches.
 
-On a GPU a step on a minibatch is one CUDA graph, whatever the number of environments: see
+On a GPU the steps on a few minibatches are one CUDA graph, whatever the number of environments: see
 `minibatches`. What is done once in an update or a pass has their number of rows, and is launched
-kernel by kernel; networks are fed in blocks of one size, each a graph as well.
+kernel by kernel; networks are fed in blocks of one size, each a graph as well. Of larger graphs
+there would be fewer to launch, and to capture one would take longer.
 """
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 
 import torch
@@ -35,6 +36,9 @@ from shared.spec import EXPERT_ACTION, EnvSpec
 
 # Of the policy and of the critic.
 RecurrentStates = tuple[RecurrentState | None, RecurrentState | None]
+Step = Callable[[Mapping[str, Tensor]], Outputs]
+_MOST_AT_ONCE = 16  # minibatches of a graph
+_MOST_ROWS = 8192  # of agents, that a network is fed at once
 _ROOM = 33 / 32  # of a minibatch of fixed size: the number of minibatches is a whole one
 
 
@@ -100,6 +104,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
             self._group,
             units=self._units(batch),
             width=self._width,
+            block=self._block,
         )
         # Libraries see some shapes for the first time.
         with self.graphs.eager() if self._first_calls else nullcontext():
@@ -132,6 +137,43 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
             units = wanted * (1 + (1 / steps if steps else 0))
         return math.ceil(_ROOM * units) + (self._group.size > 1)
 
+    @property
+    def _block(self) -> int:
+        """Minibatches of a graph."""
+        number = self._config.batch_number
+        return max(k for k in range(1, _MOST_AT_ONCE + 1) if number % k == 0)
+
+    def _capture_steps(self, name: str, step: Step) -> Step:
+        """A function that makes a step on each of n minibatches, one after the other.
+
+        Args:
+            name: see `_capture`.
+            step: of named tensors of one minibatch.
+
+        Returns:
+            gets tensors [n, ...], and returns what the steps do, [n, ...].
+        """
+
+        def together(given: Mapping[str, Tensor]) -> Outputs:
+            number = len(next(iter(given.values())))
+            found = [step({k: x[i] for k, x in given.items()}) for i in range(number)]
+            return {k: torch.stack([of[k] for of in found]) for k in found[0]}
+
+        captured = self._capture(name, together)
+
+        def steps(given: Mapping[str, Tensor]) -> Outputs:
+            if not self._static:
+                return together(given)
+            number, found = len(next(iter(given.values()))), dict[str, Tensor]()
+            for start in range(0, number, self._block):
+                block = slice(start, start + self._block)
+                part = self._call(captured, {k: x[block] for k, x in given.items()})
+                found = found or {k: x.new_empty((number, *x.shape[1:])) for k, x in part.items()}
+                torch._foreach_copy_([found[k][block] for k in part], list(part.values()))
+            return found
+
+        return steps
+
     def _network_outputs(
         self, network: nn.Module, inputs: Inputs, state: RecurrentState | None = None
     ) -> Tensor:
@@ -142,7 +184,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         size = self._width
         if state is None:
             whole = -(-size * self._config.batch_number * 9 // 8)
-            size = max(1, min(chunk_rows(inputs) // agents, whole))
+            size = max(1, min(chunk_rows(inputs, _MOST_ROWS) // agents, whole))
         found: Tensor | None = None
         for start, stop, part, before in blocks(inputs, state, size):
             out = self._call(self._outputs, named("rows", part, before), network=network)["out"]
@@ -162,7 +204,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         return {"out": out.float()}
 
     def _call(self, step: Captured, given: Mapping[str, Tensor], **options: nn.Module) -> Outputs:
-        """Make a step, a few steps ahead of the device at most.
+        """Run a graph, a few of them ahead of the device at most.
 
         What it returns the next call overwrites.
         """
@@ -191,12 +233,12 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
 
     def _passes(
         self, rows: Rows, batch: Batch, number: int
-    ) -> Iterator[tuple[Pass, list[dict[str, Tensor]]]]:
+    ) -> Iterator[tuple[Pass, dict[str, Tensor]]]:
         """Shuffled minibatches of each pass over the rows, with their learning rates."""
         how = batch, self.augment, self._generator, self._fed, self._single
         for seen in passes(rows, self._config.data_passes, *how):
             shuffled = seen.shuffled(number, self._generator, self._width)
-            if shuffled.parts:
+            if shuffled.number:
                 yield shuffled, self._schedule.rates(shuffled.counts)
 
     @abstractmethod

@@ -60,8 +60,8 @@ class Schedule:
                 self._on_device[i].fill_(rate)
         self.restore()
 
-    def rates(self, counts: Tensor) -> list[dict[str, Tensor]]:
-        """Learning rates for the minibatches of a pass, as named tensors for `step`.
+    def rates(self, counts: Tensor) -> dict[str, Tensor]:
+        """Learning rates for the minibatches of a pass, [n, groups] by name; `step` gets a row.
 
         0 where nothing counts, so nothing moves. Nothing where learning rates are numbers: such
         minibatches are left out there.
@@ -69,10 +69,7 @@ class Schedule:
         Args:
             counts: [n] of a Pass.
         """
-        if not self._static:
-            return [{} for _ in counts]
-        each = self._on_device * counts.unsqueeze(1)  # [n, groups]
-        return [{RATES: rates} for rates in each.unbind()]
+        return {RATES: self._on_device * counts.unsqueeze(1)} if self._static else {}
 
     def step(self, given: Mapping[str, Tensor]) -> None:
         """Set the learning rates of a minibatch; `given` has what `rates` gave."""

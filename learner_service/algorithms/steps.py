@@ -6,7 +6,6 @@ are fed rows in blocks of one size, so that one graph of each network serves any
 
 from collections.abc import Iterator, Mapping
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -29,37 +28,6 @@ def fed(name: str, given: Mapping[str, Tensor]) -> Fed:
     """What `named` made named tensors of."""
     stored, vector, memory, first = (given.get(f"{name}/{part}") for part in _PARTS)
     return Inputs(stored, vector), None if memory is None else RecurrentState(memory, first)
-
-
-class StepLog:
-    """What the steps of a pass return, [n, ...] by name."""
-
-    def __init__(self, number: int, *, static: bool) -> None:
-        """Nothing is there yet.
-
-        Args:
-            number: n, of steps.
-            static: what a step returns is overwritten by the next one: it is copied.
-        """
-        self._number, self._static = number, static
-        self._found: list[Mapping[str, Tensor]] = []
-        self._kept: dict[str, Tensor] = {}
-
-    def add(self, found: Mapping[str, Tensor]) -> None:
-        """Keep what a step returned."""
-        at = len(self._found)
-        self._found.append({} if self._static else found)
-        if not self._static:
-            return
-        if not self._kept:
-            self._kept = {k: x.new_empty((self._number, *x.shape)) for k, x in found.items()}
-        torch._foreach_copy_([self._kept[k][at] for k in found], list(found.values()))
-
-    def stacked(self) -> dict[str, Tensor]:
-        """All of it."""
-        if self._static:
-            return self._kept
-        return {k: torch.stack([of[k] for of in self._found]) for k in self._found[0]}
 
 
 def blocks(

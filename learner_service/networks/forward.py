@@ -146,11 +146,11 @@ def forward_agents_twice(
     return first.float().reshape(shape), second.float().reshape(shape)
 
 
-def chunk_rows(inputs: Inputs) -> int:
-    """Agents' rows that a network is fed at once where there are many."""
+def chunk_rows(inputs: Inputs, most: int = _CHUNK_ROWS) -> int:
+    """Agents' rows that a network is fed at once where there are many, `most` at most."""
     if inputs.stored is None:
-        return _CHUNK_ROWS
-    return min(_CHUNK_ROWS, _CHUNK_PIXELS // math.prod(inputs.stored.shape[-3:]))
+        return most
+    return min(most, _CHUNK_PIXELS // math.prod(inputs.stored.shape[-3:]))
 
 
 def forward_rows(

@@ -62,12 +62,11 @@ def step_alone(plugin: PluginConfig, num_envs: int, seconds: float) -> float:
 
 
 def _actions(spec: EnvSpec, num_envs: int, generator: np.random.Generator) -> Array:
+    rows = num_envs, spec.num_agents
     if isinstance(spec.action, Discrete):
-        shape = num_envs, spec.num_agents
-        return generator.integers(spec.action.num_actions, size=shape).astype(np.int32)
-    shape = num_envs, spec.num_agents, spec.action.size
+        return generator.integers(spec.action.num_actions, size=rows).astype(np.int32)
     low, high = np.maximum(spec.action.low, -1), np.minimum(spec.action.high, 1)
-    return generator.uniform(low, high, size=shape).astype(np.float32)
+    return generator.uniform(low, high, size=(*rows, spec.action.size)).astype(np.float32)
 
 
 def main(arguments: Sequence[str]) -> None:
