@@ -6,7 +6,9 @@ a benchmark needs. NEEDS names modules that are not part of the extras env, lear
 """
 
 import ast
+import inspect
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -127,6 +129,7 @@ def run_benchmark(
     save: bool = False,
     dirty: bool = False,
     folder: Path | None = None,
+    chosen: Sequence[str] = (),
 ) -> Path | None:
     """Run one benchmark, print its result and, if asked, keep it.
 
@@ -137,19 +140,24 @@ def run_benchmark(
         save: write the result.
         dirty: even if the source differs from its commit.
         folder: where to write it; None: benchmarks/results.
+        chosen: topics of a benchmark that has some; none: all.
 
     Returns:
         the file with the result, None if it is not saved.
 
     Raises:
-        ConfigError: for an unknown name, for what is not installed, for source that differs.
+        ConfigError: for an unknown name, for what is not installed, for source that differs, for
+            topics of a benchmark that has none.
     """
     topic = find_topic(name)
+    measure = _import(topic).run
+    if chosen and "chosen" not in inspect.signature(measure).parameters:
+        raise ConfigError(f"--topics: benchmark '{name}' has no topics; `gpu` has some")
     if save:
         require_clean_source(dirty)
     origin = provenance()
     console.print(plain(name, "bold"), plain(f": {topic.description}"), sep="")
-    result = _import(topic).run(effort)
+    result = measure(effort, tuple(chosen)) if chosen else measure(effort)
     for table in result_tables(result, width=console.width):
         console.print(table, "")
     if not save:

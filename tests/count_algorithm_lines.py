@@ -30,8 +30,11 @@ from pathlib import Path
 
 FILES = ("coma", "mappo", "maddpg", "masac", "qmix", "segmentation")
 FOLDER = Path("learner_service/algorithms")
-# What the learner and the inference thread call, and hooks of the skeleton's `update`.
-ENTRIES = {"update", "_learn", "act", "forward", "_explores", "_turn", "_fed"}
+# What the learner and the inference thread call, steps that are captured, and hooks of `update`.
+ENTRIES = {
+    *("update", "_learn", "act", "forward", "_explores", "_turn", "_fed"),
+    *("_fit", "_improve", "_minibatch"),
+}
 METRICS = {"_means", "_note", "evaluate", "confusion", "_count"}
 KINDS = ("algorithm", "imports", "options", "checks", "metrics", "building")
 

@@ -30,6 +30,7 @@ SUPPORT = {
         "running_moments",
         "schedule",
         "stacking",
+        "steps",
         "supervised",
         "supervised_network",
         "value_norm",

@@ -1,11 +1,10 @@
 """The skeleton of COMA, MAPPO, MADDPG, MASAC and QMIX: how networks are built, fed and published.
 
-A subclass names its POLICY, makes its networks and optimisers in `_build`, and learns in `_learn`.
-OnPolicyAlgorithm and OffPolicyAlgorithm add what a rollout and what a replay ask for.
+A subclass names its POLICY and makes its networks and optimisers in `_build`. OnPolicyAlgorithm and
+OffPolicyAlgorithm add what a rollout and what a replay ask for.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import torch
@@ -26,7 +25,6 @@ from learner_service.networks.recurrent import memory_size
 from learner_service.networks.snapshot import publish, snapshot
 from learner_service.networks.stacked import count_slices
 from learner_service.runtime.adam import Adam
-from learner_service.runtime.cuda_graph import Outputs
 from learner_service.runtime.precision import Precision
 from learner_service.storage.feed import Taken
 from shared.config import PluginConfig
@@ -81,7 +79,6 @@ class ActorCritic(Algorithm[B], Generic[B]):
     POLICY: type[SnapshotPolicy]
     REMEMBERS = False
     actor: nn.Module
-    _learn: Callable[..., Outputs]  # the update of the networks, on the device; see Captured
 
     def __init__(
         self,
@@ -120,9 +117,6 @@ class ActorCritic(Algorithm[B], Generic[B]):
             self._build()
         self.memory_size = memory_size(self._acts)
         self._keep_attributes()
-        captured = self._capture("update", self._learn)
-        # MASAC's option from before learner.cuda_graph.
-        self._captured = captured if getattr(config, "cuda_graph", True) else self._learn
 
     @abstractmethod
     def _build(self) -> None:

@@ -8,12 +8,13 @@ action while the others' actions are held fixed. Targets are TD(lambda) from a t
 rollout is learned from in several passes of minibatches, critic first.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from learner_service.algorithms import options
 from learner_service.algorithms.base import require_discrete
@@ -32,7 +33,6 @@ from learner_service.algorithms.exploration import (
 )
 from learner_service.algorithms.imitation import LOGGED, advice, expert_column, mean_of_told
 from learner_service.algorithms.minibatches import (
-    Minibatch,
     Pass,
     Rows,
     counted_actions,
@@ -47,12 +47,14 @@ from learner_service.algorithms.returns import (
     polyak_update,
     target_of,
 )
+from learner_service.algorithms.steps import fed, named
 from learner_service.networks.building import is_stacked
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import one_hot, sample, uniform
-from learner_service.networks.forward import forward, forward_rows
+from learner_service.networks.forward import forward
 from learner_service.networks.inputs import CriticInputs, Inputs
-from learner_service.networks.recurrent import RecurrentState, recurrent_states
+from learner_service.networks.recurrent import RecurrentState, memory_size, recurrent_states
+from learner_service.runtime.cuda_graph import Outputs
 from learner_service.storage.rollout import Batch, Transitions, transitions
 from shared.spec import ACTION_MASK
 from shared.timestep import StepType
@@ -90,9 +92,7 @@ _NORMS = ("critic_grad_norm", "actor_grad_norm")
 _OF_THE_BATCH = ("target_mean", "target_std", "explained_variance", "epsilon")
 
 
-# Rates of a minibatch, and what `_critic_pass` and `_actor_pass` return: tensors [n, ...].
-_Rates = tuple[Tensor, ...]
-_Log = tuple[Tensor, ...]
+_Log = dict[str, Tensor]  # what steps return, by name: [n, ...]
 
 
 class Coma(OnPolicyAlgorithm):
@@ -113,8 +113,8 @@ class Coma(OnPolicyAlgorithm):
         # Minibatches are of single agents' rows only where each is learned from by itself.
         image = self._actor_inputs.shape.image
         stacked = all(is_stacked(n, image) for n in (self._network, self._network_of_critic()))
-        self._joint = self._num_slices > 1 or not stacked
         self.actor = self._make_actor(k)
+        self._single = stacked and self._num_slices == 1 and not memory_size(self.actor)
         # What a critic is fed for one agent holds what the others did: agents stay apart.
         self.critic = self._make_critic(self._critic_inputs.shape, k, apart=True)
         self.target = target_of(self.critic)
@@ -122,6 +122,10 @@ class Coma(OnPolicyAlgorithm):
         self._critic_optimizer = self._adam(self.critic, c.critic_lr)
         falls = c.epsilon_start, c.epsilon_end, c.epsilon_env_steps
         self._exploration = Exploration(*falls, k).to(self._device)
+        self._critic_steps = self._capture_steps("critic", self._fit)
+        self._actor_steps = self._capture_steps("actor", self._improve)
+        values = partial(self._forward_block, network=self.critic)
+        self._value_steps = self._capture_steps("values", values)
         self._of_steps = (*_BY_ROW, *(LOGGED if self._imitates else ()), *_NORMS)
         self._logged = (*self._of_steps, *_OF_THE_BATCH)
 
@@ -142,28 +146,25 @@ class Coma(OnPolicyAlgorithm):
             polyak_update(self.target, self.critic, 1.0)
         return scalars
 
-    def _learn(self, arrays: Mapping[str, Tensor], *, number: int) -> dict[str, Tensor]:
-        """The update but for the target critic, on the device from end to end.
+    def _learn(self, batch: Batch, number: int) -> Tensor:
+        """The update but for the target critic.
 
         Args:
-            arrays: of a Batch.
+            batch: all that is learned from.
             number: of minibatches in each pass.
         """
         self._exploration.anneal()
-        batch = Batch(dict(self._frozen.hidden(arrays)), [])
         # 1. and 2. Targets, once.
         rows = self._prepare(batch)
         # 3. to 7. In each pass the critic, then the actor.
         log: list[tuple[Pass, _Log, _Log]] = []
-        single = not (self._joint or rows.actor_state)
-        for shuffled, rates in self._passes(rows, batch, number, single=single):
-            if shuffled.parts:
-                critic = self._critic_pass(shuffled, rates)
-                log.append((shuffled, critic, self._actor_pass(shuffled, rates)))
+        for shuffled, rates in self._passes(rows, batch, number):
+            critic = self._critic_pass(shuffled, rates)
+            log.append((shuffled, critic, self._actor_pass(shuffled, rates)))
         env_steps = batch.env_steps()  # `_means` adds those of the other ranks
         scalars = self._means(log, rows, env_steps)
         self._exploration.advance(env_steps)
-        return {"scalars": scalars}
+        return scalars
 
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> Rows:
@@ -186,7 +187,7 @@ class Coma(OnPolicyAlgorithm):
             columns |= {"penalty": penalties(legal), "floor": self._epsilon * uniform(legal)}
         weight = counted_actions(batch, t, self._spec.num_agents).flatten(0, 1)
         if self._config.clip_ratio:  # log pi_old(u | o)
-            logits = self._forward(self.actor, actor_inputs, hidden[0])
+            logits = self._network_outputs(self.actor, actor_inputs, hidden[0]).flatten(0, 1)
             pi = policy_probabilities(logits, rows_mask, self._epsilon)
             log_prob = taken(bounded_log(pi).view(*action.shape, -1), action)
             columns["log_prob"] = uncounted_never_taken(log_prob[:-1].flatten(0, 1), weight)
@@ -216,10 +217,9 @@ class Coma(OnPolicyAlgorithm):
         last = (written * row).amax(0), torch.arange(num_unrolls, device=action.device)
         joint = last[0] * num_unrolls + last[1]  # [B] of the (L + 1) * B joint rows
         if hidden is None:
-            logits = self._forward(self.actor, inputs.rows(joint))
+            logits = self._network_outputs(self.actor, inputs.rows(joint)).flatten(0, 1)
         else:
-            every = self._forward(self.actor, inputs, hidden)
-            logits = every.view(-1, num_agents, every.shape[-1])[joint].flatten(0, 1)
+            logits = self._network_outputs(self.actor, inputs, hidden)[joint].flatten(0, 1)
         if mask is not None:
             mask = mask.view(-1, num_agents, mask.shape[-1])[joint].flatten(0, 1)
         pi = policy_probabilities(logits, mask, self._epsilon)
@@ -232,10 +232,10 @@ class Coma(OnPolicyAlgorithm):
         # 2. y = r + gamma [(1 - lambda) Q'(s', u') + lambda y'] (section 3, TD(lambda)).
         length, num_unrolls, num_agents = action.shape
         if hidden is None:
-            q = self._forward(self.target, inputs.rows(slice(num_unrolls, None)))
+            q = self._network_outputs(self.target, inputs.rows(slice(num_unrolls, None)))
         else:
-            q = self._forward(self.target, inputs, hidden)[num_unrolls * num_agents :]
-        value = q.gather(-1, action[1:].flatten().unsqueeze(-1))
+            q = self._network_outputs(self.target, inputs, hidden)[num_unrolls:]
+        value = q.flatten(0, 1).gather(-1, action[1:].flatten().unsqueeze(-1))
         return lambda_returns(
             t.reward,
             t.discount,
@@ -245,14 +245,7 @@ class Coma(OnPolicyAlgorithm):
             self._config.td_lambda,
         )
 
-    def _forward(
-        self, network: nn.Module, inputs: Inputs, hidden: RecurrentState | None = None
-    ) -> Tensor:
-        """[R, K] for all agent-rows."""
-        agents = self._spec.num_agents
-        return forward_rows(network, inputs, self._precision, agents, hidden).flatten(0, 1)
-
-    def _critic_pass(self, shuffled: Pass, rates: Sequence[_Rates]) -> _Log:
+    def _critic_pass(self, shuffled: Pass, rates: Mapping[str, Tensor]) -> _Log:
         """Fit the critic; returns squared errors and values of the actions taken, and norms.
 
         With g = 2 share of the action taken and 0 of the others, the gradient of
@@ -261,105 +254,104 @@ class Coma(OnPolicyAlgorithm):
         # 3. Critic: L = E[(Q(s, u) - y)^2], one minibatch after the other.
         action, target = shuffled.columns["action"], shuffled.columns["target"]
         g = one_hot(action, self._num_actions) * (2 * shuffled.share).flatten(0, 1).unsqueeze(-1)
-        values, norms = [], []
-        for part, rate, goal, of_error in zip(
-            shuffled.parts,
-            rates,
-            target.unsqueeze(-1).chunk(len(rates)),
-            g.chunk(len(rates)),
-            strict=True,
-        ):
-            self._schedule.step(rate)
-            with cast_weights(self._precision, self.critic):
-                out, _ = forward(self.critic, part.critic, part.critic_state)
-            q = out.float()
-            norms += self._precision.step_together(
-                [(q, (q.detach() - goal) * of_error)],
-                [(self._critic_optimizer, self.critic)],
-                self._config.max_grad_norm,
-                self._num_slices,
-            )
-            values.append(q.detach())
-        q_taken = taken(torch.cat(values), action).view_as(shuffled.share)
-        return (q_taken - target.view_as(q_taken)).square(), q_taken, torch.stack(norms)
+        inputs, state = shuffled.inputs(shuffled.critic), shuffled.state(shuffled.critic_state)
+        given = {"goal": shuffled.each(target).unsqueeze(-1), "of_error": shuffled.each(g)}
+        found = self._critic_steps(named("critic", inputs, state) | given | rates)
+        q_taken = taken(found["q"].flatten(0, 1), action).view_as(shuffled.share)
+        error = (q_taken - target.view_as(q_taken)).square()
+        return {"error": error, "q": q_taken, "critic_norm": found["norm"]}
 
-    @torch.no_grad()
+    def _fit(self, given: Mapping[str, Tensor]) -> Outputs:
+        """Fit the critic to a minibatch.
+
+        Args:
+            given: see `_critic_pass`.
+
+        Returns:
+            its values and the gradient's norm.
+        """
+        self._schedule.step(given)
+        with cast_weights(self._precision, self.critic):
+            out, _ = forward(self.critic, *fed("critic", given))
+        q = out.float()
+        (norm,) = self._precision.step_together(
+            [(q, (q.detach() - given["goal"]) * given["of_error"])],
+            [(self._critic_optimizer, self.critic)],
+            self._config.max_grad_norm,
+            self._num_slices,
+        )
+        return {"q": q.detach(), "norm": norm}
+
     def _values(self, shuffled: Pass) -> Tensor:
         """[n * M, A, K] the critic's values of all minibatches."""
-        parts = shuffled.parts
-        if parts[0].critic_state is None:
-            agents = shuffled.critic.agents
-            return forward_rows(self.critic, shuffled.critic, self._precision, agents)
-        found = []
-        with cast_weights(self._precision, self.critic):
-            for part in parts:
-                q, _ = forward(self.critic, part.critic, part.critic_state)
-                found.append(q.float())
-        return torch.cat(found)
+        state = shuffled.state(shuffled.critic_state)
+        if state is None:
+            return self._network_outputs(self.critic, shuffled.critic)
+        given = named("rows", shuffled.inputs(shuffled.critic), state)
+        return self._value_steps(given)["out"].flatten(0, 1)
 
-    def _actor_pass(self, shuffled: Pass, rates: Sequence[_Rates]) -> _Log:
+    def _actor_pass(self, shuffled: Pass, rates: Mapping[str, Tensor]) -> _Log:
         """Improve the policy.
 
         Returns:
-            gains, their weights, entropies, advantages, what advice logs, and norms.
+            gains, their weights, minus entropies, advantages, what advice logs, and norms.
         """
         # 4. Q of all own actions by the critic just fitted, [n * M, A, K].
-        q = self._values(shuffled)
-        q_taken = taken(q, shuffled.columns["action"])
-        of_order = shuffled.share * self._schedule.entropy_weight
-        log = []
-        for part, rate, *values in zip(
-            shuffled.parts,
-            rates,
-            q.chunk(len(rates)),
-            q_taken.chunk(len(rates)),
-            of_order,
-            strict=True,
-        ):
-            self._schedule.step(rate)
-            log.append(self._actor_step(part, *values))
-        gain, cost, order, *others = (torch.stack(x) for x in zip(*log, strict=True))
-        return gain, cost, -order, *others
+        with torch.no_grad():
+            q = self._values(shuffled)
+            q_taken = taken(q, shuffled.columns["action"])
+            of_order = shuffled.share * self._schedule.entropy_weight
+        inputs, state = shuffled.inputs(shuffled.actor), shuffled.state(shuffled.actor_state)
+        columns = {k: shuffled.each(x) for k, x in shuffled.columns.items() if k != "target"}
+        given = {"share": shuffled.share, "cost": shuffled.cost, "of_order": of_order}
+        given |= {"q": shuffled.each(q), "q_taken": shuffled.each(q_taken), **rates}
+        given |= {f"column/{name}": x for name, x in columns.items()}
+        return self._actor_steps(named("actor", inputs, state) | given)
 
-    def _actor_step(
-        self, part: Minibatch, q: Tensor, q_taken: Tensor, of_order: Tensor
-    ) -> tuple[Tensor, ...]:
+    def _improve(self, given: Mapping[str, Tensor]) -> Outputs:
         """Improve the policy by a minibatch.
 
+        Args:
+            given: see `_actor_pass`.
+
         Returns:
-            gains, their weights, minus entropies, advantages and what advice logs [M, A], and
-            the gradient's norm.
+            gains, their weights, entropies, advantages and what advice logs [M, A], and the
+            gradient's norm.
         """
+        self._schedule.step(given)
         # 5. pi(u | o), epsilon included, [M, A, K].
-        c, columns = self._config, part.columns
+        c, share, cost = self._config, given["share"], given["cost"]
+        columns = {k.removeprefix("column/"): v for k, v in given.items() if k[:7] == "column/"}
         with cast_weights(self._precision, self.actor):
-            logits, _ = forward(self.actor, part.actor, part.actor_state)
+            logits, _ = forward(self.actor, *fed("actor", given))
         floor = columns.get("floor", self._exploration.floor)
         logits, penalty = logits.float(), columns.get("penalty")
         pi = mixture(logits, penalty, self._exploration.keep, floor)
-        expert = advice(columns, lambda u: taken(log_softmax(logits, penalty), u), part.cost)
+        expert = advice(columns, lambda u: taken(log_softmax(logits, penalty), u), cost)
         log_pi = bounded_log(pi)
         log_prob = taken(log_pi, columns["action"])
         # 6. A = Q(s, u) - sum_k pi(k) Q(s, (u_others, k)) (section 4).
-        advantage = scaled = counterfactual_advantage(q, pi, q_taken)
+        advantage = scaled = counterfactual_advantage(given["q"], pi, given["q_taken"])
         if c.normalize_advantage:
-            deviation = deviations(advantage, part.share, part.sharing, self._group) + 1e-6
-            scaled = advantage / of_agents(deviation, part.sharing)
+            sharing = self._sharing[:, :1] if self._single else self._sharing
+            deviation = deviations(advantage, share, sharing, self._group) + 1e-6
+            scaled = advantage / of_agents(deviation, sharing)
         # 7. Actor: up E[log pi(u | o) A], or PPO's surrogate, and the entropy.
         if c.clip_ratio:
             gain = clipped_surrogate(log_prob - columns["log_prob"], scaled, c.clip_ratio)
-            cost = part.cost
         else:
-            gain, cost = log_prob, part.cost * scaled
+            gain, cost = log_prob, cost * scaled
         order = (pi * log_pi).sum(-1)  # minus the entropy
         cost = expert.spared(cost)
         terms = [(gain, cost), *expert.terms]
         if c.entropy_weight:
-            terms.append((order, expert.spared(of_order)))
+            terms.append((order, expert.spared(given["of_order"])))
         (norm,) = self._precision.step_together(
             terms, [(self._actor_optimizer, self.actor)], c.max_grad_norm, self._num_slices
         )
-        return gain.detach(), cost, order.detach(), advantage, *expert.logged, norm
+        told = {f"told {i}": x for i, x in enumerate(expert.logged)}
+        found = {"gain": gain.detach(), "cost": cost, "order": order.detach()}
+        return found | {"advantage": advantage, **told, "actor_norm": norm}
 
     @torch.no_grad()
     def _means(self, log: list[tuple[Pass, _Log, _Log]], rows: Rows, env_steps: Tensor) -> Tensor:
@@ -367,11 +359,14 @@ class Coma(OnPolicyAlgorithm):
         if not log:
             means = self._sharing.new_zeros(len(self._of_steps))
         else:
-            every = [(shuffled.share, *critic, *actor) for shuffled, critic, actor in log]
-            share, error, q, critic_norm, gain, cost, entropy, advantage, *told, actor_norm = (
-                torch.cat(x) for x in zip(*every, strict=True)
-            )  # [N, M, A], and norms [N]
-            sharing = log[0][0].parts[0].sharing
+            every = [
+                {"share": shuffled.share, **critic, **actor} for shuffled, critic, actor in log
+            ]
+            found = {name: torch.cat([of[name] for of in every]) for name in every[0]}
+            share, error, q = found["share"], found["error"], found["q"]  # [N, M, A]
+            gain, cost, entropy = found["gain"], found["cost"], -found["order"]
+            advantage, told = found["advantage"], [x for k, x in found.items() if k[:4] == "told"]
+            sharing = log[0][0].sharing
             deviation = deviations(advantage, share, sharing, self._group).sum()
             if told:  # of the entropy what the loss contains
                 told.append(entropy * (1 - told[1]))
@@ -379,10 +374,10 @@ class Coma(OnPolicyAlgorithm):
             error, q, entropy, *told = by_row @ share.flatten()
             of_loss = told.pop() if told else entropy
             loss = (gain * cost).sum() - self._schedule.entropy_weight * of_loss
-            counts = [part.counts for shuffled, _, _ in log for part in shuffled.parts]
-            number = torch.stack(counts).sum().clamp_min(1)
+            number = torch.cat([shuffled.counts for shuffled, _, _ in log]).sum().clamp_min(1)
             summed = torch.stack([error, q, entropy, loss, deviation, *told]) / self._num_slices
-            means = torch.cat([summed, torch.stack([critic_norm, actor_norm]).sum(1)]) / number
+            norms = torch.stack([found["critic_norm"], found["actor_norm"]]).sum(1)
+            means = torch.cat([summed, norms]) / number
             means = mean_of_told(means, told, len(_BY_ROW))
         target, weight = rows.columns["target"], rows.weight
         counted, mean = weight.sum(), (target * weight).sum()

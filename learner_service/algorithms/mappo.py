@@ -25,7 +25,7 @@ from learner_service.algorithms.mappo_policy import (
     require_one_trunk,
 )
 from learner_service.algorithms.minibatches import (
-    Minibatch,
+    Pass,
     Rows,
     counted_actions,
     uncounted_never_taken,
@@ -39,12 +39,14 @@ from learner_service.algorithms.returns import (
     vtrace_returns,
 )
 from learner_service.algorithms.running_moments import CLIPPED
+from learner_service.algorithms.steps import fed, named
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, Normal
-from learner_service.networks.forward import forward, forward_both, forward_rows
+from learner_service.networks.forward import forward, forward_both
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import RecurrentState, recurrent_states
+from learner_service.runtime.cuda_graph import Outputs
 from learner_service.storage.rollout import Batch, transitions
 from shared.spec import ACTION_MASK
 
@@ -80,8 +82,6 @@ class Config(options.OnPolicyCriticConfig):
 _BY_ROW = ("actor_loss", "critic_loss", "entropy", "clip_fraction", "kl")
 _NORMS = ("actor_grad_norm", "critic_grad_norm")
 _OF_THE_BATCH = ("return_mean", "advantage_std", "explained_variance")
-# Of a minibatch: gains, log ratios, entropies, squared errors, advice [M, A], share, counts, norms.
-_Step = tuple[list[Tensor], Tensor, Tensor, list[Tensor]]
 
 
 class Mappo(OnPolicyAlgorithm):
@@ -113,24 +113,23 @@ class Mappo(OnPolicyAlgorithm):
         norms, imitation = _NORMS[: len(self._learned)], LOGGED if self._imitates else ()
         self._logged = (*_BY_ROW, *imitation, *norms, *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
+        self._steps = self._capture_steps("step", self._minibatch)
 
-    def _learn(self, arrays: Mapping[str, Tensor], *, number: int) -> dict[str, Tensor]:
-        """The update, on the device from end to end.
+    def _learn(self, batch: Batch, number: int) -> Tensor:
+        """The update.
 
         Args:
-            arrays: of a Batch.
+            batch: all that is learned from.
             number: of minibatches in each pass.
         """
-        batch = Batch(dict(self._frozen.hidden(arrays)), [])
         # 1. to 4. Advantages and targets, once.
         rows, scalars = self._prepare(batch)
         # 5. and 6. Steps of the policy and of the value function.
-        steps: list[_Step] = []
+        every: list[dict[str, Tensor]] = []
         for shuffled, rates in self._passes(rows, batch, number):
-            for part, rate in zip(shuffled.parts, rates, strict=True):
-                self._schedule.step(rate)
-                steps.append(self._minibatch(part))
-        return {"scalars": torch.cat([self._means(steps), scalars])}
+            found = self._steps(self._given(shuffled) | rates)
+            every.append(found | {"share": shuffled.share, "counts": shuffled.counts})
+        return torch.cat([self._means(every), scalars])
 
     def precision_scalars(self) -> dict[str, Tensor]:
         """See Algorithm; also how many returns the last update clipped."""
@@ -219,7 +218,7 @@ class Mappo(OnPolicyAlgorithm):
         length, num_unrolls = batch.arrays["step_type"].shape
 
         def outputs(network: nn.Module, of: int) -> Tensor:
-            return forward_rows(network, inputs[of], self._precision, agents, states[of])
+            return self._network_outputs(network, inputs[of], states[of])
 
         if self.critic is None:
             out = value = outputs(self.actor.network, 0)
@@ -235,51 +234,76 @@ class Mappo(OnPolicyAlgorithm):
         mask = obs[ACTION_MASK].flatten(0, 1)[:acted] if ACTION_MASK in obs else None
         return value, self.actor.distribution(out[:acted], mask)
 
-    def _minibatch(self, part: Minibatch) -> _Step:
-        """One step of the policy and of the value function."""
+    def _given(self, shuffled: Pass) -> dict[str, Tensor]:
+        """What steps are given of minibatches, [n, ...] by name."""
+        states = shuffled.state(shuffled.actor_state), shuffled.state(shuffled.critic_state)
+        given = named("actor", shuffled.inputs(shuffled.actor), states[0])
+        own = self.critic is not None and shuffled.critic is not shuffled.actor
+        critic = shuffled.inputs(shuffled.critic) if own else Inputs(None, None)
+        given |= named("critic", critic, states[1])
+        given |= {f"column/{name}": shuffled.each(x) for name, x in shuffled.columns.items()}
+        return given | {"share": shuffled.share, "cost": shuffled.cost}
+
+    def _minibatch(self, given: Mapping[str, Tensor]) -> Outputs:
+        """One step of the policy and of the value function.
+
+        Args:
+            given: of `_given`, and learning rates.
+
+        Returns:
+            gains, log ratios, entropies, squared errors and what advice logs [M, A], and norms.
+        """
+        self._schedule.step(given)
         # 5. pi(u | o) and V of the minibatch, [M, A].
-        c, columns = self._config, part.columns
+        c, share = self._config, given["share"]
+        columns = {k.removeprefix("column/"): v for k, v in given.items() if k[:7] == "column/"}
         learned = [network for _, network in self._learned]
         with cast_weights(self._precision, *learned):
-            pi, value = self._evaluate(part)
+            pi, value = self._evaluate(given, columns.get("mask"))
         # 6. L = -E[min(r A, clip(r) A) + weight H], r = pi / pi_old, and E[(V - G)^2].
         log_ratio = pi.log_prob(columns["action"]) - columns["log_prob"]
         gain = clipped_surrogate(log_ratio, columns["advantage"], c.clip_ratio)
         entropy = pi.entropy()
         error = F.mse_loss(value.float(), columns["target"], reduction="none")
-        of_error = part.share if self.critic is not None else c.value_weight * part.share
-        expert = advice(columns, pi.log_prob, part.cost)
-        cost = expert.spared(part.cost)
+        of_error = share if self.critic is not None else c.value_weight * share
+        expert = advice(columns, pi.log_prob, given["cost"])
+        cost = expert.spared(given["cost"])
         terms = [(gain, cost), (error, of_error), *expert.terms]
         if c.entropy_weight:
             terms.append((entropy, cost * self._schedule.entropy_weight))
         norms = self._precision.step_together(
             terms, self._learned, c.max_grad_norm, self._num_slices
         )
-        rows = [x.detach() for x in (gain, log_ratio, entropy, error, *expert.logged)]
-        return rows, part.share, part.counts, norms
+        found = {"gain": gain, "log_ratio": log_ratio, "entropy": entropy, "error": error}
+        found |= {f"told {i}": x for i, x in enumerate(expert.logged)}
+        return {name: x.detach() for name, x in found.items()} | {"norms": torch.stack(norms)}
 
-    def _evaluate(self, part: Minibatch) -> tuple[Categorical | Normal, Tensor]:
+    def _evaluate(
+        self, given: Mapping[str, Tensor], mask: Tensor | None
+    ) -> tuple[Categorical | Normal, Tensor]:
         """The policy's distribution and values [M, A]."""
-        mask = part.columns.get("mask")
+        (actor, state), (critic, critic_state) = fed("actor", given), fed("critic", given)
         if self.critic is None:
-            out, _ = forward(self.actor.network, part.actor, part.actor_state)
+            out, _ = forward(self.actor.network, actor, state)
             return self.actor.distribution(out, mask), out[..., -1]
+        same = critic.stored is None and critic.vector is None
         out, value = forward_both(
             (self.actor.network, self.critic),
-            (part.actor, part.critic),
-            (part.actor_state, part.critic_state),
+            (actor, actor if same else critic),
+            (state, critic_state),
         )
         return self.actor.distribution(out, mask), value.squeeze(-1)
 
     @torch.no_grad()
-    def _means(self, steps: list[_Step]) -> Tensor:
+    def _means(self, every: list[dict[str, Tensor]]) -> Tensor:
         """`_logged` up to return_mean: means over the minibatches in which anything counts."""
-        if not steps:
+        if not every:
             return self._sharing.new_zeros(len(self._logged) - len(_OF_THE_BATCH))
-        by_row, shares, counts, norms_of = zip(*steps, strict=True)
-        gain, log_ratio, entropy, error, *told = (torch.stack(x) for x in zip(*by_row, strict=True))
-        share = torch.stack(shares).flatten()  # of [N, M, A]
+        found = {name: torch.cat([of[name] for of in every]) for name in every[0]}
+        gain, log_ratio = found["gain"], found["log_ratio"]
+        entropy, error = found["entropy"], found["error"]
+        told = [x for name, x in found.items() if name[:4] == "told"]
+        share = found["share"].flatten()  # of [N, M, A]
         grown = torch.expm1(log_ratio)  # r - 1
         clipped = (grown.abs() > self._config.clip_ratio).float()
         loss = -torch.addcmul(gain, entropy, self._schedule.entropy_weight)
@@ -287,9 +311,8 @@ class Mappo(OnPolicyAlgorithm):
             loss = loss * (1 - told[1])
         # Schulman 2020, "Approximating KL divergence": (r - 1) - log r is unbiased, never < 0.
         rows = torch.stack([loss, error, entropy, clipped, grown - log_ratio, *told]).flatten(1)
-        norms = torch.stack([norm for norms in norms_of for norm in norms])
-        number = torch.stack(counts).sum().clamp_min(1)
-        means = [rows @ share / self._num_slices, norms.view(len(steps), -1).sum(0)]
+        number = found["counts"].sum().clamp_min(1)
+        means = [rows @ share / self._num_slices, found["norms"].sum(0)]
         return mean_of_told(torch.cat(means) / number, told, len(_BY_ROW))
 
 

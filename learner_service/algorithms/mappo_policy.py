@@ -106,7 +106,7 @@ class MappoPolicy(SnapshotPolicy):
         # Saves a kernel; on a CPU the plain way serves, which every exporter knows.
         device = next(self.actor.parameters()).device
         on_device = device.type != "cpu"
-        self._illegal = torch.tensor(ILLEGAL, device=device) if on_device else None
+        self._illegal = torch.full((), ILLEGAL, device=device) if on_device else None
 
     @torch.inference_mode()
     def act(

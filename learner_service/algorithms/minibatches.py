@@ -1,8 +1,8 @@
 """Minibatches of a rollout: all of its rows in a random order, gathered once for each pass.
 
-On a GPU every shape is known beforehand and nothing is read back, so that an update can be one CUDA
-graph: rows that do not count are dealt evenly to the minibatches and weigh nothing. On a CPU, which
-would compute them for nothing, they are left out.
+On a GPU all minibatches have one size, whatever the number of environments, and nothing is read
+back, so that one CUDA graph serves all of them: rows that do not count weigh nothing, and fill
+minibatches up. On a CPU, which would compute them for nothing, they are left out.
 
 Ranks of a group make as many minibatches as one learner with all their rows would. Minibatch k of
 the group is that of all ranks together; where a rank has no row for it, rows of weight 0 stand in.
@@ -54,30 +54,102 @@ class Minibatch:
 
 @dataclass
 class Pass:
-    """All minibatches of a pass over the rows; what is the same in all is formed here at once.
+    """All minibatches of a pass over the rows, one behind the other.
 
     Attributes:
-        parts: n minibatches.
-        critic: the critic's inputs of all of them, [n * M, A, ...].
-        columns: the columns of all of them, [n * M, A, ...].
-        share: [n, M, A] their shares.
+        number: n of them.
+        actor: the policy's inputs, [n * M, A, ...].
+        critic: the critic's; may be the same object.
+        columns: name -> [n * M, A, ...].
+        share: [n, M, A] theirs; see Minibatch, also for what follows.
+        cost: [n, M, A].
+        counts: [n].
+        sharing: [S, A].
+        actor_state: of n * m environments.
+        critic_state: the same.
     """
 
-    parts: list[Minibatch]
+    number: int
+    actor: Inputs
     critic: Inputs
     columns: dict[str, Tensor]
     share: Tensor
+    cost: Tensor
+    counts: Tensor
+    sharing: Tensor
+    actor_state: RecurrentState | None = None
+    critic_state: RecurrentState | None = None
+
+    def each(self, x: Tensor) -> Tensor:
+        """[n, M, ...] of [n * M, ...]."""
+        return x.view(self.number, -1, *x.shape[1:])
+
+    def inputs(self, inputs: Inputs) -> Inputs:
+        """[n, M, A, ...] of [n * M, A, ...]."""
+        return inputs.each(self.each)
+
+    def state(self, state: RecurrentState | None) -> RecurrentState | None:
+        """Memory [n, m, A, H] and first rows [n, T, m] of the minibatches' environments."""
+        if state is None or state.first is None:
+            return None
+        first = state.first.unflatten(1, (self.number, -1)).transpose(0, 1)
+        return RecurrentState(self.each(state.memory), first)
+
+    @property
+    def parts(self) -> list[Minibatch]:
+        """The minibatches."""
+        if not self.number:
+            return []
+        actor, critic = self.inputs(self.actor), self.inputs(self.critic)
+        states = self.state(self.actor_state), self.state(self.critic_state)
+
+        def of(state: RecurrentState | None, k: int) -> RecurrentState | None:
+            if state is None or state.first is None:
+                return None
+            return RecurrentState(state.memory[k], state.first[k])
+
+        return [
+            Minibatch(
+                actor.each(lambda x, k=k: x[k]),
+                critic.each(lambda x, k=k: x[k]),
+                {name: self.each(x)[k] for name, x in self.columns.items()},
+                self.share[k],
+                self.cost[k],
+                self.counts[k],
+                self.sharing,
+                of(states[0], k),
+                of(states[1], k),
+            )
+            for k in range(self.number)
+        ]
 
 
-def number_of_minibatches(number: int, times: float, group: Group = ALONE) -> int:
+def number_of_minibatches(
+    number: int,
+    times: float,
+    group: Group = ALONE,
+    *,
+    units: int = 0,
+    width: int = 0,
+    block: int = 1,
+) -> int:
     """Minibatches of a pass, the same on all ranks.
 
     Args:
         number: that is configured.
         times: of a Batch: an update may have more rows than were asked for.
         group: its ranks' mean counts.
+        units: that may count, at most.
+        width: units that a minibatch has room for; 0: for any number.
+        block: minibatches that are learned from at once; there is a whole number of blocks.
     """
-    return round(number * group.agree({"times": times}, "sum")["times"] / group.size)
+    number = round(number * group.agree({"times": times}, "sum")["times"] / group.size)
+    if not width:
+        return number
+    # Of several ranks one may have a unit less of each minibatch: it begins with padding.
+    room = block * (width - (group.size > 1))
+    least = round(group.agree({"least": -(-units // room)}, "max")["least"])
+    return block * max(1, round(number / block), least)
 
 
 def deviations(x: Tensor, share: Tensor, sharing: Tensor, group: Group = ALONE) -> Tensor:
@@ -172,17 +244,23 @@ class Rows:
         sharing = self.sharing[:, :1]
         return Rows(actor, critic, columns, weight, sharing, self.static, group=self.group)
 
-    def shuffled(self, number: int, generator: torch.Generator) -> Pass:
+    def shuffled(self, number: int, generator: torch.Generator, width: int = 0) -> Pass:
         """All rows that count, in `number` minibatches: equally many in each, give or take a unit.
 
         Args:
-            number: of minibatches; there are fewer if there are fewer units.
+            number: of minibatches; there are fewer if there are fewer units and `width` is 0.
             generator: draws the order.
+            width: units of each minibatch, which have room for all that count; 0: as many as there
+                are.
         """
-        number, skipped = self._places(number)
+        if not width:
+            number, skipped = self._places(number)
+        else:
+            skipped = self.group.rank * number // self.group.size
         if number == 0:  # environments that fail at once, or an episode's end alone
-            return Pass([], self.critic, {}, self.weight)
-        units, spare = self._deal(number, skipped, generator)
+            none = self.weight
+            return Pass(0, self.actor, self.critic, {}, none, none, none, self.sharing)
+        units, spare = self._deal(number, skipped, generator, width)
         index, width = units.unsqueeze(1), units.shape[1]
         if self.actor_state is not None:  # [n, L, m] rows of whole environments
             step = len(self.weight) // self._length
@@ -190,30 +268,13 @@ class Rows:
             index = index + first.view(1, -1, 1)
         rows = index.flatten()
         share, any_counts = self._weighted(rows, (number, self._length, width), skipped, spare)
-        cost = -share
         actor = self.actor.rows(rows)
         critic = actor if self.critic is self.actor else self.critic.rows(rows)
         columns = {name: x.index_select(0, rows) for name, x in self.columns.items()}
         before = (self.actor_state, self.critic_state)
-        actor_state, critic_state = (state and state.columns(units.flatten()) for state in before)
-        size, found = len(rows) // number, []
-        for k in range(number):
-            part = slice(k * size, (k + 1) * size)
-            envs = slice(k * width, (k + 1) * width)
-            found.append(
-                Minibatch(
-                    actor.rows(part),
-                    critic.rows(part),
-                    {name: x[part] for name, x in columns.items()},
-                    share[k],
-                    cost[k],
-                    any_counts[k],
-                    self.sharing,
-                    actor_state and actor_state.columns(envs),
-                    critic_state and critic_state.columns(envs),
-                )
-            )
-        return Pass(found, critic, columns, share)
+        states = (state and state.columns(units.flatten()) for state in before)
+        found = actor, critic, columns, share, -share, any_counts, self.sharing
+        return Pass(number, *found, *states)
 
     def _weighted(
         self, rows: Tensor, shape: tuple[int, int, int], skipped: int, spare: int
@@ -224,7 +285,7 @@ class Rows:
             rows: numbers of the rows of all minibatches.
             shape: n, L, m: minibatches, steps, units of each.
             skipped: minibatches, the first ones, to which this rank's first unit is only padding.
-            spare: the same of the last ones and its last unit.
+            spare: units of padding behind this rank's last one.
 
         Returns:
             [n, rows, A], which a minibatch's loss is summed with, and [n] 1 or 0.
@@ -232,8 +293,11 @@ class Rows:
         weight = self.weight.index_select(0, rows)
         if skipped:  # the first of these are there to fill them up
             weight.view(*shape, -1)[:skipped, :, 0] = 0
-        if spare:  # and the last of these
-            weight.view(*shape, -1)[-spare:, :, -1] = 0
+        columns, rest = divmod(spare, shape[0])
+        if columns:  # and the last of these
+            weight.view(*shape, -1)[:, :, -columns:] = 0
+        if rest:
+            weight.view(*shape, -1)[-rest:, :, -columns - 1] = 0
         weight = weight.view(shape[0], -1, weight.shape[1])
         counted = weight.sum(1)  # [n, A]
         self.group.mean_([counted])
@@ -256,13 +320,16 @@ class Rows:
         number = min(number, int(sum(self._by_rank)))
         return number, int(sum(self._by_rank[: group.rank])) % max(1, number)
 
-    def _deal(self, number: int, skipped: int, generator: torch.Generator) -> tuple[Tensor, int]:
-        """Shuffled units [n, m], dealt like cards, and how many minibatches have one too few.
+    def _deal(
+        self, number: int, skipped: int, generator: torch.Generator, width: int
+    ) -> tuple[Tensor, int]:
+        """Shuffled units [n, m], dealt like cards, and how many of them are padding at the end.
 
         Args:
             number: n.
             skipped: minibatches that get none in the first round.
             generator: draws the order.
+            width: m; 0: as many as are needed.
         """
         size, device = len(self._units), self._units.device
         order = torch.randperm(size, device=device, generator=generator)
@@ -271,8 +338,8 @@ class Rows:
         else:  # valid units first, so that each minibatch gets equally many
             hidden = self._units.index_select(0, order)
             order = order.index_select(0, hidden.sort(stable=True).indices)
-        width = max(1, -(-(skipped + size) // number))
+        width = width or max(1, -(-(skipped + size) // number))
         spare = width * number - skipped - size
-        if skipped or spare:
+        if skipped or spare:  # less than 0: units that do not count are left out
             order = F.pad(order, (skipped, spare))
-        return order.view(-1, number).T.contiguous(), spare
+        return order.view(-1, number).T.contiguous(), max(0, spare)

@@ -1,6 +1,6 @@
 """What algorithms that learn from a replay have in common."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from learner_service.algorithms.options import (
 from learner_service.algorithms.returns import annealed
 from learner_service.group.group import Group
 from learner_service.networks.stacked import count_slices
+from learner_service.runtime.cuda_graph import Outputs
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.replay_batch import ReplayBatch
@@ -145,6 +146,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     """
 
     _config: OffPolicyConfig
+    _learn: Callable[..., Outputs]  # the update of the networks, on the device; see Captured
     _team = False  # see ReplayStorage
 
     def __init__(
@@ -158,6 +160,9 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     ) -> None:
         """See ActorCritic."""
         super().__init__(config, spec, network, precision, device, seed)
+        captured = self._capture("update", self._learn)
+        # MASAC's option from before learner.cuda_graph.
+        self._captured = captured if getattr(config, "cuda_graph", True) else self._learn
         self._seed, replay = seed, config.replay
         # A team learns from one loss: its gradient is one vector, clipped as a whole.
         of_loss = (0,) if self._team else self._slices
@@ -265,4 +270,5 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             memory_size=self.memory_size,
             frames=self.frames,
             group=self._group,
+            cuda_graph=self.graphs.enabled,
         )

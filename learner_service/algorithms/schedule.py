@@ -1,12 +1,13 @@
 """What falls over a run's updates: learning rates and the weight of the entropy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from learner_service.algorithms.minibatches import Minibatch
 from learner_service.algorithms.returns import annealed
+
+RATES = "rates"
 
 
 class Schedule:
@@ -59,21 +60,22 @@ class Schedule:
                 self._on_device[i].fill_(rate)
         self.restore()
 
-    def rates(self, parts: Sequence[Minibatch]) -> list[tuple[Tensor, ...]]:
-        """Learning rates for the minibatches of a pass: 0 where nothing counts, so nothing moves.
+    def rates(self, counts: Tensor) -> dict[str, Tensor]:
+        """Learning rates for the minibatches of a pass, [n, groups] by name; `step` gets a row.
 
-        Empty tuples where learning rates are numbers; such minibatches are left out there.
+        0 where nothing counts, so nothing moves. Nothing where learning rates are numbers: such
+        minibatches are left out there.
+
+        Args:
+            counts: [n] of a Pass.
         """
-        if not self._static or not parts:
-            return [() for _ in parts]
-        counts = torch.stack([part.counts for part in parts])
-        each = self._on_device * counts.unsqueeze(1)  # [n, groups]
-        return [rates.unbind() for rates in each.unbind()]
+        return {RATES: self._on_device * counts.unsqueeze(1)} if self._static else {}
 
-    def step(self, rates: tuple[Tensor, ...]) -> None:
-        """Set the learning rates of a minibatch."""
-        for group, rate in zip(self._groups, rates, strict=False):
-            group["lr"] = rate
+    def step(self, given: Mapping[str, Tensor]) -> None:
+        """Set the learning rates of a minibatch; `given` has what `rates` gave."""
+        if RATES in given:
+            for group, rate in zip(self._groups, given[RATES].unbind(), strict=True):
+                group["lr"] = rate
 
     def restore(self) -> None:
         """Give the optimisers their learning rates back as numbers, which checkpoints keep."""

@@ -24,6 +24,7 @@ from learner_service.augment.mixing import MASK_B, MIX
 from learner_service.group.group import ALONE, Group
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.dense import build_dense
+from learner_service.runtime.readback import to_host
 from learner_service.telemetry.figures import Figures, of_masks
 from shared.samples import IMAGE, MASK
 
@@ -259,8 +260,8 @@ class Segmentation(SupervisedNetwork):
 
     def figures(self, image: Tensor, mask: Tensor) -> Figures:
         """See Supervised: images with their masks and the predicted ones, the confusion matrix."""
-        predicted = self._predict(image).to(torch.uint8)
-        return of_masks(image, mask, predicted, self._latest, self._spec.classes)
+        shown = to_host((image, mask, self._predict(image).to(torch.uint8)))
+        return of_masks(*shown, self._latest, self._spec.classes)
 
     @torch.inference_mode()
     def _predict(self, image: Tensor) -> Tensor:
@@ -277,7 +278,7 @@ class Segmentation(SupervisedNetwork):
             self._counted({IMAGE: image, MASK: mask})
         self._group.sum_([self._matrix])  # of all ranks: they evaluate at once, and judge alike
         k = len(self._spec.classes)
-        matrix: Counts = self._matrix[:-1].view(k, k).cpu().numpy().copy()
+        matrix: Counts = to_host(self._matrix[:-1].view(k, k)).numpy().copy()
         return matrix
 
     @torch.inference_mode()

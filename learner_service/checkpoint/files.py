@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from learner_service.runtime.readback import to_host
 from shared.errors import CheckpointError
 
 FORMAT = 1
@@ -96,7 +97,7 @@ def write(state: dict[str, Any], path: Path) -> None:
         CheckpointError: if it cannot be written.
     """
     buffer = io.BytesIO()
-    torch.save({"format": FORMAT, **state}, buffer)
+    torch.save({"format": FORMAT, **to_host(state)}, buffer)
     archive = buffer.getbuffer()
     comment = _MARK + hashlib.sha256(archive).hexdigest().encode()
     # A zip archive ends with the length of its comment and the comment.

@@ -1,6 +1,6 @@
 """Whether all ranks hold the same tensors, bit for bit."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -22,13 +22,19 @@ def checksum(tensor: Tensor) -> Tensor:
     return (words * factors).sum()
 
 
-def require_same(group: Group, tensors: Mapping[str, Tensor], when: str) -> None:
+def require_same(
+    group: Group,
+    tensors: Mapping[str, Tensor],
+    when: str,
+    read: Callable[[Tensor], Tensor] = lambda x: x,
+) -> None:
     """Compare tensors over the ranks: one exchange of 16 bytes each, and one wait for the device.
 
     Args:
         group: all of its ranks call this.
         tensors: by name, the same names on all ranks.
         when: for the message, for example "update 300".
+        read: copies a tensor to the host.
 
     Raises:
         MurmurError: naming the tensors that differ.
@@ -38,7 +44,7 @@ def require_same(group: Group, tensors: Mapping[str, Tensor], when: str) -> None
     mine = torch.stack([checksum(tensor) for tensor in tensors.values()])
     extremes = torch.stack([mine, ~mine])  # ~x falls as x rises
     group.largest_([extremes])
-    different = (extremes[0] != ~extremes[1]).tolist()
+    different = read(extremes[0] != ~extremes[1]).tolist()
     wrong = [name for name, differs in zip(tensors, different, strict=True) if differs]
     if wrong:
         raise MurmurError(

@@ -146,6 +146,13 @@ def forward_agents_twice(
     return first.float().reshape(shape), second.float().reshape(shape)
 
 
+def chunk_rows(inputs: Inputs, most: int = _CHUNK_ROWS) -> int:
+    """Agents' rows that a network is fed at once where there are many, `most` at most."""
+    if inputs.stored is None:
+        return most
+    return min(most, _CHUNK_PIXELS // math.prod(inputs.stored.shape[-3:]))
+
+
 def forward_rows(
     network: nn.Module,
     inputs: Inputs,
@@ -160,10 +167,7 @@ def forward_rows(
         with cast_weights(precision, network.gru, network.head):
             out, _ = network.remember(features, hidden)
         return out.float()
-    rows = _CHUNK_ROWS
-    if inputs.stored is not None:
-        rows = min(rows, _CHUNK_PIXELS // math.prod(inputs.stored.shape[-3:]))
-    step = max(1, rows // num_agents)
+    step = max(1, chunk_rows(inputs) // num_agents)
     outputs = []
     with cast_weights(precision, network):
         for start in range(0, inputs.batch, step):

@@ -50,16 +50,16 @@ class Inputs:
     def rows(self, index: Tensor | slice) -> "Inputs":
         """Some of the joint rows."""
         if isinstance(index, slice):
-            return self._each(lambda x: x[index])
-        return self._each(lambda x: x.index_select(0, index))
+            return self.each(lambda x: x[index])
+        return self.each(lambda x: x.index_select(0, index))
 
     def grouped(self, agents: int) -> "Inputs":
         """The same rows as [B * A / agents, agents, ...]."""
-        return self._each(lambda x: x.reshape(-1, agents, *x.shape[2:]))
+        return self.each(lambda x: x.reshape(-1, agents, *x.shape[2:]))
 
     def repeated(self, times: int) -> "Inputs":
         """Every agent's row `times` times side by side, for twin networks: [B, A * times, ...]."""
-        return self if times == 1 else self._each(lambda x: x.repeat_interleave(times, 1))
+        return self if times == 1 else self.each(lambda x: x.repeat_interleave(times, 1))
 
     @property
     def batch(self) -> int:
@@ -75,7 +75,8 @@ class Inputs:
         assert some is not None
         return some.shape[1]
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
+        """The same with all tensors changed."""
         return Inputs(
             None if self.stored is None else change(self.stored),
             None if self.vector is None else change(self.vector),

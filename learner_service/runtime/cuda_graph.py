@@ -1,14 +1,14 @@
 """CUDA graphs: functions of named tensors, captured once per input shape, replayed in one launch.
 
-An update of small networks is some two hundred kernels of a few microseconds each. Launched one by
-one from Python, the device waits for the host most of the time.
+A step of small networks is some hundred kernels of a few microseconds each. Launched one by one
+from Python, the device waits for the host most of the time.
 
     graphs = Graphs(device)                      # one for each thread that uses the device
     learn = Captured("update", learn_rows, graphs, [generator])
     outputs = learn(rows, moves_policy=True)     # eager at first, then captured, then replayed
 
-Where a capture fails, the function stays eager for the rest of the process. Nothing else changes:
-weights and generators are then as if every call had been eager.
+Where a capture fails, the function stays eager for a while, then it is tried again, a few times.
+Nothing else changes: weights and generators are then as if every call had been eager.
 """
 
 import threading
@@ -27,9 +27,12 @@ from shared.process import logger
 WARM_UP_CALLS = 3  # make optimiser states; let libraries choose kernels and take workspaces
 CALLS_TO_CAPTURE = WARM_UP_CALLS + 1
 _MAX_GRAPHS = 8  # of one function
-# One thread at a time captures or calls libraries eagerly: the first call for a shape may do what
-# CUDA forbids while any stream is captured (cuDNN's tuning does), and then both threads fail. Also
-# the default generator and the allocator serve one capture at a time.
+# Failed captures of a function before it stays eager for good, and eager calls after the first of
+# them; after each further one there are _RETRY_LATER times as many.
+_MOST_FAILURES, _RETRY_CALLS, _RETRY_LATER = 3, 256, 8
+# One thread at a time captures, or calls libraries eagerly for the first time with a shape: that
+# may do what CUDA forbids while any stream is captured (cuDNN's tuning does), and then both threads
+# fail. Also the default generator and the allocator serve one capture at a time.
 _LIBRARIES = threading.RLock()
 
 Outputs = dict[str, Tensor]
@@ -44,6 +47,7 @@ class Graphs:
     Attributes:
         enabled: whether to capture; may be set to False before the first call.
         replays: graph launches by function.
+        captures: graphs captured by function.
         eager_calls: calls without a graph by function, the ones before a capture included.
         fallbacks: failed captures by (function, reason), the reason "memory" or "capture".
     """
@@ -63,6 +67,7 @@ class Graphs:
         self.fallbacks: Counter[tuple[str, ...]] = Counter()
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
+        self.captures: Counter[str] = Counter()
         self._live: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._functions: weakref.WeakSet[Captured] = weakref.WeakSet()
 
@@ -75,6 +80,7 @@ class Graphs:
         """Copies of the counts: metric -> labels -> count. Called by any thread."""
         return {
             "graph_replays": {(name,): n for name, n in dict(self.replays).items()},
+            "graph_captures": {(name,): n for name, n in dict(self.captures).items()},
             "eager_calls": {(name,): n for name, n in dict(self.eager_calls).items()},
             "graph_fallbacks": dict(self.fallbacks),
         }
@@ -84,7 +90,7 @@ class Graphs:
         self._functions.add(function)
 
     def eager(self) -> AbstractContextManager[Any]:
-        """A context for networks that are not called through a captured function."""
+        """A context for first calls of a shape that are not made through a captured function."""
         return _LIBRARIES if self.enabled else nullcontext()
 
     @property
@@ -202,7 +208,7 @@ class Captured:
         self._name, self._function, self._graphs = name, function, graphs
         self._generators, self._warm_up_calls = tuple(generators), warm_up_calls
         self._max_graphs, self._in_place, self._recover = max_graphs, in_place, recover
-        self._failed = False
+        self._failures = self._eager_for = 0  # failed captures; eager calls until the next
         self._signatures: OrderedDict[Hashable, _Signature] = OrderedDict()
         graphs.add(self)
 
@@ -222,17 +228,18 @@ class Captured:
             the function's outputs. Another call of any function with the same `Graphs` may
             overwrite them.
         """
-        if self._failed or not self._graphs.enabled:
+        if not self._graphs.enabled:
             self._graphs.eager_calls[self._name] += 1
-            with self._graphs.eager():
-                return self._function(inputs, **options)
+            return self._function(inputs, **options)
         signature = self._signature(inputs, options)
         if signature.graph is None:
             if signature.calls < self._warm_up_calls:
                 signature.calls += 1
                 return self._warm_up(inputs, options)
-            if not self._capture(signature, inputs, options):
-                return self(inputs, **options)
+            if self._eager_for or not self._capture(signature, inputs, options):
+                self._eager_for -= self._failures < _MOST_FAILURES
+                self._graphs.eager_calls[self._name] += 1
+                return self._function(inputs, **options)
         assert signature.graph is not None
         if not self._in_place:
             _copy(signature.inputs, inputs)
@@ -274,7 +281,7 @@ class Captured:
         inputs: Mapping[str, Tensor],
         options: Mapping[str, Hashable],
     ) -> bool:
-        """Capture this signature; returns False if that failed, which holds for good."""
+        """Capture this signature; returns False if that failed."""
         given = inputs if self._in_place else {name: x.clone() for name, x in inputs.items()}
         signature.inputs = dict(given)
         try:
@@ -284,12 +291,13 @@ class Captured:
         except RuntimeError as error:
             self._fail(error)
             return False
+        self._graphs.captures[self._name] += 1
         return True
 
     def _fail(self, error: RuntimeError) -> None:
-        """Stay eager from now on; log why."""
-        self._failed = True
-        self.reset()
+        """Stay eager for a while; log why."""
+        self._eager_for = _RETRY_CALLS * _RETRY_LATER**self._failures
+        self._failures += 1
         cause: BaseException = error
         while isinstance(cause.__context__, RuntimeError):  # leaving the capture raises once more
             cause = cause.__context__
@@ -297,10 +305,11 @@ class Captured:
         self._graphs.fallbacks[self._name, reason] += 1
         logger.warning(
             "the CUDA graph of '%s' cannot be captured (%s): %s; its kernels are launched one by "
-            "one from now on, which is slower. learner.cuda_graph=false does not try",
+            "one%s, which is slower. learner.cuda_graph=false does not try",
             self._name,
             reason,
             " ".join(str(cause).split()) or type(cause).__name__,
+            f" for {self._eager_for} calls" if self._failures < _MOST_FAILURES else " from now on",
         )
         if self._recover is not None:
             self._recover()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from learner_service.group.group import ALONE, Group
 from learner_service.runtime.device import resolve_precision, times_as_long_as_fp32
+from learner_service.runtime.readback import to_host
 from shared.config import LearnerConfig
 from shared.ledger import enter
 from shared.process import logger
@@ -19,6 +20,21 @@ _SLOW = 1.5  # times as long as in fp32
 # Of a loss's scale: its first value, and the steps without overflow after which it doubles. Every
 # overflow halves it and costs a step.
 _PRESETS = {"conservative": (2.0**10, 2000), "aggressive": (2.0**16, 1000)}
+
+
+class _Scaler(torch.amp.GradScaler):
+    """torch's, but that what is saved of it is read without a wait inside the driver."""
+
+    def get_scale(self) -> float:
+        """The scale of the loss."""
+        if not self.is_enabled() or self._scale is None:
+            return super().get_scale()
+        return float(to_host(self._scale))
+
+    def _get_growth_tracker(self) -> int:
+        if not self.is_enabled() or self._growth_tracker is None:
+            return super()._get_growth_tracker()
+        return int(to_host(self._growth_tracker))
 
 
 class Precision:
@@ -49,7 +65,7 @@ class Precision:
         self.name, self.dtype, self._device = name, _DTYPES[name], device
         self.group = group
         scale, interval = _PRESETS[grad_scaler]
-        self.scaler = torch.amp.GradScaler(
+        self.scaler = _Scaler(
             device.type, init_scale=scale, growth_interval=interval, enabled=name == "fp16"
         )
         self._skipped = torch.zeros((), device=device)

@@ -31,11 +31,18 @@ class Fence:
     One thread marks it, any waits. A wait costs the host nothing: the device waits.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        """Nothing to wait for yet."""
+    def __init__(self, device: torch.device, *, sleeps: bool = False) -> None:
+        """Nothing to wait for yet.
+
+        Args:
+            device: of the streams.
+            sleeps: `reached` leaves the processor to others, and wakes some 50 us late.
+        """
         on_gpu = device.type == "cuda"
-        self._event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-        self._device = device
+        event = torch.cuda.Event(blocking=sleeps) if on_gpu else None  # type: ignore[no-untyped-call]
+        if event is not None:
+            event.record(torch.cuda.current_stream(device))  # makes it: see DeviceClock
+        self._event, self._device = event, device
 
     def mark(self) -> None:
         """Let others wait for all that the calling thread's stream was given so far."""
@@ -51,6 +58,31 @@ class Fence:
         """Wait, on the host, until the device has passed the last mark."""
         if self._event is not None:
             self._event.synchronize()
+
+
+class Pace:
+    """Keeps a thread at most a few pieces of work ahead of the device.
+
+    What the device was given it does first, whatever other streams ask for meanwhile: copies of
+    theirs wait in the queues of the same copy engine. So acting waits a few milliseconds at most.
+    """
+
+    def __init__(self, device: torch.device, ahead: int = 8) -> None:
+        """Nothing was given yet.
+
+        Args:
+            device: that does the work.
+            ahead: pieces that may be under way or wait.
+        """
+        self._fences = [Fence(device, sleeps=True) for _ in range(ahead)]
+        self._next = 0
+
+    def given(self) -> None:
+        """A piece of work was given to the calling thread's stream: wait until few are left."""
+        fence = self._fences[self._next]
+        fence.mark()
+        self._next = (self._next + 1) % len(self._fences)
+        self._fences[self._next].reached()
 
 
 class Turns:

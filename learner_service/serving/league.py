@@ -24,6 +24,7 @@ from torch import Tensor
 from learner_service.algorithms.base import Policy
 from learner_service.checkpoint import saved_spec
 from learner_service.group.group import ALONE, Group
+from learner_service.runtime.readback import to_host
 from learner_service.runtime.streams import Fence
 from learner_service.serving.staging import Staging
 from shared.config import LeagueConfig
@@ -342,7 +343,7 @@ class League:
         ]
         self._acted.wait()  # for the memory
         assigned = [
-            (slot, o.file if o else "", lead, None if memory is None else memory.cpu().clone())
+            (slot, o.file if o else "", lead, None if memory is None else to_host(memory).clone())
             for slot, o, lead, memory in playing
         ]
         return {"opponents": [(o.file, o.points) for o in self.opponents], "seats": assigned}

@@ -3,7 +3,8 @@
 The rows of a batch are gathered in pinned memory as records. With them travels where they are
 stored: so one operation stores all of them with the actions, whatever the number of arrays and
 sessions. Up to some size the rest is one CUDA graph: batches are filled up to a power of two with
-copies of their first row, which are stored nowhere.
+copies of their first row, which are stored nowhere. The graphs of all sizes are captured before the
+first rows come; none knows where rows are stored, so that more sessions leave them as they are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,15 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Policy
-from learner_service.runtime.cuda_graph import Captured, Graphs
+from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
+from learner_service.runtime.readback import Readback
 from learner_service.runtime.streams import Fence
 from learner_service.serving.slot_memory import SlotMemory
 from learner_service.serving.staging import HostStaging, Placement, Staging, write_rows
 from learner_service.storage.arena import Record
 from learner_service.storage.storage import OBSERVATION, Storage
 from learner_service.telemetry.copied import Copied
+from shared.spec import ACTION_MASK
 from shared.timestep import Array, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)
@@ -93,35 +96,6 @@ class _Buffer:
         self.num_rows, self.copied, self.busy = num_rows, Fence(device), False
 
 
-class _Back:
-    """Pinned memory that actions come back to."""
-
-    def __init__(self, device: torch.device, copied: Copied) -> None:
-        self._pinned, self._copied = device.type == "cuda", copied
-        self._memory: Tensor | None = None
-        self._rows = 0
-        self._came = Fence(device)
-
-    def send(self, action: Tensor) -> None:
-        """Copy actions behind what the device has to do."""
-        back = self._memory
-        if back is None or len(back) < len(action) or back.shape[1:] != action.shape[1:]:
-            back = torch.empty(action.shape, dtype=action.dtype, pin_memory=self._pinned)
-            self._memory = back
-        self._rows = len(action)
-        own = back[: self._rows]
-        own.copy_(action, non_blocking=True)
-        self._came.mark()
-        self._copied.to_host += own.nbytes
-
-    def wait(self) -> Array:
-        """The actions that were sent last, until the next are sent."""
-        assert self._memory is not None
-        self._came.reached()
-        array: Array = self._memory[: self._rows].numpy()
-        return array
-
-
 class PackedStaging(Staging):
     """See the module."""
 
@@ -141,9 +115,8 @@ class PackedStaging(Staging):
         self._acting, self._on_graph = 0, False  # rows of it; whether it is filled up
         self._filled_up: dict[int, Tensor] = {}  # by size: what graphs read
         self._captured: Captured | None = None
-        self._memory: SlotMemory | None = None
-        self._captured_on: tuple[int, ...] = ()
-        self._back, self._others_back = (_Back(storage.device, copied) for _ in range(2))
+        self._before: dict[int, Tensor] = {}  # by size: what was remembered, which graphs read
+        self._back, self._others_back = (Readback(storage.device, sleeps=False) for _ in range(2))
 
     def load(self, acting: Sequence[Placement], others: Sequence[Placement] = ()) -> None:
         """See Staging."""
@@ -163,15 +136,79 @@ class PackedStaging(Staging):
         self, policy: Policy, generator: torch.Generator, memory: SlotMemory | None
     ) -> Tensor | None:
         """See Staging."""
-        packet, self._memory = self._packet, memory
+        packet = self._packet
         assert packet is not None
-        if not self._on_graph:
+        before = None if memory is None else self._remembered(packet, memory)
+        given = {"packet": packet.data} | ({} if before is None else {"memory": before})
+        self._generator = generator
+        if self._on_graph:
+            outputs = self._captured_step(generator)(given, policy=policy)
+        else:
             with self._graphs.eager():
-                acted, before = self._forward(packet, policy, generator)
-            with self._storage.turns.take():
-                self._keep(packet, acted, before)
-            self._back.send(acted["action"])
+                outputs = self._step(given, policy=policy)
+        self._return(self._back, outputs["action"][: self._acting])
+        if memory is not None:
+            memory.remember(packet.index[1], outputs["memory"])
+        with self._storage.turns.take():
+            arena = self._storage.arena
+            arena.records.index_copy_(0, packet.index[0], outputs["records"])
+            if before is not None:
+                arena.arrays["memory"][0].index_copy_(0, packet.index[2], before)
+        # It outlives the next act.
+        return before if before is None else before[: self._acting].clone()
+
+    def prepare(
+        self,
+        policy: Policy,
+        generator: torch.Generator,
+        memory: SlotMemory | None,
+        environments: int,
+    ) -> None:
+        """See Staging: rows of every size are acted on, and stored nowhere."""
+        if not self._fills_up:
+            return
+        most = 1 << (max(_LEAST_ROWS, environments) - 1).bit_length()
+        while len(self._buffers) < _NUM_BUFFERS:
+            self._buffers.append(_Buffer(self._record, most, self._device))
+        self._back.reserve(most * self._record.fields["action"].num_bytes)
+        random = generator.get_state()
+        size = _LEAST_ROWS
+        while True:
+            packet = self._empty(size)
+            given = {"packet": packet.data}
+            if memory is not None:
+                given["memory"] = self._remembered(packet, memory)
+            self._generator = generator
+            for _ in range(CALLS_TO_CAPTURE):
+                self._captured_step(generator)(given, policy=policy)
+            if size >= min(environments, _MOST_ROWS):
+                break
+            size *= 2
+        generator.set_state(random)
+
+    def _empty(self, size: int) -> Packet:
+        """A packet at the address that graphs of this size read: of zeros, all actions legal."""
+        if size not in self._filled_up:
+            num_bytes = Packet.size(self._record, size)
+            data = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+            self._filled_up[size] = data
+        packet = Packet(self._filled_up[size].zero_(), self._record, size)
+        mask = self._record.fields.get(OBSERVATION + ACTION_MASK)
+        if mask is not None:
+            mask.of(packet.records).fill_(1)
+        return packet
+
+    def _remembered(self, packet: Packet, memory: SlotMemory) -> Tensor:
+        """What is remembered before each row, where graphs read it."""
+        begins = self._record.fields["step_type"].of(packet.records) == _FIRST
+        before = memory.load(packet.index[1], begins)
+        if not self._on_graph and len(before) > _MOST_ROWS:
             return before
+        if len(before) not in self._before:
+            self._before[len(before)] = torch.empty_like(before)
+        return self._before[len(before)].copy_(before)
+
+    def _captured_step(self, generator: torch.Generator) -> Captured:
         if self._captured is None:
             self._captured = Captured(
                 "act",
@@ -181,52 +218,24 @@ class PackedStaging(Staging):
                 max_graphs=_MAX_GRAPHS,
                 in_place=True,
             )
-        captured_on = self._storage.arena.grown, memory.grown if memory else 0
-        if captured_on != self._captured_on:
-            self._captured.reset()  # what they write to is elsewhere now
-            self._captured_on = captured_on
-        self._generator = generator
-        with self._storage.turns.take():
-            outputs = self._captured({"packet": packet.data}, policy=policy)
-        before = outputs.get("memory")
-        if before is not None:
-            before = before[: self._acting].clone()  # it outlives the next act
-        self._back.send(outputs["action"][: self._acting])
-        return before
+        return self._captured
 
     def actions(self) -> Array:
         """See Staging."""
         return self._arrived(self._back)
 
-    def _step(self, inputs: Mapping[str, Tensor], *, policy: Policy) -> dict[str, Tensor]:
-        """Act and store, all on the device: what is captured."""
-        data = inputs["packet"]
+    def _step(self, given: Mapping[str, Tensor], *, policy: Policy) -> dict[str, Tensor]:
+        """Act, all on the device: what is captured. What others may move is written elsewhere.
+
+        Returns:
+            "action", "records" as they are stored, and what is remembered now as "memory".
+        """
+        data = given["packet"]
         packet = Packet(data, self._record, Packet.rows(self._record, data.numel()))
-        acted, before = self._forward(packet, policy, self._generator)
-        self._keep(packet, acted, before)
-        remembered = {} if before is None else {"memory": before}
-        return {"action": acted["action"], **remembered}
-
-    def _forward(
-        self, packet: Packet, policy: Policy, generator: torch.Generator
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """What the policy gives for each row, and what it remembered before."""
-        memory, places = self._memory, packet.index[1]
-        if memory is None:
-            return policy.act(self._observation(packet), generator, None), None
-        begins = self._record.fields["step_type"].of(packet.records) == _FIRST
-        before = memory.load(places, begins)
-        acted = policy.act(self._observation(packet), generator, before)
-        memory.remember(places, acted.pop("memory"))
-        return acted, before
-
-    def _keep(self, packet: Packet, acted: Mapping[str, Tensor], before: Tensor | None) -> None:
-        """Store rows with what the policy gave."""
-        arena = self._storage.arena
+        acted = policy.act(self._observation(packet), self._generator, given.get("memory"))
+        remembered = {"memory": acted.pop("memory")} if "memory" in given else {}
         records = self._record.filled(packet.records, acted)
-        arena.records.index_copy_(0, packet.index[0], records)
-        if before is not None:
-            arena.arrays["memory"][0].index_copy_(0, packet.index[2], before)
+        return {"action": acted["action"], "records": records, **remembered}
 
     def observation(self) -> dict[str, Tensor]:
         """See Staging."""
@@ -251,12 +260,17 @@ class PackedStaging(Staging):
 
     def to_host(self, action: Tensor) -> Array:
         """See Staging."""
-        self._others_back.send(action)
+        self._return(self._others_back, action)
         return self._arrived(self._others_back)
 
-    def _arrived(self, back: _Back) -> Array:
+    def _return(self, back: Readback, action: Tensor) -> None:
+        """Copy actions to the host behind what the device has to do."""
+        back.send(action)
+        self._copied.to_host += action.nbytes
+
+    def _arrived(self, back: Readback) -> Array:
         """Wait for actions, and so for all that was sent before them."""
-        actions = back.wait()
+        actions: Array = back.wait()[0].numpy()
         for buffer in self._buffers:
             buffer.busy = False
         return actions

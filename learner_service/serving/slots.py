@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from learner_service.checkpoint.parts import SLOTS
+from learner_service.runtime.readback import to_host
 from learner_service.serving.session import Session
 from learner_service.telemetry.progress import Progress
 from shared.rpc import rollout_pb2 as pb
@@ -130,7 +131,7 @@ class SlotTable:
                     if self._exact:
                         returns[slot] = float(session.episode_return[i])
                     if self._exact and session.memory is not None:
-                        memory[slot] = session.memory[i].cpu().clone()
+                        memory[slot] = to_host(session.memory[i]).clone()
         return {
             "slots": sorted(slots.values()),
             "first_episode": self._first_episode,

@@ -67,6 +67,14 @@ class Snapshots:
         finally:
             snapshot.lock.release()
 
+    def each(self) -> Iterator[Policy]:
+        """Both policies; none is written while it is in use. Called by the inference thread."""
+        for snapshot in (self._current, self._spare):
+            with snapshot.lock:
+                self.published.wait()
+                yield snapshot.policy
+                self._read.mark()
+
     def publish(self, write: Callable[[Policy], None], version: int) -> None:
         """Let acts that begin from now on use what was learned.
 

@@ -85,6 +85,23 @@ class Staging(ABC):
         """
 
     @abstractmethod
+    def prepare(
+        self,
+        policy: Policy,
+        generator: torch.Generator,
+        memory: SlotMemory | None,
+        environments: int,
+    ) -> None:
+        """Do beforehand what the first acts would take time for. No random number is used up.
+
+        Args:
+            policy: that will act.
+            generator: see `act`.
+            memory: see `act`.
+            environments: that act at once, as far as that is known.
+        """
+
+    @abstractmethod
     def actions(self) -> Array:
         """[B, A] or [B, A, U] actions of `act` on the host, until the next act; waits for them."""
 
@@ -122,6 +139,15 @@ class HostStaging(Staging):
 
     def store(self) -> None:
         """See Staging: they are stored."""
+
+    def prepare(
+        self,
+        policy: Policy,
+        generator: torch.Generator,
+        memory: SlotMemory | None,
+        environments: int,
+    ) -> None:
+        """See Staging: there is nothing to do."""
 
     def act(
         self, policy: Policy, generator: torch.Generator, memory: SlotMemory | None

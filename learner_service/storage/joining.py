@@ -49,3 +49,9 @@ def _fill_up(part: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
         aborted = torch.full_like(array[:1], value).expand(rows, *array.shape[1:])
         filled[name] = torch.cat([array, aborted])
     return filled
+
+
+def lengthened(arrays: dict[str, Tensor], length: int) -> dict[str, Tensor]:
+    """The arrays [<= length, B, ...] of a batch with `length` rows, the last ones ABORTED."""
+    missing = length - len(arrays["step_type"])
+    return _fill_up(arrays, missing) if missing else arrays

@@ -8,6 +8,7 @@ terminated. Within it an agent's own rewards end with its life; a team's continu
 `updates_per_interval` updates are due for every `update_interval` rows put.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,7 +18,10 @@ import torch
 from torch import Tensor
 
 from learner_service.group.group import ALONE, Group
+from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
 from learner_service.runtime.device import restore_generator
+from learner_service.runtime.readback import to_host
+from learner_service.runtime.streams import Fence
 from learner_service.storage.feed import SavedPart
 from learner_service.storage.frames import Frames
 from learner_service.storage.replay_batch import ReplayBatch
@@ -57,6 +61,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         memory_size: int = 0,
         frames: Frames | None = None,
         group: Group = ALONE,
+        cuda_graph: bool = True,
     ) -> None:
         """Make an empty replay.
 
@@ -74,6 +79,7 @@ class ReplayStorage(Storage[ReplayBatch]):
             memory_size: see Algorithm; of each column the recurrent state at its first row is kept.
             frames: see Algorithm.
             group: of the ranks, a replay each; new rows have the largest priority of all.
+            cuda_graph: whether draws and new priorities may be captured; ranks exchange priorities.
 
         Raises:
             ConfigError: if the options contradict each other.
@@ -101,6 +107,12 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._changed_chunks: set[int] = set()
         self._prefetches = config.prefetch and device.type == "cuda"  # elsewhere it gains nothing
         self._stream = torch.cuda.Stream(device) if self._prefetches else None  # type: ignore[no-untyped-call]
+        self._before_draw, self._after_draw = Fence(device), Fence(device)
+        # Not the algorithm's: a draw may run beside an update.
+        self.graphs = Graphs(device, enabled=cuda_graph and group.size == 1)
+        self._draw = Captured("draw", self._drawn, self.graphs, (self._generator,))
+        self._prioritise = Captured("priorities", self._set_priorities, self.graphs)
+        self._draws = 0
 
     def _require_options(self) -> None:
         """Refuse options that contradict each other."""
@@ -143,7 +155,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         # environments that fail at once bring ABORTED rows alone
         if bursts and not self._has_transitions:
             with self.turns.take():
-                self._has_transitions = bool(self._tree.total > 0)
+                self._has_transitions = bool(to_host(self._tree.total) > 0)
             if not self._has_transitions:
                 return 0
         return bursts * c.updates_per_interval - (self._updates - updates)
@@ -208,7 +220,7 @@ class ReplayStorage(Storage[ReplayBatch]):
             enter("sample")
             with self.turns.take():
                 self._await_prefetch()
-                batch = self._prefetched or self._sample()
+                batch = self._prefetched or self._next_batch()
                 self._updates += 1
                 self._prefetched = self._prefetch() if self._prefetches else None
         return batch, 0
@@ -216,15 +228,36 @@ class ReplayStorage(Storage[ReplayBatch]):
     def _prefetch(self) -> ReplayBatch:
         """The next update's batch, drawn before this one's errors and the rows that come now."""
         if self._stream is None:
-            return self._sample()
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            return self._next_batch()
+        self._before_draw.mark()
         with torch.cuda.stream(self._stream):
-            return self._sample()
+            self._before_draw.wait()
+            batch = self._next_batch()
+            self._after_draw.mark()
+        return batch
 
     def _await_prefetch(self) -> None:
         """Let what the current stream does from here on come after the prefetch."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        self._after_draw.wait()
+
+    def _next_batch(self) -> ReplayBatch:
+        """Draw a batch; on CUDA what it holds is overwritten by the next draw but one."""
+        if self.device.type == "cpu":
+            return self._sample()
+        given = {"beta": torch.full((), self._beta, device=self.device)}
+        self._draws += 1
+        return ReplayBatch.of_tensors(self._draw(given, turn=self._draws % 2))
+
+    @property
+    def _beta(self) -> float:
+        """The power of importance weights."""
+        c = self._config
+        return min(1.0, c.beta + (1 - c.beta) * self._updates / c.beta_updates)
+
+    def _drawn(self, given: Mapping[str, Tensor], *, turn: int) -> Outputs:
+        """What is captured of a draw; each of two in turn has memory of its own."""
+        del turn
+        return self._sample(given["beta"]).tensors()
 
     def done(self, batch: ReplayBatch) -> None:
         """Set new priorities, but for rows that were overwritten since.
@@ -235,22 +268,41 @@ class ReplayStorage(Storage[ReplayBatch]):
         if self._config.prioritised:
             if batch.td_error is None:
                 raise ValueError("a prioritised replay needs the algorithm to set td_error")
-            priority = (batch.td_error.detach() + _MIN_PRIORITY) ** self._alpha
-            finite = priority.isfinite()
-            largest = torch.where(finite, priority, 0.0).max()
-            self._group.largest_([largest])
+            given = {"td_error": batch.td_error.detach(), "index": batch.index, "age": batch.age}
+            if self._group.size > 1:
+                given["largest"] = self._priorities(given["td_error"])[1]
+                self._group.largest_([given["largest"]])
             with self._changed, self.turns.take():
                 self._await_prefetch()
-                same = self._age[batch.index // self.length] == batch.age
-                kept = self._tree.leaves[batch.index]
-                changed = same & (kept > 0) & finite
-                self._tree.set(batch.index, torch.where(changed, priority, kept))
-                self._max_priority.copy_(torch.maximum(self._max_priority, largest))
+                self._prioritise(given)
         self.on_room()
 
+    def _priorities(self, td_error: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Priorities [B] of errors, the largest that is finite, and which ones are."""
+        priority = (td_error + _MIN_PRIORITY) ** self._alpha
+        finite = priority.isfinite()
+        return priority, torch.where(finite, priority, 0.0).max(), finite
+
     @torch.no_grad()
-    def _sample(self) -> ReplayBatch:
-        """The lock is held."""
+    def _set_priorities(self, given: Mapping[str, Tensor]) -> Outputs:
+        """Set those of a batch's rows; the lock is held."""
+        priority, largest, finite = self._priorities(given["td_error"])
+        index = given["index"]
+        same = self._age[index // self.length] == given["age"]
+        kept = self._tree.leaves[index]
+        changed = same & (kept > 0) & finite
+        self._tree.set(index, torch.where(changed, priority, kept))
+        largest = given.get("largest", largest)
+        self._max_priority.copy_(torch.maximum(self._max_priority, largest))
+        return {}
+
+    @torch.no_grad()
+    def _sample(self, beta: Tensor | None = None) -> ReplayBatch:
+        """A draw; the lock is held.
+
+        Args:
+            beta: the power of importance weights, on the device; None: a number.
+        """
         c, length = self._config, self.length
         index, probability = self._tree.sample(c.batch_size, self._generator)
         column, t = index // length, index % length
@@ -278,9 +330,8 @@ class ReplayStorage(Storage[ReplayBatch]):
                 after = t + there - here
                 next_arrays[name] = self._frames.stack_rows(image, kinds, there, after)
         if c.prioritised:
-            beta = min(1.0, c.beta + (1 - c.beta) * self._updates / c.beta_updates)
             # (N P)^-beta over its maximum: N cancels. Schaul et al. 2016, section 3.4.
-            weight = probability**-beta
+            weight = probability ** -(self._beta if beta is None else beta)
             largest = weight.max()
             weight = weight / largest
         else:
@@ -294,7 +345,7 @@ class ReplayStorage(Storage[ReplayBatch]):
     def state_dict(self) -> dict[str, Any]:
         """See Storage."""
         with self._changed, self.turns.take():
-            return {
+            state = {
                 "columns": self._columns,
                 "length": self.length,
                 "inserted": self.inserted,
@@ -304,11 +355,12 @@ class ReplayStorage(Storage[ReplayBatch]):
                 "cursor": self._cursor,
                 "filled": self._filled,
                 "alpha": self._alpha,
-                "priorities": self._tree.leaves[: self._filled * self.length].cpu().clone(),
-                "max_priority": self._max_priority.cpu().clone(),
+                "priorities": self._tree.leaves[: self._filled * self.length].clone(),
+                "max_priority": self._max_priority.clone(),
                 "generator": self._generator.get_state(),
                 "prefetched": self._saved_prefetch(),
             }
+        return to_host(state)
 
     def _saved_prefetch(self) -> dict[str, Any] | None:
         """The batch drawn ahead: no other draw could give it again, for rows and errors came since.
@@ -318,9 +370,9 @@ class ReplayStorage(Storage[ReplayBatch]):
         if self._prefetched is None:
             return None
         self._await_prefetch()
-        batch = self._prefetched.to(torch.device("cpu"))
-        same = self._age[self._prefetched.index // self.length] == self._prefetched.age
-        batch.age = torch.where(same, 0, -1).cpu()
+        batch = copy.copy(self._prefetched)
+        same = self._age[batch.index // self.length] == batch.age
+        batch.age = torch.where(same, 0, -1)
         return vars(batch)
 
     def _rate(self) -> tuple[int, int, int]:
@@ -386,7 +438,8 @@ class ReplayStorage(Storage[ReplayBatch]):
         start = number * self._chunk_columns
         with self._changed, self.turns.take():
             columns = slice(start, start + self._chunk_columns)
-            return {name: array[columns].cpu().clone() for name, array in self._arrays.items()}
+            copies = {name: array[columns].clone() for name, array in self._arrays.items()}
+        return to_host(copies)
 
     def load_chunk(self, number: int, arrays: Mapping[str, Tensor]) -> None:
         """See Storage."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from learner_service.group.group import ALONE, Group
+from learner_service.runtime.readback import to_host
 from learner_service.storage.flight import (
     Demand,
     Flight,
@@ -300,7 +301,7 @@ class RolloutStorage(Storage[Batch]):
                 copies = {name: array.clone() for name, array in part.items()}
             saved.append(
                 {
-                    "arrays": {name: array.cpu() for name, array in copies.items()},
+                    "arrays": to_host(copies),
                     "rows": unroll.rows,
                     "first_version": unroll.first_version,
                     "first_slot": unroll.first_slot,

@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from learner_service.runtime.readback import to_host
 from learner_service.runtime.streams import Turns
 from learner_service.storage.arena import DTYPES, Arena
 from learner_service.storage.feed import B, Feed
@@ -168,7 +169,7 @@ class Unroll:
         """Whether there is a step to learn from, full or not."""
         kinds = self.arrays["step_type"][self.start : self.cursor]
         acted = (kinds[:-1] < _LAST) & (kinds[1:] != _ABORTED)
-        return bool(acted.any())
+        return bool(to_host(acted.any()))
 
     def close(self) -> None:
         """Fill it up with ABORTED rows, zeros as they come over the wire: no more will come."""

@@ -8,16 +8,19 @@ from typing import cast
 import torch
 
 _REBASE_S = 60.0  # elapsed_time() is a float32 of milliseconds: after a minute still exact to 4 us
-_MANY_PIECES = 1024  # are looked at without a request
+_MANY_PIECES = 256  # are looked at without a request
+# Made at the start. An event's first use makes it in the driver, which waits with the interpreter's
+# lock held while another thread's copy to pageable memory is under way.
+_EVENTS = 4 * _MANY_PIECES
 
 
 class DeviceClock:
     """Seconds in which the device worked for us, on what, and how long on two things at once.
 
     On CUDA a pair of events on the calling thread's stream brackets each piece of work; pairs are
-    read later, once the device has passed them. A piece includes the device's own waits for the
-    host to launch the next kernel: compare with NVML's utilisation. On the CPU the host's clock
-    brackets the pieces. Pieces that overlap, of two threads, count once in the total.
+    read later, once the device has passed them, and used again. A piece includes the device's own
+    waits for the host to launch the next kernel: compare with NVML's utilisation. On the CPU the
+    host's clock brackets the pieces. Pieces that overlap, of two threads, count once in the total.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -30,6 +33,11 @@ class DeviceClock:
         self._until = 0.0  # the total counts up to here
         self._zero: torch.cuda.Event | None = None
         self._zero_s = 0.0  # when it was
+        self._free: list[torch.cuda.Event] = []
+        if self.cuda:
+            self._free = [torch.cuda.Event(enable_timing=True) for _ in range(_EVENTS)]  # type: ignore[no-untyped-call]
+            for event in self._free:
+                event.record()
 
     def working(self, kind: str) -> "_Work":
         """A context: count the work that is begun in it as `kind`."""
@@ -57,7 +65,10 @@ class DeviceClock:
         """This moment of the host, or of the calling thread's stream."""
         if not self.cuda:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        try:
+            event = self._free.pop()
+        except IndexError:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -87,6 +98,11 @@ class DeviceClock:
             self._any += alone
             self._beside += took - alone
             self._until = max(self._until, ended)
+        for i in counted:
+            marks = (pieces[i].begun, pieces[i].ended)
+            self._free += [
+                m for m in marks if isinstance(m, torch.cuda.Event) and m is not self._zero
+            ]
         self._pieces.extendleft(p for i, p in reversed([*enumerate(pieces)]) if i not in counted)
 
     def _time(self, mark: "float | torch.cuda.Event") -> float:

@@ -131,17 +131,17 @@ def of_masks(
     matrix: NDArray[np.integer],
     classes: Sequence[str],
 ) -> Figures:
-    """Pictures "masks" and "confusion" of an evaluation; waits for the device.
+    """Pictures "masks" and "confusion" of an evaluation.
 
     Args:
-        image: [B, 3, H, W] uint8, a row of "masks" each; on any device, as the masks.
+        image: [B, 3, H, W] uint8, a row of "masks" each; on the host, as the masks.
         truth: [B, H, W] uint8, their masks.
         predicted: [B, H, W] uint8.
         matrix: [K, K], see `confusion_matrix`.
         classes: their K names.
     """
     step = -(-max(truth.shape[1:]) // _LARGEST)
-    shown = [x[..., ::step, ::step].cpu().numpy() for x in (image, truth, predicted)]
+    shown = [x[..., ::step, ::step].numpy() for x in (image, truth, predicted)]
     sheets = compared(shown[0], shown[1], shown[2], len(classes))
     return Figures({"masks": sheets, "confusion": confusion_matrix(matrix, classes)})
 

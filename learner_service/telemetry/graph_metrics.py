@@ -18,15 +18,24 @@ GRAPH_METRICS = (
     Metric(
         "graph_replays",
         "counter",
-        "calls that ran as one CUDA graph: update, act; 0 on the CPU",
+        "calls that ran as one CUDA graph: act; update, or of a rollout the steps on minibatches "
+        "(critic, actor, step) and passes through networks (forward); 0 on the CPU",
         labels=("graph",),
+        observed=True,
+    ),
+    Metric(
+        "graph_captures",
+        "counter",
+        "CUDA graphs captured, one for each shape of inputs",
+        "grows after the first minute: shapes of inputs change; report it",
+        ("graph",),
         observed=True,
     ),
     Metric(
         "eager_calls",
         "counter",
         "calls that ran without a graph: all on the CPU and with learner.cuda_graph=false, else "
-        "the first few of each input shape",
+        "the first few of each input shape, and those between a failed capture and the next",
         "on CUDA, grows as fast as graph_replays: see graph_fallbacks",
         ("graph",),
         observed=True,
@@ -34,8 +43,8 @@ GRAPH_METRICS = (
     Metric(
         "graph_fallbacks",
         "counter",
-        "CUDA graphs that could not be captured; their calls run eagerly until the process ends. "
-        "memory: the device is out of memory; capture: any other error, which the log gives",
+        "captures of CUDA graphs that failed; after some eager calls the next is tried, three in "
+        "all. memory: the device is out of memory; capture: any other error, which the log gives",
         "memory: smaller batches; capture: report the log's line, or set learner.cuda_graph=false",
         ("graph", "reason"),
         observed=True,

@@ -1,12 +1,13 @@
 """Distributions of weights, gradients and actions, for TensorBoard."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 MOST_VALUES = 1 << 16  # of a parameter, or of actions; of more, evenly spread ones are taken
+
 _MOST_ACTIONS = 16  # histograms of a vector's numbers
 
 
@@ -24,12 +25,17 @@ class Distributions:
 
 
 @torch.no_grad()
-def distributions(parts: Mapping[str, object], action: Tensor | None) -> Distributions:
+def distributions(
+    parts: Mapping[str, object],
+    action: Tensor | None,
+    read: Callable[[Tensor], Tensor] = lambda x: x,
+) -> Distributions:
     """Weights, gradient norms and actions after an update; one copy from the device for all.
 
     Args:
         parts: of an algorithm; networks without anything to learn, such as targets, are left out.
         action: [..., A] integers or [..., A, U] numbers of the update's batch; None: it has none.
+        read: copies a tensor to the host.
     """
     found: dict[str, Tensor] = {}
     norms: dict[str, Tensor] = {}
@@ -45,7 +51,7 @@ def distributions(parts: Mapping[str, object], action: Tensor | None) -> Distrib
     if not found:
         return Distributions({}, {})
     tensors = [*found.values(), *(norm.reshape(1) for norm in norms.values())]
-    copied = torch.split(torch.cat(tensors).cpu(), [len(t) for t in tensors])  # the one copy
+    copied = torch.split(read(torch.cat(tensors)), [len(t) for t in tensors])  # the one copy
     values = dict(zip(found, copied, strict=False))
     lengths = (float(x) for x in copied[len(found) :])
     return Distributions(values, dict(zip(norms, lengths, strict=True)))

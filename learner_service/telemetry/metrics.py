@@ -276,7 +276,7 @@ class LearnerMetrics:
     def graph_calls(self) -> dict[str, dict[tuple[str, ...], int]]:
         """What is counted about CUDA graphs: metric -> labels -> sum over all threads."""
         sums: dict[str, dict[tuple[str, ...], int]] = {
-            metric: {} for metric in ("graph_replays", "eager_calls", "graph_fallbacks")
+            metric.name: {} for metric in GRAPH_METRICS if metric.observed
         }
         for graphs in self._graphs:
             for metric, counts in graphs.counts().items():

@@ -16,6 +16,7 @@ from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.device import select_device
 from learner_service.runtime.memory import limited
 from learner_service.runtime.precision import Precision
+from learner_service.runtime.readback import to_host
 from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.sample_batch import SampleBatch
 from learner_service.storage.storage import OBSERVATION, Storage, Unroll
@@ -84,7 +85,7 @@ class Probe:
         assert batch is not None
         scalars = self._algorithm.update(batch)
         self.storage.done(batch)
-        torch.stack([s.float() for s in scalars.values()]).tolist()  # waits for the device
+        to_host(torch.stack([s.float() for s in scalars.values()]))  # waits for the device
 
     def wait(self) -> None:
         """Wait for all streams of the device; also before a probe is dropped: one may prefetch."""
@@ -182,7 +183,7 @@ def supervised_update_seconds(
         def update() -> None:
             batch = SampleBatch(arrays, index, 0, False, False)
             scalars = algorithm.update(batch)
-            torch.stack([s.float() for s in scalars.values()]).tolist()  # waits for the device
+            to_host(torch.stack([s.float() for s in scalars.values()]))  # waits for the device
 
         return _median_seconds(update, lambda: None, repeats)
     except torch.OutOfMemoryError:

@@ -16,6 +16,7 @@ from learner_service.algorithms.running_moments import CLIPPED
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.checksum import require_same
 from learner_service.group.group import ALONE, Group
+from learner_service.runtime.readback import Readback, to_host
 from learner_service.runtime.streams import enter_stream
 from learner_service.storage.feed import Feed, Taken
 from learner_service.storage.rollout import Batch
@@ -92,6 +93,7 @@ class Learner:
         self.best: float | None = None
         self.on_update: Callable[[int, float], None] = lambda rows, seconds: None
         self._last_finite = LastFinite(algorithm)
+        self._read = Readback(storage.device).read
         self._skipped_in_a_row, self._told_of_skips = 0, -math.inf
         self._scaler_skipped = 0.0  # steps, in this process
         self._outliers_said: set[str] = set()
@@ -163,7 +165,7 @@ class Learner:
             enter("synchronize")
             counted = [batch.env_steps()] if isinstance(batch, Batch) else []
             on_device = torch.stack([x.float() for x in (*scalars.values(), *counted)])
-            values = self._averaged(on_device, len(counted)).tolist()  # one sync
+            values = self._read(self._averaged(on_device, len(counted))).tolist()  # one wait
         losses = dict(zip(scalars, values, strict=False))
         wrong = next((n for n, value in losses.items() if not math.isfinite(value)), None)
         if wrong is not None:
@@ -195,7 +197,9 @@ class Learner:
         if log is None or not every or self._progress.updates % every:
             return
         enter("log")
-        log.draw_distributions(distributions(self._algorithm.parts, batch.arrays.get("action")))
+        log.draw_distributions(
+            distributions(self._algorithm.parts, batch.arrays.get("action"), to_host)
+        )
 
     def _averaged(self, scalars: Tensor, counts: int) -> Tensor:
         """Scalars of an update, as means over the ranks: what is not finite on one is so on all.
@@ -224,7 +228,7 @@ class Learner:
         updates = self._progress.updates
         if self.rounds.alone or updates % self._config.learner.group_check_every_updates:
             return
-        require_same(self._group, self._last_finite.named_weights(), f"update {updates}")
+        require_same(self._group, self._last_finite.named_weights(), f"update {updates}", to_host)
 
     def _skip(self, batch: Taken, why: str) -> None:
         """Count an update that was undone, log it and keep the batch that led to it.
@@ -387,6 +391,7 @@ class Learner:
             self._report.write()
         if self._log is not None:
             self._log.close()
+        self._algorithm.graphs.reset()  # a group cannot close while graphs hold its collectives
 
     def note_evaluation(
         self,

@@ -8,6 +8,7 @@ prints the plan.
 
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from murmur.benchmarks.gpu_topics.catalogue import TOPICS
 from murmur.benchmarks.gpu_topics.runner import Outcome, Store, run_all, topic_command
 from murmur.benchmarks.gpu_topics.topics import Context, is_error
 from murmur.machine import commit
+from shared.checking import known_names
 from shared.errors import ConfigError
 
 DESCRIPTION = (
@@ -33,12 +35,19 @@ _BUDGET_S = 590.0
 _IN_PROCESS = ("masac", "acting", "updates", "equality", "launches")  # what smoke runs
 
 
-def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL, chosen: Sequence[str] = ()) -> dict[str, Any]:
     """The table, the topics and the device.
 
+    Args:
+        effort: how carefully.
+        chosen: topics to measure, in this order; none: all.
+
     Raises:
-        ConfigError: without CUDA, but for Effort.SMOKE.
+        ConfigError: without CUDA, but for Effort.SMOKE; for an unknown topic.
     """
+    for name in chosen:
+        if name not in TOPICS:
+            raise ConfigError(f"--topics: no topic '{name}'; {known_names(name, TOPICS)}")
     if effort is Effort.SMOKE:
         return _smoke()
     if not torch.cuda.is_available():
@@ -48,7 +57,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
         )
     context = Context("cuda", effort)
     store = Store(Path("runs") / "bench-gpu" / _label(effort))
-    limits = {name: topic.limit_s for name, topic in TOPICS.items()}
+    limits = {name: TOPICS[name].limit_s for name in chosen or TOPICS}
     outcomes = run_all(
         store,
         limits,

@@ -222,6 +222,9 @@ def bench(
     dirty: Dirty = False,
     everything: Annotated[bool, typer.Option("--all", help="Run every benchmark.")] = False,
     dry_run: DryRun = False,
+    chosen: Annotated[
+        str, typer.Option("--topics", help="gpu: only these topics, by commas, in this order.")
+    ] = "",
 ) -> None:
     """Run benchmarks; results carry the command, the machine, the date and the commit.
 
@@ -234,6 +237,8 @@ def bench(
       murmur bench --all --save
 
       murmur bench gpu --dry-run
+
+      murmur bench gpu --topics training,acting
     """
     from murmur.bench import list_benchmarks, plan_benchmark, run_benchmark, topics
     from murmur.benchmarks.effort import Effort
@@ -249,7 +254,8 @@ def bench(
         return
     effort = Effort.SMOKE if smoke else Effort.QUICK if quick else Effort.FULL
     if not everything:
-        run_benchmark(name or "", effort, console, save=save, dirty=dirty)
+        wanted = [part.strip() for part in chosen.split(",") if part.strip()]
+        run_benchmark(name or "", effort, console, save=save, dirty=dirty, chosen=wanted)
         return
     for topic in topics().values():
         missing = topic.missing()

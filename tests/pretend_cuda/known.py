@@ -2,24 +2,32 @@
 
 from .report import Fault
 
-# The qualified names of functions, and why each may; with "*" also what they call.
+# The qualified names of functions, and why each may; with "*" also what they call. Whatever runs
+# beside acting waits for events alone: other waits hold up launches of other threads.
+_EVENT = ": Event.synchronize"
 ALLOWED = {
     "Run._open*": "a run begins: weights and opponents are copied to the device",
     "SupervisedRun._open*": "a run begins: weights are copied to the device",
-    "Learner._update": "one read of an update's losses",
-    "Learner._draw_distributions*": "one copy of weights and actions, at its interval alone",
     "RunProcess.finish": "all threads have ended",
-    "Learner.save*": "a checkpoint is written",
-    "ActingDuties._keep_opponent*": "a past policy is written",
-    "Segmentation.confusion": "one read of the confusion matrix of an evaluation",
-    "Segmentation.figures*": "a copy of a few images and masks, at the interval of figures alone",
-    "ActingDuties._offer_evaluation*": "the policy's state is kept, should it be the best",
-    "Learner._keep_best*": "the best policy is written",
-    "PackedStaging._arrived*": "the actions are read",
-    "InferenceLoop._remove*": "a session has ended",
-    "PackedStaging._free_buffer*": "the last copy of the staging memory has left it",
-    "_Pinned.fill*": "the last copy of the staging memory has left it",
-    "ReplayStorage._due": "once: whether there is a transition to draw",
+    "Learner._update" + _EVENT: "one read of an update's losses",
+    "Pace.given" + _EVENT: "learning is a few steps ahead of the device, no more",
+    "Learner._draw_distributions*" + _EVENT: "weights and actions, at its interval alone",
+    "Learner.save*" + _EVENT: "a checkpoint is written",
+    "Learner._skip*" + _EVENT: "a batch is written",
+    "ActingDuties._keep_opponent*" + _EVENT: "a past policy is written",
+    "ActingDuties._offer_evaluation*" + _EVENT: "the loss's scale is kept",
+    "Segmentation.confusion" + _EVENT: "one read of an evaluation's confusion matrix",
+    "Segmentation.figures*" + _EVENT: "a few images and masks, at the interval of figures alone",
+    "Learner._keep_best*" + _EVENT: "the best policy is written",
+    "PackedStaging._arrived*" + _EVENT: "the actions are read",
+    "InferenceLoop._remove*" + _EVENT: "a session has ended",
+    "InferenceLoop._remove*: creation of an event": "a session has ended",
+    "Learner._keep_best*: creation of an event": "the best policy is written",
+    "PackedStaging.prepare*: creation of an event": "no row has come yet",
+    "PackedStaging._free_buffer*" + _EVENT: "the last copy of the staging memory has left it",
+    "_Pinned.fill*" + _EVENT: "the last copy of the staging memory has left it",
+    "ReplayStorage._due" + _EVENT: "once: whether there is a transition to draw",
+    "ReplayStorage._due: creation of an event": "the same",
 }
 
 # Faults that remain: (kind, file, function) -> reason.

@@ -11,6 +11,8 @@ from types import FrameType
 # Before Python 3.12 these are functions of their own.
 _COMPREHENSION = re.compile(r"(\.<locals>\.<(listcomp|dictcomp|setcomp|genexpr|lambda)>)+$")
 
+_WAITING = ("Fence.", "Readback.", "to_host", "_copy_out")
+
 
 class Kind(StrEnum):
     """Kinds of faults.
@@ -69,13 +71,14 @@ class Report:
 
         Args:
             allowed: qualified names of functions that may synchronise, with the reason; with
-                "*" behind the name also what they call, with ": copy to the host" that alone.
+                "*" behind the name also what they call; with ": Event.synchronize" behind that,
+                this kind alone.
             folders: folders of source files; the innermost frame in one of them is reported.
         """
         self.faults: collections.Counter[Fault] = collections.Counter()
         self.syncs: collections.Counter[tuple[str, Site]] = collections.Counter()
         self._allowed = frozenset(allowed)
-        self._beneath = frozenset(name[:-1] for name in allowed if name.endswith("*"))
+        self._beneath = frozenset(name.removesuffix("*") for name in allowed if "*" in name)
         self._folders = folders
         self._ours: dict[str, str | None] = {}  # file name -> its short name, None: not ours
 
@@ -86,18 +89,19 @@ class Report:
     def sync(self, what: str) -> None:
         """Add a synchronisation: a fault unless the function is allowed to synchronise."""
         site = self.site()
-        named = site.function in self._allowed or f"{site.function}: {what}" in self._allowed
-        if named or any(name in self._beneath for name in _callers()):
+        names = {site.function, f"{site.function}: {what}"}
+        callers = (name for caller in _callers() for name in (caller, f"{caller}*: {what}"))
+        if not self._allowed.isdisjoint(names) or any(name in self._beneath for name in callers):
             self.syncs[what, site] += 1
         else:
             self.fault(Kind.SYNC, what, site)
 
     def site(self) -> Site:
-        """The innermost frame in our folders."""
+        """The innermost frame in our folders, but for those that wait for others."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             short = self._short(frame)
-            if short:
+            if short and not frame.f_code.co_qualname.startswith(_WAITING):
                 return Site(short, frame.f_lineno, _COMPREHENSION.sub("", frame.f_code.co_qualname))
             frame = frame.f_back
         return Site("?", 0, "?")

@@ -132,6 +132,8 @@ def _event_class(machine: Machine) -> type:
             lane = stream.lane if stream is not None else machine.lane
             if machine.local.tape is not None:
                 return  # a node of the graph
+            if self._clock is None and threading.current_thread().name == "inference":
+                machine.report.sync("creation of an event")
             with machine.lock:
                 merge(lane.clock, machine.local.known)
                 self._clock, self._at = dict(lane.clock), now_ms()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from learner_service.runtime.readback import Readback, to_host
 from tests.pretend_cuda import Kind, Machine, pretend_cuda
 
 GPU = torch.device("cuda")
@@ -125,6 +126,45 @@ def test_an_allowed_function_may_synchronise() -> None:
         assert not cuda.report.faults
         on_gpu(3).sum().item()
     assert [f.kind for f in cuda.report.faults] == [Kind.SYNC]
+
+
+READS: dict[str, Callable[[torch.Tensor], object]] = {
+    **{"tolist": lambda x: x.tolist(), "item": lambda x: x.item(), "cpu": lambda x: x.cpu()},
+    **{"bool": lambda x: bool(x), "float": lambda x: float(x)},
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_a_read_in_the_driver_is_found_beside_one_by_an_event(
+    read: Callable[[torch.Tensor], object],
+) -> None:
+    def reads(*, wrongly: bool) -> None:
+        total = on_gpu(3).sum()
+        assert Readback(GPU).read(total).tolist() == 3
+        assert to_host([total])[0] == 3
+        if wrongly:
+            read(total)
+
+    name = f"{reads.__qualname__}: Event.synchronize"
+    with pretend_cuda({name: "it reads the losses"}) as cuda:
+        reads(wrongly=False)
+        assert not cuda.report.faults
+        reads(wrongly=True)
+    assert [f.kind for f in cuda.report.faults] == [Kind.SYNC]
+
+
+def test_an_event_that_acting_makes_is_found() -> None:
+    def act() -> None:
+        event = torch.cuda.Event()
+        for _ in range(3):
+            event.record()
+
+    with pretend_cuda() as cuda:
+        thread = threading.Thread(target=act, name="inference")
+        thread.start()
+        thread.join()
+    assert [(f.kind, f.what) for f in cuda.report.faults] == [(Kind.SYNC, "creation of an event")]
+    assert cuda.report.faults.total() == 1
 
 
 # --- races ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.runtime.cuda_graph import WARM_UP_CALLS
 from learner_service.serving.league import League
 from learner_service.tools.export import (
     export_policy,
@@ -22,6 +23,7 @@ from tests.pretend_cuda import Machine, pretend_cuda
 from tests.pretend_cuda.cases import AGENTS, Case, make_spec
 from tests.pretend_cuda.driven import DrivenRun
 from tests.pretend_cuda.known import ALLOWED, KNOWN, unknown
+from tests.waiting import wait_until
 
 MAPPO = Case("mappo", "discrete", "shared", False, "fp32")
 RECURRENT = Case("coma", "discrete", "groups", True, "bf16")
@@ -186,6 +188,25 @@ def test_one_read_an_update_and_one_an_act(tmp_path: Path) -> None:
     for (_, site), count in cuda.report.syncs.items():
         reads[site.function] = reads.get(site.function, 0) + count
     assert reads["Learner._update"] == run.updates + run.run.progress.updates_skipped
+
+
+@cases(MAPPO, slow=(RECURRENT,))
+def test_acts_are_captured_before_the_first_rows(case: Case, tmp_path: Path) -> None:
+    config = case.config(env_server={"num_workers": 3}, learner={"max_policy_lag": 100})
+    with pretend_cuda(ALLOWED) as cuda, DrivenRun(config, make_spec(case.space), tmp_path) as run:
+        graphs, sizes = run.run.inference._graphs, 2  # 18 environments: 16 and 32 rows
+        wait_until(lambda: graphs.captures["act"] == 2 * sizes, "graphs of two snapshots")
+        eager = graphs.eager_calls["act"]
+        players = [run.player(3)]
+        run.play_until(1, *players)
+        grown = run.run.inference._storage.arena.grown
+        players += [run.player(3) for _ in range(6)]
+        run.play_rows(4, *players)
+        assert run.run.inference._storage.arena.grown > grown
+        assert graphs.captures["act"] == 2 * sizes
+        assert graphs.eager_calls["act"] == eager == WARM_UP_CALLS * 2 * sizes
+        assert graphs.replays["act"] > 10
+    assert_clean(cuda)
 
 
 @cases(RECURRENT, slow=(MASAC,))

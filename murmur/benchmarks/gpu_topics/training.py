@@ -1,7 +1,8 @@
-"""Topic `training`: a learner and its environment servers as deployed, watched through NVML.
+"""Topics `training` and `profile`: a learner and its environment servers as deployed.
 
 terrain-reference with environments on all cores but one; the figures are the learner's own, from
-its metrics port, and those of a profile of a few updates.
+its metrics port, with NVML's, beside the rate of the same environments where nothing else runs; and
+those of a profile of a few updates.
 """
 
 import gzip
@@ -17,17 +18,21 @@ from typing import Any
 from learner_service.telemetry.profile_files import FOLDER, REQUEST, TRACE
 from murmur import latency
 from murmur.benchmarks._processes import Processes, Scrape, scrape
+from murmur.benchmarks.gpu_topics.alone import rate_alone
 from murmur.benchmarks.gpu_topics.figures import Figure, Value
 from murmur.benchmarks.gpu_topics.topics import Context
-from shared.config import load
+from shared.config import ExperimentConfig, load
 from shared.cores import available_cores
 
-_WINDOW_S, _SCRAPE_S = 45.0, 0.5
+_WINDOW_S, _SCRAPE_S = 30.0, 0.5
+_ALONE_S, _WARM_UPDATES = 8.0, 20  # the first updates choose lengths of unrolls
 _PROFILED_UPDATES, _PROFILE_S = 5, 25.0
 _STREAMS_SHOWN, _KERNELS_SHOWN, _KERNEL_NAME = 4, 8, 90  # characters
 _PHASES = ("idle", "update")  # of the learner, while it acts
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 _BUSY, _DOCTOR = "device busy by NVML, share", "what the run waits for, by the doctor"
+_ALONE = "agent-steps a second of these environments alone"
+_SHARE = "agent-steps a second / those of the environments alone"
 _OVERLAP = "acting's kernels that ran beside learning's, share"
 
 
@@ -35,22 +40,40 @@ def plan_training(context: Context) -> list[Figure]:
     """The learner's own figures over _WINDOW_S."""
     del context
     return [
-        Figure(_BUSY, 0.9, ">=", 0.9),
-        Figure(_DOCTOR, expected="environments"),
+        Figure(_BUSY, expected=0.26),
         Figure("device busy by CUDA events, share"),
         Figure("throttled, share of looks"),
         Figure("sm clock, MHz, mean"),
         Figure("power, W, mean"),
         Figure("GPU memory in use, GiB, most"),
-        Figure("agent-steps a second"),
-        Figure("update, ms, mean", 20.0, expected=9.0),
+        Figure("agent-steps a second", expected=60_000.0),
+        Figure(_ALONE, expected=65_000.0),
+        Figure(_SHARE, 0.9, ">=", 0.95),
+        Figure("update, ms, mean", 300.0, expected=230.0),
+        Figure("the first updates, with captures: ms, mean"),
+        Figure("updates"),
         Figure("inference p50, ms"),
         Figure("inference p99, ms"),
-        *(Figure(f"arrival to actions, {phase}: p{q}, ms") for phase in _PHASES for q in (50, 99)),
+        *(
+            Figure(f"arrival to actions, {phase}: p{q}, ms", 5.0 if q == 99 else None)
+            for phase in _PHASES
+            for q in (50, 99)
+        ),
         Figure("copied to the device, MB/s"),
         Figure("graph replays a second"),
-        Figure("eager calls a second"),
+        Figure("graph replays an update"),
+        Figure("graphs captured before"),
+        Figure("graphs captured meanwhile", 0.0, "=", 0.0),
+        Figure("eager calls meanwhile", 0.0, "=", 0.0),
         Figure("environment server, cores used"),
+    ]
+
+
+def plan_profile(context: Context) -> list[Figure]:
+    """What the run waits for, and its kernels."""
+    del context
+    return [
+        Figure(_DOCTOR, expected="environments"),
         Figure("streams with kernels"),
         Figure("sum of streams' busy time / their union", expected=1.05),
         Figure(_OVERLAP, expected=0.5),
@@ -59,9 +82,12 @@ def plan_training(context: Context) -> list[Figure]:
 
 def training(context: Context) -> dict[str, Value]:
     """See the module."""
-    window = context.effort.choose(0.5, 20.0, _WINDOW_S)
-    with Processes(_configuration(context)) as processes:
-        processes.wait_for_updates(context.effort.choose(1, 8, 8))
+    window = context.effort.choose(0.5, 15.0, _WINDOW_S)
+    config = _configuration(context)
+    alone = rate_alone(config, context.share(_ALONE_S))
+    context.save({_ALONE: alone})
+    with Processes(config.model_dump(mode="json")) as processes:
+        processes.wait_for_updates(context.effort.choose(1, _WARM_UPDATES, _WARM_UPDATES))
         before = processes.snapshot()
         looks = _watch(lambda: scrape(processes.metrics_url), window)
         after = processes.snapshot()
@@ -72,14 +98,50 @@ def training(context: Context) -> dict[str, Value]:
         values["environment server, cores used"] = (after.workers_cpu_s - before.workers_cpu_s) / (
             after.wall_s - before.wall_s
         )
-        values |= waits(looks[0], looks[-1])
+        values |= waits(looks[0], looks[-1]) | graphs(looks[0], looks[-1])
+        rate = values["agent-steps a second"]
+        assert isinstance(rate, float)
+        return values | {_ALONE: alone, _SHARE: rate / alone if alone else None}
+
+
+def graphs(before: Scrape, after: Scrape) -> dict[str, Value]:
+    """What ran as graphs between two looks, and what was captured for that.
+
+    Args:
+        before: the window.
+        after: it.
+    """
+    first, last = before.metrics, after.metrics
+
+    def fresh(name: str) -> float:
+        return last.get(name, 0.0) - first.get(name, 0.0)
+
+    updates, made = fresh("update_seconds_count"), first.get("update_seconds_count", 0.0)
+    replays = fresh("graph_replays_total") - fresh("graph_replays_total:act")
+    return {
+        "updates": updates,
+        "the first updates, with captures: ms, mean": (
+            1e3 * first.get("update_seconds_sum", 0.0) / made if made else None
+        ),
+        "graph replays an update": replays / updates if updates else None,
+        "graphs captured before": first.get("graph_captures_total", 0.0),
+        "graphs captured meanwhile": fresh("graph_captures_total"),
+        "eager calls meanwhile": fresh("eager_calls_total"),
+    }
+
+
+def profile(context: Context) -> dict[str, Value]:
+    """See the module."""
+    with Processes(_configuration(context).model_dump(mode="json")) as processes:
+        processes.wait_for_updates(context.effort.choose(1, _WARM_UPDATES, _WARM_UPDATES))
+        seconds = context.effort.choose(0.5, 8.0, 8.0)
+        values: dict[str, Value] = {_DOCTOR: _bottleneck(processes.metrics_url, seconds)}
         context.save(values)
-        values[_DOCTOR] = _bottleneck(processes.metrics_url, context.effort.choose(0.5, 8.0, 8.0))
         trace = _profile(processes, context.effort.choose(1, 3, _PROFILED_UPDATES))
         return values | (streams(trace) if trace else {})
 
 
-def _configuration(context: Context) -> dict[str, Any]:
+def _configuration(context: Context) -> ExperimentConfig:
     """terrain-reference on all cores but one; in smoke a small spread on the CPU."""
     cores = max(int(available_cores()) - 1, 1)
     name, changes = context.effort.choose(
@@ -96,8 +158,7 @@ def _configuration(context: Context) -> dict[str, Any]:
         ("terrain-reference", (f"env_server.num_workers={cores}",)),
     )
     fixed = (f"learner.device={context.device}", "evaluation.every_updates=0", "run.max_minutes=0")
-    config = load(name, [*changes, *fixed, "run.max_updates=0"], {})
-    return config.model_dump(mode="json")
+    return load(name, [*changes, *fixed, "run.max_updates=0"], {})
 
 
 def _watch(look: Callable[[], Scrape], window_s: float) -> list[Scrape]:
@@ -144,7 +205,6 @@ def figures(looks: Sequence[Scrape], seconds: float) -> dict[str, Value]:
         "update, ms, mean": 1e3 * spent / updates if updates else None,
         "copied to the device, MB/s": rate("device_copied_bytes_total:to_device") / 1e6,
         "graph replays a second": rate("graph_replays_total"),
-        "eager calls a second": rate("eager_calls_total"),
     }
 
 

@@ -1,4 +1,7 @@
-"""Captured on-policy updates equal eager ones bit for bit, also where nothing counts."""
+"""Captured on-policy updates equal eager ones bit for bit, also where nothing counts.
+
+One graph of each step serves batches of any number of environments.
+"""
 
 from typing import Any
 
@@ -8,6 +11,7 @@ import torch
 from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.algorithms.coma import Coma
 from learner_service.algorithms.mappo import Mappo
+from learner_service.runtime.cuda_graph import WARM_UP_CALLS
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
 from shared.config import PluginConfig
@@ -19,7 +23,13 @@ from tests.learner_service.toys import CPU
 
 __all__ = ["taped"]
 UPDATES = 50
-_MAPPO = {"name": "mappo", "batch_number": 2, "data_passes": 2, "anneal_updates": 40}
+_MAPPO = {
+    "name": "mappo",
+    "batch_size": 24,
+    "batch_number": 2,
+    "data_passes": 2,
+    "anneal_updates": 40,
+}
 _COMA = {**_MAPPO, "name": "coma", "epsilon_env_steps": 500, "target_every_updates": 4}
 _CLIPPED = {"clip_ratio": 0.2, "normalize_advantage": True, "entropy_weight": 0.01}
 CASES: dict[str, tuple[Any, dict[str, Any], int, str]] = {
@@ -55,6 +65,14 @@ def build(name: str, captured: bool) -> Algorithm[Any]:
     return algorithm
 
 
+def wide(name: str, times: int) -> Batch:
+    """A batch of other environments, and as many as `times` say: each has a shape of its own."""
+    built, spec = build(name, False), CASES[name][0]
+    parts = [rollout(built, spec, seed, (0, 1)) for seed in range(times, 2 * times + 1)]
+    arrays = {k: torch.cat([part.arrays[k] for part in parts], 1) for k in parts[0].arrays}
+    return Batch(arrays, [0] * arrays["step_type"].shape[1], times=1.0 + times)
+
+
 def learned(
     name: str, captured: bool, batches: list[Batch]
 ) -> tuple[Algorithm[Any], list[dict[str, float]]]:
@@ -62,7 +80,7 @@ def learned(
     algorithm, losses = build(name, captured), []
     for update in range(UPDATES):
         batch = batches[update % len(batches)]
-        scalars = algorithm.update(Batch(dict(batch.arrays), batch.version))
+        scalars = algorithm.update(Batch(dict(batch.arrays), batch.version, times=batch.times))
         losses.append({k: float(v) for k, v in scalars.items()})
     return algorithm, losses
 
@@ -72,7 +90,7 @@ def learned(
     "name", [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in CASES]
 )
 def test_fifty_captured_updates_equal_eager_ones(name: str) -> None:
-    batches = [rollout(build(name, False), CASES[name][0], seed, (0, 1)) for seed in range(4)]
+    batches = [wide(name, seed) for seed in range(4)]
     batches[3].arrays["step_type"][1::2] = int(StepType.ABORTED)  # environments that fail at once
     captured, losses = learned(name, True, batches)
     eager, expected = learned(name, False, batches)
@@ -81,8 +99,12 @@ def test_fifty_captured_updates_equal_eager_ones(name: str) -> None:
     ours, theirs = tensors(captured.state_dict()), tensors(eager.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert captured.counts == eager.counts
-    assert captured.graphs.replays["update"] == UPDATES - 3
-    assert not captured.graphs.fallbacks
+    graphs = captured.graphs
+    assert sum(graphs.captures.values()) <= 6
+    for step, captures in graphs.captures.items():
+        assert graphs.eager_calls[step] == WARM_UP_CALLS * captures
+        assert graphs.replays[step] >= UPDATES - WARM_UP_CALLS
+    assert not graphs.fallbacks
 
 
 @pytest.mark.parametrize("name", ["mappo", "coma"])

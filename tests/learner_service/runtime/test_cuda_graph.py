@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from learner_service.runtime import cuda_graph
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE, WARM_UP_CALLS, Captured, Graphs
 from tests.learner_service.toys import CPU
 from tests.pretend_cuda import pretend_cuda
@@ -179,6 +180,49 @@ def test_a_failed_capture_leaves_what_eager_calls_leave(
     assert f"'walk' cannot be captured ({reason})" in record.message
     assert str(error) in record.message
     assert "cuda_graph=false" in record.message
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_failed_capture_is_tried_again_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "_RETRY_CALLS", 5)
+    monkeypatch.setattr(cuda_graph, "_RETRY_LATER", 2)
+
+    class FailsTwice(Walk):
+        failures = 2
+
+        def step(self, rows: Mapping[str, Tensor], scale: float = 1.0) -> dict[str, Tensor]:
+            out = super().step(rows, scale)
+            if torch.cuda.is_current_stream_capturing() and self.failures:
+                self.failures -= 1
+                raise RuntimeError("not permitted")
+            return out
+
+    graphs, walk, eager = Graphs(GPU), FailsTwice(), Walk()
+    captured = Captured("walk", walk.step, graphs, [walk.generator])
+    for seed in range(60):
+        got, expected = captured(rows(4, seed)), eager.step(rows(4, seed))
+        assert torch.equal(got["weights"], expected["weights"])
+    assert graphs.fallbacks == {("walk", "capture"): 2}
+    assert graphs.captures == {"walk": 1}
+    assert graphs.replays["walk"] > 20
+    assert torch.equal(walk.generator.get_state(), eager.generator.get_state())
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_capture_that_always_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "_RETRY_CALLS", 2)
+
+    def step(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("not permitted")
+        return {"sum": given["x"].sum()}
+
+    graphs = Graphs(GPU)
+    captured = Captured("sum", step, graphs)
+    for seed in range(400):
+        captured(rows(4, seed))
+    assert graphs.fallbacks == {("sum", "capture"): 3}
+    assert graphs.eager_calls["sum"] == 400
 
 
 @pytest.mark.usefixtures("cuda")
