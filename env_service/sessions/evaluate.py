@@ -347,7 +347,7 @@ class _Evaluator:
         stream = Stream(channel, expert.spec, size, self._metrics)
         try:
             welcome = await stream.open(self._name, pb.MODE_EVALUATE)
-            async with placement.playing():
+            async with placement.playing(stream):
                 play = _FirstEpisodes(environment, seeds, on_row)
                 while True:
                     self._metrics.count_rows(size)
