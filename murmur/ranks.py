@@ -46,7 +46,7 @@ def main(count: int, run: Path, arguments: Sequence[str]) -> int:
 def _start(
     count: int, command: list[str], variables: Mapping[str, str]
 ) -> list[subprocess.Popen[bytes]]:
-    """Start a process for each rank, each in a session of its own: Ctrl-C reaches this one alone."""
+    """Start a process for each rank, in a session of its own: Ctrl-C reaches this process alone."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("TORCHELASTIC_")}
     inherited.setdefault("OMP_NUM_THREADS", "1")  # the learners set their own
     ranks = []

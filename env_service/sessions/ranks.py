@@ -134,9 +134,10 @@ class Placement:
             self.call = None
 
     async def stays_silent(self, seconds: float) -> bool:
-        """Wait; returns whether the session has sent nothing meanwhile: its learner owes it an answer.
+        """Wait; returns whether the session has sent nothing meanwhile.
 
-        A learner blocks a session whose rows would be too old, until all of its group have learned.
+        Then the learner owes it an answer. It gives none to a session whose rows would be too old,
+        until all learners of the run have learned.
         """
         call, written = self.call, self.call.written if self.call else 0
         await asyncio.sleep(seconds)
@@ -164,7 +165,7 @@ class Placement:
         return self._ranks.pause_s(self, error)
 
     async def pause(self, error: Disconnected, stop: asyncio.Event) -> None:
-        """Wait so long, or until `stop` is set; a session that leaves for another learner does not."""
+        """Wait so long, or until `stop` is set; not at all if the session leaves its learner."""
         if self.leaving.is_set() and error.code is grpc.StatusCode.CANCELLED:
             return
         seconds = self.pause_s(error)
