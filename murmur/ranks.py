@@ -1,4 +1,6 @@
-"""Starts several learners of one run on this machine, as the learner of `murmur train`.
+"""Starts several learners of one run on this machine: `murmur learner --learners COUNT`.
+
+As the learner of `murmur train`:
 
     python -m murmur.ranks COUNT RUN ARGUMENT...    runs `murmur learner ARGUMENT...` COUNT times
 
@@ -32,9 +34,14 @@ _LOST_S = 5.0  # for ranks whose group has lost one: without it they cannot save
 _END_S = 300.0  # between the first rank that has ended in order and the last
 
 
-def main(count: int, run: Path, arguments: Sequence[str]) -> int:
-    """Run the ranks until all have ended; returns the exit code."""
-    join_supervisor()
+def run_ranks(count: int, run: Path, arguments: Sequence[str]) -> int:
+    """Run the ranks until all have ended; returns the exit code.
+
+    Args:
+        count: number of learners.
+        run: folder of the run.
+        arguments: those of `murmur learner` for each of them.
+    """
     configure_logging("ranks")
     stop = stop_on_signals()
     with RunLock.acquire(run) as lock:
@@ -106,4 +113,5 @@ def _await(ranks: Sequence[subprocess.Popen[bytes]], stop: threading.Event) -> i
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))
+    join_supervisor()
+    raise SystemExit(run_ranks(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))
