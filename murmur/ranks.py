@@ -30,7 +30,7 @@ from shared.run_lock import RunLock
 
 _LOOK_EVERY_S = 0.1
 _SHUTDOWN_S = 50.0  # for ranks that are told to stop: they save
-_LOST_S = 5.0  # for ranks whose group has lost one: without it they cannot save
+_LOST_S = 3.0  # for ranks whose group has lost one: without it they cannot save
 _END_S = 300.0  # between the first rank that has ended in order and the last
 
 
