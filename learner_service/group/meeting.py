@@ -55,6 +55,12 @@ def loopback_store(rank: int, timeout: timedelta) -> Store | None:
         OSError: if its port is in use.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        if rank == 0:
+            logger.warning(
+                "torchrun's rendezvous listens on all interfaces and unpickles what anybody sends "
+                "to it; where all ranks run on one machine, start `murmur learner --learners %s`",
+                os.environ["WORLD_SIZE"],
+            )
         return None
     port = int(os.environ["MASTER_PORT"])
     if rank:
