@@ -117,7 +117,7 @@ def test_a_paused_rank_is_noticed_and_replaced(
         before[1].suspend()
         wait_until(lambda: len(set(stack.ranks()) - set(before)) == 2, stack.log_end, 120)
         wait_until(stack.updated, stack.log_end, 180)
-        assert re.search(r"rank 0 of 2: no sign of life of rank 1 for 30 s", learners.text())
+        assert re.search(r"rank 0 of 2: no sign of life of rank 1 for 20 s", learners.text())
 
 
 @contextlib.contextmanager
