@@ -5,7 +5,7 @@ As the learner of `murmur train`:
     python -m murmur.ranks COUNT RUN ARGUMENT...    runs `murmur learner ARGUMENT...` COUNT times
 
 It sets the variables that torchrun would set, without torchrun's rendezvous: that listens on all
-interfaces and unpickles what anybody writes to it. Here the ranks meet on a socket of 127.0.0.1.
+interfaces and unpickles what any client writes. Here the ranks meet on a socket of 127.0.0.1.
 
 Nothing is restarted here: the supervisor does that, which knows what a run resumes from. The exit
 code tells it how the ranks ended: 0 if all ended in order; 2 if one hit an error that only the

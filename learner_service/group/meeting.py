@@ -57,8 +57,8 @@ def loopback_store(rank: int, timeout: timedelta) -> Store | None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         if rank == 0:
             logger.warning(
-                "torchrun's rendezvous listens on all interfaces and unpickles what anybody sends "
-                "to it; where all ranks run on one machine, start `murmur learner --learners %s`",
+                "torchrun's rendezvous listens on all interfaces and unpickles what any client sends; "
+                "where all ranks run on one machine, start `murmur learner --learners %s`",
                 os.environ["WORLD_SIZE"],
             )
         return None

@@ -24,7 +24,7 @@ def all_sessions_at_one_rank(folder: Path) -> dict[str, Any]:
 
 
 def fewer_sessions_than_ranks(folder: Path) -> dict[str, Any]:
-    """One session for two ranks: both wait, in words; a second one ends the wait.
+    """One session for two ranks: rank 0 says so; a second one ends the wait.
 
     Once it is gone again, the learners end when they have waited for too long.
     """

@@ -1,4 +1,4 @@
-"""Nobody on the machine can make ranks run code: no store that they meet on is unpickled."""
+"""No client on the machine makes ranks run code: the store that they meet on is not unpickled."""
 
 import os
 import subprocess

@@ -44,7 +44,7 @@ def watched(command: list[str], log: Path) -> Iterator[tuple[subprocess.Popen[by
 
 
 def listening(run: Path, count: int) -> Callable[[], bool]:
-    """Whether so many learners of a run listen."""
+    """Whether `count` learners of a run listen."""
     names = ["learner.json", *(f"learner-{rank}.json" for rank in range(1, count))]
     return lambda: all(RunFolder(run).process(name) for name in names)
 
@@ -172,10 +172,8 @@ exec "$@"
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")
-def test_ranks_stay_on_loopback_where_the_hostname_is_another_address(
-    config: Path, tmp_path: Path
-) -> None:
-    """gloo listens where the name of the host leads, if nobody tells it otherwise."""
+def test_ranks_stay_on_loopback_whatever_the_hostname(config: Path, tmp_path: Path) -> None:
+    """gloo listens where the name of the host leads, unless it is told otherwise."""
     run = tmp_path / "run"
     train = murmur("train", str(config), "--run", str(run), "--learners", "2", "--no-page")
     train += ["--set", "run.max_updates=4"]

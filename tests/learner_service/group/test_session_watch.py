@@ -73,7 +73,7 @@ def test_wait_for_a_rank_without_sessions_is_told(
     assert ranks.shown() == 0
 
 
-def test_rank_without_sessions_holds_nothing_up_while_updates_are_made(
+def test_updates_go_on_without_a_word_about_sessions(
     ranks: Ranks, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It learns from a replay."""
