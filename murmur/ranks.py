@@ -57,7 +57,7 @@ def _start(
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("TORCHELASTIC_")}
     inherited.setdefault("OMP_NUM_THREADS", "1")  # the learners set their own
     ranks = []
-    with socket.create_server(("127.0.0.1", 0), backlog=count) as meeting:
+    with socket.create_server(("127.0.0.1", 0)) as meeting:
         for rank in range(count):
             own = {
                 **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),

@@ -44,7 +44,7 @@ def stay_on_loopback() -> None:
 def loopback_store(rank: int, timeout: timedelta) -> Store | None:
     """The store of ranks on one machine, kept by rank 0 on 127.0.0.1.
 
-    None under torchrun, which keeps a store of its own. torch's own would listen on all interfaces.
+    None under torchrun, which keeps a store of its own.
 
     Args:
         rank: of this process.
@@ -57,7 +57,7 @@ def loopback_store(rank: int, timeout: timedelta) -> Store | None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         if rank == 0:
             logger.warning(
-                "torchrun's rendezvous listens on all interfaces and unpickles what any client sends; "
+                "torchrun's rendezvous listens on all interfaces and unpickles what clients send; "
                 "where all ranks run on one machine, start `murmur learner --learners %s`",
                 os.environ["WORLD_SIZE"],
             )
@@ -66,13 +66,21 @@ def loopback_store(rank: int, timeout: timedelta) -> Store | None:
     if rank:
         return TCPStore(_LOOPBACK, port, is_master=False, timeout=timeout)
     handed_down = os.environ.pop(MEETING_VARIABLE, "")
-    listening = (
-        socket.socket(fileno=int(handed_down))
-        if handed_down
-        else socket.create_server((_LOOPBACK, port))
-    )
+    if handed_down:
+        return kept_store(socket.socket(fileno=int(handed_down)), timeout)
+    return kept_store(socket.create_server((_LOOPBACK, port)), timeout)
+
+
+def kept_store(listening: socket.socket, timeout: timedelta) -> TCPStore:
+    """A store that this process keeps, at the address of a listening socket, which it takes over.
+
+    Args:
+        listening: of 127.0.0.1; torch's own socket would listen on all interfaces.
+        timeout: longest wait for a key.
+    """
+    host, port = listening.getsockname()
     return TCPStore(
-        _LOOPBACK,
+        host,
         port,
         is_master=True,
         timeout=timeout,
