@@ -174,7 +174,7 @@ exec "$@"
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")
 def test_ranks_stay_on_loopback_whatever_the_hostname(config: Path, tmp_path: Path) -> None:
-    """gloo listens where the name of the host leads, unless it is told otherwise."""
+    """gloo listens where the name of the host leads, by default."""
     run = tmp_path / "run"
     train = murmur("train", str(config), "--run", str(run), "--learners", "2", "--no-page")
     train += ["--set", "run.max_updates=4"]
