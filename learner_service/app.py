@@ -17,6 +17,7 @@ from learner_service.algorithms.supervised import require_fitting_algorithm, sup
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.group import ALONE, Group
 from learner_service.group.heartbeat import SILENT_S, Heartbeat
+from learner_service.group.session_watch import SessionWatch
 from learner_service.networks.building import check_network
 from learner_service.runtime.device import (
     choose_own_gpu,
@@ -284,6 +285,7 @@ def _serve(
         host, config.learner, run.metrics, credentials, supply, run.group.rank, run.group.size
     )
     grpc_thread = CriticalThread("grpc", loop.run_forever)
+    watch: SessionWatch | None = None
     try:
         loop.run_until_complete(server.start())
         grpc_thread.start()
@@ -298,6 +300,7 @@ def _serve(
         write_whole(ports_file, json.dumps(ports))
         logger.info("listening on %s", host_and_port(config.learner.host, server.port))
         on_ready(server.port, metrics.port)
+        watch = _watch_sessions(config, run, server)
         _wait(run, stop)
         serving.clear()
         server.stopping = True
@@ -306,12 +309,37 @@ def _serve(
         run.finish()
     finally:
         stop.set()  # else the learner's thread continues, if this is an error
+        if watch is not None:
+            watch.close()
         run.close()
         metrics.close()
         if grpc_thread.is_alive():
             loop.call_soon_threadsafe(loop.stop)
             grpc_thread.join()
         loop.close()
+
+
+def _watch_sessions(
+    config: ExperimentConfig, run: Run | SupervisedRun, server: RolloutServer
+) -> SessionWatch | None:
+    """Watch for ranks without sessions; None of a learner that is alone."""
+    group = run.group
+    if group.store is None:
+        return None
+
+    def updates() -> int | None:
+        ended = run.learner is not None and run.learner.finished.is_set()
+        return None if ended or server.stopping else run.progress.updates
+
+    return SessionWatch(
+        group.store.clone(),
+        group.rank,
+        group.size,
+        lambda: server.training_sessions,
+        updates,
+        run.metrics.gauge("ranks_without_sessions"),
+        config.learner.group_timeout_s,
+    )
 
 
 def _wait(run: Run | SupervisedRun, stop: threading.Event) -> None:

@@ -77,6 +77,7 @@ def _prefer_own_packages() -> None:
     Worker processes start with this process's sys.path.
     """
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    _refuse_foreign_packages(root)
     names = [f"{name}{end}" for name in _OWN for end in ("", ".py")]
     earlier = sys.path[: sys.path.index(root)] if root in sys.path else list(sys.path)
     hiding = [
@@ -92,6 +93,25 @@ def _prefer_own_packages() -> None:
     if root not in sys.path:
         sys.path.append(root)
     sys.path.extend(hiding)
+
+
+def _refuse_foreign_packages(root: str) -> None:
+    """Check that no package of one of our names has been imported from elsewhere.
+
+    Raises:
+        ImportError: naming the package and its place.
+    """
+    for name in _OWN:
+        module = sys.modules.get(name)
+        if module is None:
+            continue
+        places = list(getattr(module, "__path__", [])) or [str(module.__file__)]
+        own = os.path.realpath(os.path.join(root, name))
+        if own not in map(os.path.realpath, places):
+            raise ImportError(
+                f"murmur needs its own package '{name}' ({own}), but '{name}' has been imported "
+                f"from {places[0]} before: rename that one"
+            )
 
 
 _prefer_own_packages()

@@ -127,11 +127,13 @@ def _for_this_machine(config: ExperimentConfig, learners: int) -> ExperimentConf
     """
     config = with_workers(with_threads(completed_here(config), learners), learners)
     server = config.env_server
-    each = 1 if config.learner.pipeline == "sync" else server.sessions_per_worker
+    # A worker of a sync run has one learner, that of a source one session.
+    one = config.learner.pipeline == "sync" or config.supervised
+    each = 1 if one else server.sessions_per_worker
     if server.num_workers * each < learners:
         raise ConfigError(
             f"{learners} learners with env_server.num_workers={server.num_workers} leaves a "
-            f"learner without environments; set env_server.num_workers={learners} or more"
+            f"learner without a session; set env_server.num_workers={learners} or more"
         )
     return config
 

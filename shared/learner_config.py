@@ -160,7 +160,7 @@ class LearnerConfig(Section):
         gt=0,
         description="several learners: longest wait for one that runs but does not arrive, s; then "
         "the process ends, to be restarted. In the sync pipeline longer than an unroll takes. A "
-        "paused or lost one is noticed after 30 s, or this if it is less",
+        "paused or lost one is noticed after 20 s, or this if it is less",
     )
     group_check_every_updates: int = Field(
         100, ge=1, description="several learners: updates between comparisons of their weights"

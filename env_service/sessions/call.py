@@ -17,11 +17,15 @@ _GRACE_S = 1.0  # how long a stopping worker waits for the learner to end the st
 
 
 class Call:
-    """A stream, whose end is Disconnected. Used by one asyncio task."""
+    """A stream, whose end is Disconnected. Used by one asyncio task; any may cancel it.
+
+    Attributes:
+        written: messages sent.
+    """
 
     def __init__(self, channel: aio.Channel, metrics: WorkerMetrics) -> None:
         """Open the stream; nothing travels before `greet`."""
-        self._metrics = metrics
+        self._metrics, self.written = metrics, 0
         # No (de)serialisers: the codecs read and write the bytes of the messages themselves.
         open_call = channel.stream_stream(METHOD)  # type: ignore[call-arg]
         self._call: aio.StreamStreamCall[bytes, bytes] = open_call()  # type: ignore[call-arg]
@@ -62,6 +66,7 @@ class Call:
             if _told_to_end():
                 raise
             raise await self._over() from None
+        self.written += 1
         self._metrics.messages_sent += 1
         self._metrics.bytes_sent += len(message)
 

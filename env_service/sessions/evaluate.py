@@ -474,7 +474,7 @@ class _Evaluator:
         stream = Stream(channel, expert.spec, size, self._metrics)
         try:
             welcome = await stream.open(self._name, pb.MODE_EVALUATE, episodes=len(seeds))
-            async with placement.playing():
+            async with placement.playing(stream):
                 play = _Episodes(environment, seeds, on_row, self._limit_key)
                 environment.notices.repeat()
                 while True:

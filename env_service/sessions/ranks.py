@@ -21,6 +21,7 @@ import grpc
 from grpc import aio
 
 from env_service.metrics import WorkerMetrics
+from env_service.sessions.call import Call
 from env_service.sessions.connection import Connection
 from env_service.sessions.rank import Rank
 from env_service.sessions.reconnect import Disconnected, ReconnectPolicy
@@ -34,7 +35,7 @@ logger = logging.getLogger("murmur")
 
 _LOOK_UP_S = 5.0  # the longest that a first look-up of the name is waited for
 _LOOK_UP_EVERY_S = 10.0
-_WAITING_S = 1.0  # between two looks of a session that waits for Welcome
+_WAITING_S = 1.0  # between two looks of a session that waits for Welcome or an answer
 
 Opened = TypeVar("Opened")
 LookUp: TypeAlias = Callable[[str], Awaitable[list[str]]]
@@ -71,7 +72,7 @@ class Placement:
         weight: its environments; 1 if it supplies samples.
         rank: the learner that it connects to or plays with.
         target: the one that it is to move to.
-        welcomed: whether it plays.
+        call: its stream, while it plays.
         leaving: set when it is to end its stream in order and open another one.
     """
 
@@ -80,8 +81,13 @@ class Placement:
         self._ranks, self.turn, self.weight = ranks, turn, weight
         self.rank: Rank | None = None
         self.target: Rank | None = None
-        self.welcomed = False
+        self.call: Call | None = None
         self.leaving = asyncio.Event()
+
+    @property
+    def welcomed(self) -> bool:
+        """Whether it plays."""
+        return self.call is not None
 
     @contextlib.asynccontextmanager
     async def channel(self) -> AsyncIterator[aio.Channel]:
@@ -117,22 +123,51 @@ class Placement:
             await asyncio.gather(opened, return_exceptions=True)
 
     @contextlib.asynccontextmanager
-    async def playing(self) -> AsyncIterator[None]:
-        """Around the time in which the learner plays with the session."""
+    async def playing(self, call: Call) -> AsyncIterator[None]:
+        """Around the time in which the learner plays with the session, over this stream."""
         assert self.rank is not None
-        self.rank.lost_at, self.welcomed = None, True
+        self.rank.lost_at, self.call = None, call
         try:
             with self._ranks.reconnect.session(self._ranks.called(self.rank), self.rank.backoff):
                 yield
         finally:
-            self.welcomed = False
+            self.call = None
+
+    async def stays_silent(self, seconds: float) -> bool:
+        """Wait; returns whether the session has sent nothing meanwhile.
+
+        Then the learner owes it an answer. It gives none to a session whose rows would be too old,
+        until all learners of the run have learned.
+        """
+        call, written = self.call, self.call.written if self.call else 0
+        await asyncio.sleep(seconds)
+        return self.call is call and (call is None or call.written == written)
+
+    async def leave(self, target: Rank, *, blocked: bool) -> None:
+        """Let the session go to another learner, in order or, if it waits for an answer, at once.
+
+        Never returns: the session ends the task that calls it when it has left.
+
+        Args:
+            target: where it goes.
+            blocked: whether it waits for an answer, which may never come.
+        """
+        self.target = target
+        self.leaving.set()
+        while True:
+            if blocked and self.call is not None:
+                self.call.cancel()
+            await asyncio.sleep(_WAITING_S)
+            blocked = True
 
     def pause_s(self, error: Disconnected) -> float:
         """How long to wait before reconnecting, in seconds; see ReconnectPolicy.pause_s."""
         return self._ranks.pause_s(self, error)
 
     async def pause(self, error: Disconnected, stop: asyncio.Event) -> None:
-        """Wait so long, or until `stop` is set."""
+        """Wait so long, or until `stop` is set; not at all if the session leaves its learner."""
+        if self.leaving.is_set() and error.code is grpc.StatusCode.CANCELLED:
+            return
         seconds = self.pause_s(error)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), seconds)
@@ -254,10 +289,7 @@ class Ranks:
     async def look(self, placement: Placement) -> None:
         """Look now and then whether another learner has fewer environments; if so, move there."""
         while True:
-            pause = self._server.balance_every_s
-            if not placement.welcomed:  # it plays nothing yet that a move would cut
-                pause = min(pause, _WAITING_S)
-            await asyncio.sleep(pause * (0.5 + self._random()))
+            blocked = await self._next_look(placement)
             here, there = placement.rank, self._ranks[int(self._random() * len(self._ranks))]
             if here is None or here is there:
                 continue
@@ -278,9 +310,22 @@ class Ranks:
                     there.address,
                     less,
                 )
-                placement.target = there
-                placement.leaving.set()
-                return
+                await placement.leave(there, blocked=blocked)
+
+    async def _next_look(self, placement: Placement) -> bool:
+        """Wait for the next look, which comes early for a session that waits for its learner.
+
+        Nothing is lost by a move then, and the learner may wait for one that has no session.
+
+        Returns:
+            whether the session waits.
+        """
+        every = self._server.balance_every_s
+        due = time.monotonic() + every * (0.5 + self._random())
+        while True:
+            silent = await placement.stays_silent(min(every, _WAITING_S) * (0.5 + self._random()))
+            if silent or time.monotonic() >= due:
+                return silent
 
     def pause_s(self, placement: Placement, error: Disconnected) -> float:
         """See Placement.pause_s."""

@@ -68,7 +68,7 @@ class SupplySession:
                         await placement.greeted(self._open(call))
                         if placement.leaving.is_set():
                             continue
-                        async with placement.playing():
+                        async with placement.playing(call):
                             await self._supply(call, metrics, placement.leaving)
                     finally:
                         call.cancel()

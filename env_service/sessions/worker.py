@@ -173,7 +173,7 @@ class Session:
                         welcome = await placement.greeted(opening)
                         if welcome is None:
                             continue
-                        async with placement.playing():
+                        async with placement.playing(stream):
                             await self._play(stream, welcome, metrics, placement.leaving)
                     finally:
                         stream.cancel()

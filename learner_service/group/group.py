@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Extreme = Literal["min", "max", "sum"]
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_BY_VARIABLES = "env://"  # torch's name for them
 
 
 class Group:
@@ -77,7 +78,7 @@ class Group:
         size: int,
         device: torch.device,
         timeout_s: float,
-        rendezvous: str = "env://",
+        rendezvous: str = _BY_VARIABLES,
     ) -> Self:
         """Meet the other ranks. A process joins one group.
 
@@ -99,12 +100,22 @@ class Group:
                 f"this build of torch ({torch.__version__}) has no torch.distributed, which "
                 f"{size} learners need; install another build, or start one learner"
             )
-        from learner_service.group.meeting import fresh
+        from learner_service.group.meeting import (
+            fresh,
+            loopback_store,
+            on_one_machine,
+            stay_on_loopback,
+        )
 
         on_cuda = device.type == "cuda"
         timeout = timedelta(seconds=timeout_s)
         try:
-            whole, _, _ = next(dist.rendezvous(rendezvous, rank, size, timeout=timeout))
+            whole = None
+            if rendezvous == _BY_VARIABLES and on_one_machine(size):
+                stay_on_loopback()
+                whole = loopback_store(rank, timeout)
+            if whole is None:
+                whole, _, _ = next(dist.rendezvous(rendezvous, rank, size, timeout=timeout))
             whole.set_timeout(timeout)
             store = fresh(whole, rank, size, timeout_s)
             dist.init_process_group(
@@ -115,7 +126,7 @@ class Group:
                 world_size=size,
                 device_id=device if on_cuda else None,
             )
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, OSError) as error:
             raise ConnectionLostError(
                 f"rank {rank} of {size} cannot join the other learners within {timeout_s:g} s: "
                 f"{_error_text(error)}; check that all ranks run, and MASTER_ADDR and MASTER_PORT"

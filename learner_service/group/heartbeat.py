@@ -8,7 +8,7 @@ from shared.process import end_process, logger
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-SILENT_S = 30.0  # far above what a healthy process can keep its interpreter from other threads
+SILENT_S = 20.0  # far above what a healthy process can keep its interpreter from other threads
 _BEATS = 10  # within the limit
 _LEFT = 1 << 40  # added to the count of a rank that leaves in order
 
@@ -67,7 +67,7 @@ class Heartbeat:
         while self._seen < _LEFT and not self._ended.wait(self._silent_s / _BEATS):
             turns = turns + 1 if self._seen == before else 0
             before = self._seen
-            if turns > _BEATS:
+            if turns >= _BEATS:
                 logger.error(
                     "rank %d of %d: no sign of life of rank %d for %g s: its process is paused, "
                     "or its machine or the link to it is gone; this process ends, so that all "

@@ -39,6 +39,11 @@ class Load:
             self._environments -= brought
             self._sessions[hello.mode] -= 1
 
+    @property
+    def training_sessions(self) -> int:
+        """Sessions that bring rows to learn from. Read by any thread."""
+        return self._sessions[pb.MODE_TRAIN] + self._sessions[pb.MODE_SUPPLY]
+
     def handler(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
         """Serves LOAD_METHOD."""
         _, service, method = LOAD_METHOD.split("/")

@@ -90,6 +90,11 @@ class RolloutServer:
         self._arrived: list[Request] = []  # in this turn of the event loop
         self._server: grpc.aio.Server | None = None
 
+    @property
+    def training_sessions(self) -> int:
+        """See Load. Read by any thread."""
+        return self._load.training_sessions
+
     async def start(self) -> None:
         """Listen.
 

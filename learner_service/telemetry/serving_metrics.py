@@ -18,6 +18,13 @@ SERVING_METRICS = (
         ("mode",),
     ),
     Metric(
+        "ranks_without_sessions",
+        "gauge",
+        "several learners, told by rank 0: ranks that no training session is connected to",
+        "above 0: no rank makes an update; fewer sessions than learners, or servers that do not "
+        "name all learners: see the log of rank 0",
+    ),
+    Metric(
         "environments",
         "gauge",
         "environments of the connected training sessions",

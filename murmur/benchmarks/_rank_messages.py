@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import tempfile
@@ -15,9 +16,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import psutil
-import torch.distributed as dist
 import yaml
 
+from learner_service.group.meeting import kept_store
 from murmur.benchmarks._cores import started_on
 from murmur.benchmarks._processes import await_end, cpu_s, scrape
 from murmur.child import child_environment, murmur_command
@@ -103,13 +104,8 @@ class Learners:
         """
         self._content, self._cores = on_any_ports(content), cores
         self._folder = tempfile.TemporaryDirectory(prefix="murmur-bench-")
-        self._store = dist.TCPStore(
-            "127.0.0.1",
-            0,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=_START_S),
-        )
+        meeting = socket.create_server(("127.0.0.1", 0))
+        self._store = kept_store(meeting, timedelta(seconds=_START_S))
         self._learners: list[subprocess.Popen[bytes]] = []
         self._servers: list[subprocess.Popen[bytes]] = []
         self._urls: list[str] = []

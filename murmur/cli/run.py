@@ -61,6 +61,14 @@ PagePort = Annotated[
     typer.Option(min=0, max=65535, help="Port of the live page; another one if it is in use."),
 ]
 
+LearnersHere = Annotated[
+    int,
+    typer.Option(
+        "--learners",
+        min=1,
+        help="Learners of the run on this machine, which listen to each other on loopback alone.",
+    ),
+]
 LearnerRun = Annotated[Path, typer.Option(help="Where checkpoints and progress are written.")]
 AutoResume = Annotated[
     bool,
@@ -139,6 +147,7 @@ def learner(
     checkpoint: Annotated[
         str, typer.Option(help="With --serve: best, latest or a file.")
     ] = "latest",
+    learners: LearnersHere = 1,
 ) -> None:
     """Run the learner service in the foreground; environment servers connect to it.
 
@@ -149,12 +158,22 @@ def learner(
 
       murmur learner terrain-reference --run runs/one --resume
 
-      torchrun --standalone --nproc-per-node 2 -m -- murmur learner terrain-reference \
-        --run runs/two --auto-resume
+      murmur learner terrain-reference --run runs/two --auto-resume --learners 2
     """
     from murmur.child import join_supervisor
 
     join_supervisor()
+    if learners > 1:
+        from murmur.ranks import run_ranks
+        from shared.errors import ConfigError
+
+        if serve:
+            raise ConfigError(f"--serve takes one learner, not --learners {learners}: start one")
+
+        flags = {"--resume": resume, "--auto-resume": auto_resume}
+        chosen = [flag for flag, given in flags.items() if given]
+        chosen += [part for setting in set_ or [] for part in ("--set", setting)]
+        raise SystemExit(run_ranks(learners, run, [config, "--run", str(run), *chosen]))
     from learner_service.app import run_learner
     from shared.config import load
     from shared.process import configure_logging, stop_on_signals

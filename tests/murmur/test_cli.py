@@ -136,6 +136,11 @@ def test_an_explained_key_is_whole_at_80_columns(
         (["train"], ["which configuration"]),
         (["train", "spread", "--set", "algorithm.name=cama"], ["did you mean 'coma'?"]),
         (["train", "--resume"], ["no run under 'runs'"]),
+        (
+            ["train", "faces", "--learners", "2", "--workers", "1"],
+            ["leaves a learner without a session", "set env_server.num_workers=2"],
+        ),
+        (["learner", "spread", "--run", "r", "--serve", "--learners", "2"], ["takes one learner"]),
         (["report", "nowhere"], ["run folder 'nowhere' does not exist"]),
         (["evaluate", "."], ["holds no run"]),
         (["render", "nowhere"], ["does not exist"]),

@@ -1,6 +1,7 @@
 """Several learners of one run in processes of their own, for tests that play with them."""
 
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
+from learner_service.group.meeting import kept_store
 from shared.config import ExperimentConfig
 from tests.ranks.processes import TIMEOUT_S, forked
 
@@ -26,9 +26,8 @@ class LearnerRanks:
         self, run_dir: Path, config: ExperimentConfig, options: dict[str, Any], size: int
     ) -> None:
         """Start the processes; the store that torchrun would have is of this process."""
-        self._store = dist.TCPStore(
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
-        )
+        meeting = socket.create_server(("127.0.0.1", 0))
+        self._store = kept_store(meeting, timedelta(seconds=60))
         self._pipes: list[Connection[Any, Any]] = []
         self.processes = []
         for rank in range(size):

@@ -214,6 +214,16 @@ def test_session_leaves_a_learner_that_waits_for_others(
         Workers(several(first, second, envs_per_worker=8), 1).play(both)
 
 
+def test_session_leaves_a_learner_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It blocks sessions until another one, which has none, has learned too."""
+    with ServingLearner(pause_s=1e6) as first, ServingLearner() as second:
+        monkeypatch.setattr(Ranks, "_least_loaded", _always_first)
+        workers = Workers(several(first, second), 2)
+        workers.play(lambda: counts([first, second]) == [8, 8])
+        assert workers.moved("balance") >= 2
+        assert workers.moved("lost") == 0
+
+
 async def _always_first(ranks: Ranks, _: Placement) -> Rank:
     return ranks._ranks[0]
 
