@@ -77,7 +77,7 @@ class SessionWatch:
                     self._gauge.set(len(idle))
                     if updates is None or updates != at or not 0 < len(idle) < self._size:
                         since, at = time.monotonic(), updates
-                        self._resolve()
+                        self._resolve(idle)
                     else:
                         self._tell(idle, time.monotonic() - since, updates)
                 if self._ended.wait(self._look_every_s):
@@ -110,11 +110,11 @@ class SessionWatch:
             self._told_at = now
             logger.warning("%s; %s", why, advice)
 
-    def _resolve(self) -> None:
-        """Say that the wait is over, if it was mentioned."""
-        if self._told_at:
-            self._told_at = 0.0
+    def _resolve(self, idle: list[int]) -> None:
+        """Say that the wait is over, if it was mentioned; without any session it is another one."""
+        if self._told_at and not idle:
             logger.info("all ranks have sessions again")
+        self._told_at = 0.0
 
 
 def _key(rank: int) -> str:

@@ -21,7 +21,10 @@ class Opening:
         Raises:
             Exception: what `begin` raises, to the session that called it; the next one tries again.
         """
-        await asyncio.shield(self._begin(is_open, begin))
+        opening = asyncio.ensure_future(self._begin(is_open, begin))
+        # asyncio prints an exception that no session is left to take.
+        opening.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(opening)
 
     async def _begin(self, is_open: Callable[[], bool], begin: Callable[[], None]) -> None:
         async with self._lock:

@@ -68,6 +68,11 @@ def test_wait_for_a_rank_without_sessions_is_told(
     ranks.sessions = [3, 0]
     wait_until(lambda: "rank 1 of 2 has no session" in caplog.text)
     assert ranks.shown() == 1
+    ranks.sessions = [0, 0]
+    wait_until(lambda: ranks.shown() == 2)
+    assert "again" not in caplog.text
+    ranks.sessions = [3, 0]
+    wait_until(lambda: caplog.text.count("rank 1 of 2 has no session") == 2)
     ranks.sessions = [2, 1]
     wait_until(lambda: "all ranks have sessions again" in caplog.text)
     assert ranks.shown() == 0

@@ -1,6 +1,7 @@
 """A run is begun once, though the session that begins it ends meanwhile."""
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -50,3 +51,26 @@ def test_next_session_begins_a_run_that_the_first_could_not() -> None:
 
     asyncio.run(sessions())
     assert calls == ["first", "second"]
+
+
+def test_error_after_the_session_is_gone_is_not_printed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    go_on = threading.Event()
+
+    def begin() -> None:
+        go_on.wait(30)
+        raise SpecError("the learner is told to stop")
+
+    async def main() -> None:
+        session = asyncio.create_task(Opening().once(lambda: False, begin))
+        await asyncio.sleep(0.05)
+        session.cancel()
+        await asyncio.gather(session, return_exceptions=True)
+        go_on.set()
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
