@@ -15,7 +15,7 @@ from learner_service.runtime.precision import Precision
 from learner_service.telemetry.progress import Progress
 from murmur.run_folder import RunFolder
 from shared.config import ExperimentConfig, load
-from shared.errors import ConfigError
+from shared.errors import CheckpointError, ConfigError
 from shared.rpc import rollout_pb2 as pb
 from tests.learner_service.running import running_learner
 from tests.learner_service.toys import CPU
@@ -248,3 +248,15 @@ def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
     (tmp_path / "x.pt").write_bytes(b"nothing")
     with pytest.raises(murmur.MurmurError, match=r"x\.pt"):
         murmur.load(tmp_path / "x.pt")
+
+
+def test_weights_of_nan_are_refused(tmp_path: Path) -> None:
+    """They would act as if they had learned something: action 0."""
+    begin(tmp_path, FEED_FORWARD)
+    folder = CheckpointFolder(tmp_path, 1)
+    state = folder.load(folder.find("latest"))
+    next(iter(state["algorithm"]["parts"]["actor"].values())).flatten()[0] = np.nan
+    state.pop("format")
+    folder.save(state, 8)
+    with pytest.raises(CheckpointError, match=r"update-000008\.pt: actor\.\S+ holds nan, so that"):
+        murmur.load(tmp_path)
