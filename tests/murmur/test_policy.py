@@ -16,7 +16,7 @@ from learner_service.runtime.precision import Precision
 from learner_service.telemetry.progress import Progress
 from murmur.run_folder import RunFolder
 from shared.config import ExperimentConfig, load
-from shared.errors import ConfigError
+from shared.errors import CheckpointError, ConfigError
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec
 from tests.learner_service.running import running_learner
