@@ -190,7 +190,5 @@ def test_an_index_with_a_wrong_value_is_named(tmp_path: Path, wrong: dict[str, A
     index = json.loads((sweep.path / "sweep.json").read_text())
     index["runs"][0] |= wrong
     (sweep.path / "sweep.json").write_text(json.dumps(index))
-    with pytest.raises(
-        ConfigError, match=rf"sweep\.json is no index of a sweep: .*{next(iter(wrong))}"
-    ):
+    with pytest.raises(ConfigError, match=rf"is no index of a sweep: .*{next(iter(wrong))}"):
         SweepFolder.open(sweep.path)
