@@ -120,22 +120,25 @@ class RunLock:
         whole = (now / "config.yaml").is_file()  # else the lock file alone was moved
         return now if whole or not self._folder.exists() else None
 
-    def retake(self) -> None:
+    def retake(self) -> bool:
         """Lock the folder again if its lock file was deleted.
+
+        Returns:
+            whether it was.
 
         Raises:
             ResourceError: if another process has locked it since.
         """
         if self.fd is None or _is_open_on(self.fd, self._folder / LOCK_FILE):
-            return
+            return False
         path = self._folder / LOCK_FILE
         try:
             again = RunLock.acquire(self._folder)
         except ResourceError as error:
             raise ResourceError(f"{path} was deleted while the run trains: {error}") from None
-        logger.warning("%s was deleted while the run trains; made again", path)
         os.close(self.fd)
         self.fd, again.fd = again.fd, None
+        return True
 
     def release(self) -> None:
         """Give the lock up; a process that it was handed down to keeps it."""

@@ -263,8 +263,10 @@ class RunProcess(ABC):
             self._stop.set()
         if moved or self.group.rank:
             return
-        if self._run_dir.exists():
-            self.lock.retake()
+        if self._run_dir.exists() and self.lock.retake():
+            logger.warning(
+                "run.lock of %s was deleted while the run trains; made again", self._run_dir
+            )
         if (self._run_dir / "config.yaml").is_file():
             return
         logger.error(

@@ -86,6 +86,7 @@ def test_folder_deleted_during_training_is_reported(
         kept = (folder / "config.yaml").read_text()
         # At once: rmtree would fail where the learner writes meanwhile.
         folder.rename(tmp_path / "gone")
+        (tmp_path / "gone" / "run.lock").unlink()  # else the run would continue there
         train(2)
     wait_until(lambda: not any(map(_writes_a_board, threading.enumerate())), "the end of it")
     assert (folder / "config.yaml").read_text() == kept
