@@ -238,7 +238,7 @@ def test_impossible_masks_are_named(tmp_path: Path) -> None:
             policy.act({**good, "action_mask": wrong})
     cell = good["agent_cell"].copy()
     cell[1] = 10_000
-    with pytest.raises(ConfigError, match="as agent_cell of agent 1, outside the maps"):
+    with pytest.raises(ConfigError, match="as agent_cell of agent 'uav_1', outside the maps"):
         policy.act({**good, "agent_cell": cell})
     policy.act({**good, "action_mask": mask.astype(bool)})
 
@@ -278,3 +278,15 @@ def test_a_foreign_checkpoint_runs_no_factory(tmp_path: Path) -> None:
     with pytest.raises(murmur.MurmurError):  # a configuration of one's own: it runs, and is none
         murmur.make_env(sections)
     assert touched.exists()
+
+
+def test_weights_of_nan_are_refused(tmp_path: Path) -> None:
+    """They would act as if they had learned something: action 0."""
+    begin(tmp_path, FEED_FORWARD)
+    folder = CheckpointFolder(tmp_path, 1)
+    state = folder.load(folder.find("latest"))
+    next(iter(state["algorithm"]["parts"]["actor"].values())).flatten()[0] = np.nan
+    state.pop("format")
+    folder.save(state, 8)
+    with pytest.raises(CheckpointError, match=r"update-000008\.pt: actor\.\S+ holds nan, so that"):
+        murmur.load(tmp_path)
