@@ -255,8 +255,8 @@ class Coma(OnPolicyAlgorithm):
         action, target = shuffled.columns["action"], shuffled.columns["target"]
         g = one_hot(action, self._num_actions) * (2 * shuffled.share).flatten(0, 1).unsqueeze(-1)
         inputs, state = shuffled.inputs(shuffled.critic), shuffled.state(shuffled.critic_state)
-        given = {"goal": shuffled.each(target).unsqueeze(-1), "of_error": shuffled.each(g)}
-        found = self._critic_steps(named("critic", inputs, state) | given | rates)
+        given = {"goal": shuffled.each(target).unsqueeze(-1), "of_error": shuffled.each(g), **rates}
+        found = self._critic_steps(named("critic", inputs, state) | given)
         q_taken = taken(found["q"].flatten(0, 1), action).view_as(shuffled.share)
         error = (q_taken - target.view_as(q_taken)).square()
         return {"error": error, "q": q_taken, "critic_norm": found["norm"]}
