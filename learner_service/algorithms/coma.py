@@ -39,7 +39,7 @@ from learner_service.algorithms.minibatches import (
     deviations,
     uncounted_never_taken,
 )
-from learner_service.algorithms.on_policy import OnPolicyAlgorithm
+from learner_service.algorithms.on_policy import OnPolicyAlgorithm, Steps
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
@@ -122,10 +122,10 @@ class Coma(OnPolicyAlgorithm):
         self._critic_optimizer = self._adam(self.critic, c.critic_lr)
         falls = c.epsilon_start, c.epsilon_end, c.epsilon_env_steps
         self._exploration = Exploration(*falls, k).to(self._device)
-        self._critic_steps = self._capture_steps("critic", self._fit)
-        self._actor_steps = self._capture_steps("actor", self._improve)
+        self._critic_steps = Steps(self, "critic", self._fit)
+        self._actor_steps = Steps(self, "actor", self._improve)
         values = partial(self._forward_block, network=self.critic)
-        self._value_steps = self._capture_steps("values", values)
+        self._value_steps = Steps(self, "values", values)
         self._of_steps = (*_BY_ROW, *(LOGGED if self._imitates else ()), *_NORMS)
         self._logged = (*self._of_steps, *_OF_THE_BATCH)
 
@@ -255,8 +255,8 @@ class Coma(OnPolicyAlgorithm):
         action, target = shuffled.columns["action"], shuffled.columns["target"]
         g = one_hot(action, self._num_actions) * (2 * shuffled.share).flatten(0, 1).unsqueeze(-1)
         inputs, state = shuffled.inputs(shuffled.critic), shuffled.state(shuffled.critic_state)
-        given = {"goal": shuffled.each(target).unsqueeze(-1), "of_error": shuffled.each(g)}
-        found = self._critic_steps(named("critic", inputs, state) | given | rates)
+        given = {"goal": shuffled.each(target).unsqueeze(-1), "of_error": shuffled.each(g), **rates}
+        found = self._critic_steps(named("critic", inputs, state) | given)
         q_taken = taken(found["q"].flatten(0, 1), action).view_as(shuffled.share)
         error = (q_taken - target.view_as(q_taken)).square()
         return {"error": error, "q": q_taken, "critic_norm": found["norm"]}

@@ -30,7 +30,7 @@ from learner_service.algorithms.minibatches import (
     counted_actions,
     uncounted_never_taken,
 )
-from learner_service.algorithms.on_policy import OnPolicyAlgorithm
+from learner_service.algorithms.on_policy import OnPolicyAlgorithm, Steps
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
@@ -113,7 +113,7 @@ class Mappo(OnPolicyAlgorithm):
         norms, imitation = _NORMS[: len(self._learned)], LOGGED if self._imitates else ()
         self._logged = (*_BY_ROW, *imitation, *norms, *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
-        self._steps = self._capture_steps("step", self._minibatch)
+        self._steps = Steps(self, "step", self._minibatch)
 
     def _learn(self, batch: Batch, number: int) -> Tensor:
         """The update.

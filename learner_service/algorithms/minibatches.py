@@ -9,6 +9,7 @@ the group is that of all ranks together; where a rank has no row for it, rows of
 """
 
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
@@ -92,7 +93,7 @@ class Pass:
         """Memory [n, m, A, H] and first rows [n, T, m] of the minibatches' environments."""
         if state is None or state.first is None:
             return None
-        first = state.first.unflatten(1, (self.number, -1)).transpose(0, 1)
+        first = state.first.view(len(state.first), self.number, -1).transpose(0, 1)
         return RecurrentState(self.each(state.memory), first)
 
     @property
@@ -110,8 +111,8 @@ class Pass:
 
         return [
             Minibatch(
-                actor.each(lambda x, k=k: x[k]),
-                critic.each(lambda x, k=k: x[k]),
+                actor.each(itemgetter(k)),
+                critic.each(itemgetter(k)),
                 {name: self.each(x)[k] for name, x in self.columns.items()},
                 self.share[k],
                 self.cost[k],

@@ -106,6 +106,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
             width=self._width,
             block=self._block,
         )
+        self.graphs.eager_calls["update"] += not self._static
         # Libraries see some shapes for the first time.
         with self.graphs.eager() if self._first_calls else nullcontext():
             scalars = self._learn(Batch(arrays, []), number)
@@ -142,37 +143,6 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         """Minibatches of a graph."""
         number = self._config.batch_number
         return max(k for k in range(1, _MOST_AT_ONCE + 1) if number % k == 0)
-
-    def _capture_steps(self, name: str, step: Step) -> Step:
-        """A function that makes a step on each of n minibatches, one after the other.
-
-        Args:
-            name: see `_capture`.
-            step: of named tensors of one minibatch.
-
-        Returns:
-            gets tensors [n, ...], and returns what the steps do, [n, ...].
-        """
-
-        def together(given: Mapping[str, Tensor]) -> Outputs:
-            number = len(next(iter(given.values())))
-            found = [step({k: x[i] for k, x in given.items()}) for i in range(number)]
-            return {k: torch.stack([of[k] for of in found]) for k in found[0]}
-
-        captured = self._capture(name, together)
-
-        def steps(given: Mapping[str, Tensor]) -> Outputs:
-            if not self._static:
-                return together(given)
-            number, found = len(next(iter(given.values()))), dict[str, Tensor]()
-            for start in range(0, number, self._block):
-                block = slice(start, start + self._block)
-                part = self._call(captured, {k: x[block] for k, x in given.items()})
-                found = found or {k: x.new_empty((number, *x.shape[1:])) for k, x in part.items()}
-                torch._foreach_copy_([found[k][block] for k in part], list(part.values()))
-            return found
-
-        return steps
 
     def _network_outputs(
         self, network: nn.Module, inputs: Inputs, state: RecurrentState | None = None
@@ -244,3 +214,40 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
     @abstractmethod
     def _fed(self, obs: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
         """Inputs of actor and critic."""
+
+
+class Steps:
+    """A step on each of n minibatches, one after the other.
+
+    Gets tensors [n, ...] by name, and returns what the steps do, [n, ...].
+    """
+
+    def __init__(self, algorithm: OnPolicyAlgorithm, name: str, step: Step) -> None:
+        """Capture nothing yet.
+
+        Args:
+            algorithm: that learns.
+            name: see Captured.
+            step: of named tensors of one minibatch.
+        """
+        self._algorithm, self._step = algorithm, step
+        self._captured = algorithm._capture(name, self._together)
+
+    def _together(self, given: Mapping[str, Tensor]) -> Outputs:
+        """The steps of a block, which may be captured."""
+        number = len(next(iter(given.values())))
+        found = [self._step({k: x[i] for k, x in given.items()}) for i in range(number)]
+        return {k: torch.stack([of[k] for of in found]) for k in found[0]}
+
+    def __call__(self, given: Mapping[str, Tensor]) -> Outputs:
+        """Make the steps, on a GPU a block of them at a time."""
+        algorithm = self._algorithm
+        if not algorithm._static:
+            return self._together(given)
+        number, found = len(next(iter(given.values()))), dict[str, Tensor]()
+        for start in range(0, number, algorithm._block):
+            block = slice(start, start + algorithm._block)
+            part = algorithm._call(self._captured, {k: x[block] for k, x in given.items()})
+            found = found or {k: x.new_empty((number, *x.shape[1:])) for k, x in part.items()}
+            torch._foreach_copy_([found[k][block] for k in part], list(part.values()))
+        return found

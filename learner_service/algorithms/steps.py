@@ -5,6 +5,7 @@ are fed rows in blocks of one size, so that one graph of each network serves any
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -47,7 +48,7 @@ def blocks(
         for start in range(0, inputs.batch, size):
             part = inputs.rows(slice(start, start + size))
             missing, stop = size - part.batch, start + part.batch
-            yield start, stop, part.each(lambda x, n=missing: _padded(x, 0, n)), None
+            yield start, stop, part.each(partial(_padded, dim=0, missing=missing)), None
         return
     assert state.first is not None
     steps, envs = state.first.shape

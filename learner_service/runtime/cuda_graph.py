@@ -27,6 +27,7 @@ from shared.process import logger
 WARM_UP_CALLS = 3  # make optimiser states; let libraries choose kernels and take workspaces
 CALLS_TO_CAPTURE = WARM_UP_CALLS + 1
 _MAX_GRAPHS = 8  # of one function
+_MOST_WARMED = 64
 # Failed captures of a function before it stays eager for good, and eager calls after the first of
 # them; after each further one there are _RETRY_LATER times as many.
 _MOST_FAILURES, _RETRY_CALLS, _RETRY_LATER = 3, 256, 8
@@ -210,11 +211,13 @@ class Captured:
         self._max_graphs, self._in_place, self._recover = max_graphs, in_place, recover
         self._failures = self._eager_for = 0  # failed captures; eager calls until the next
         self._signatures: OrderedDict[Hashable, _Signature] = OrderedDict()
+        self._warmed: dict[Hashable, int] = {}  # eager calls of signatures that have left
         graphs.add(self)
 
     def reset(self) -> None:
         """Drop the graphs, for example because tensors they work on were replaced."""
         self._signatures.clear()
+        self._warmed.clear()
 
     def __call__(self, inputs: Mapping[str, Tensor], **options: Hashable) -> Outputs:
         """Call the function.
@@ -257,8 +260,11 @@ class Captured:
         key = (*shapes, *options.items())
         if key not in self._signatures:
             if len(self._signatures) == self._max_graphs:
-                self._signatures.popitem(last=False)
-            self._signatures[key] = _Signature()
+                left, signature = self._signatures.popitem(last=False)
+                self._warmed[left] = signature.calls  # libraries know the shape
+                while len(self._warmed) > _MOST_WARMED:
+                    del self._warmed[next(iter(self._warmed))]
+            self._signatures[key] = _Signature(self._warmed.pop(key, 0))
         self._signatures.move_to_end(key)
         return self._signatures[key]
 

@@ -68,7 +68,9 @@ class ReplayBatch:
         def of(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): x for k, x in found.items() if k.startswith(prefix)}
 
-        return cls(of(_ARRAY), of(_NEXT), **{name: found[name] for name in _SINGLE})
+        reward, discount, weight, index, age, largest = (found[name] for name in _SINGLE)
+        own = of(_ARRAY), of(_NEXT)
+        return cls(*own, reward, discount, weight, index, age, largest_weight=largest)
 
     def to(self, device: torch.device) -> "ReplayBatch":
         """The same on a device, without what an update has set."""

@@ -19,7 +19,8 @@ GRAPH_METRICS = (
         "graph_replays",
         "counter",
         "calls that ran as one CUDA graph: act; update, or of a rollout the steps on minibatches "
-        "(critic, actor, step) and passes through networks (forward); 0 on the CPU",
+        "(critic, actor, step) and passes through networks (forward, values), or from a replay "
+        "draws and priorities; 0 on the CPU",
         labels=("graph",),
         observed=True,
     ),

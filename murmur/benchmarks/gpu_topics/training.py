@@ -24,8 +24,8 @@ from murmur.benchmarks.gpu_topics.topics import Context
 from shared.config import ExperimentConfig, load
 from shared.cores import available_cores
 
-_WINDOW_S, _SCRAPE_S = 30.0, 0.5
-_ALONE_S, _WARM_UPDATES = 8.0, 20  # the first updates choose lengths of unrolls
+_WINDOW_S, _SCRAPE_S = 20.0, 0.5
+_ALONE_S, _WARM_UPDATES = 4.0, 12  # the first updates choose lengths of unrolls
 _PROFILED_UPDATES, _PROFILE_S = 5, 25.0
 _STREAMS_SHOWN, _KERNELS_SHOWN, _KERNEL_NAME = 4, 8, 90  # characters
 _PHASES = ("idle", "update")  # of the learner, while it acts
@@ -82,7 +82,7 @@ def plan_profile(context: Context) -> list[Figure]:
 
 def training(context: Context) -> dict[str, Value]:
     """See the module."""
-    window = context.effort.choose(0.5, 15.0, _WINDOW_S)
+    window = context.effort.choose(0.5, 12.0, _WINDOW_S)
     config = _configuration(context)
     alone = rate_alone(config, context.share(_ALONE_S))
     context.save({_ALONE: alone})

@@ -205,11 +205,12 @@ def test_first_pass_sees_rows_as_they_are_and_later_ones_do_not() -> None:
     seen: list[float] = []
     evaluate = algorithm._evaluate  # type: ignore[attr-defined]
 
-    def kept(part: Any) -> Any:
-        seen.append(float((part.actor.vector[..., 0] == 1).float().mean()))
-        mirrored = (part.actor.vector[..., 0] == -1).unsqueeze(-1)
-        assert not (mirrored & (part.columns["action"].unsqueeze(-1) == 2)).any()
-        return evaluate(part)
+    def kept(given: Any, mask: Any) -> Any:
+        vector = given["actor/vector"]
+        seen.append(float((vector[..., 0] == 1).float().mean()))
+        mirrored = (vector[..., 0] == -1).unsqueeze(-1)
+        assert not (mirrored & (given["column/action"].unsqueeze(-1) == 2)).any()
+        return evaluate(given, mask)
 
     algorithm._evaluate = kept  # type: ignore[attr-defined]
     algorithm.update(rollout(0))
