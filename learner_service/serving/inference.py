@@ -81,7 +81,7 @@ class InferenceLoop:
         league: League,
         evaluation_generator: torch.Generator | None,
         graphs: Graphs,
-        environments: int = 0,
+        most_rows: int = 0,
     ) -> None:
         """Wire the loop up.
 
@@ -100,7 +100,7 @@ class InferenceLoop:
             league: acts for the teams that the policy does not act for.
             evaluation_generator: randomness of evaluations; None: they are greedy.
             graphs: CUDA graphs of acting.
-            environments: that will act, as far as that is known.
+            most_rows: of a batch.
         """
         self._spec, self._batcher, self._storage = spec, batcher, storage
         self._snapshots, self._generator, self._scheduler = snapshots, generator, scheduler
@@ -114,7 +114,7 @@ class InferenceLoop:
         self._blocked: list[Request] = []
         self._blocked_lock = threading.Lock()
         self._ended: deque[Session] = deque()
-        self._envs_expected = environments
+        self._most_rows = most_rows
         self._environments = 0  # of training sessions that have sent rows
         self.draining = False
         self.turns = 0
@@ -123,7 +123,7 @@ class InferenceLoop:
         """Serve until the batcher is closed."""
         enter_stream(self._storage.device, urgent=True)
         for policy in self._snapshots.each():
-            self._staging.prepare(policy, self._generator, self._memory, self._envs_expected)
+            self._staging.prepare(policy, self._generator, self._memory, self._most_rows)
         while True:
             enter("wait_learning" if self._blocked else "wait_environments")
             requests = self._batcher.next_batch(_IDLE_S)

@@ -32,6 +32,7 @@ _INDICES = 3
 # Of pinned memory: rows to act on, rows that are only stored, rows that opponents see.
 _NUM_BUFFERS = 3
 _LEAST_ROWS, _MOST_ROWS = 16, 1024  # of a graph
+_MOST_BYTES = 32 << 20  # of rows that graphs are captured for beforehand
 _MAX_GRAPHS = 2 * (_MOST_ROWS // _LEAST_ROWS).bit_length()  # sizes of each of two snapshots
 
 
@@ -162,12 +163,15 @@ class PackedStaging(Staging):
         policy: Policy,
         generator: torch.Generator,
         memory: SlotMemory | None,
-        environments: int,
+        most_rows: int,
     ) -> None:
         """See Staging: rows of every size are acted on, and stored nowhere."""
         if not self._fills_up:
             return
-        most = 1 << (max(_LEAST_ROWS, environments) - 1).bit_length()
+        largest = min(_MOST_ROWS, max(_LEAST_ROWS, most_rows))
+        while largest > _LEAST_ROWS and Packet.size(self._record, largest) > _MOST_BYTES:
+            largest //= 2
+        most = 1 << (largest - 1).bit_length()
         while len(self._buffers) < _NUM_BUFFERS:
             self._buffers.append(_Buffer(self._record, most, self._device))
         self._back.reserve(most * self._record.fields["action"].num_bytes)
@@ -181,7 +185,7 @@ class PackedStaging(Staging):
             self._generator = generator
             for _ in range(CALLS_TO_CAPTURE):
                 self._captured_step(generator)(given, policy=policy)
-            if size >= min(environments, _MOST_ROWS):
+            if size >= most:
                 break
             size *= 2
         generator.set_state(random)

@@ -90,7 +90,7 @@ class Staging(ABC):
         policy: Policy,
         generator: torch.Generator,
         memory: SlotMemory | None,
-        environments: int,
+        most_rows: int,
     ) -> None:
         """Do beforehand what the first acts would take time for. No random number is used up.
 
@@ -98,7 +98,7 @@ class Staging(ABC):
             policy: that will act.
             generator: see `act`.
             memory: see `act`.
-            environments: that act at once, as far as that is known.
+            most_rows: of a batch.
         """
 
     @abstractmethod
@@ -145,7 +145,7 @@ class HostStaging(Staging):
         policy: Policy,
         generator: torch.Generator,
         memory: SlotMemory | None,
-        environments: int,
+        most_rows: int,
     ) -> None:
         """See Staging: there is nothing to do."""
 

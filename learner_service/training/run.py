@@ -125,7 +125,7 @@ class Run(RunProcess):
             self._league,
             torch.Generator(self.device).manual_seed(c.run.seed) if c.evaluation.sample else None,
             graphs,
-            self._environments,
+            c.learner.batcher.max_batch_envs,
         )
         if self._serve_only:
             self._serve(algorithm)

@@ -145,7 +145,7 @@ class Case:
             "learner": {
                 **{"device": "cuda", "precision": self.precision, "pipeline": "async"},
                 **{"port": 0, "metrics_port": 0, "max_skipped_updates": 100},
-                **{"checkpoint_every_updates": 1000},
+                **{"checkpoint_every_updates": 1000, "batcher": {"max_batch_envs": 16}},
             },
             "evaluation": {"every_updates": 0},
             "augment": {"preset": "random-shift" if self.space == "pixels" else "none"},

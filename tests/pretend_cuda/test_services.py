@@ -192,9 +192,10 @@ def test_one_read_an_update_and_one_an_act(tmp_path: Path) -> None:
 
 @cases(MAPPO, slow=(RECURRENT,))
 def test_acts_are_captured_before_the_first_rows(case: Case, tmp_path: Path) -> None:
-    config = case.config(env_server={"num_workers": 3}, learner={"max_policy_lag": 100})
+    learner = {"max_policy_lag": 100, "batcher": {"max_batch_envs": 32}}
+    config = case.config(learner=learner)
     with pretend_cuda(ALLOWED) as cuda, DrivenRun(config, make_spec(case.space), tmp_path) as run:
-        graphs, sizes = run.run.inference._graphs, 2  # 18 environments: 16 and 32 rows
+        graphs, sizes = run.run.inference._graphs, 2  # 16 and 32 rows
         wait_until(lambda: graphs.captures["act"] == 2 * sizes, "graphs of two snapshots")
         eager = graphs.eager_calls["act"]
         players = [run.player(3)]
