@@ -270,5 +270,4 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             memory_size=self.memory_size,
             frames=self.frames,
             group=self._group,
-            cuda_graph=self.graphs.enabled,
         )

@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 
 from learner_service.group.group import ALONE, Group
-from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
 from learner_service.runtime.device import restore_generator
 from learner_service.runtime.readback import to_host
-from learner_service.runtime.streams import Fence
 from learner_service.storage.feed import SavedPart
 from learner_service.storage.frames import Frames
 from learner_service.storage.replay_batch import ReplayBatch
@@ -61,7 +59,6 @@ class ReplayStorage(Storage[ReplayBatch]):
         memory_size: int = 0,
         frames: Frames | None = None,
         group: Group = ALONE,
-        cuda_graph: bool = True,
     ) -> None:
         """Make an empty replay.
 
@@ -79,7 +76,6 @@ class ReplayStorage(Storage[ReplayBatch]):
             memory_size: see Algorithm; of each column the recurrent state at its first row is kept.
             frames: see Algorithm.
             group: of the ranks, a replay each; new rows have the largest priority of all.
-            cuda_graph: whether draws and new priorities may be captured; ranks exchange priorities.
 
         Raises:
             ConfigError: if the options contradict each other.
@@ -107,12 +103,6 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._changed_chunks: set[int] = set()
         self._prefetches = config.prefetch and device.type == "cuda"  # elsewhere it gains nothing
         self._stream = torch.cuda.Stream(device) if self._prefetches else None  # type: ignore[no-untyped-call]
-        self._before_draw, self._after_draw = Fence(device), Fence(device)
-        # Not the algorithm's: a draw may run beside an update.
-        self.graphs = Graphs(device, enabled=cuda_graph and group.size == 1)
-        self._draw = Captured("draw", self._drawn, self.graphs, (self._generator,))
-        self._prioritise = Captured("priorities", self._set_priorities, self.graphs)
-        self._draws = 0
 
     def _require_options(self) -> None:
         """Refuse options that contradict each other."""
@@ -220,7 +210,7 @@ class ReplayStorage(Storage[ReplayBatch]):
             enter("sample")
             with self.turns.take():
                 self._await_prefetch()
-                batch = self._prefetched or self._next_batch()
+                batch = self._prefetched or self._sample()
                 self._updates += 1
                 self._prefetched = self._prefetch() if self._prefetches else None
         return batch, 0
@@ -228,36 +218,15 @@ class ReplayStorage(Storage[ReplayBatch]):
     def _prefetch(self) -> ReplayBatch:
         """The next update's batch, drawn before this one's errors and the rows that come now."""
         if self._stream is None:
-            return self._next_batch()
-        self._before_draw.mark()
+            return self._sample()
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
-            self._before_draw.wait()
-            batch = self._next_batch()
-            self._after_draw.mark()
-        return batch
+            return self._sample()
 
     def _await_prefetch(self) -> None:
         """Let what the current stream does from here on come after the prefetch."""
-        self._after_draw.wait()
-
-    def _next_batch(self) -> ReplayBatch:
-        """Draw a batch; on CUDA what it holds is overwritten by the next draw but one."""
-        if self.device.type == "cpu":
-            return self._sample()
-        given = {"beta": torch.full((), self._beta, device=self.device)}
-        self._draws += 1
-        return ReplayBatch.of_tensors(self._draw(given, turn=self._draws % 2))
-
-    @property
-    def _beta(self) -> float:
-        """The power of importance weights."""
-        c = self._config
-        return min(1.0, c.beta + (1 - c.beta) * self._updates / c.beta_updates)
-
-    def _drawn(self, given: Mapping[str, Tensor], *, turn: int) -> Outputs:
-        """What is captured of a draw; each of two in turn has memory of its own."""
-        del turn
-        return self._sample(given["beta"]).tensors()
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     def done(self, batch: ReplayBatch) -> None:
         """Set new priorities, but for rows that were overwritten since.
@@ -268,41 +237,22 @@ class ReplayStorage(Storage[ReplayBatch]):
         if self._config.prioritised:
             if batch.td_error is None:
                 raise ValueError("a prioritised replay needs the algorithm to set td_error")
-            given = {"td_error": batch.td_error.detach(), "index": batch.index, "age": batch.age}
-            if self._group.size > 1:
-                given["largest"] = self._priorities(given["td_error"])[1]
-                self._group.largest_([given["largest"]])
+            priority = (batch.td_error.detach() + _MIN_PRIORITY) ** self._alpha
+            finite = priority.isfinite()
+            largest = torch.where(finite, priority, 0.0).max()
+            self._group.largest_([largest])
             with self._changed, self.turns.take():
                 self._await_prefetch()
-                self._prioritise(given)
+                same = self._age[batch.index // self.length] == batch.age
+                kept = self._tree.leaves[batch.index]
+                changed = same & (kept > 0) & finite
+                self._tree.set(batch.index, torch.where(changed, priority, kept))
+                self._max_priority.copy_(torch.maximum(self._max_priority, largest))
         self.on_room()
 
-    def _priorities(self, td_error: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Priorities [B] of errors, the largest that is finite, and which ones are."""
-        priority = (td_error + _MIN_PRIORITY) ** self._alpha
-        finite = priority.isfinite()
-        return priority, torch.where(finite, priority, 0.0).max(), finite
-
     @torch.no_grad()
-    def _set_priorities(self, given: Mapping[str, Tensor]) -> Outputs:
-        """Set those of a batch's rows; the lock is held."""
-        priority, largest, finite = self._priorities(given["td_error"])
-        index = given["index"]
-        same = self._age[index // self.length] == given["age"]
-        kept = self._tree.leaves[index]
-        changed = same & (kept > 0) & finite
-        self._tree.set(index, torch.where(changed, priority, kept))
-        largest = given.get("largest", largest)
-        self._max_priority.copy_(torch.maximum(self._max_priority, largest))
-        return {}
-
-    @torch.no_grad()
-    def _sample(self, beta: Tensor | None = None) -> ReplayBatch:
-        """A draw; the lock is held.
-
-        Args:
-            beta: the power of importance weights, on the device; None: a number.
-        """
+    def _sample(self) -> ReplayBatch:
+        """The lock is held."""
         c, length = self._config, self.length
         index, probability = self._tree.sample(c.batch_size, self._generator)
         column, t = index // length, index % length
@@ -330,8 +280,9 @@ class ReplayStorage(Storage[ReplayBatch]):
                 after = t + there - here
                 next_arrays[name] = self._frames.stack_rows(image, kinds, there, after)
         if c.prioritised:
+            beta = min(1.0, c.beta + (1 - c.beta) * self._updates / c.beta_updates)
             # (N P)^-beta over its maximum: N cancels. Schaul et al. 2016, section 3.4.
-            weight = probability ** -(self._beta if beta is None else beta)
+            weight = probability**-beta
             largest = weight.max()
             weight = weight / largest
         else:

@@ -8,9 +8,6 @@ from torch import Tensor
 
 from learner_service.storage.storage import OBSERVATION
 
-_ARRAY, _NEXT = "array/", "next/"
-_SINGLE = ("reward", "discount", "weight", "index", "age", "largest_weight")
-
 
 @dataclass
 class ReplayBatch:
@@ -54,23 +51,6 @@ class ReplayBatch:
     def next_observation(self) -> dict[str, Tensor]:
         """Name -> [B, ...] of row t + k."""
         return _observations(self.next_arrays)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All of it by name, without what an update sets; see `of_tensors`."""
-        found = {f"{_ARRAY}{name}": x for name, x in self.arrays.items()}
-        found |= {f"{_NEXT}{name}": x for name, x in self.next_arrays.items()}
-        return found | {name: getattr(self, name) for name in _SINGLE}
-
-    @classmethod
-    def of_tensors(cls, found: Mapping[str, Tensor]) -> "ReplayBatch":
-        """What `tensors` gave."""
-
-        def of(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(prefix): x for k, x in found.items() if k.startswith(prefix)}
-
-        reward, discount, weight, index, age, largest = (found[name] for name in _SINGLE)
-        own = of(_ARRAY), of(_NEXT)
-        return cls(*own, reward, discount, weight, index, age, largest_weight=largest)
 
     def to(self, device: torch.device) -> "ReplayBatch":
         """The same on a device, without what an update has set."""

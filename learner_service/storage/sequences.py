@@ -6,7 +6,6 @@ recurrent state that acting had at their first step ("stored state"), and learne
 """
 
 import torch
-from torch import Tensor
 
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.replay_batch import ReplayBatch
@@ -41,8 +40,8 @@ class SequenceReplay(ReplayStorage):
         super()._require_options()
 
     @torch.no_grad()
-    def _sample(self, beta: Tensor | None = None) -> ReplayBatch:
-        """See ReplayStorage; there are no importance weights."""
+    def _sample(self) -> ReplayBatch:
+        """The lock is held."""
         sequences = max(1, round(self._config.batch_size / self.length))
         row, _ = self._tree.sample(sequences, self._generator)
         column = row // self.length

@@ -18,9 +18,9 @@ GRAPH_METRICS = (
     Metric(
         "graph_replays",
         "counter",
-        "calls that ran as one CUDA graph: act; update, or of a rollout the steps on minibatches "
-        "(critic, actor, step) and passes through networks (forward, values), or from a replay "
-        "draws and priorities; 0 on the CPU",
+        "calls that ran as one CUDA graph: act; update of a replay's batch; of a rollout the steps "
+        "on minibatches (critic, actor, step) and passes through networks (forward, values); "
+        "0 on the CPU",
         labels=("graph",),
         observed=True,
     ),
@@ -35,8 +35,8 @@ GRAPH_METRICS = (
     Metric(
         "eager_calls",
         "counter",
-        "calls that ran without a graph: all on the CPU and with learner.cuda_graph=false, else "
-        "the first few of each input shape, and those between a failed capture and the next",
+        "calls of what is captured that ran without a graph: the first few of each input shape, and "
+        "those between a failed capture and the next; with learner.cuda_graph=false all",
         "on CUDA, grows as fast as graph_replays: see graph_fallbacks",
         ("graph",),
         observed=True,

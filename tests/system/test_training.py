@@ -246,10 +246,11 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
     # Of a GPU, fp16, a latency target, a replay, samples, trackers elsewhere: not in this run.
     rooms = ("gpu_", "graph_", "tracker_")
     silent = {m.name for m in LEARNER_METRICS if m.name.startswith(rooms)}
-    silent |= {"batch_preferred_envs", "batch_wait_seconds", "rows_inserted"}
+    silent |= {"batch_preferred_envs", "batch_wait_seconds", "rows_inserted", "eager_calls"}
     silent |= {"device_copied_bytes", "scaler_skipped_steps", *(m.name for m in SAMPLE_METRICS)}
     events = {"sessions_refused", "rejected", "rows_dropped", "episodes_dropped"}  # none happened
     events |= {"rows_undone", "checkpoint_failures", "audit_lines_suppressed", "updates_skipped"}
+    events |= {"notices", "outliers_clipped", "ranks_without_sessions"}
     missing, still = [], []
     for metric in LEARNER_METRICS:
         name = f"murmur_learner_{metric.name}"
