@@ -21,6 +21,7 @@ logger = logging.getLogger("murmur")
 
 FILE = "notices.jsonl"  # in the run's folder
 PREFIX = "notice: "  # of lines in logs
+GIVEN_UP = "evaluation_given_up"  # the kind by which an evaluator gives up its evaluation
 _MOST = 64  # notices of one collector; further ones are counted in `dropped`
 _MOST_BYTES = 1 << 17  # of a message
 _SUBJECT_CHARACTERS, _TEXT_CHARACTERS = 200, 1000

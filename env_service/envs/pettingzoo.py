@@ -122,8 +122,6 @@ class PettingZoo(SequentialVectorEnv):
         infos = self._read_infos(i, infos)
         if len(alive) < len(own):
             own.fill(0)
-        if len(rewards) > len(alive):
-            self._look_at_absent(i, rewards)
         ended: dict[Any, str] = {}
         truncated = []
         try:
@@ -149,6 +147,8 @@ class PettingZoo(SequentialVectorEnv):
             if not message:
                 raise
             raise self._fault(i, message) from error
+        if len(rewards) > len(alive):
+            self._look_at_absent(i, rewards)
         outcome = MID
         if ended or self._done[i] or set(environment.agents) != self._names[i]:
             present = self._present(i, environment)

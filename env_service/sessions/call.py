@@ -71,13 +71,12 @@ class Call:
         self._metrics.bytes_sent += len(message)
 
     async def tell(self, notices: Notices) -> None:
-        """Send the notices that are pending, if any.
+        """Send the notices that are pending.
 
         Raises:
             Disconnected: if the stream is over.
         """
-        if notices.pending:
-            await self.write(pack_notices(notices.take()))
+        await self.write(pack_notices(notices.take()))
 
     async def read(self) -> bytes:
         """The next message.

@@ -49,6 +49,7 @@ from shared.config import ExperimentConfig
 from shared.coroutines import run_coroutine
 from shared.credentials import Role
 from shared.errors import EnvironmentFault
+from shared.notices import GIVEN_UP, Notice, pack_notices
 from shared.rpc import rollout_pb2 as pb
 from shared.timestep import Array, StepType, TimeStep
 
@@ -357,7 +358,7 @@ async def serve_evaluations(
 
     Each evaluation is one session. The learner sees every row and keeps the results; here only
     evaluation.episode_file is kept, if it is set. An evaluation of which an episode does not end
-    is given up: the session closes its stream.
+    is given up: the session says so and closes its stream.
 
     Raises:
         MurmurError: if only the user can fix the cause.
@@ -479,15 +480,19 @@ class _Evaluator:
                 environment.notices.repeat()
                 while True:
                     self._metrics.count_rows(size)
-                    await stream.tell(environment.notices)
+                    if environment.notices.pending:
+                        await stream.tell(environment.notices)
                     action = await stream.exchange(expert.label(play.timestep))
                     if play.done:  # the learner has seen every LAST
                         break
                     self._metrics.enter("step")
                     try:
                         play.advance(action)
-                    except EndlessEpisode:
-                        await stream.close()  # which gives this evaluation up
+                    except EndlessEpisode as error:
+                        # Said, as the end of a stream may also be that of a connection.
+                        notice = Notice(GIVEN_UP, self._limit_key, str(error))
+                        await stream.write(pack_notices([notice]))
+                        await stream.close()
                         raise
                 self._metrics.episodes += len(seeds)
                 await stream.close()

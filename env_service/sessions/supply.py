@@ -109,7 +109,8 @@ class SupplySession:
             messages = self._codec.messages(grant, samples, broken)
             metrics.count_rows(len(samples))
             metrics.enter("wait")
-            await call.tell(notices)
+            if notices.pending:
+                await call.tell(notices)
             for part in messages:
                 await call.write(part)
 

@@ -193,7 +193,8 @@ class Session:
             over = int(np.count_nonzero(environment.over))
             metrics.episodes += over - environment.num_aborted
             try:
-                await stream.tell(environment.notices)
+                if environment.notices.pending:
+                    await stream.tell(environment.notices)
                 action = await stream.exchange(timestep)
             except BaseException:
                 metrics.rows_unanswered += len(self._slots)

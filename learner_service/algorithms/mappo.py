@@ -47,6 +47,7 @@ from learner_service.networks.forward import forward, forward_both
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import RecurrentState, recurrent_states
 from learner_service.runtime.cuda_graph import Outputs
+from learner_service.runtime.readback import to_host
 from learner_service.storage.rollout import Batch, transitions
 from shared.spec import ACTION_MASK
 
@@ -140,10 +141,11 @@ class Mappo(OnPolicyAlgorithm):
 
     def outliers(self) -> dict[str, str]:
         """See Algorithm."""
-        if not self._config.normalize_values or not self.value_norm.clipped:
+        norm = self.value_norm
+        if not self._config.normalize_values:
             return {}
-        came, taken = self.value_norm.outlier.tolist()
-        return {"return": f"{came:g} counts as {taken:.3g}"}
+        clipped, (came, taken) = to_host([norm.clipped, norm.outlier])
+        return {"return": f"{float(came):g} counts as {float(taken):.3g}"} if clipped else {}
 
     def _fed(self, obs: dict[str, Tensor], *_: Tensor) -> tuple[Inputs, Inputs]:
         """Inputs of the policy and of the value function; whatever the actions."""

@@ -1,13 +1,14 @@
 """Running means and variances of arrays, by which they are brought to mean 0 and variance 1."""
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from learner_service.group.group import ALONE, Group
+from learner_service.runtime.readback import to_host
 
 _EPSILON = 1e-8  # added to variances
 _CLIP = 10.0  # deviations; as Gymnasium, SB3 and CleanRL clip
@@ -19,14 +20,13 @@ _RARE_REACH = 1000.0  # the same of rewards; and deviations, at least, from the 
 CLIPPED = "clipped/"  # prefix of scalars: numbers that statistics did not take in as they are
 
 
-@dataclass(frozen=True)
-class Outlier:
+class Outlier(NamedTuple):
     """The value of a batch that was clipped most, as tensors on the device.
 
     Attributes:
-        at: its place in the batch's rows, [R, A, F] flat.
-        value: as it came.
-        taken: as it was taken into the statistics.
+        at: [1] place in the batch's rows, [R, A, F] flat.
+        value: [1] number as it came.
+        taken: [1] number that entered the statistics.
     """
 
     at: Tensor
@@ -44,20 +44,33 @@ def reach_of_constant(value: Tensor, deviations: float) -> Tensor:
     return deviations * value.abs().clamp_min(1) if deviations else value + math.inf
 
 
+def agents_of_sets(sharing: Tensor) -> list[Tensor | None]:
+    """Return the agents of each parameter group, [number] int64; None: all are of one group.
+
+    Args:
+        sharing: [S, A] of `sharing_agents`.
+    """
+    if len(sharing) == 1:
+        return [None]
+    return [row.nonzero().flatten() for row in sharing]
+
+
 def crowd(
-    rows: Tensor, counts: Tensor, agents: list[int], reach: float, constant: float
+    rows: Tensor, counts: Tensor, agents: Tensor | None, reach: float, constant: float
 ) -> tuple[Tensor, Tensor]:
     """Return the ends of what a batch makes plausible for a parameter group, [F].
 
     Args:
         rows: [R, A, F], at least CROWD_ROWS.
         counts: [R, A, 1] whether a value counts.
-        agents: the group's.
+        agents: agents of the group, see `agents_of_sets`; on the device of the rows.
         reach: ranges of the batch, without its few extremes, to each side of it.
         constant: see `reach_of_constant`.
     """
-    values, valid = rows[:, agents].flatten(0, 1), counts[:, agents].flatten(0, 1)
-    few = max(2 * len(agents), len(values) // _FEW)
+    if agents is not None:
+        rows, counts = rows.index_select(1, agents), counts.index_select(1, agents)
+    values, valid = rows.flatten(0, 1), counts.flatten(0, 1)
+    few = max(2 * rows.shape[1], len(values) // _FEW)
     low = values.where(valid, math.inf).topk(few + 1, 0, largest=False).values[-1]
     high = values.where(valid, -math.inf).topk(few + 1, 0).values[-1]
     width = high - low
@@ -118,7 +131,7 @@ class RunningMoments(nn.Module):
         """
         super().__init__()
         sets, self._rare = len(sharing), rare
-        self._agents_of = [row.nonzero().flatten().tolist() for row in sharing]
+        self._agents_of = agents_of_sets(sharing)
         self.clipped = sharing.new_zeros(())
         self.outlier: Outlier | None = None
         self.register_buffer("_sharing", sharing.double(), persistent=False)
@@ -183,13 +196,16 @@ class RunningMoments(nn.Module):
         Returns:
             an empty text if nothing was clipped.
         """
-        if self.outlier is None or not self.clipped:
+        if self.outlier is None:
+            return ""
+        clipped, at, came, taken = to_host([self.clipped, *self.outlier])
+        if not clipped:
             return ""
         row = self._set.numel(), *shape
-        agent, *index = np.unravel_index(int(self.outlier.at) % math.prod(row), row)
+        agent, *index = np.unravel_index(int(at) % math.prod(row), row)
         of = f" of agent {agent}" if per_agent else ""
         where = f" at index {[int(i) for i in index]}" if shape else ""
-        return f"{self.outlier.value:g}{of}{where} counts as {self.outlier.taken:.3g}"
+        return f"{float(came):g}{of}{where} counts as {float(taken):.3g}"
 
     def _plausible(self, rows: Tensor, weight: Tensor) -> Tensor:
         """Clip rows [R, A, F] where weight [R, A, 1] is not 0; see the class."""
@@ -218,8 +234,9 @@ class RunningMoments(nn.Module):
         taken = torch.maximum(torch.minimum(rows, high), low).where(counts, rows)
         excess = (rows - taken).abs().flatten()
         self.clipped = (excess > 0).sum().float()
-        at = excess.argmax()
-        self.outlier = Outlier(at, rows.flatten()[at], taken.flatten()[at])
+        at = excess.argmax(0, keepdim=True)
+        came, counted = (x.flatten().gather(0, at) for x in (rows, taken))
+        self.outlier = Outlier(at, came, counted)
         return taken
 
     def _known(self) -> tuple[Tensor, Tensor]:

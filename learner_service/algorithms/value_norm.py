@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.algorithms.returns import of_agents
-from learner_service.algorithms.running_moments import CROWD_ROWS, crowd
+from learner_service.algorithms.running_moments import CROWD_ROWS, agents_of_sets, crowd
 from learner_service.group.group import ALONE, Group
 
 _REACH = 100.0  # deviations from the mean, ranges of a batch: returns may be rare and large
@@ -32,8 +32,6 @@ class ValueNorm(nn.Module):
     """
 
     mean: Tensor
-    clipped: Tensor
-    outlier: Tensor
     square: Tensor
     weight: Tensor
     _sharing: Tensor
@@ -47,9 +45,9 @@ class ValueNorm(nn.Module):
         for name in ("mean", "square", "weight"):
             self.register_buffer(name, torch.zeros(len(sharing)))
         self.register_buffer("_set", sharing.argmax(0), persistent=False)
-        self._agents_of = [row.nonzero().flatten().tolist() for row in sharing]
-        self.register_buffer("clipped", torch.zeros((), device=sharing.device), persistent=False)
-        self.register_buffer("outlier", torch.zeros(2, device=sharing.device), persistent=False)
+        self._agents_of = agents_of_sets(sharing)
+        self.clipped = sharing.new_zeros(())  # of one rank: no part of the statistics
+        self.outlier = sharing.new_zeros(2)
 
     def plausible(self, returns: Tensor, counted: Tensor, *, static: bool = False) -> Tensor:
         """Clip returns.
@@ -64,7 +62,7 @@ class ValueNorm(nn.Module):
         started = of_agents(self.weight, self._sharing) > 0
         reach = (_REACH * std).where(started, -math.inf)
         low, high = mean - reach, mean + reach
-        self.clipped.zero_()
+        self.clipped = self.clipped.new_zeros(())
         outside = ((returns < low) | (returns > high)) & valid
         if len(returns) < CROWD_ROWS or not (static or outside.any()):
             return returns
@@ -76,9 +74,9 @@ class ValueNorm(nn.Module):
         high = torch.maximum(high, crowd_high.index_select(0, self._set))
         taken = torch.maximum(torch.minimum(returns, high), low).where(valid, returns)
         excess = (returns - taken).abs().flatten()
-        self.clipped.copy_((excess > 0).sum())
+        self.clipped = (excess > 0).sum().float()
         at = excess.argmax(0, keepdim=True)
-        self.outlier.copy_(torch.cat([x.flatten().gather(0, at) for x in (returns, taken)]))
+        self.outlier = torch.cat([x.flatten().gather(0, at) for x in (returns, taken)])
         return taken
 
     def update(self, returns: Tensor, counted: Tensor, group: Group = ALONE) -> None:

@@ -157,7 +157,7 @@ class EvaluationScheduler:
         Args:
             evaluation: the session's.
             complete: whether every episode has ended.
-            given_up: whether the evaluator closed the stream before that.
+            given_up: whether the evaluator has said that it stops before that.
         """
         with self._lock:
             self._running.discard(evaluation)

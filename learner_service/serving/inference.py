@@ -167,8 +167,7 @@ class InferenceLoop:
             self._blocked = [r for r in self._blocked if r.session is not session]
         request = self._batcher.withdraw(session)
         if session.evaluation is not None:
-            given_up = session.closed_by_worker
-            self._scheduler.end(session.evaluation, session.complete, given_up)
+            self._scheduler.end(session.evaluation, session.complete, session.given_up)
             return
         if self._memory is not None:
             self._memory.dismiss(session)

@@ -31,7 +31,7 @@ from shared.codec import ObservationCodec
 from shared.config import LearnerConfig
 from shared.credentials import CredentialFolder, server_credentials
 from shared.errors import ResourceError, WireError
-from shared.notices import unpack_notices
+from shared.notices import GIVEN_UP, unpack_notices
 from shared.row_check import RowCheck
 from shared.rpc import rollout_pb2 as pb
 from shared.timestep import StepType, TimeStep
@@ -155,7 +155,6 @@ class RolloutServer:
                         session = await handshake.greet(hello, context, record, place)
                         with self._counted(record.mode):
                             await self._lockstep(session, context, record)
-                            session.closed_by_worker = True
             record.outcome = "OK"
         except Refused as refused:
             counter = "rejected" if session else "sessions_refused"
@@ -301,6 +300,7 @@ class RolloutServer:
                     self._received.inc(len(message))
                     if notices := unpack_notices(message):
                         self._metrics.notices.add(notices)
+                        session.given_up |= any(n.kind == GIVEN_UP for n in notices)
                         continue
                     observation = codec.receive(message)
                     if observation is not None:

@@ -38,7 +38,7 @@ class Session:
         unrolls: how many were begun.
         rows: how many messages came.
         complete: whether its evaluation has been reported.
-        closed_by_worker: whether the worker has closed its side of the stream.
+        given_up: whether the worker has said that it gives up its evaluation.
         answered: time.monotonic() of the last answer; 0 before the first.
         episode: [n] number of the episode under way in each slot.
         started: [n] index into `taken` of the first action of the episode under way.
@@ -65,7 +65,7 @@ class Session:
     unrolls: int = 0
     rows: int = 0
     complete: bool = False
-    closed_by_worker: bool = False
+    given_up: bool = False
     answered: float = 0.0
     started: NDArray[np.int64] = field(init=False)
     taken: list[Array] = field(default_factory=list)

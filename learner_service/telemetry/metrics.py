@@ -52,8 +52,8 @@ METRICS = (
     Metric(
         "outliers_clipped",
         "counter",
-        "numbers that network.normalise_observations, algorithm.normalise_rewards or "
-        "normalize_values clipped: they lay far beyond all others",
+        "observations, rewards and returns that lay far beyond all others and entered the statistics "
+        "that normalize them clipped",
         "the log shows the first of each observation: a sensor's or simulator's fault",
         ("of",),
     ),

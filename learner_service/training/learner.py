@@ -251,7 +251,7 @@ class Learner:
             kept = f"the batch is in {self._checkpoints.save_batch(batch.arrays, p.updates)}"
         except CheckpointError as error:
             kept = f"the batch is not kept: {error}"
-        kept += _largest_observation(batch.arrays)
+        kept += _largest_observation(to_host(dict(batch.arrays)))
         if ends:
             count = f", as in {limit} tries before (learner.max_skipped_updates)" if limit else ""
             raise MurmurError(

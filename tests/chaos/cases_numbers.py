@@ -13,10 +13,10 @@ from tests.chaos.stack import Service
 _END_S = 120.0
 _SAID = (
     "raised RuntimeError: no room to start, in the episode with seed",
-    "returned a reward of 1e+30 for agent 0, beyond ±1e+06 (learner.max_abs_reward), in the",
-    "returned a reward of -1e+30 for agent 0",
+    "returned a reward of 1e+30 for agent 'agent', beyond ±1e+06 (learner.max_abs_reward), in the",
+    "returned a reward of -1e+30 for agent 'agent'",
     "returned NaN or infinity as reward",
-    "returned 3e+38 in observation 'observation' of agent 0 at index [0], beyond ±1e+18, in the",
+    "returned 3e+38 in observation 'observation' of agent 'agent' at index [0], beyond ±1e+18, in the",
     "raised RuntimeError: cannot be closed when it was closed",
     "evaluation: the episode with seed",
     "is skipped: ",

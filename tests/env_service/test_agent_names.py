@@ -120,11 +120,11 @@ def test_messages_name_the_agent() -> None:
     assert text.startswith("a reward of 5 for agent 'right', beyond")
     row.reward[0, 1] = np.nan
     (text,) = RowCheck(environment.spec, 1).broken(row).values()
-    assert text == "nan in reward at index [1] (agent 'right')"
+    assert text == "nan in reward of agent 'right'"
     row.reward[0, 1] = 0
     row.observation["observation"][0, 0] = np.inf
     (text,) = RowCheck(environment.spec, 1).broken(row).values()
-    assert text == "inf in observation 'observation' at index [0, 0] (agent 'left')"
+    assert text == "inf in observation 'observation' of agent 'left' at index [0]"
 
 
 @pytest.mark.parametrize(

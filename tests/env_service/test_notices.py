@@ -98,7 +98,7 @@ ACTIONS: dict[str, Any] = {
 X = np.zeros(2, np.float32)
 OBSERVATIONS: dict[str, Any] = {
     "int64": lambda t: np.array([5, 1_700_000_000 + t]),
-    "uint64": lambda t: np.array([5, 2**60 + 1 + t], np.uint64),
+    "uint64": lambda t: np.array([5, 2**59 - 1 + 2 * t], np.uint64),
     "int32": lambda t: np.array([2**24 + t, 0], np.int32),
     "even int32": lambda t: np.array([2**30, -4 * t], np.int32),
     "seconds": lambda t: np.array([0.5, 1.7e9 + 0.1 * t]),
@@ -132,7 +132,11 @@ INFOS: dict[str, Any] = {
     ("what", "kind", "words"),
     [
         ("int64", "cast", "'observation'[1] is 1700000001 (int64) and arrives as 1700000000"),
-        ("uint64", "cast", "'observation'[1] is 1152921504606846977 (uint64) and arrives as 11529"),
+        (
+            "uint64",
+            "cast",
+            "'observation'[1] is 576460752303423487 (uint64) and arrives as 5764607",
+        ),
         ("int32", "cast", "'observation'[0] is 16777217 (int32) and arrives as 16777216"),
         ("seconds", "cast", "changes by 1 in an episode"),
         ("metres", "cast", "and all of it changes by 3 in an episode"),

@@ -203,6 +203,7 @@ def test_prometheus_knows_all_learners_of_a_run(serve: Serve, labelled: bool) ->
 
 def test_a_run_under_way_here_tells_where_its_learners_are(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
+    (tmp_path / "config.yaml").write_text("environment: {name: spread}\nalgorithm: {name: mappo}\n")
     (tmp_path / "learner.json").write_text(json.dumps({"pid": os.getpid(), "metrics_port": 7}))
     assert learners_of(run) == ""  # alone: its progress says more
     other = tmp_path / "learner-1.json"

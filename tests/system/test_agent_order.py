@@ -109,7 +109,7 @@ def configured(share_parameters: bool, updates: int, **env_server: Any) -> str:
 @pytest.mark.parametrize(
     ("factory", "key", "words"),
     [
-        ("Roles", "kind=sorted", "agents: uav_"),
+        ("Roles", "kind=sorted", "the agents are uav_"),
         ("Towns", "ordered=true", "the same seed and actions in another process"),
     ],
 )
@@ -117,7 +117,6 @@ def test_check_env_looks_from_a_second_process(factory: str, key: str, words: st
     name = f"agents_of_a_set:{factory}"
     (problem,) = check_apart(name, [], 20.0).problems
     assert words in problem
-    assert "another PYTHONHASHSEED" in problem
     assert check_apart(name, [f"arguments.{key}"], 20.0).problems == []
 
 
