@@ -150,11 +150,11 @@ def run_benchmark(
             topics of a benchmark that has none.
     """
     topic = find_topic(name)
+    if save:
+        require_clean_source(dirty)
     measure = _import(topic).run
     if chosen and "chosen" not in inspect.signature(measure).parameters:
         raise ConfigError(f"--topics: benchmark '{name}' has no topics; `gpu` has some")
-    if save:
-        require_clean_source(dirty)
     origin = provenance()
     console.print(plain(name, "bold"), plain(f": {topic.description}"), sep="")
     result = measure(effort, tuple(chosen)) if chosen else measure(effort)

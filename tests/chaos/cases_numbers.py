@@ -16,7 +16,7 @@ _SAID = (
     "returned a reward of 1e+30 for agent 'agent', beyond ±1e+06 (learner.max_abs_reward), in the",
     "returned a reward of -1e+30 for agent 'agent'",
     "returned NaN or infinity as reward",
-    "returned 3e+38 in observation 'observation' of agent 'agent' at index [0], beyond ±1e+18, in the",
+    "returned 3e+38 in observation 'observation' of agent 'agent' at index [0], beyond ±1e+18",
     "raised RuntimeError: cannot be closed when it was closed",
     "evaluation: the episode with seed",
     "is skipped: ",
