@@ -52,8 +52,8 @@ METRICS = (
     Metric(
         "outliers_clipped",
         "counter",
-        "observations, rewards and returns that lay far beyond all others: they were clipped before "
-        "they entered the statistics that normalize",
+        "observations, rewards and returns that lay far beyond all others: clipped before they "
+        "entered the statistics that normalize",
         "the log shows the first of each observation: a sensor's or simulator's fault",
         ("of",),
     ),
