@@ -6,6 +6,7 @@ while OpenCV decodes.
 """
 
 import contextlib
+import fcntl
 import os
 import re
 import sys
@@ -74,6 +75,8 @@ def _captured(lines: list[str]) -> Iterator[None]:
         stack.callback(os.close, kept)
         printed = _memory_file()  # not a pipe, which may be full: writers must not wait
         stack.callback(os.close, printed)
+        # Threads that write at once must not overwrite each other.
+        fcntl.fcntl(printed, fcntl.F_SETFL, os.O_APPEND)
         os.dup2(printed, 2)
         try:
             yield
