@@ -201,9 +201,13 @@ def test_acts_are_captured_before_the_first_rows(case: Case, tmp_path: Path) -> 
         players = [run.player(3)]
         run.play_until(1, *players)
         grown = run.run.inference._storage.arena.grown
-        players += [run.player(3) for _ in range(6)]
-        run.play_rows(4, *players)
-        assert run.run.inference._storage.arena.grown > grown
+        arena = run.run.inference._storage.arena
+        for _ in range(6):  # on a slow machine the first player alone has made it grow further
+            players += [run.player(3) for _ in range(6)]
+            run.play_rows(4, *players)
+            if arena.grown > grown:
+                break
+        assert arena.grown > grown
         assert graphs.captures["act"] == 2 * sizes
         assert graphs.eager_calls["act"] == eager == WARM_UP_CALLS * 2 * sizes
         assert graphs.replays["act"] > 10
