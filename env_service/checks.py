@@ -165,7 +165,7 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
 
 @dataclass(frozen=True)
 class Look:
-    """What one process sees of an environment, to be compared with another process.
+    """Rows that one process sees of an environment, to be compared with another process.
 
     Attributes:
         agents: their names, in the order of their rows; empty if it does not say.

@@ -1,4 +1,4 @@
-"""Which classes the masks of a data set hold, and what is wrong with those that do not occur."""
+"""The classes that the masks of a data set hold, and messages on those that do not occur."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -42,7 +42,9 @@ class RunLock:
             folder: the run's.
             parents: process and descriptor that hold the lock for this process.
         """
-        self.fd, self._folder, self._parents = fd, folder, parents
+        self.fd = fd
+        self._folder = folder
+        self._parents = parents
         _locks.add(self)
 
     @classmethod

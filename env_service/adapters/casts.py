@@ -141,7 +141,9 @@ class _Ranges:
     """Ranges and losses of the entries of one observation in one episode."""
 
     def __init__(self, first: NDArray[np.float64]) -> None:
-        self.low, self.high, self.before = first.copy(), first.copy(), first.copy()
+        self.low = first.copy()
+        self.high = first.copy()
+        self.before = first.copy()
         self.loss = np.zeros_like(first)
 
     def add(self, wide: NDArray[np.float64], place: Array) -> None:
@@ -164,10 +166,10 @@ def say_number(
 
     Args:
         notices: where to say it.
-        subject: of the notice.
+        subject: subject of the notice.
         what: the number's name.
-        before: as the environment gave it.
-        after: as it is sent.
+        before: value that the environment gave.
+        after: value that is sent.
         fix: an advice.
     """
     if notices.said(CAST, subject) or not np.isfinite(after):

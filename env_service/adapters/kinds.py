@@ -88,7 +88,7 @@ def unread_masks(
 
     Args:
         environment: without an `action_mask`.
-        infos: of its first reset.
+        infos: infos of its first reset.
         spaces: observation spaces.
 
     Returns:

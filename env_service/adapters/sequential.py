@@ -330,8 +330,8 @@ class SequentialVectorEnv(VectorEnvironment):
         Args:
             i: the copy.
             agent: its row.
-            observation: of the agent.
-            info: of the agent.
+            observation: observation of the agent.
+            info: info of the agent.
             over: whether no action follows, so that no mask is missed.
         """
         if self._masks_seen[agent]:

@@ -121,7 +121,9 @@ class _Episodes:
             _Dropped: if one of them fails.
         """
         n = environment.num_envs
-        self._environment, self._on_row, self._limit_key = environment, on_row, limit_key
+        self._environment = environment
+        self._on_row = on_row
+        self._limit_key = limit_key
         self._seeds, self._episode = seeds, np.arange(n)  # [n] under way; E and more: unseen
         self._counts = self._episode < len(seeds)
         self._return = np.zeros(n)

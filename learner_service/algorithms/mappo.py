@@ -237,7 +237,7 @@ class Mappo(OnPolicyAlgorithm):
         return value, self.actor.distribution(out[:acted], mask)
 
     def _given(self, shuffled: Pass) -> dict[str, Tensor]:
-        """What steps are given of minibatches, [n, ...] by name."""
+        """Name the tensors of all minibatches for the steps, each [n, ...]."""
         states = shuffled.state(shuffled.actor_state), shuffled.state(shuffled.critic_state)
         given = named("actor", shuffled.inputs(shuffled.actor), states[0])
         own = self.critic is not None and shuffled.critic is not shuffled.actor

@@ -1,4 +1,4 @@
-"""What COMA and MAPPO have in common: an update is passes over a rollout in minibatches.
+"""The common part of COMA and MAPPO: an update is passes over a rollout in minibatches.
 
 On a GPU the steps on a few minibatches are one CUDA graph, whatever the number of environments: see
 `minibatches`. What is done once in an update or a pass has their number of rows, and is launched
@@ -81,7 +81,9 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         )
         self._counts = {"updates": 0}
         self._outputs = self._capture("forward", self._forward_block)
-        self._pace, self._longest, self._first_calls = Pace(device), 0, True
+        self._pace = Pace(device)
+        self._longest = 0
+        self._first_calls = True
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Learn from a rollout, in minibatches of joint rows.

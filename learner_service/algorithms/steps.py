@@ -18,7 +18,7 @@ Fed = tuple[Inputs, RecurrentState | None]
 
 
 def named(name: str, inputs: Inputs, state: RecurrentState | None) -> dict[str, Tensor]:
-    """What a network is fed, as named tensors; `name` is the network's."""
+    """Name the inputs of a network; keys begin with `name`, the network's."""
     memory, first = (None, None) if state is None else (state.memory, state.first)
     parts = inputs.stored, inputs.vector, memory, first
     given = zip(_PARTS, parts, strict=True)
@@ -26,7 +26,7 @@ def named(name: str, inputs: Inputs, state: RecurrentState | None) -> dict[str, 
 
 
 def fed(name: str, given: Mapping[str, Tensor]) -> Fed:
-    """What `named` made named tensors of."""
+    """Rebuild the inputs that `named` took apart."""
     stored, vector, memory, first = (given.get(f"{name}/{part}") for part in _PARTS)
     return Inputs(stored, vector), None if memory is None else RecurrentState(memory, first)
 

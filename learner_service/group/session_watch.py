@@ -53,8 +53,12 @@ class SessionWatch:
             look_every_s: time between two looks, seconds.
             tell_after_s: time until the first line of the log, seconds.
         """
-        self._store, self._rank, self._size = store, rank, size
-        self._sessions, self._updates, self._gauge = sessions, updates, gauge
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._sessions = sessions
+        self._updates = updates
+        self._gauge = gauge
         self._timeout_s, self._tell_after_s = timeout_s, tell_after_s
         self._look_every_s = look_every_s
         self._told_at = 0.0  # 0: nothing is said of the wait under way

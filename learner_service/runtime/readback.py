@@ -55,7 +55,7 @@ class Readback:
             self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def wait(self) -> list[Tensor]:
-        """What was sent last, valid until more is sent."""
+        """Wait for the values that were sent last; they are valid until more is sent."""
         if self._pinned:
             self._came.reached()
         return self._sent
