@@ -1,9 +1,10 @@
-"""Faults of plug-ins, and of handshakes that describe an environment that cannot be."""
+"""Faults of plug-ins, and of handshakes that cannot be or that name other agents."""
 
 import os
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,39 @@ def impossible_hellos(folder: Path) -> dict[str, Any]:
     return {"refused": len(HELLOS)}
 
 
+def other_agents(folder: Path) -> dict[str, Any]:
+    """Sessions list the run's agents in another order, then lack one, then name another.
+
+    Agents that share weights are mapped by name; agents with networks of their own are refused.
+    """
+    names = ("uav_0", "uav_1")
+    run = replace(_GOOD, agents=names)
+    others = {"another order": names[::-1], "another agent": ("uav_0", "uav_9")}
+    refused = 0
+    for shared in (True, False):
+        part = folder / f"share_parameters={shared}"
+        part.mkdir()
+        algorithm = {**_EXPERIMENT["algorithm"], "share_parameters": shared}
+        with Stack(part, {**_EXPERIMENT, "algorithm": algorithm}) as stack:
+            stack.start_learner()
+            with Client(stack.port, run, 2) as client:
+                client.hello()
+                for what, agents in others.items():
+                    spec = spec_to_proto(replace(run, agents=agents))
+                    with Client(stack.port, run, 2) as other:
+                        if shared and what == "another order":
+                            other.hello(spec=spec)
+                            continue
+                        said = _refusal(other, spec)
+                    assert said.code is grpc.StatusCode.FAILED_PRECONDITION, f"{what}: {said}"
+                    for name in agents:
+                        assert name in (said.details or ""), f"{what}: {said}"
+                    refused += 1
+            assert stack.learner is not None
+            assert "Traceback" not in stack.learner.text()
+    return {"refused": refused, "mapped": 1}
+
+
 def _refusal(client: Client, spec: pb.EnvSpec) -> Refused:
     try:
         client.hello(spec=spec)
@@ -164,5 +198,6 @@ def plugins_that_fail(folder: Path, *, short: bool = False) -> dict[str, Any]:
 
 CASES = [
     Case("a handshake describes an environment that cannot be", impossible_hellos),
+    Case("agents in another order, or others", other_agents),
     Case("a plug-in raises at the start", plugins_that_fail),
 ]
