@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from murmur.benchmarks._trainings import run_training
+from benchmarks._trainings import run_training
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TRAINING = """
 import pathlib, signal, sys, time
 def save(*_):
@@ -22,7 +22,7 @@ time.sleep(600)
 """
 BENCHMARK = f"""
 import sys
-from murmur.benchmarks._trainings import run_training
+from benchmarks._trainings import run_training
 from murmur.results import run_command
 run_command(lambda: run_training([sys.executable, "-c", {TRAINING!r}]))
 """

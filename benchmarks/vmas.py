@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.acceptance.task import experiment, load_task
 from env_service.envs.vmas import Config, make
 from murmur.benchmarks._processes import Processes, Snapshot
-from murmur.benchmarks.acceptance.task import experiment, load_task
 from murmur.benchmarks.effort import Effort
 from shared.config import ExperimentConfig, validate
 from shared.timestep import StepType

@@ -1,6 +1,6 @@
 """The soak: what counts as growth."""
 
-from murmur.benchmarks.soak import Sample, compare, problems, table
+from benchmarks.soak import Sample, compare, problems, table
 
 
 def sample(minute: float, own_mb: float, descriptors: int, threads: int) -> Sample:
@@ -56,7 +56,7 @@ def test_unexpected_session_end_and_new_metrics_are_problems() -> None:
 def test_the_table_says_what_was_found() -> None:
     counts = ("updates", "rows_received", "rows_trained", "rows_dropped", "episodes", "checkpoints")
     record = {
-        "command": "python -m murmur.benchmarks.soak",
+        "command": "python -m benchmarks.soak",
         "date": "2026-01-01T00:00:00",
         "commit": "abc",
         "machine": {"cores": 2, "cpu": "a processor", "gpu": None},

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from murmur.benchmarks import systems
-from murmur.benchmarks.systems import Quoted, System, Target, page, targets
+from benchmarks import systems
+from benchmarks.systems import Quoted, System, Target, page, targets
 from murmur.machine import RESULTS
 
 

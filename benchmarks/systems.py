@@ -1,6 +1,6 @@
 """What the missions of the four systems reach, beside what is published of them.
 
-    python -m murmur.benchmarks.systems
+    python -m benchmarks.systems
 
 writes benchmarks/results/systems.md from committed results: a table for each system, a row for each
 result, with budget, command, and the interquartile mean of all seeds (of three: the mean) with the
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from murmur.benchmarks.acceptance.scores import (
+from benchmarks.acceptance.scores import (
     Floats,
     bootstrap_interval,
     interquartile_mean,
@@ -52,7 +52,7 @@ class System(NamedTuple):
     Attributes:
         title: the system and its mission.
         metrics: name in the results, heading.
-        trained: label -> topic of a result of `murmur.benchmarks.learning`.
+        trained: label -> topic of a result of `benchmarks.learning`.
         baselines: that these results have played.
         published: quoted lines.
     """
@@ -239,7 +239,7 @@ def main() -> None:
 
 def page(folder: Path) -> str:
     """All tables as Markdown."""
-    parts = ["`python -m murmur.benchmarks.systems`", (__doc__ or "").partition("from ")[2]]
+    parts = ["`python -m benchmarks.systems`", (__doc__ or "").partition("from ")[2]]
     parts[1] = f"Written from {parts[1].strip()}"
     first, *others = (_table(folder, system) for system in SYSTEMS)
     tables = [first, rewards(folder), *others, _faces(folder), targets(folder, TARGETS)]

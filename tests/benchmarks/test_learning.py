@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from murmur.benchmarks.learning import curve
+from benchmarks.learning import curve
 from murmur.run_folder import RunFolder
 
 

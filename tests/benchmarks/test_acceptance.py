@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import yaml
 
-from env_service.sessions.evaluation_result import EvaluationResult
-from murmur.benchmarks._stacked import stacked_against_loop
-from murmur.benchmarks.acceptance import page, run, task
-from murmur.benchmarks.acceptance.scores import (
+from benchmarks._stacked import stacked_against_loop
+from benchmarks.acceptance import page, run, task
+from benchmarks.acceptance.scores import (
     bootstrap_interval,
     interquartile_mean,
     scores,
 )
-from murmur.benchmarks.acceptance.task import Goal, built, experiment, load_task, task_names
+from benchmarks.acceptance.task import Goal, built, experiment, load_task, task_names
+from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.machine import ROOT
 from murmur.settings import resolve
 from shared.config import load

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from murmur.benchmarks import speaker_listener
-from murmur.benchmarks.speaker_listener import (
+from benchmarks import speaker_listener
+from benchmarks.speaker_listener import (
     _at,
     _search,
     _step,

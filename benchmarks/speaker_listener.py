@@ -17,9 +17,9 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from benchmarks.acceptance.task import load_task
 from env_service.compiled import compiled
 from env_service.environment import VectorEnvironment, make_environment
-from murmur.benchmarks.acceptance.task import load_task
 from murmur.benchmarks.effort import Effort
 from shared.config import PluginConfig
 

@@ -1,6 +1,6 @@
 """A long run, watched from outside: does it hold on to memory, descriptors or threads?
 
-    python -m murmur.benchmarks.soak --minutes 60
+    python -m benchmarks.soak --minutes 60
 
 A learner, an environment server and an evaluator are real processes that speak TLS over loopback:
 they train, evaluate, write checkpoints and are asked for their metrics. Beside them visitors come
@@ -65,7 +65,7 @@ def experiment() -> dict[str, Any]:
     return {
         "environment": {
             "name": "gymnasium",
-            "factory": "murmur.benchmarks.slow_environment:make",
+            "factory": "benchmarks.slow_environment:make",
             "arguments": {"delay_ms": _DELAY_MS},
         },
         "env_server": {"num_workers": 1, "envs_per_worker": 4, "sessions_per_worker": 2},
@@ -350,7 +350,7 @@ def main() -> None:
     if arguments.warm_up >= arguments.minutes:
         parser.error(f"--warm-up {arguments.warm_up:g} is not below --minutes")
     require_clean_source(arguments.dirty)
-    origin = provenance("murmur.benchmarks.soak")
+    origin = provenance("benchmarks.soak")
     result = asyncio.run(soak(arguments.minutes, arguments.warm_up))
     record: dict[str, Any] = {
         "benchmark": "soak",

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from murmur.benchmarks import segmentation_learning
+from benchmarks import segmentation_learning
 
 
 def _scored(*right: tuple[int, int]) -> segmentation_learning.Scored:

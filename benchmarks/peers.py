@@ -1,9 +1,9 @@
 """What murmur learns beside what other systems learn, from results that are committed.
 
-    python -m murmur.benchmarks.peers
+    python -m benchmarks.peers
 
 writes benchmarks/results/peers.md: a row for each acceptance test that BenchMARL has run here
-(`murmur.benchmarks.benchmarl`), or that EPyMARL's authors published, with both budgets; and what
+(`benchmarks.benchmarl`), or that EPyMARL's authors published, with both budgets; and what
 no one published by our budget.
 EPyMARL: Papoudakis et al. 2021 (arXiv:2006.07869), table 3, five seeds, the maximum of 41
 evaluations, which favours it; ours is the policy at the end of the budget. Its values are converted
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from murmur.benchmarks.acceptance.scores import (
+from benchmarks.acceptance.scores import (
     bootstrap_interval,
     interquartile_mean,
     with_interval,
@@ -149,7 +149,7 @@ def _row(folder: Path, test: str, algorithm: str, peer: str, theirs: Score) -> l
 def page(found: list[Row]) -> str:
     """The comparisons as Markdown."""
     lines = [
-        "`python -m murmur.benchmarks.peers`",
+        "`python -m benchmarks.peers`",
         "",
         "Scores in the unit of each acceptance test (docs/results.md), 95 % intervals in brackets.",
         "Ours resample seeds and episodes. A pass of an acceptance test means its own goal, often",

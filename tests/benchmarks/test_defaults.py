@@ -1,6 +1,6 @@
 """What `murmur bench defaults` makes of records, by hand."""
 
-from murmur.benchmarks.defaults import compare
+from benchmarks.defaults import compare
 
 
 def record(trained: int, dropped: int, value: float | None) -> dict[str, object]:

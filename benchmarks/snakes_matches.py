@@ -1,7 +1,7 @@
 """Trained snakes against scripts and other runs, on both sides, with likeliest and drawn moves.
 
-    python -m murmur.benchmarks.snakes_matches runs/snakes-greedy-seed1 --topic snakes-greedy
-    python -m murmur.benchmarks.snakes_matches A --against B/checkpoints/best.pt --topic A-B
+    python -m benchmarks.snakes_matches runs/snakes-greedy-seed1 --topic snakes-greedy
+    python -m benchmarks.snakes_matches A --against B/checkpoints/best.pt --topic A-B
 
 plays the best checkpoint of a run and writes benchmarks/results/<topic>-matches.json with a table
 (.md) beside it. Opponents may be of the view before, 482 numbers: they play as they did.
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
     require_clean_source(arguments.dirty)
-    origin = provenance("murmur.benchmarks.snakes_matches")
+    origin = provenance("benchmarks.snakes_matches")
     run = RunFolder.open(arguments.run)
     rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
 """What augmentation brings: train a configuration with several presets and seeds, compare.
 
-    python -m murmur.benchmarks.segmentation_learning faces --seeds 1 2 3
+    python -m benchmarks.segmentation_learning faces --seeds 1 2 3
 
 trains one run after another with `murmur train` (one that was interrupted is resumed, one that is
 complete is not repeated), measures best.pt on the validation split, and writes
@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.figures import Panel, draw, mean_and_range
+from benchmarks.learning import curve, last_progress, train
 from learner_service.algorithms.confusion import Counts, scores
-from murmur.benchmarks.figures import Panel, draw, mean_and_range
-from murmur.benchmarks.learning import curve, last_progress, train
 from murmur.machine import RESULTS
 from murmur.results import origin_text, provenance, require_clean_source, run_command
 from murmur.segmentation import load_trained, measure, open_source
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
     require_clean_source(arguments.dirty)
-    origin = provenance("murmur.benchmarks.segmentation_learning")
+    origin = provenance("benchmarks.segmentation_learning")
     runs: dict[str, dict[str, Any]] = {preset: {} for preset in arguments.presets}
     found_of: dict[str, list[Counts]] = {preset: [] for preset in arguments.presets}
     for seed in arguments.seeds:  # all presets of a seed first: every one has been tried early

@@ -7,7 +7,7 @@ import numpy as np
 import yaml
 from pydantic import Field, model_validator
 
-from murmur.benchmarks.acceptance.scores import Floats, interquartile_mean
+from benchmarks.acceptance.scores import Floats, interquartile_mean
 from murmur.settings import ALGORITHMS
 from shared.config import CONFIG_DIRS, ExperimentConfig, Section, validate
 from shared.errors import ConfigError

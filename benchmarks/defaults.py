@@ -4,7 +4,7 @@
 share dropped is that of the rows received; the return is the mean of the last hundred training
 episodes at a number of environment steps learned from, so that runs that drop rows compare fairly.
 
-    python -m murmur.benchmarks.defaults --against CHECKOUT
+    python -m benchmarks.defaults --against CHECKOUT
 
 trains each task here and with another checkout's murmur at the same time, and compares their
 returns where both have learned from equally many steps.
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
     require_clean_source(arguments.dirty)
-    origin = provenance("murmur.benchmarks.defaults")
+    origin = provenance("benchmarks.defaults")
     end = {"max_minutes": arguments.minutes}
     tasks = {}
     for task in arguments.tasks:

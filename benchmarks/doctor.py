@@ -33,7 +33,7 @@ _MAPPO = {"name": "mappo", "batch_size": 400, "batch_number": 2, "data_passes": 
 
 
 def _slow(delay_ms: float) -> dict[str, Any]:
-    factory = "murmur.benchmarks.slow_environment:make"
+    factory = "benchmarks.slow_environment:make"
     return {"name": "gymnasium", "factory": factory, "arguments": {"delay_ms": delay_ms}}
 
 

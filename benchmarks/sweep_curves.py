@@ -1,6 +1,6 @@
 """Learning curves of a sweep: runs `murmur sweep`, keeps what `murmur compare` finds.
 
-    python -m murmur.benchmarks.sweep_curves lag spread --seeds 3 --vary learner.max_policy_lag=1,16
+    python -m benchmarks.sweep_curves lag spread --seeds 3 --vary learner.max_policy_lag=1,16
 
 passes what follows the topic to `murmur sweep`, in runs/sweep-<topic>, one run at a time unless
 --parallel says otherwise. A sweep that exists there is resumed: complete runs are not repeated.
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from benchmarks._trainings import run_training
+from benchmarks.figures import Panel, draw
 from murmur import machine
-from murmur.benchmarks._trainings import run_training
-from murmur.benchmarks.figures import Panel, draw
 from murmur.comparison import Comparison, compare
 from murmur.comparison.analysis import TaskResult
 from murmur.comparison.groups import make_tasks
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments, sweep = parser.parse_known_args()
     require_clean_source(arguments.dirty)
-    origin = provenance("murmur.benchmarks.sweep_curves")
+    origin = provenance("benchmarks.sweep_curves")
     folder = Path("runs") / f"sweep-{arguments.topic}"
     run_sweep(folder, sweep)
     comparisons = [

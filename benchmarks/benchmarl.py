@@ -1,6 +1,6 @@
 """BenchMARL on a VMAS task: what it learns by the budget of our acceptance tests, on this machine.
 
-    python -m murmur.benchmarks.benchmarl navigation mappo --seeds 1 2 3
+    python -m benchmarks.benchmarl navigation mappo --seeds 1 2 3
 
 trains one seed after another in this process, on one thread, plays 100 environments greedily after
 each fifth of the budget, and writes benchmarks/results/benchmarl-<task>-<algorithm>.json and a
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
     require_clean_source(arguments.dirty)
-    origin = provenance("murmur.benchmarks.benchmarl")
+    origin = provenance("benchmarks.benchmarl")
     torch.set_num_threads(1)
     packages = ("benchmarl", "torchrl", "tensordict", "vmas")
     settings = dict(EXPERIMENT[arguments.algorithm])

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.acceptance.task import experiment, load_task
 from env_service.environment import make_environment
 from learner_service.algorithms.maddpg import Config
 from learner_service.tools.probe import Probe
-from murmur.benchmarks.acceptance.task import experiment, load_task
 from murmur.machine import RESULTS
 from murmur.settings import config_summary, resolve
 from shared.config import config_names, find_config, load, validate

@@ -1,6 +1,6 @@
 """The table beside other systems: verdicts by intervals, every lower score with its reason."""
 
-from murmur.benchmarks.peers import REASONS, RESULTS, Row, Score, alone, page, rows
+from benchmarks.peers import REASONS, RESULTS, Row, Score, alone, page, rows
 
 
 def _row(low: float, high: float, reason: str = "") -> Row:

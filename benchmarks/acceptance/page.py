@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from murmur.benchmarks.acceptance.scores import with_interval
-from murmur.benchmarks.acceptance.task import STACKED, load_task, task_names
+from benchmarks.acceptance.scores import with_interval
+from benchmarks.acceptance.task import STACKED, load_task, task_names
 from murmur.machine import RESULTS
 from murmur.results import origin_text
 

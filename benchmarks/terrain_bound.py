@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from benchmarks.acceptance.scores import bootstrap_interval
 from env_service.envs.terrain import Config
 from env_service.envs.terrain.environment import TerrainEnvironment
 from env_service.envs.terrain.planning import (
@@ -31,7 +32,6 @@ from env_service.envs.terrain.planning import (
     position,
     weigher,
 )
-from murmur.benchmarks.acceptance.scores import bootstrap_interval
 from murmur.benchmarks.effort import Effort
 
 DESCRIPTION = "terrain's final entropy and F1 by planners that know the map, its kind, or neither"

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="needs the report extra")
 
-from murmur.benchmarks.figures import Panel, chosen_baselines, draw, mean_and_range, spread
+from benchmarks.figures import Panel, chosen_baselines, draw, mean_and_range, spread
 
 
 def test_names_far_apart_stay_where_they_are() -> None:

@@ -1,7 +1,7 @@
 """Acceptance: do the algorithms learn what is known to be learnable, as well as published?
 
-    python -m murmur.benchmarks.acceptance --list
-    python -m murmur.benchmarks.acceptance A1 [A2 ...] [--algorithms mappo] [--seeds 1 2] [--long]
+    python -m benchmarks.acceptance --list
+    python -m benchmarks.acceptance A1 [A2 ...] [--algorithms mappo] [--seeds 1 2] [--long]
 
 A test is a file configs/acceptance/<id>.yaml: an environment, how its score is reported, and for
 each algorithm its configuration and what it has to reach after how many environment steps. Each
@@ -30,12 +30,12 @@ from typing import Any
 import numpy as np
 import yaml
 
+from benchmarks._stacked import stacked_against_loop
+from benchmarks._trainings import children_cpu_s, run_training
+from benchmarks.acceptance.page import list_tasks, overview, page, write
+from benchmarks.acceptance.scores import bootstrap_interval, interquartile_mean, scores
+from benchmarks.acceptance.task import STACKED, Task, built, experiment, load_task
 from env_service.sessions.evaluate import run_baseline
-from murmur.benchmarks._stacked import stacked_against_loop
-from murmur.benchmarks._trainings import children_cpu_s, run_training
-from murmur.benchmarks.acceptance.page import list_tasks, overview, page, write
-from murmur.benchmarks.acceptance.scores import bootstrap_interval, interquartile_mean, scores
-from murmur.benchmarks.acceptance.task import STACKED, Task, built, experiment, load_task
 from murmur.evaluation import evaluate_run
 from murmur.machine import RESULTS
 from murmur.results import provenance, require_clean_source
@@ -48,7 +48,7 @@ from shared.registry import plugin_names
 
 DESCRIPTION = "train the acceptance tests A1 to A9 and compare with what they have to reach"
 
-_MODULE = "murmur.benchmarks.acceptance"
+_MODULE = "benchmarks.acceptance"
 _COSTS = "costs-by-steps.json"
 
 Cost = dict[str, float | None]  # minutes, cpu_s

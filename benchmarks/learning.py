@@ -1,6 +1,6 @@
 """Learning runs: train a configuration from several seeds, evaluate greedily, compare.
 
-    python -m murmur.benchmarks.learning terrain-cpu --seeds 1 2 3
+    python -m benchmarks.learning terrain-cpu --seeds 1 2 3
 
 trains one seed after another with `murmur train`. An interrupted seed is resumed, a complete one is
 not repeated. It evaluates the best checkpoint on the episodes from --first-seed on, and plays the
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._trainings import children_cpu_s, run_training
+from benchmarks.figures import Panel, chosen_baselines, draw, mean_and_range
 from env_service.sessions.evaluate import run_baseline
 from env_service.sessions.evaluation_result import EvaluationResult
-from murmur.benchmarks._trainings import children_cpu_s, run_training
-from murmur.benchmarks.figures import Panel, chosen_baselines, draw, mean_and_range
 from murmur.evaluation import baseline_names, evaluate_run
 from murmur.machine import RESULTS
 from murmur.results import origin_text, provenance, require_clean_source, run_command
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
     require_clean_source(arguments.dirty)
-    origin = provenance("murmur.benchmarks.learning")
+    origin = provenance("benchmarks.learning")
     config = load(arguments.config, arguments.overrides)
     topic = arguments.topic or arguments.config
     seeds: dict[str, Any] = {}
