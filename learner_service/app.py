@@ -25,6 +25,8 @@ from learner_service.runtime.device import (
     select_device,
     with_device,
 )
+from learner_service.serving.admission import Admission
+from learner_service.serving.lockstep import EnvSessions
 from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.progress import reached_limit
 from learner_service.telemetry.tracking.forwarder import require_trackers
@@ -280,10 +282,9 @@ def _serve(
         lambda: run.liveness.trouble() if serving.is_set() else "not ready: it takes no sessions",
     )
     loop = uvloop.new_event_loop()
-    host, supply = (run, None) if isinstance(run, Run) else (None, run.supply)
-    server = RolloutServer(
-        host, config.learner, run.metrics, credentials, supply, run.group.rank, run.group.size
-    )
+    sessions = EnvSessions(run, config.learner, run.metrics) if isinstance(run, Run) else run.supply
+    admission = Admission(config.learner, run.metrics, credentials, run.group.rank, run.group.size)
+    server = RolloutServer(sessions, admission, config.learner, credentials)
     grpc_thread = CriticalThread("grpc", loop.run_forever)
     watch: SessionWatch | None = None
     try:
@@ -303,7 +304,7 @@ def _serve(
         watch = _watch_sessions(config, run, server)
         _wait(run, stop)
         serving.clear()
-        server.stopping = True
+        server.admission.stopping = True
         run.drain()
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
         run.finish()
@@ -329,13 +330,13 @@ def _watch_sessions(
 
     def updates() -> int | None:
         ended = run.learner is not None and run.learner.finished.is_set()
-        return None if ended or server.stopping else run.progress.updates
+        return None if ended or server.admission.stopping else run.progress.updates
 
     return SessionWatch(
         group.store.clone(),
         group.rank,
         group.size,
-        lambda: server.training_sessions,
+        lambda: server.admission.training_sessions,
         updates,
         run.metrics.gauge("ranks_without_sessions"),
         config.learner.group_timeout_s,

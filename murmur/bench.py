@@ -1,8 +1,9 @@
 """`murmur bench`: lists and runs the benchmarks.
 
-A benchmark is a file with DESCRIPTION and run(effort) in murmur/benchmarks, or in tests/chaos,
-which only a checkout has. The list reads the files and imports none of them: it must not need what
-a benchmark needs. NEEDS names modules that are not part of the extras env, learner and report.
+A benchmark is a file with DESCRIPTION and run(effort) in murmur/benchmarks, or in benchmarks and
+tests/chaos, which only a checkout has. The list reads the files and imports none of them: it must
+not need what a benchmark needs. NEEDS names modules that are not part of the extras env, learner
+and report.
 """
 
 import ast
@@ -26,9 +27,10 @@ from shared.checking import known_names
 from shared.errors import ConfigError
 from shared.extras import extra_of, install_command
 
+_CHECKOUT = {"benchmarks": ROOT / "benchmarks", "tests.chaos": ROOT / "tests" / "chaos"}
 _PACKAGES = {
     "murmur.benchmarks": ROOT / "murmur" / "benchmarks",
-    "tests.chaos": ROOT / "tests/chaos",
+    **(_CHECKOUT if (ROOT / "pyproject.toml").is_file() else {}),
 }
 # Of tests.chaos: listed where it is missing, too.
 _OF_A_CHECKOUT = ("faults", "kills", "kills_ranks")

@@ -15,7 +15,10 @@ from shared.nvml import cuda_version
 ROOT = Path(__file__).resolve().parent.parent
 # An installed murmur has no place of its own for results: the working directory has.
 RESULTS = (ROOT if (ROOT / "pyproject.toml").is_file() else Path()) / "benchmarks" / "results"
-_CODE = ("proto", "shared", "env_service", "learner_service", "murmur", "configs", "tests")
+_CODE = (
+    *("proto", "shared", "env_service", "learner_service", "murmur", "configs", "tests"),
+    ":(glob)benchmarks/**/*.py",
+)
 
 
 def describe_machine() -> dict[str, Any]:

@@ -32,7 +32,7 @@ LONG = (
     "murmur/test_profile.py",
     "learner_service/algorithms/test_mappo.py",
     "monitoring/test_live.py",
-    "murmur/benchmarks/test_acceptance.py",
+    "benchmarks/test_acceptance.py",
 )
 
 

@@ -8,11 +8,9 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from learner_service.serving.access import Access, Refused, SessionRecord
+from learner_service.serving.admission import MODE_NAMES, Admission, Admitted, Context, Refused
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.evaluation import EvaluationScheduler
-from learner_service.serving.opening import Opening
-from learner_service.serving.places import Mode, Place
 from learner_service.serving.session import Session
 from shared.channel import MAX_HELLO_BYTES
 from shared.codec import check_size, message_bytes
@@ -33,7 +31,6 @@ from shared.spec import (
 _EVALUATION_POLL_S = 0.05
 HELLO_TIMEOUT_S = 10.0
 _MAX_SLOT = 1 << 20  # the run remembers an episode's number for each slot it has seen
-_MODE_NAMES: dict[int, Mode] = {pb.MODE_TRAIN: "train", pb.MODE_EVALUATE: "evaluate"}
 
 
 class Host(Protocol):
@@ -64,19 +61,16 @@ class Host(Protocol):
         """The session's stream is gone."""
 
 
-async def read_hello(
-    context: grpc.aio.ServicerContext[bytes, bytes], record: SessionRecord, access: Access
-) -> pb.Hello:
-    """The first message of a stream, checked against the protocol and the caller's role.
+async def read_hello(context: Context, stream: Admitted) -> pb.Hello:
+    """Return the first message of a stream, checked against the protocol and the caller's role.
 
     Raises:
         Refused: if it does not come, is something else, or is not allowed.
     """
     hello = await _first_hello(context)
-    record.worker = hello.worker_id
+    stream.worker = hello.worker_id
     _check_hello(hello)
-    record.mode = "supply" if hello.mode == pb.MODE_SUPPLY else _MODE_NAMES[hello.mode]
-    access.check_mode(record, hello.mode)
+    stream.greet(hello)
     return hello
 
 
@@ -86,15 +80,8 @@ class Handshake:
     def __init__(self, host: Host) -> None:
         """Greet on behalf of `host`."""
         self._host = host
-        self._opening = Opening()
 
-    async def greet(
-        self,
-        hello: pb.Hello,
-        context: grpc.aio.ServicerContext[bytes, bytes],
-        record: SessionRecord,
-        place: Place,
-    ) -> Session:
+    async def greet(self, hello: pb.Hello, context: Context, stream: Admitted) -> Session:
         """Answer the Hello of a session that steps environments with Welcome.
 
         Raises:
@@ -103,8 +90,8 @@ class Handshake:
         try:
             spec = spec_from_proto(hello.spec)
             check_size(spec, hello.num_envs)
-            place.claim(_MODE_NAMES[hello.mode], message_bytes(spec, hello.num_envs))
-            team = await self._agree(hello, spec)
+            stream.reserve(message_bytes(spec, hello.num_envs))
+            team = await self._agree(hello, spec, stream.admission)
         except MurmurError as error:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "spec", str(error)) from None
         starts: list[pb.SlotStart] = []
@@ -129,9 +116,10 @@ class Handshake:
         except BaseException:
             self._host.end(session)
             raise
+        stream.welcome()
         return session
 
-    async def _agree(self, hello: pb.Hello, spec: EnvSpec) -> EnvSpec:
+    async def _agree(self, hello: pb.Hello, spec: EnvSpec, admission: Admission) -> EnvSpec:
         """The part of the agents that the run acts for; the first training session begins the run.
 
         Raises:
@@ -143,7 +131,9 @@ class Handshake:
         if self._host.spec is not None and not training:  # their episodes may have another limit
             spec = replace(spec, max_episode_steps=self._host.spec.max_episode_steps)
         team = self._host.team(spec, training)
-        await self._opening.once(lambda: self._host.spec is not None, lambda: self._host.open(team))
+        await admission.open_once(
+            lambda: self._host.spec is not None, lambda: self._host.open(team)
+        )
         assert self._host.spec is not None
         team = self._host.team(spec, training)  # another session may have begun the run meanwhile
         difference = first_difference(self._host.spec, team)
@@ -180,8 +170,8 @@ class Handshake:
         return Session(hello.worker_id, spec, hello.num_envs, -1, zeros, evaluation=evaluation)
 
 
-async def _first_hello(context: grpc.aio.ServicerContext[bytes, bytes]) -> pb.Hello:
-    """The first message of a stream, if it comes in time."""
+async def _first_hello(context: Context) -> pb.Hello:
+    """Return the first message of a stream, if it comes in time."""
     try:
         first = await asyncio.wait_for(context.read(), HELLO_TIMEOUT_S)
     except TimeoutError:
@@ -204,7 +194,7 @@ def _check_hello(hello: pb.Hello) -> None:
         )
     if hello.mode == pb.MODE_SUPPLY:
         return
-    if not 1 <= hello.num_envs <= MAX_ENVS or hello.mode not in _MODE_NAMES:
+    if not 1 <= hello.num_envs <= MAX_ENVS or hello.mode not in MODE_NAMES:
         raise Refused(
             grpc.StatusCode.INVALID_ARGUMENT,
             "hello",

@@ -11,9 +11,7 @@ from typing import Any, Protocol
 import grpc
 from numpy.typing import NDArray
 
-from learner_service.serving.access import Refused, SessionRecord
-from learner_service.serving.opening import Opening
-from learner_service.serving.places import Place
+from learner_service.serving.admission import Admission, Admitted, Context, Refused
 from learner_service.storage.epochs import Request
 from learner_service.storage.samples import SampleStore
 from learner_service.telemetry.metrics import LearnerMetrics
@@ -33,7 +31,6 @@ _GRANTS_OPEN = 4  # of one session, where supply.window is chosen
 _MAX_BROKEN_LINES = 20  # of the log
 _MAX_REASONS = 16  # that metrics tell apart
 _OTHER = "other"
-Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class SupplyHost(Protocol):
@@ -84,7 +81,6 @@ class SupplyDesk:
         self._timeout_s = config.learner.session_timeout_s or None
         self._received = metrics.counter("samples_received")
         self._bytes = metrics.counter("received_bytes")
-        self._opening = Opening()
         self._sessions: set[_Session] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reasons: set[str] = set()
@@ -99,27 +95,33 @@ class SupplyDesk:
         for session in self._sessions:
             session.wake()
 
-    async def serve(
-        self, hello: pb.Hello, context: Context, record: SessionRecord, place: Place
-    ) -> None:
-        """One session, from its Hello to the end of its stream.
+    async def serve(self, hello: pb.Hello, context: Context, stream: Admitted) -> None:
+        """Serve one session, from its Hello to the end of its stream.
 
         Raises:
             Refused: if there can be no such session, or it breaks the contract.
         """
+        if hello.mode != pb.MODE_SUPPLY:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "mode",
+                f"worker '{hello.worker_id}' brings an environment, this run learns from a source "
+                "of samples; start the server with the run's configuration",
+            )
         try:
             spec = samples_from_proto(hello.source)
             size, window = grant_sizes(spec, self._window)
-            place.claim("train", window * spec.sample_bytes)
-            await self._agree(hello, spec)
+            stream.reserve(window * spec.sample_bytes)
+            await self._agree(hello, spec, stream.admission)
             self._host.admit_supply()
         except MurmurError as error:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "spec", str(error)) from None
         welcome = pb.Welcome(policy_version=self._host.policy_version, run_seed=self._host.run_seed)
         await context.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
+        stream.welcome()
         store = self._host.store
         assert store is not None
-        session = _Session(self, store, spec, context, record, size, window)
+        session = _Session(self, store, spec, context, stream, size, window)
         self._sessions.add(session)
         try:
             await session.run(self._timeout_s)
@@ -140,14 +142,14 @@ class SupplyDesk:
             logger.info("worker '%s' is gone; %d samples are asked of others", worker_id, owed)
             self._wake()
 
-    async def _agree(self, hello: pb.Hello, spec: SampleSpec) -> None:
+    async def _agree(self, hello: pb.Hello, spec: SampleSpec, admission: Admission) -> None:
         """Let the first session begin the run; compare later ones with it.
 
         Raises:
             MurmurError: if this is another data set than the run's.
         """
         self._loop = asyncio.get_running_loop()
-        await self._opening.once(
+        await admission.open_once(
             lambda: self._host.source is not None, lambda: self._host.open_source(spec)
         )
         assert self._host.source is not None
@@ -214,12 +216,12 @@ class _Session:
         store: SampleStore,
         spec: SampleSpec,
         context: Context,
-        record: SessionRecord,
+        stream: Admitted,
         size: int,
         window: int,
     ) -> None:
         self._desk, self._store, self._spec = desk, store, spec
-        self._context, self._record = context, record
+        self._context, self._stream = context, stream
         self._size, self._window = size, window
         self._codec = SampleCodec(spec)
         self._sequence = self._owed = 0
@@ -295,7 +297,7 @@ class _Session:
         return Refused(
             grpc.StatusCode.DEADLINE_EXCEEDED,
             "idle",
-            f"worker '{self._record.worker}' {what} (learner.session_timeout_s); others are asked",
+            f"worker '{self._stream.worker}' {what} (learner.session_timeout_s); others are asked",
         )
 
     def _take(self, message: bytes) -> None:
@@ -313,7 +315,7 @@ class _Session:
         arrays, broken = answer
         if MASK in arrays:
             _check_classes(self._spec, grant, arrays[MASK])
-        self._record.messages += 1
+        self._stream.messages += 1
         self.open.popleft()
         self._owed -= len(request.indices)
         self._desk.keep(self._store, request, arrays, broken)

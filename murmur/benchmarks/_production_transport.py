@@ -111,6 +111,8 @@ def serve_production(
     num_envs: int,
     slow: bool,
 ) -> None:
+    from learner_service.serving.admission import Admission
+    from learner_service.serving.lockstep import EnvSessions
     from learner_service.serving.server import RolloutServer
     from learner_service.telemetry.metrics import LearnerMetrics
 
@@ -119,7 +121,9 @@ def serve_production(
     threading.Thread(target=host.answer, daemon=True).start()
 
     async def serve() -> None:
-        server = RolloutServer(host, LearnerConfig(port=0), LearnerMetrics())
+        config, metrics = LearnerConfig(port=0), LearnerMetrics()
+        sessions = EnvSessions(host, config, metrics)
+        server = RolloutServer(sessions, Admission(config, metrics), config)
         await server.start()
         pipe.send(server.port)
         await asyncio.Event().wait()

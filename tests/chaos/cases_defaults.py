@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from murmur.benchmarks.defaults import dropped_share, train
+from benchmarks.defaults import dropped_share, train
 from tests.chaos.cases import Case
 
 

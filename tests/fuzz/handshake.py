@@ -14,7 +14,7 @@ from tests.fuzz.stand_in import SPEC, play
 from tests.wire import hello
 
 MODULES = (
-    "learner_service.serving.server",
+    "learner_service.serving.admission",
     "learner_service.serving.handshake",
     "shared.spec",
 )

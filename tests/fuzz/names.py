@@ -9,17 +9,15 @@ from dataclasses import replace
 import numpy as np
 
 from learner_service.serving.batcher import Request
-from learner_service.serving.server import RolloutServer
-from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.training.agents import in_order
 from shared.codec import ActionCodec, ObservationCodec
-from shared.config import ExperimentConfig, LearnerConfig, validate
+from shared.config import ExperimentConfig, validate
 from shared.errors import SpecError
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from shared.timestep import StepType, TimeStep
 from tests.fuzz import Reader
-from tests.fuzz.stand_in import Host, play
+from tests.fuzz.stand_in import Host, play, server_of
 from tests.wire import hello
 
 MODULES = (
@@ -65,7 +63,7 @@ class _Host(Host):
 
 
 _HOST = _Host()
-_SERVER = RolloutServer(_HOST, LearnerConfig(max_sessions=2), LearnerMetrics())
+_SERVER = server_of(_HOST)
 
 
 def one(data: bytes) -> str:

@@ -12,7 +12,7 @@ from tests.fuzz.stand_in import HOST, SPEC, play
 from tests.wire import hello_message
 
 MODULES = (
-    "learner_service.serving.server",
+    "learner_service.serving.lockstep",
     "learner_service.serving.session",
     "shared.codec",
     "shared.framing",

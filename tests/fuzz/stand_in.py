@@ -12,8 +12,10 @@ import grpc
 import numpy as np
 import uvloop
 
+from learner_service.serving.admission import Admission
 from learner_service.serving.batcher import Request
 from learner_service.serving.evaluation import Evaluation
+from learner_service.serving.lockstep import EnvSessions
 from learner_service.serving.server import RolloutServer
 from learner_service.serving.session import Session
 from learner_service.telemetry.metrics import LearnerMetrics
@@ -109,7 +111,15 @@ class Context:
 
 
 HOST = Host()
-SERVER = RolloutServer(HOST, LearnerConfig(max_sessions=2), LearnerMetrics())
+CONFIG, METRICS = LearnerConfig(max_sessions=2), LearnerMetrics()
+
+
+def server_of(host: Host) -> RolloutServer:
+    """A server that nobody starts: streams are handed to it."""
+    return RolloutServer(EnvSessions(host, CONFIG, METRICS), Admission(CONFIG, METRICS), CONFIG)
+
+
+SERVER = server_of(HOST)
 LOOP = uvloop.new_event_loop()
 atexit.register(LOOP.close)
 
@@ -125,6 +135,6 @@ def play(
     except Aborted as aborted:
         status = aborted.code.name
     assert host.open_sessions == 0, "a session was left behind"
-    assert not any(server.places.taken.values()), "a place was left behind"
-    assert not any(server.places.reserved.values()), "memory was left behind"
+    assert not any(server.admission.taken.values()), "a place was left behind"
+    assert not any(server.admission.reserved.values()), "memory was left behind"
     return status, context.written

@@ -23,6 +23,7 @@ from env_service.sessions.call import Call
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.supply import SupplySession
 from env_service.watchdog.heartbeat import Heartbeat
+from learner_service.serving.admission import Admission
 from learner_service.serving.server import RolloutServer
 from learner_service.serving.supply import SupplyDesk
 from learner_service.storage.samples import CacheChoice, SampleStore
@@ -192,7 +193,8 @@ class Host:
 HOST = Host()
 _CONFIG = validate(ExperimentConfig, {"source": {"name": "toy"}, "supply": {"window": 6}})
 _DESK = SupplyDesk(HOST, _CONFIG, LearnerMetrics())
-_SERVER = RolloutServer(None, LearnerConfig(max_sessions=2), LearnerMetrics(), None, _DESK)
+_LEARNER = LearnerConfig(max_sessions=2)
+_SERVER = RolloutServer(_DESK, Admission(_LEARNER, LearnerMetrics()), _LEARNER)
 
 
 class Stream(Context):
@@ -228,8 +230,8 @@ def _play(stream: Stream) -> tuple[str, list[bytes]]:
             LOOP.run_until_complete(_SERVER._play(None, stream))  # type: ignore[arg-type]
         except Aborted as aborted:
             status = aborted.code.name
-    assert not any(_SERVER.places.taken.values()), "a place was left behind"
-    assert not any(_SERVER.places.reserved.values()), "memory was left behind"
+    assert not any(_SERVER.admission.taken.values()), "a place was left behind"
+    assert not any(_SERVER.admission.reserved.values()), "memory was left behind"
     return status, stream.written
 
 

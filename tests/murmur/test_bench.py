@@ -147,11 +147,11 @@ def test_changed_source_is_refused_before_measuring(
 @pytest.mark.parametrize(
     "module",
     [
-        "murmur.benchmarks.learning spread",
-        "murmur.benchmarks.segmentation_learning faces",
-        "murmur.benchmarks.acceptance A1",
-        "murmur.benchmarks.soak",
-        "murmur.benchmarks.snakes_matches . --topic x",
+        "benchmarks.learning spread",
+        "benchmarks.segmentation_learning faces",
+        "benchmarks.acceptance A1",
+        "benchmarks.soak",
+        "benchmarks.snakes_matches . --topic x",
         "tests.fuzz --save",
     ],
 )
@@ -160,7 +160,7 @@ def test_commands_that_save_refuse_changed_source(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, *arguments = module.split()
-    name = {"murmur.benchmarks.acceptance": f"{name}.run", "tests.fuzz": f"{name}.__main__"}.get(
+    name = {"benchmarks.acceptance": f"{name}.run", "tests.fuzz": f"{name}.__main__"}.get(
         name, name
     )
     monkeypatch.setattr(sys, "argv", [name, *arguments])

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from murmur.benchmarks.slow_environment import Slow
+from benchmarks.slow_environment import Slow
 
 
 class Paced(Slow):

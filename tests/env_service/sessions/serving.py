@@ -9,7 +9,9 @@ from typing import Any
 import grpc
 import numpy as np
 
+from learner_service.serving.admission import Admission
 from learner_service.serving.batcher import Request
+from learner_service.serving.lockstep import EnvSessions
 from learner_service.serving.server import RolloutServer
 from learner_service.serving.session import Session
 from learner_service.telemetry.metrics import LearnerMetrics
@@ -123,14 +125,10 @@ class ServingLearner:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         config = LearnerConfig(host=self._where, port=self.port, max_sessions=self._max_sessions)
-        server = RolloutServer(
-            self.host,
-            config,
-            LearnerMetrics(),
-            self._credentials,
-            rank=self._rank,
-            size=self._size,
-        )
+        metrics = LearnerMetrics()
+        admission = Admission(config, metrics, self._credentials, self._rank, self._size)
+        sessions = EnvSessions(self.host, config, metrics)
+        server = RolloutServer(sessions, admission, config, self._credentials)
         await server.start()
         self.port = server.port
         self._ready.set()

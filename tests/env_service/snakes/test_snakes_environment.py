@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.snakes import REFERENCE, play
 from env_service.checks import assert_environment
 from env_service.envs.snakes import BASELINES, Config
 from env_service.envs.snakes.environment import Snakes
 from env_service.envs.snakes.game import DOWN, RIGHT
 from env_service.envs.snakes.opponents import GREEDY, RANDOM, greedy
-from murmur.benchmarks.snakes import REFERENCE, play
 from shared.spec import ACTION_MASK, AGENT_CELL, STATE
 from shared.timestep import StepType, TimeStep
 from tests.env_service.snakes.boards import board

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.terrain import REFERENCE, TIMES, curves
 from env_service.checks import assert_environment
 from env_service.compiled import compiled
 from env_service.envs.terrain import BASELINES, Config, make
 from env_service.envs.terrain.environment import TerrainEnvironment
 from env_service.envs.terrain.gain import expected_gains, sampled
-from murmur.benchmarks.terrain import REFERENCE, TIMES, curves
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, AGENT_CELL, STATE
 from shared.timestep import StepType, TimeStep

@@ -6,13 +6,19 @@ import threading
 
 import pytest
 
-from learner_service.serving.opening import Opening
+from learner_service.serving.admission import Admission
+from learner_service.telemetry.metrics import LearnerMetrics
+from shared.config import LearnerConfig
 from shared.errors import SpecError
 from shared.rpc import rollout_pb2 as pb
 from tests.env_service.sessions.serving import ServingLearner, load
 from tests.learner_service.toys import vector_spec
 from tests.waiting import wait_until
 from tests.wire import Client, hello_message
+
+
+def new_admission() -> Admission:
+    return Admission(LearnerConfig(), LearnerMetrics())
 
 
 def test_session_that_ends_at_the_start_begins_no_second_run() -> None:
@@ -41,13 +47,13 @@ def test_next_session_begins_a_run_that_the_first_could_not() -> None:
         raise SpecError("no such environment")
 
     async def sessions() -> None:
-        opening = Opening()
-        first = opening.once(lambda: "second" in calls, fail)
-        second = opening.once(lambda: "second" in calls, lambda: calls.append("second"))
+        admission = new_admission()
+        first = admission.open_once(lambda: "second" in calls, fail)
+        second = admission.open_once(lambda: "second" in calls, lambda: calls.append("second"))
         results = await asyncio.gather(first, second, return_exceptions=True)
         assert isinstance(results[0], SpecError)
         assert results[1] is None
-        await opening.once(lambda: "second" in calls, pytest.fail)
+        await admission.open_once(lambda: "second" in calls, pytest.fail)
 
     asyncio.run(sessions())
     assert calls == ["first", "second"]
@@ -63,7 +69,7 @@ def test_error_after_the_session_is_gone_is_not_printed(
         raise SpecError("the learner is told to stop")
 
     async def main() -> None:
-        session = asyncio.create_task(Opening().once(lambda: False, begin))
+        session = asyncio.create_task(new_admission().open_once(lambda: False, begin))
         await asyncio.sleep(0.05)
         session.cancel()
         await asyncio.gather(session, return_exceptions=True)

@@ -11,17 +11,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks import benchmarl, learning, snakes_matches, soak, sweep_curves
 from murmur import machine, results
 from murmur.bench import run_benchmark, topics
-from murmur.benchmarks import (
-    _rank_messages,
-    benchmarl,
-    learning,
-    ledger,
-    snakes_matches,
-    soak,
-    sweep_curves,
-)
+from murmur.benchmarks import _rank_messages, ledger
 from murmur.benchmarks._cores import two_cores
 from murmur.benchmarks.effort import Effort
 from murmur.settings import resolve

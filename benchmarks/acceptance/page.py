@@ -1,0 +1,158 @@
+"""What the acceptance tests have reached: a page for each test, a list, a table of all."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.acceptance.scores import with_interval
+from benchmarks.acceptance.task import STACKED, load_task, task_names
+from murmur.machine import RESULTS
+from murmur.results import origin_text
+
+
+def write(file: Path, results: dict[str, Any]) -> None:
+    """The JSON file and its page."""
+    RESULTS.mkdir(exist_ok=True)
+    file.write_text(json.dumps(results, indent=1) + "\n")
+    file.with_suffix(".md").write_text(page(results))
+
+
+def page(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    lines = [f"# {results['test']}: {results['title']}", ""]
+    built_ones = {k: e for k, e in results["entries"].items() if "date" in e}
+    for entry in built_ones.values():
+        lines.append(f"- {entry['algorithm']}: `{entry['command']}`, {origin_text(entry)}")
+        lines += [
+            f"- {entry['algorithm']} at {x['env_steps']:,} steps: `{x['origin']['command']}`, "
+            f"{origin_text(x['origin'])}"
+            for x in entry.get("lines", [])
+            if "origin" in x
+        ]
+    table = _stacked_table if results["test"] == "A9" else _score_table
+    lines += ["", *table(results)]
+    missing = [name for name in results["entries"] if name not in built_ones]
+    if missing:
+        lines += ["", f"Not built: {', '.join(missing)}."]
+    return "\n".join(lines) + "\n"
+
+
+def _stacked_table(results: dict[str, Any]) -> list[str]:
+    lines = [
+        "| algorithm | updates | largest difference of a weight | goal | |",
+        "|---|---|---|---|---|",
+    ]
+    for name, e in results["entries"].items():
+        if "updates" in e:
+            lines.append(
+                f"| {name} | {e['updates']} | {e['difference']:.1e} | "
+                f"<= {e['tolerance']:.0e} | {_verdict(e['passed'])} |"
+            )
+    return lines
+
+
+def _score_table(results: dict[str, Any]) -> list[str]:
+    anchor = results.get("anchors")
+    lines = []
+    if anchor:
+        lines += [
+            f"Greedy policy, {results['episodes']} episodes a seed. Score: {results['unit']} "
+            f"(S / {results['divisor']:g}), mean over a seed's episodes, interquartile mean over "
+            f"seeds, 95 % interval. Normalised: 0 is random ({anchor['random']:.3g}), 1 is "
+            f"{results['scripted_is']} ({anchor['scripted']:.4g}).",
+            "",
+        ]
+    lines += [
+        "| algorithm | seeds | environment steps | goal | score | S | normalised "
+        "| each seed's mean | CPU-s a seed | |",
+        "|---" * 10 + "|",
+    ]
+    for name, entry in results["entries"].items():
+        for x in entry.get("lines", []):
+            assert anchor is not None  # there is one where there are lines
+            span = anchor["scripted"] - anchor["random"]
+            means = ", ".join(f"{m:.4g}" for m in x["means"])
+            lines.append(
+                f"| {name} | {len(x['seeds'])} | {x['env_steps']:,} | {x['goal']} | "
+                f"{with_interval(x['score'], x['low'], x['high'])} | {x['S']:.4g} | "
+                f"{(x['score'] - anchor['random']) / span:.2f} | {means} | "
+                f"{'unknown' if None in x['cpu_s'] else format(np.mean(x['cpu_s']), '.0f')} | "
+                f"{_verdict(x['passed'])} |"
+            )
+    return lines
+
+
+def _verdict(passed: bool) -> str:
+    return "pass" if passed else "**fail**"
+
+
+def list_tasks() -> None:
+    """What there is and what has been reached."""
+    for name in task_names():
+        file = RESULTS / f"acceptance-{name}.json"
+        entries = json.loads(file.read_text())["entries"] if file.is_file() else {}
+        algorithms = list(STACKED) if name == "A9" else list(load_task(name).algorithms)
+        title = "stacked equals loop" if name == "A9" else load_task(name).title
+        parts = []
+        for algorithm in algorithms:
+            entry = entries.get(algorithm, {})
+            lines = entry.get("lines", [entry] if "passed" in entry else [])
+            state = (
+                "not run" if not lines else "pass" if all(x["passed"] for x in lines) else "FAIL"
+            )
+            parts.append(f"{algorithm} {'not built' if entry.get('not_built') else state}")
+        print(f"{name}  {title}: {', '.join(parts)}")
+
+
+def _goals(name: str) -> dict[tuple[str, int], str]:
+    """(algorithm, environment steps) -> what is asked of it; none of A9, which has no file."""
+    candidates = {} if name == "A9" else load_task(name).algorithms
+    return {
+        (algorithm, goal.env_steps): goal.text()
+        for algorithm, candidate in candidates.items()
+        for goal in candidate.goals
+    }
+
+
+def overview() -> str:
+    """All results as one table, for docs/results.md."""
+    lines = [
+        "| | task | algorithm | seeds | steps | goal | score | S | normalised | |",
+        "|---" * 10 + "|",
+    ]
+    missing: dict[str, list[str]] = {}
+    for name in task_names():
+        file = RESULTS / f"acceptance-{name}.json"
+        results = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
+        goals = _goals(name)
+        for algorithm, entry in results["entries"].items():
+            if "difference" in entry:
+                lines.append(
+                    f"| {name} | {results['title']} | {algorithm} | | {entry['updates']} updates | "
+                    f"<= {entry['tolerance']:.0e} | {entry['difference']:.1e} | | | "
+                    f"{_verdict(entry['passed'])} |"
+                )
+            if entry.get("not_built"):
+                missing.setdefault(algorithm, []).append(name)
+            for x in entry.get("lines", []):
+                anchor = results["anchors"]
+                span = anchor["scripted"] - anchor["random"]
+                goal = goals.pop((algorithm, x["env_steps"]), x["goal"])
+                lines.append(
+                    f"| {name} | {results['title']} | {algorithm} | {len(x['seeds'])} | "
+                    f"{x['env_steps']:,} | {goal} | "
+                    f"{with_interval(x['score'], x['low'], x['high'])} | {x['S']:.4g} | "
+                    f"{(x['score'] - anchor['random']) / span:.2f} | {_verdict(x['passed'])} |"
+                )
+        if goals:
+            title = load_task(name).title
+            lines += [
+                f"| {name} | {title} | {algorithm} | | {steps:,} | {goal} | | | | not measured |"
+                for (algorithm, steps), goal in goals.items()
+            ]
+    if missing:
+        parts = [f"{algorithm} ({', '.join(names)})" for algorithm, names in missing.items()]
+        lines += ["", f"Not built: {', '.join(parts)}."]
+    return "\n".join(lines)

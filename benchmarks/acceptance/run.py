@@ -1,0 +1,319 @@
+"""Acceptance: do the algorithms learn what is known to be learnable, as well as published?
+
+    python -m benchmarks.acceptance --list
+    python -m benchmarks.acceptance A1 [A2 ...] [--algorithms mappo] [--seeds 1 2] [--long]
+
+A test is a file configs/acceptance/<id>.yaml: an environment, how its score is reported, and for
+each algorithm its configuration and what it has to reach after how many environment steps. Each
+seed is trained by `murmur train` in the sync pipeline, so that the same seed gives the same run; at
+every goal the policy as it is then plays greedily, over gRPC, the same fixed episodes. A run that
+was interrupted is resumed, one that is complete is not repeated. `--long` continues to the goals
+that take an hour.
+
+Everything is reported on one scale, S: the episode's rewards summed over steps and agents (where
+the published score is of a number of steps, with further episodes following); and
+as published, which is S / divisor. A seed's score is its mean over episodes, that of several seeds
+the interquartile mean of theirs, with a 95 % bootstrap interval; normalised, (score - random) /
+(scripted - random).
+
+Results go to benchmarks/results/acceptance-<id>.json with a page (.md) beside it. An algorithm that
+is not built yet is reported so; what other algorithms have reached stays in the file.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from benchmarks._stacked import stacked_against_loop
+from benchmarks._trainings import children_cpu_s, run_training
+from benchmarks.acceptance.page import list_tasks, overview, page, write
+from benchmarks.acceptance.scores import bootstrap_interval, interquartile_mean, scores
+from benchmarks.acceptance.task import STACKED, Task, built, experiment, load_task
+from env_service.sessions.evaluate import run_baseline
+from murmur.evaluation import evaluate_run
+from murmur.machine import RESULTS
+from murmur.results import provenance, require_clean_source
+from murmur.run_folder import RunFolder
+from murmur.settings import ALGORITHMS, resolve
+from shared.config import ExperimentConfig, load
+from shared.cores import with_threads, with_workers
+from shared.errors import ConfigError
+from shared.registry import plugin_names
+
+DESCRIPTION = "train the acceptance tests A1 to A9 and compare with what they have to reach"
+
+_MODULE = "benchmarks.acceptance"
+_COSTS = "costs-by-steps.json"
+
+Cost = dict[str, float | None]  # minutes, cpu_s
+
+
+class Run:
+    """One seed of one algorithm, trained as far as is needed.
+
+    Attributes:
+        folder: runs/acceptance/<name>-<algorithm>-seed<seed>.
+    """
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        """Find the run's folder.
+
+        Raises:
+            ConfigError: if it holds a run with another configuration.
+        """
+        self._config = config
+        path = Path("runs") / "acceptance" / f"{config.run.name}-seed{config.run.seed}"
+        self.folder = RunFolder(path)
+        self._asked = path.with_suffix(".yaml")  # config.yaml also says what the run chose
+        begun = (path / "config.yaml").is_file()
+        if begun and _written(load(str(self._asked), environ={})) != _written(config):
+            raise ConfigError(
+                f"'{path}' was trained with another configuration than the test has now; "
+                "remove the folder to start a new run"
+            )
+
+    def train(self, env_steps: int) -> Cost:
+        """Train on to this number of environment steps.
+
+        Returns:
+            minutes and cpu_s that it took to get there; None where that is not known: after an
+            interruption.
+        """
+        costs = self._read_costs()
+        if env_steps in costs:
+            return costs[env_steps]
+        unknown: Cost = {"minutes": None, "cpu_s": None}
+        reached = max(costs, default=0)
+        if reached > env_steps:
+            return unknown
+        path = self.folder.path
+        command = [sys.executable, "-m", "murmur", "train"]
+        if any((path / "checkpoints").glob("update-*.pt")):
+            command += ["--resume"]
+        else:
+            self._asked.parent.mkdir(parents=True, exist_ok=True)
+            asked = self._config.model_dump(mode="json")
+            self._asked.write_text(yaml.safe_dump(asked, sort_keys=False))
+            command += [str(self._asked)]
+        command += ["--run", str(path), "--set", f"run.max_env_steps={env_steps}"]
+        path.mkdir(parents=True, exist_ok=True)
+        self._write_costs(costs | {reached + 1: unknown})  # an interruption leaves it so
+        before, started = children_cpu_s(), time.monotonic()
+        with path.with_suffix(".log").open("a") as log:
+            run_training(command, log)
+        spent = {
+            "minutes": (time.monotonic() - started) / 60,
+            "cpu_s": children_cpu_s() - before,
+        }
+        so_far = costs.get(reached, {"minutes": 0.0, "cpu_s": 0.0})
+        costs[env_steps] = {
+            name: None if (earlier := so_far[name]) is None else earlier + spent[name]
+            for name in spent
+        }
+        self._write_costs(costs)
+        return costs[env_steps]
+
+    def _read_costs(self) -> dict[int, Cost]:
+        """What was spent until this number of environment steps."""
+        return {int(steps): cost for steps, cost in self.folder.read_json(_COSTS).items()}
+
+    def _write_costs(self, costs: dict[int, Cost]) -> None:
+        (self.folder.path / _COSTS).write_text(json.dumps(costs))
+
+    def evaluate(self, env_steps: int, test: Task) -> list[float]:
+        """S of each episode that the policy plays greedily, trained to exactly this goal.
+
+        Raises:
+            ConfigError: if those episodes are to be played and training has continued meanwhile.
+        """
+        name = f"returns-{env_steps}.json"
+        played = {
+            "episodes": test.episodes,
+            "first_seed": test.first_seed,
+            "per_steps": test.score.per_steps,
+        }
+        there = self.folder.read_json(name)
+        if there.get("played") != played:
+            trained = max(self._read_costs(), default=0)
+            if trained != env_steps:
+                raise ConfigError(
+                    f"'{self.folder.path}' is trained to {trained} environment steps: what it "
+                    f"could do after {env_steps} is not to be seen any more; remove the folder to "
+                    "start a new run"
+                )
+            latest = self.folder.checkpoint("latest")
+            result = evaluate_run(self.folder, latest, test.episodes, test.first_seed, say=print)
+            there = {"played": played, "S": scores(result, test.score.per_steps).tolist()}
+            (self.folder.path / name).write_text(json.dumps(there))
+        returns: list[float] = there["S"]
+        return returns
+
+
+def _written(config: ExperimentConfig) -> dict[str, Any]:
+    """The whole configuration, as runs of this one write it.
+
+    But for how long they train, and where a file is that names modules.
+    """
+    run = config.run.model_copy(update={"max_env_steps": 0, "plugin_folders": ()})
+    return resolve(with_workers(with_threads(config.model_copy(update={"run": run}))))
+
+
+def run_candidate(
+    name: str, test: Task, algorithm: str, seeds: tuple[int, ...], long: bool
+) -> list[dict[str, Any]]:
+    """Train and evaluate all seeds at every goal of one algorithm; returns a line for each goal."""
+    goals = [g for g in test.algorithms[algorithm].goals if long or not g.long]
+    seen: dict[int, list[list[float]]] = {g.env_steps: [] for g in goals}
+    costs: dict[int, list[Cost]] = {g.env_steps: [] for g in goals}
+    for seed in seeds:
+        run = Run(experiment(name, test, algorithm, seed))
+        for goal in sorted(goals, key=lambda g: g.env_steps):
+            costs[goal.env_steps].append(run.train(goal.env_steps))
+            returns = run.evaluate(goal.env_steps, test)
+            seen[goal.env_steps].append(returns)
+            mean = np.mean(returns) / test.score.divisor
+            print(f"{name} {algorithm} seed {seed} at {goal.env_steps}: {mean:.3f}", flush=True)
+    lines = []
+    for goal in goals:
+        s = np.array(seen[goal.env_steps])
+        published = s / test.score.divisor
+        low, high = bootstrap_interval(published)
+        lines.append(
+            {
+                "env_steps": goal.env_steps,
+                "goal": goal.text(),
+                "passed": goal.passed(published),
+                "seeds": list(seeds),
+                "score": interquartile_mean(published),
+                "low": low,
+                "high": high,
+                "S": interquartile_mean(s),
+                "means": published.mean(axis=1).tolist(),
+                "minutes": [c["minutes"] for c in costs[goal.env_steps]],
+                "cpu_s": [c["cpu_s"] for c in costs[goal.env_steps]],
+            }
+        )
+    return lines
+
+
+def anchors(test: Task, config: ExperimentConfig) -> dict[str, float]:
+    """Random and scripted scores, in published units; baselines play the evaluated episodes."""
+
+    def play(baseline: str) -> float:
+        result = run_baseline(config, baseline, test.episodes, test.first_seed)
+        return float(scores(result, test.score.per_steps).mean()) / test.score.divisor
+
+    scripted = test.score.scripted
+    return {
+        "random": play("random"),
+        "scripted": play(scripted) if isinstance(scripted, str) else float(scripted),
+    }
+
+
+def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -> bool:
+    """Run a test for some algorithms and keep what came out; returns whether all goals were met.
+
+    Raises:
+        ConfigError: for an unknown test or an algorithm that is not in it.
+    """
+    test = load_task(name)
+    unknown = [a for a in wanted if a not in test.algorithms]
+    if unknown:
+        raise ConfigError(
+            f"{name} is no test of {', '.join(unknown)}; it has {', '.join(test.algorithms)}"
+        )
+    file = RESULTS / f"acceptance-{name}.json"
+    results = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
+    score = test.score
+    results |= {"test": name, "title": test.title, "unit": score.unit, "divisor": score.divisor}
+    results |= {"scripted_is": score.scripted_is, "episodes": test.episodes}
+    good = True
+    for algorithm in wanted or list(test.algorithms):
+        candidate = test.algorithms[algorithm]
+        config = experiment(name, test, algorithm, 1)
+        if not built(config):
+            print(f"{name} {algorithm}: not built")
+            results["entries"].setdefault(algorithm, {"not_built": True})
+            continue
+        if not long and all(goal.long for goal in candidate.goals):
+            print(f"{name} {algorithm}: only with --long")
+            continue
+        played = test.model_dump(mode="json", include={"score", "episodes", "first_seed"})
+        played["environment"] = test.config["environment"]
+        if results.get("anchors_of") != played:
+            results |= {"anchors": anchors(test, config), "anchors_of": played}
+        origin = provenance(_MODULE)
+        lines = run_candidate(name, test, algorithm, seeds or candidate.seeds, long)
+        if file.is_file():  # another call may have written meanwhile
+            results["entries"] = json.loads(file.read_text())["entries"]
+        results["entries"][algorithm] = {"algorithm": algorithm, **origin} | {
+            "config": config.model_dump(mode="json"),
+            "lines": with_earlier(lines, results["entries"].get(algorithm, {})),
+        }
+        good &= all(line["passed"] for line in lines)
+        write(file, results)
+    write(file, results)
+    print(page(results))
+    return good
+
+
+def with_earlier(lines: list[dict[str, Any]], entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """New lines, and an earlier entry's at other steps, which then say where they are from."""
+    steps = [line["env_steps"] for line in lines]
+    origin = {key: entry[key] for key in ("date", "machine", "commit", "command") if key in entry}
+    kept = [x for x in entry.get("lines", []) if x["env_steps"] not in steps]
+    return sorted([*lines, *({"origin": origin} | x for x in kept)], key=lambda x: x["env_steps"])
+
+
+def run_stacked(wanted: list[str]) -> bool:
+    """A9: stacked networks and an update of every agent by itself come to the same weights."""
+    file = RESULTS / "acceptance-A9.json"
+    results = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
+    results |= {"test": "A9", "title": "stacked networks equal a loop over agents"}
+    good = True
+    for algorithm, (name, options) in STACKED.items():
+        if wanted and algorithm not in wanted:
+            continue
+        if name not in plugin_names(*ALGORITHMS):
+            results["entries"].setdefault(algorithm, {"not_built": True})
+            continue
+        origin = provenance(_MODULE)
+        line = stacked_against_loop(name, options)
+        results["entries"][algorithm] = {"algorithm": algorithm, **origin} | line
+        good &= line["passed"]
+    write(file, results)
+    print(page(results))
+    return good
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=DESCRIPTION)
+    parser.add_argument("tests", nargs="*", metavar="TEST", help="A1 ... A9")
+    parser.add_argument("--list", action="store_true", help="the tests and what was reached")
+    parser.add_argument("--table", action="store_true", help="all results as a Markdown table")
+    parser.add_argument("--algorithms", nargs="+", default=[], help="default: all of the test")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[], help="default: the test's")
+    parser.add_argument("--long", action="store_true", help="also the goals that take an hour")
+    parser.add_argument("--dirty", action="store_true", help="save from source not committed")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(overview())
+        return 0
+    if arguments.list or not arguments.tests:
+        list_tasks()
+        return 0
+    require_clean_source(arguments.dirty)
+    good = True
+    for name in map(str.upper, arguments.tests):
+        if name == "A9":
+            good &= run_stacked(arguments.algorithms)
+        else:
+            good &= run_task(name, arguments.algorithms, tuple(arguments.seeds), arguments.long)
+    return 0 if good else 1

@@ -1,0 +1,147 @@
+"""A file of configs/acceptance: an environment, how it is scored, and the algorithms' goals."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from pydantic import Field, model_validator
+
+from benchmarks.acceptance.scores import Floats, interquartile_mean
+from murmur.settings import ALGORITHMS
+from shared.config import CONFIG_DIRS, ExperimentConfig, Section, validate
+from shared.errors import ConfigError
+from shared.registry import plugin_names
+
+TESTS = next((d / "acceptance" for d in CONFIG_DIRS if d.is_dir()), Path("configs/acceptance"))
+_PLATEAU = 1.0  # how near to a plateau is on it, in published units
+
+# A9: name -> (algorithm, options); see _stacked.py
+STACKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "mappo": ("mappo", {"share_parameters": False}),
+    "ippo": ("mappo", {"share_parameters": False, "centralised": False}),
+}
+
+
+class Goal(Section):
+    """What has to be reached, and when. Scores are in published units.
+
+    Exactly one of `at_least` and `one_of` is given. A goal that was lowered keeps its former value.
+    """
+
+    env_steps: int = Field(gt=0, description="environment steps after which it is evaluated")
+    at_least: float | None = Field(None, description="lowest score that passes")
+    one_of: tuple[float, ...] = Field((), description="every seed ends within 1 of one of these")
+    share_of_seeds: float = Field(
+        0,
+        ge=0,
+        le=1,
+        description="number of seeds that must reach at_least; 0: their joint score must",
+    )
+    long: bool = Field(False, description="only with --long")
+    was: float | None = Field(None, description="at_least before the goal was lowered")
+
+    @model_validator(mode="after")
+    def _has_one_condition(self) -> "Goal":
+        if (self.at_least is None) == (not self.one_of):
+            raise ValueError("give either at_least or one_of")
+        return self
+
+    def text(self) -> str:
+        """The condition as text."""
+        if self.one_of:
+            return "each on " + ", ".join(f"{x:g}" for x in self.one_of)
+        seeds = f" in {self.share_of_seeds:.0%} of seeds" if self.share_of_seeds else ""
+        was = "" if self.was is None else f" (was {self.was:g})"
+        return f">= {self.at_least:g}{seeds}{was}"
+
+    def passed(self, scores: Floats) -> bool:
+        """Whether scores [seeds, episodes] meet it."""
+        means = scores.mean(axis=1)
+        if self.one_of:
+            distance = np.abs(means[:, None] - np.array(self.one_of)).min(axis=1)
+            return bool((distance <= _PLATEAU).all())
+        assert self.at_least is not None
+        if self.share_of_seeds:
+            return bool((means >= self.at_least).mean() >= self.share_of_seeds)
+        return interquartile_mean(scores) >= self.at_least
+
+
+class Score(Section):
+    """How a test's returns are reported."""
+
+    divisor: float = Field(1, gt=0, description="the published score is S / divisor")
+    per_steps: int = Field(
+        0,
+        ge=0,
+        description="number of steps that S is of, further episodes following; 0: of an episode",
+    )
+    unit: str = Field("sum over agents", description="what the published score is")
+    scripted: float | str = Field(
+        description="score of a scripted team, or the bound that stands for it, in published "
+        "units; or the name of the environment's baseline that plays it"
+    )
+    scripted_is: str = Field("scripted", description="what that is")
+
+
+class Candidate(Section):
+    """One algorithm in a test."""
+
+    goals: tuple[Goal, ...] = Field(min_length=1)
+    seeds: tuple[int, ...] = (1, 2, 3)
+    config: dict[str, Any] = Field(
+        default={}, description="sections of its own, over the test's: algorithm, network, ..."
+    )
+
+
+class Task(Section):
+    """A file of configs/acceptance."""
+
+    title: str
+    score: Score
+    episodes: int = Field(100, ge=1)
+    first_seed: int = Field(100_001, ge=0, description="seed of the first evaluated episode")
+    config: dict[str, Any] = Field(description="sections that all algorithms share")
+    algorithms: dict[str, Candidate]
+
+
+def task_names() -> list[str]:
+    """A1, A2, ...: what --list lists."""
+    return [*sorted(path.stem.upper() for path in TESTS.glob("*.yaml")), "A9"]
+
+
+def load_task(name: str) -> Task:
+    """A test's file.
+
+    Raises:
+        ConfigError: for an unknown test or a file that is no test.
+    """
+    file = TESTS / f"{name.lower()}.yaml"
+    if not file.is_file():
+        raise ConfigError(f"no acceptance test '{name}'; known: {', '.join(task_names())}")
+    return validate(Task, yaml.safe_load(file.read_text()), str(file))
+
+
+def experiment(name: str, test: Task, algorithm: str, seed: int) -> ExperimentConfig:
+    """The configuration of one run."""
+    data: dict[str, Any] = {
+        "run": {"name": f"{name.lower()}-{algorithm}", "seed": seed},
+        "learner": {
+            "pipeline": "sync",
+            "device": "cpu",
+            "checkpoint_every_updates": 100_000,
+            "port": 0,
+            "metrics_port": 0,
+        },
+        "env_server": {"sessions_per_worker": 1, "metrics_port": 0},
+        "algorithm": {"name": algorithm},
+    }
+    for top in (test.config, test.algorithms[algorithm].config):
+        for section, values in top.items():
+            data[section] = {**data.get(section, {}), **values}
+    return validate(ExperimentConfig, data)
+
+
+def built(config: ExperimentConfig) -> bool:
+    """Whether the algorithm is there."""
+    return config.algorithm.name in plugin_names(*ALGORITHMS)
