@@ -2,14 +2,19 @@
 
 import logging
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, create_model
+from pydantic.fields import FieldInfo
 
 from shared.errors import ConfigError, MurmurError
 from shared.named_plugin import named_plugin, require_module
@@ -17,6 +22,23 @@ from shared.plugin_folders import folders_in_use
 from shared.traces import error_message, place_of
 
 logger = logging.getLogger("murmur")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A plug-in that differs from another one of its folder in options alone.
+
+    Attributes:
+        of: name of the other.
+        doc: its docstring.
+        fixed: option -> the only value that it may have, and a description.
+        defaults: option -> another default.
+    """
+
+    of: str
+    doc: str
+    fixed: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 @contextmanager
@@ -48,8 +70,8 @@ def plugin_names(folder: str, group: str) -> list[str]:
 
     Args:
         folder: the package whose modules are plug-ins, for example "env_service.envs"; the modules
-            that its SUPPORT names are not. Its KNOWN_AS and NEAREST, if there, map other names to
-            what to write instead.
+            that its SUPPORT names are not. Its VARIANTS, if there, are plug-ins, too; its KNOWN_AS
+            and NEAREST map other names to what to write instead.
         group: the entry-point group for packages outside, for example "murmur.environments".
     """
     return sorted(_inside(folder) | {e.name for e in entry_points(group=group)})
@@ -58,7 +80,29 @@ def plugin_names(folder: str, group: str) -> list[str]:
 def _inside(folder: str) -> set[str]:
     package = import_module(folder)
     names = {m.name for m in pkgutil.iter_modules(package.__path__)}
-    return names - getattr(package, "SUPPORT", set())
+    return names - getattr(package, "SUPPORT", set()) | getattr(package, "VARIANTS", {}).keys()
+
+
+@cache
+def _variant(folder: str, name: str) -> ModuleType:
+    """Make a plug-in's module of a row of the folder's VARIANTS."""
+    variant: Variant = import_module(folder).VARIANTS[name]
+    base = import_module(f"{folder}.{variant.of}")
+    inherited: dict[str, FieldInfo] = base.Config.model_fields
+    options: dict[str, Any] = {
+        option: (Literal[value], Field(value, description=description))
+        for option, (value, description) in variant.fixed.items()
+    }
+    for option, value in variant.defaults.items():
+        known = inherited[option]
+        options[option] = (known.annotation, FieldInfo.merge_field_infos(known, default=value))
+    module = ModuleType(f"{folder}.{name}", variant.doc)
+    vars(module).update({key: value for key, value in vars(base).items() if key.isupper()})
+    config: type[BaseModel] = create_model(
+        "Config", __base__=base.Config, __doc__=f"Options of {name}.", **options
+    )
+    vars(module).update({"Config": config, "build": base.build})
+    return module
 
 
 def load_plugin(folder: str, group: str, name: str) -> ModuleType:
@@ -73,6 +117,8 @@ def load_plugin(folder: str, group: str, name: str) -> ModuleType:
     """
     if ":" in name:
         return named_plugin(_kind(group), name)
+    if name in getattr(import_module(folder), "VARIANTS", {}):
+        return _variant(folder, name)
     if name in _inside(folder):
         return import_module(f"{folder}.{name}")
     for entry in entry_points(group=group):

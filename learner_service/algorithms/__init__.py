@@ -1,6 +1,11 @@
-"""Algorithms by name: each module but those of SUPPORT is a plug-in (see base.py)."""
+"""Algorithms by name: each module but those of SUPPORT is a plug-in (see base.py).
+
+VARIANTS are plug-ins that differ from another one in options alone.
+"""
 
 from typing import Any
+
+from shared.registry import Variant
 
 SUPPORT = {
     *(
@@ -35,6 +40,53 @@ SUPPORT = {
         "supervised_network",
         "value_norm",
         "wrapping",
+    ),
+}
+
+_OWN_OBSERVATION = {"centralised": (False, "each agent's own observation alone")}
+_TD3: dict[str, Any] = {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}
+VARIANTS = {
+    "ippo": Variant(
+        "mappo",
+        "IPPO: MAPPO with a value of each own observation (de Witt et al. 2020, arXiv:2011.09533).",
+        fixed=_OWN_OBSERVATION,
+    ),
+    "ppo": Variant(
+        "mappo",
+        "PPO, which for several agents is IPPO (Schulman et al. 2017, arXiv:1707.06347).",
+        fixed=_OWN_OBSERVATION,
+    ),
+    "iql": Variant(
+        "qmix",
+        "Independent Q-learning: each agent learns its own reward (Tan 1993); DQN for one agent.",
+        fixed={"mixer": ("none", "each agent learns its own reward")},
+    ),
+    "vdn": Variant(
+        "qmix",
+        "VDN: QMIX whose team value is the sum of the agents' (Sunehag et al. 2018, "
+        "arXiv:1706.05296).",
+        fixed={"mixer": ("vdn", "the sum of the agents' values")},
+    ),
+    "ddpg": Variant(
+        "maddpg",
+        "DDPG for each agent by itself (Lillicrap et al. 2016, arXiv:1509.02971).",
+        fixed=_OWN_OBSERVATION,
+    ),
+    "matd3": Variant(
+        "maddpg",
+        "MATD3: MADDPG with the three changes of TD3 (Ackermann et al. 2019, arXiv:1910.01465).",
+        defaults=_TD3,
+    ),
+    "td3": Variant(
+        "maddpg",
+        "TD3 for each agent by itself (Fujimoto et al. 2018, arXiv:1802.09477).",
+        fixed=_OWN_OBSERVATION,
+        defaults=_TD3,
+    ),
+    "sac": Variant(
+        "masac",
+        "SAC for each agent by itself (Haarnoja et al. 2018, arXiv:1812.05905).",
+        fixed=_OWN_OBSERVATION,
     ),
 }
 
