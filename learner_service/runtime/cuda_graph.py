@@ -32,6 +32,7 @@ WARM_UP_CALLS = 3  # make optimiser states; let libraries choose kernels and tak
 CALLS_TO_CAPTURE = WARM_UP_CALLS + 1
 _MAX_GRAPHS = 8  # of one function
 _MOST_WARMED = 64
+_MOST_SEEN = 4096
 # Failed captures of a function before it stays eager for good, and eager calls after the first of
 # them; after each further one there are _RETRY_LATER times as many.
 _MOST_FAILURES, _RETRY_CALLS, _RETRY_LATER = 3, 256, 8
@@ -85,6 +86,7 @@ class Graphs:
         self.captures: Counter[str] = Counter()
         self._live: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._functions: weakref.WeakSet[Captured] = weakref.WeakSet()
+        self._seen: set[tuple[Hashable, ...]] = set()  # shapes of calls that libraries know
         group.before_close(self.reset)
 
     def reset(self) -> None:
@@ -105,9 +107,20 @@ class Graphs:
         """Include a function in `reset`."""
         self._functions.add(function)
 
-    def eager(self) -> AbstractContextManager[Any]:
-        """A context for first calls of a shape that are not made through a captured function."""
-        return _LIBRARIES if self.enabled else nullcontext()
+    def eager(self, *shape: Hashable) -> AbstractContextManager[Any]:
+        """A context for calls that are not made through a captured function.
+
+        Args:
+            shape: of the call, with whatever else libraries may choose by: only the first call of
+                each waits for other threads' captures. None: every call does.
+        """
+        if not self.enabled or shape in self._seen:
+            return nullcontext()
+        if shape:
+            if len(self._seen) == _MOST_SEEN:
+                self._seen.clear()
+            self._seen.add(shape)
+        return _LIBRARIES
 
     @property
     def stream(self) -> torch.cuda.Stream:

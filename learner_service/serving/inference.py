@@ -314,8 +314,9 @@ class InferenceLoop:
         enter("evaluate")
         generator = self._evaluation_generator
         self._snapshots.published.wait()  # its policy too
-        with self._clock.working("evaluate"), self._graphs.eager():
-            acted = policy.act(staging.observation(), generator, memory)
+        with self._clock.working("evaluate"):
+            with self._graphs.eager("evaluate", session.num_envs):
+                acted = policy.act(staging.observation(), generator, memory)
             others = self._other_teams([request], policy, generator)
             action = _joined(staging.to_host(acted["action"]), others.get(0))
         session.memory = acted.get("memory")
@@ -343,8 +344,8 @@ class InferenceLoop:
             games[place] = session.pairing, other
         if not games:
             return {}
-        with self._graphs.eager():
-            answers = self._league.act([*games.values()], policy, generator, self._staging)
+        how = policy, generator, self._staging, self._graphs
+        answers = self._league.act([*games.values()], *how)
         return dict(zip(games, answers, strict=True))
 
 

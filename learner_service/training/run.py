@@ -122,7 +122,7 @@ class Run(RunProcess):
             self._league,
             torch.Generator(self.device).manual_seed(c.run.seed) if c.evaluation.sample else None,
             graphs,
-            c.learner.batcher.max_batch_envs,
+            self._most_acting,
         )
         if self._serve_only:
             self._serve(algorithm)
@@ -135,6 +135,15 @@ class Run(RunProcess):
         self._note_device(what, precision.name)
         for thread in self._threads:
             thread.start()
+
+    @property
+    def _most_acting(self) -> int:
+        """Environments of the largest batch that is acted on."""
+        server = self._config.env_server
+        if self._sync:
+            return self._environments
+        session = server.envs_per_worker // server.sessions_per_worker
+        return max(self._config.learner.batcher.max_batch_envs, session)
 
     def _with_precision(self, spec: EnvSpec) -> ExperimentConfig:
         """The configuration with the fastest precision, if it says auto."""

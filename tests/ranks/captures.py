@@ -58,7 +58,7 @@ def learned(
     captured: bool,
     fails: tuple[tuple[int, ...], ...] = ((), ()),
     at_once: bool = False,
-) -> tuple[dict[str, Tensor], list[Counts], dict[str, Any]]:
+) -> tuple[dict[str, Tensor], list[Counts], int]:
     """Updates from a rank's batches.
 
     Args:
@@ -71,14 +71,15 @@ def learned(
 
     Returns:
         what the last update left, how the functions that exchange something were called so far
-        after each update, and what else was counted.
+        after each update, and how many captures failed.
     """
     torch.manual_seed(group.rank)
     capture = failing(fails[group.rank], at_once=at_once)
     with taped_graphs(capture), patch.object(cuda_graph, "_RETRY_CALLS", 5):
         algorithm = case.build(group)
-        if isinstance(algorithm, OnPolicyAlgorithm):
-            algorithm._static = algorithm._schedule._static = True
+        inner = getattr(algorithm, "_algorithm", algorithm)
+        if isinstance(inner, OnPolicyAlgorithm):
+            inner._static = inner._schedule._static = True
         graphs, counts, scalars = algorithm.graphs, list[Counts](), dict[str, Tensor]()
         graphs.enabled = captured
         for batch in every[group.rank]:
@@ -87,9 +88,9 @@ def learned(
             counters = graphs.eager_calls, graphs.captures, graphs.replays
             counts.append({n: tuple(c[n] for c in counters) for n in sorted(together)})  # type: ignore[misc]
         outcome = jobs.outcome(algorithm, batch, scalars)
-        others = {"fallbacks": dict(graphs.fallbacks), "forward": graphs.replays["forward"]}
+        fallbacks = sum(graphs.fallbacks.values())
         graphs.reset()
-    return outcome, counts, others
+    return outcome, counts, fallbacks
 
 
 def walked(
