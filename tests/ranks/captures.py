@@ -77,7 +77,7 @@ def learned(
     capture = failing(fails[group.rank], at_once=at_once)
     with taped_graphs(capture), patch.object(cuda_graph, "_RETRY_CALLS", 5):
         algorithm = case.build(group)
-        inner = getattr(algorithm, "_algorithm", algorithm)
+        inner = getattr(algorithm, "inner", algorithm)
         if isinstance(inner, OnPolicyAlgorithm):
             inner._static = inner._schedule._static = True
         graphs, counts, scalars = algorithm.graphs, list[Counts](), dict[str, Tensor]()
