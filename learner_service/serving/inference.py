@@ -64,6 +64,7 @@ class InferenceLoop:
         draining: rows are kept, but training sessions are not answered any more, once the batch
             under way is.
         turns: batches served, empty ones included.
+        prepared: set once it can act; nothing is learned before, while acts are captured.
     """
 
     def __init__(
@@ -118,12 +119,14 @@ class InferenceLoop:
         self._environments = 0  # of training sessions that have sent rows
         self.draining = False
         self.turns = 0
+        self.prepared = threading.Event()
 
     def run(self) -> None:
         """Serve until the batcher is closed."""
         enter_stream(self._storage.device, urgent=True)
         for policy in self._snapshots.each():
             self._staging.prepare(policy, self._generator, self._memory, self._most_rows)
+        self.prepared.set()
         while True:
             enter("wait_learning" if self._blocked else "wait_environments")
             requests = self._batcher.next_batch(_IDLE_S)

@@ -271,8 +271,14 @@ class Run(RunProcess):
         learner = self._make_learner(c, algorithm, storage, duties, full_state, spec.num_agents)
         storage.on_room = self.inference.wake
         self._measure(algorithm, storage, learner)
-        if not self._sync:
-            self._threads.append(self._thread("learner", learner.run))
+        if self._sync:
+            return
+
+        def learn() -> None:
+            self.inference.prepared.wait()
+            learner.run()
+
+        self._threads.append(self._thread("learner", learn))
 
     def _measure(self, algorithm: Algorithm[Any], storage: Storage[Any], learner: Learner) -> None:
         """Let the first updates choose what of the work in flight is not configured."""

@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 import torch
 
+from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.runtime import cuda_graph
 from learner_service.runtime.cuda_graph import WARM_UP_CALLS
 from learner_service.serving.league import League
+from learner_service.serving.packed import PackedStaging
 from learner_service.tools.export import (
     export_policy,
     load_policy,
     policy_outputs,
     random_observations,
 )
+from learner_service.training.learner import Learner
 from tests.pretend_cuda import Machine, pretend_cuda
 from tests.pretend_cuda.cases import AGENTS, Case, make_spec
 from tests.pretend_cuda.driven import DrivenRun
@@ -236,6 +239,53 @@ def test_a_batch_that_no_graph_is_for_is_said_once_and_counted(
     assert "a batch of 20 environments" in said[0]
     assert "learner.batcher.max_batch_envs=16" in said[0]
     assert_clean(cuda)
+
+
+@cases(MASAC, slow=(MAPPO,))
+def test_nothing_is_learned_while_acts_are_captured(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay that a run continues with holds rows enough for an update."""
+    config, spec = case.config(), make_spec(case.space)
+    with pretend_cuda(ALLOWED):
+        with DrivenRun(config, spec, tmp_path) as run:
+            run.play_until(2, run.player(3), run.player(3))
+        prepare, prepared, updates = PackedStaging.prepare, list[int](), list[int]()
+
+        def prepare_late(*arguments: Any) -> None:
+            time.sleep(0.3)
+            prepare(*arguments)
+            prepared.append(len(updates))
+
+        monkeypatch.setattr(PackedStaging, "prepare", prepare_late)
+        update = Learner._update
+        monkeypatch.setattr(Learner, "_update", lambda *a: updates.append(1) or update(*a))
+        resumed = CheckpointFolder(tmp_path, 2).load_latest()
+        with DrivenRun(config, spec, tmp_path, resumed) as run:
+            run.play_until(run.updates + 2, run.player(3), run.player(3))
+    assert prepared == [0, 0]
+    assert updates
+
+
+def test_no_lock_is_held_through_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even through the first, all of whose shapes are new."""
+    free, passes = list[bool](), OnPolicyAlgorithm._passes
+
+    def look() -> None:
+        free.append(cuda_graph._LIBRARIES.acquire(timeout=5))
+        cuda_graph._LIBRARIES.release()
+
+    def seen(*arguments: Any) -> Any:
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return passes(*arguments)
+
+    monkeypatch.setattr(OnPolicyAlgorithm, "_passes", seen)
+    with pretend_cuda(), DrivenRun(MAPPO.config(), make_spec(MAPPO.space), tmp_path) as run:
+        run.play_until(1, run.player(3), run.player(3))
+    assert all(free)
+    assert free
 
 
 @pytest.mark.parametrize("what", ["training", "evaluation", "league"])
