@@ -125,3 +125,26 @@ def walked(
             counts.append((counters[0]["walk"], counters[1]["walk"], counters[2]["walk"]))
         captured.reset()
     return sums, counts
+
+
+_held: list[Any] = []  # contexts that last as long as the process
+
+
+def pretend_captures(rank: int) -> None:
+    """Let a process of a group capture graphs as on a GPU; two captures of rank 1 fail."""
+    pretended = taped_graphs(failing(((), (0, 2))[rank], at_once=False))
+    pretended.__enter__()
+    _held.append(pretended)
+    cuda_graph._RETRY_CALLS = 5
+    make, build = Graphs.__init__, OnPolicyAlgorithm.__init__
+
+    def enabled(self: Graphs, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        self.enabled = self.group.size > 1
+
+    def static(self: OnPolicyAlgorithm, *arguments: Any) -> None:
+        build(self, *arguments)
+        self._static = self._schedule._static = True
+
+    Graphs.__init__ = enabled  # type: ignore[method-assign]
+    OnPolicyAlgorithm.__init__ = static  # type: ignore[method-assign]

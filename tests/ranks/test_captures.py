@@ -1,5 +1,7 @@
 """Ranks whose batches differ in shape, and whose captures fail, stay in step and learn the same."""
 
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,14 +10,21 @@ import torch
 
 from learner_service.group.group import Group
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
+from tests.learner_service.running import RunningLearner, play
+from tests.learner_service.toys import MatrixGame
 from tests.pretend_cuda import pretend_cuda
 from tests.ranks import captures
+from tests.ranks.learners import learner_ranks
 from tests.ranks.processes import Ranks
 from tests.ranks.test_same_update import CASES
+from tests.ranks.test_two_learners import config
+from tests.waiting import wait_until
+from tests.wire import Client
 
 QUICK = ("mappo", "masac")
-LONG = ("coma", "mappo, recurrent", "coma, recurrent", "masac, clipped", "qmix", "masac, scaled",
-        "maddpg, normalised", "mappo, normalised, groups", "segmentation")  # fmt: skip
+LONG = ("coma", "matd3", "mappo, recurrent", "coma, recurrent", "masac, clipped", "qmix",
+        "masac, scaled", "maddpg, normalised", "mappo, normalised, groups",
+        "segmentation")  # fmt: skip
 UPDATES = 8
 
 
@@ -93,6 +102,37 @@ def test_a_rank_with_shapes_of_its_own_keeps_all_in_step(
     assert ours == others == np.cumsum([4 + n for n in theirs]).tolist()
     assert made == made_there
     assert made[-1][2] > 0  # and replayed where both can
+
+
+@pytest.mark.long
+def test_two_learners_with_graphs_and_unequal_environments_train(tmp_path: Path) -> None:
+    """They compare their weights after each update; captures of one fail."""
+    wanted = config(run={"max_updates": 1_000_000}, learner={"checkpoint_every_updates": 1000})
+
+    def play_on(port: int, envs: int) -> None:
+        game = MatrixGame(MatrixGame.CLIMBING, envs, 5)
+        with Client(port, game.spec, envs) as client:
+            play(client, client.hello(), game, 1_000_000)
+
+    with learner_ranks(tmp_path, wanted, prepare=captures.pretend_captures) as ranks:
+        ports = [ranks.ports(rank) for rank in range(2)]
+        players = [
+            threading.Thread(target=play_on, args=(port, envs))
+            for envs, (port, _) in zip((2, 5), ports, strict=True)
+        ]
+        for thread in players:
+            thread.start()
+        seen = [RunningLearner(*own, tmp_path, threading.Event()) for own in ports]
+        wait_until(
+            lambda: min(s.metric("graph_replays_total", graph="actor") for s in seen) > 10,
+            "replays",
+            timeout_s=240,
+        )
+        assert [s.metric("graph_fallbacks_total") for s in seen] == [1, 2]
+        ranks.stop()
+        assert ranks.codes() == [0, 0]
+        for thread in players:
+            thread.join()
 
 
 def test_a_group_closes_without_graphs_and_with_an_idle_device(
