@@ -44,6 +44,7 @@ from shared.ledger import ThreadClock
 from shared.metrics_server import MetricsServer
 from shared.process import (
     CriticalThread,
+    critical_thread_works,
     ended_by_signals,
     exit_code,
     logger,
@@ -109,7 +110,8 @@ def run_learner(
     finally:
         if heartbeat is not None:
             heartbeat.close()
-        group.close()
+        if not critical_thread_works():  # else the end of the process closes it
+            group.close()
     return 0
 
 

@@ -187,6 +187,11 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
+def critical_thread_works() -> bool:
+    """Whether a CriticalThread is alive."""
+    return any(isinstance(thread, CriticalThread) for thread in threading.enumerate())
+
+
 def leave(end: SystemExit) -> NoReturn:
     """End the process on request; at once if a critical thread still works.
 
@@ -196,8 +201,7 @@ def leave(end: SystemExit) -> NoReturn:
     Raises:
         SystemExit: the one given, if no such thread works.
     """
-    working = any(isinstance(thread, CriticalThread) for thread in threading.enumerate())
-    if working and isinstance(end.code, int | None):
+    if critical_thread_works() and isinstance(end.code, int | None):
         end_process(end.code or 0)
     raise end
 

@@ -9,7 +9,6 @@ there would be fewer to launch, and to capture one would take longer.
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +82,6 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         self._outputs = self._capture("forward", self._forward_block)
         self._pace = Pace(device)
         self._longest = 0
-        self._first_calls = True
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Learn from a rollout, in minibatches of joint rows.
@@ -109,10 +107,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
             block=self._block,
         )
         self.graphs.eager_calls["update"] += not self._static
-        # Libraries see some shapes for the first time.
-        with self.graphs.eager() if self._first_calls else nullcontext():
-            scalars = self._learn(Batch(arrays, []), number)
-        self._first_calls = False
+        scalars = self._learn(Batch(arrays, []), number)
         self._schedule.restore()
         self._counts["updates"] += 1
         return dict(zip(self._logged, scalars.unbind(), strict=True))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Extreme = Literal["min", "max", "sum"]
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_CPU = torch.device("cpu")
 _BY_VARIABLES = "env://"  # torch's name for them
 
 
@@ -36,12 +37,19 @@ class Group:
         store: where the ranks met; None of a learner that is alone.
     """
 
-    def __init__(self, rank: int, size: int, store: "Store | None" = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: "Store | None" = None,
+        device: torch.device = _CPU,
+    ) -> None:
         """Use `ALONE`, `from_environment` or `join`."""
-        self.rank, self.size = rank, size
+        self.rank, self.size, self._device = rank, size, device
         self.calls = self.bytes = 0
         self.waited_s = 0.0
         self.store = store
+        self._holders: list[Callable[[], None]] = []
 
     @classmethod
     def from_environment(cls, device: torch.device, timeout_s: float) -> "Group":
@@ -131,7 +139,7 @@ class Group:
                 f"rank {rank} of {size} cannot join the other learners within {timeout_s:g} s: "
                 f"{_error_text(error)}; check that all ranks run, and MASTER_ADDR and MASTER_PORT"
             ) from error
-        return cls(rank, size, store)
+        return cls(rank, size, store, device)
 
     def own_seed(self, seed: int) -> int:
         """A seed of this rank's own; on rank 0 the given one."""
@@ -231,12 +239,22 @@ class Group:
         """Wait until all ranks are here."""
         self.agree({"here": 1.0}, "min")
 
-    def close(self) -> None:
-        """Leave the group."""
+    def before_close(self, drop: Callable[[], None]) -> None:
+        """Note what drops graphs: they may hold collectives, for which NCCL would wait for ever."""
         if self.size > 1:
-            import torch.distributed as dist
+            self._holders.append(drop)
 
-            dist.destroy_process_group()
+    def close(self) -> None:
+        """Leave the group. No thread uses it any more."""
+        if self.size == 1:
+            return
+        import torch.distributed as dist
+
+        for drop in self._holders:
+            drop()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        dist.destroy_process_group()
 
     # --- the exchange ----------------------------------------------------------------------------
 
@@ -257,6 +275,8 @@ class Group:
             try:
                 call()
             except RuntimeError as error:
+                if flat.is_cuda and torch.cuda.is_current_stream_capturing():
+                    raise  # nothing is exchanged yet: it is the capture that failed
                 raise ConnectionLostError(
                     f"rank {self.rank} of {self.size}: another rank is gone, or did not come "
                     f"within {math.ceil(time.monotonic() - started)} s: {_error_text(error)}; "

@@ -9,6 +9,9 @@ from Python, the device waits for the host most of the time.
 
 Where a capture fails, the function stays eager for a while, then it is tried again, a few times.
 Nothing else changes: weights and generators are then as if every call had been eager.
+
+NCCL wants a collective captured on all ranks or on none. Ranks of a group agree, before each call
+of a function that exchanges something, whether it is eager, captured or replayed.
 """
 
 import threading
@@ -22,12 +25,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learner_service.group.group import ALONE, Group
 from shared.process import logger
 
 WARM_UP_CALLS = 3  # make optimiser states; let libraries choose kernels and take workspaces
 CALLS_TO_CAPTURE = WARM_UP_CALLS + 1
 _MAX_GRAPHS = 8  # of one function
 _MOST_WARMED = 64
+_MOST_SEEN = 4096
 # Failed captures of a function before it stays eager for good, and eager calls after the first of
 # them; after each further one there are _RETRY_LATER times as many.
 _MOST_FAILURES, _RETRY_CALLS, _RETRY_LATER = 3, 256, 8
@@ -35,6 +40,7 @@ _MOST_FAILURES, _RETRY_CALLS, _RETRY_LATER = 3, 256, 8
 # may do what CUDA forbids while any stream is captured (cuDNN's tuning does), and then both threads
 # fail. Also the default generator and the allocator serve one capture at a time.
 _LIBRARIES = threading.RLock()
+_EAGER, _DUE, _CAPTURED = range(3)  # what a call can be: without a graph, captured, replayed
 
 Outputs = dict[str, Tensor]
 
@@ -51,17 +57,26 @@ class Graphs:
         captures: graphs captured by function.
         eager_calls: calls without a graph by function, the ones before a capture included.
         fallbacks: failed captures by (function, reason), the reason "memory" or "capture".
+        group: see the constructor.
     """
 
-    def __init__(self, device: torch.device, *, enabled: bool = True, priority: int = 0) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        enabled: bool = True,
+        priority: int = 0,
+        group: Group = ALONE,
+    ) -> None:
         """Capture nothing yet.
 
         Args:
             device: graphs exist on CUDA alone; on other devices every call is eager.
             enabled: False keeps every call eager.
             priority: of the stream that kernels are captured on, which they keep when replayed.
+            group: of the ranks that functions may exchange something with.
         """
-        self._device, self._priority = device, priority
+        self._device, self._priority, self.group = device, priority, group
         self.enabled = enabled and device.type == "cuda"
         self.replays: Counter[str] = Counter()
         self.eager_calls: Counter[str] = Counter()
@@ -71,6 +86,8 @@ class Graphs:
         self.captures: Counter[str] = Counter()
         self._live: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._functions: weakref.WeakSet[Captured] = weakref.WeakSet()
+        self._seen: set[tuple[Hashable, ...]] = set()  # shapes of calls that libraries know
+        group.before_close(self.reset)
 
     def reset(self) -> None:
         """Drop all graphs, for example because the tensors that they work on were replaced."""
@@ -90,9 +107,20 @@ class Graphs:
         """Include a function in `reset`."""
         self._functions.add(function)
 
-    def eager(self) -> AbstractContextManager[Any]:
-        """A context for first calls of a shape that are not made through a captured function."""
-        return _LIBRARIES if self.enabled else nullcontext()
+    def eager(self, *shape: Hashable) -> AbstractContextManager[Any]:
+        """A context for calls that are not made through a captured function.
+
+        Args:
+            shape: of the call, with whatever else libraries may choose by: only the first call of
+                each waits for other threads' captures. None: every call does.
+        """
+        if not self.enabled or shape in self._seen:
+            return nullcontext()
+        if shape:
+            if len(self._seen) == _MOST_SEEN:
+                self._seen.clear()
+            self._seen.add(shape)
+        return _LIBRARIES
 
     @property
     def stream(self) -> torch.cuda.Stream:
@@ -210,6 +238,7 @@ class Captured:
         self._generators, self._warm_up_calls = tuple(generators), warm_up_calls
         self._max_graphs, self._in_place, self._recover = max_graphs, in_place, recover
         self._failures = self._eager_for = 0  # failed captures; eager calls until the next
+        self._exchanges = False  # with other ranks, as its first call shows
         self._signatures: OrderedDict[Hashable, _Signature] = OrderedDict()
         self._warmed: dict[Hashable, int] = {}  # eager calls of signatures that have left
         graphs.add(self)
@@ -235,20 +264,31 @@ class Captured:
             self._graphs.eager_calls[self._name] += 1
             return self._function(inputs, **options)
         signature = self._signature(inputs, options)
-        if signature.graph is None:
-            if signature.calls < self._warm_up_calls:
-                signature.calls += 1
-                return self._warm_up(inputs, options)
-            if self._eager_for or not self._capture(signature, inputs, options):
-                self._eager_for -= self._failures < _MOST_FAILURES
-                self._graphs.eager_calls[self._name] += 1
-                return self._function(inputs, **options)
+        kind = self._agreed(signature)
+        if kind == _DUE and not self._capture(signature, inputs, options):
+            kind = _EAGER
+        if kind == _EAGER:
+            return self._eager(signature, inputs, options)
         assert signature.graph is not None
         if not self._in_place:
             _copy(signature.inputs, inputs)
         signature.graph.replay()
         self._graphs.replays[self._name] += 1
         return dict(signature.outputs)
+
+    def _agreed(self, signature: _Signature) -> int:
+        """What a call is: where the function exchanges something, the same on all ranks.
+
+        Shapes, and captures that fail, may be a rank's own.
+        """
+        kind = _DUE
+        if signature.graph is not None:
+            kind = _CAPTURED
+        elif signature.calls < self._warm_up_calls or self._eager_for:
+            kind = _EAGER
+        if not self._exchanges:
+            return kind
+        return round(self._graphs.group.agree({"kind": kind}, "min")["kind"])
 
     def _signature(
         self, inputs: Mapping[str, Tensor], options: Mapping[str, Hashable]
@@ -268,17 +308,28 @@ class Captured:
         self._signatures.move_to_end(key)
         return self._signatures[key]
 
-    def _warm_up(self, inputs: Mapping[str, Tensor], options: Mapping[str, Hashable]) -> Outputs:
-        """An eager call on the stream of captures.
+    def _eager(
+        self,
+        signature: _Signature,
+        inputs: Mapping[str, Tensor],
+        options: Mapping[str, Hashable],
+    ) -> Outputs:
+        """A call without a graph; the first ones on the stream of captures.
 
         Autograd and the libraries remember the stream that they were first used on.
         """
         self._graphs.eager_calls[self._name] += 1
+        if signature.calls == self._warm_up_calls:
+            self._eager_for -= bool(self._eager_for) and self._failures < _MOST_FAILURES
+            return self._function(inputs, **options)
+        signature.calls += 1
+        collectives = self._graphs.group.calls
         stream, current = self._graphs.stream, torch.cuda.current_stream()
         stream.wait_stream(current)
         with self._graphs.eager(), torch.cuda.stream(stream):
             outputs = self._function(inputs, **options)
         current.wait_stream(stream)
+        self._exchanges |= self._graphs.group.calls > collectives
         return outputs
 
     def _capture(
@@ -287,15 +338,22 @@ class Captured:
         inputs: Mapping[str, Tensor],
         options: Mapping[str, Hashable],
     ) -> bool:
-        """Capture this signature; returns False if that failed."""
+        """Capture this signature; returns False if that failed, here or on another rank."""
+        signature.graph = None  # another rank has lost its own
         given = inputs if self._in_place else {name: x.clone() for name, x in inputs.items()}
         signature.inputs = dict(given)
+        failed: RuntimeError | None = None
         try:
             signature.graph, signature.outputs = self._graphs.capture(
                 lambda: self._function(signature.inputs, **options), self._generators
             )
         except RuntimeError as error:
-            self._fail(error)
+            failed = error
+        if self._exchanges and not self._graphs.group.all_ranks(failed is None):
+            signature.graph = None
+            failed = failed or RuntimeError("another rank could not capture it")
+        if failed is not None:
+            self._fail(failed)
             return False
         self._graphs.captures[self._name] += 1
         return True

@@ -64,6 +64,7 @@ class InferenceLoop:
         draining: rows are kept, but training sessions are not answered any more, once the batch
             under way is.
         turns: batches served, empty ones included.
+        prepared: set once it can act; nothing is learned before, while acts are captured.
     """
 
     def __init__(
@@ -118,12 +119,14 @@ class InferenceLoop:
         self._environments = 0  # of training sessions that have sent rows
         self.draining = False
         self.turns = 0
+        self.prepared = threading.Event()
 
     def run(self) -> None:
         """Serve until the batcher is closed."""
         enter_stream(self._storage.device, urgent=True)
         for policy in self._snapshots.each():
             self._staging.prepare(policy, self._generator, self._memory, self._most_rows)
+        self.prepared.set()
         while True:
             enter("wait_learning" if self._blocked else "wait_environments")
             requests = self._batcher.next_batch(_IDLE_S)
@@ -314,8 +317,9 @@ class InferenceLoop:
         enter("evaluate")
         generator = self._evaluation_generator
         self._snapshots.published.wait()  # its policy too
-        with self._clock.working("evaluate"), self._graphs.eager():
-            acted = policy.act(staging.observation(), generator, memory)
+        with self._clock.working("evaluate"):
+            with self._graphs.eager("evaluate", session.num_envs):
+                acted = policy.act(staging.observation(), generator, memory)
             others = self._other_teams([request], policy, generator)
             action = _joined(staging.to_host(acted["action"]), others.get(0))
         session.memory = acted.get("memory")
@@ -343,8 +347,8 @@ class InferenceLoop:
             games[place] = session.pairing, other
         if not games:
             return {}
-        with self._graphs.eager():
-            answers = self._league.act([*games.values()], policy, generator, self._staging)
+        how = policy, generator, self._staging, self._graphs
+        answers = self._league.act([*games.values()], *how)
         return dict(zip(games, answers, strict=True))
 
 

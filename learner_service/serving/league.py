@@ -24,6 +24,7 @@ from torch import Tensor
 from learner_service.algorithms.base import Policy
 from learner_service.checkpoint import saved_spec
 from learner_service.group.group import ALONE, Group
+from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.readback import to_host
 from learner_service.runtime.streams import Fence
 from learner_service.serving.staging import Staging
@@ -276,6 +277,7 @@ class League:
         latest: Policy,
         generator: torch.Generator | None,
         staging: Staging,
+        graphs: Graphs,
     ) -> list[Array]:
         """The other teams' actions: each opponent acts once, on all the rows where it plays.
 
@@ -284,6 +286,7 @@ class League:
             latest: plays where no opponent was drawn.
             generator: see Policy.act.
             staging: brings rows to the device, and actions back.
+            graphs: of acting.
 
         Returns:
             of each session [n, A] or [n, A, U] on the host.
@@ -305,7 +308,8 @@ class League:
             agents = games[0][1].reward.shape[1]
             memory = self._load_memory(games, members, agents, policy.memory_size)
             own = {name: array[start:stop] for name, array in observation.items()}
-            acted = policy.act(own, generator, memory)
+            with graphs.eager("league", len(members), generator is None):
+                acted = policy.act(own, generator, memory)
             if memory is not None:
                 remembered += zip(members, acted["memory"], strict=True)
             actions.append(acted["action"])

@@ -4,7 +4,8 @@ The rows of a batch are gathered in pinned memory as records. With them travels 
 stored: so one operation stores all of them with the actions, whatever the number of arrays and
 sessions. Up to some size the rest is one CUDA graph: batches are filled up to a power of two with
 copies of their first row, which are stored nowhere. The graphs of all sizes are captured before the
-first rows come; none knows where rows are stored, so that more sessions leave them as they are.
+first rows come, and none later, while environments wait: larger batches are acted on without a
+graph. No graph knows where rows are stored, so that more sessions leave them as they are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from learner_service.serving.staging import HostStaging, Placement, Staging, wri
 from learner_service.storage.arena import Record
 from learner_service.storage.storage import OBSERVATION, Storage
 from learner_service.telemetry.copied import Copied
+from shared.process import logger
 from shared.spec import ACTION_MASK
 from shared.timestep import Array, StepType, TimeStep
 
@@ -88,13 +90,13 @@ class _Buffer:
         busy: whether it may still be.
     """
 
-    def __init__(self, record: Record, num_rows: int, device: torch.device) -> None:
+    def __init__(self, record: Record, num_rows: int, device: torch.device, copied: Fence) -> None:
         pinned = device.type == "cuda"
         size = Packet.size(record, num_rows)
         self.data = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         records = Packet(self.data, record, num_rows).records
         self.views = {name: field.of(records).numpy() for name, field in record.fields.items()}
-        self.num_rows, self.copied, self.busy = num_rows, Fence(device), False
+        self.num_rows, self.copied, self.busy = num_rows, copied, False
 
 
 class PackedStaging(Staging):
@@ -113,7 +115,9 @@ class PackedStaging(Staging):
         self._device, self._graphs, self._fills_up = storage.device, graphs, fills_up
         self._buffers: list[_Buffer] = []
         self._packet: Packet | None = None
-        self._acting, self._on_graph = 0, False  # rows of it; whether it is filled up
+        self._acting, self._on_graph = 0, False  # rows of it; whether a graph acts on it
+        self._most = _MOST_ROWS  # of the largest graph
+        self._prepared = self._told = False  # all graphs are there; larger batches were spoken of
         self._filled_up: dict[int, Tensor] = {}  # by size: what graphs read
         self._captured: Captured | None = None
         self._before: dict[int, Tensor] = {}  # by size: what was remembered, which graphs read
@@ -124,9 +128,9 @@ class PackedStaging(Staging):
         if others:
             self._write(self._send(others))
         self._acting = sum(p.num_envs for p in acting)
-        stored = acting and acting[0].unroll is not None
-        self._on_graph = bool(self._fills_up and stored and self._acting <= _MOST_ROWS)
-        self._packet = self._send(acting, fills_up=self._on_graph) if acting else None
+        fills_up = bool(self._fills_up and acting and acting[0].unroll is not None)
+        self._on_graph = fills_up and self._acting <= self._most
+        self._packet = self._send(acting, fills_up=fills_up) if acting else None
 
     def store(self) -> None:
         """See Staging."""
@@ -145,8 +149,7 @@ class PackedStaging(Staging):
         if self._on_graph:
             outputs = self._captured_step(generator)(given, policy=policy)
         else:
-            with self._graphs.eager():
-                outputs = self._step(given, policy=policy)
+            outputs = self._uncaptured_step(given, policy)
         self._return(self._back, outputs["action"][: self._acting])
         if memory is not None:
             memory.remember(packet.index[1], outputs["memory"])
@@ -171,9 +174,9 @@ class PackedStaging(Staging):
         largest = min(_MOST_ROWS, max(_LEAST_ROWS, most_rows))
         while largest > _LEAST_ROWS and Packet.size(self._record, largest) > _MOST_BYTES:
             largest //= 2
-        most = 1 << (largest - 1).bit_length()
+        most = self._most = 1 << (largest - 1).bit_length()
         while len(self._buffers) < _NUM_BUFFERS:
-            self._buffers.append(_Buffer(self._record, most, self._device))
+            self._buffers.append(_Buffer(self._record, most, self._device, Fence(self._device)))
         self._back.reserve(most * self._record.fields["action"].num_bytes)
         random = generator.get_state()
         size = _LEAST_ROWS
@@ -189,6 +192,7 @@ class PackedStaging(Staging):
                 break
             size *= 2
         generator.set_state(random)
+        self._prepared = True
 
     def _empty(self, size: int) -> Packet:
         """A packet at the address that graphs of this size read: of zeros, all actions legal."""
@@ -206,7 +210,7 @@ class PackedStaging(Staging):
         """What is remembered before each row, where graphs read it."""
         begins = self._record.fields["step_type"].of(packet.records) == _FIRST
         before = memory.load(packet.index[1], begins)
-        if not self._on_graph and len(before) > _MOST_ROWS:
+        if len(before) > self._most:
             return before
         if len(before) not in self._before:
             self._before[len(before)] = torch.empty_like(before)
@@ -223,6 +227,24 @@ class PackedStaging(Staging):
                 in_place=True,
             )
         return self._captured
+
+    def _uncaptured_step(self, given: Mapping[str, Tensor], policy: Policy) -> dict[str, Tensor]:
+        """Act without a graph; the first time say so, and why."""
+        size = Packet.rows(self._record, given["packet"].numel())
+        self._graphs.eager_calls["act"] += 1
+        if self._prepared and not self._told:
+            self._told = True
+            logger.warning(
+                "a batch of %d environments is acted on without a CUDA graph, which is slower: "
+                "before the first row graphs were captured for up to %d, and none is while "
+                "environments wait. murmur_learner_eager_calls_total counts such batches; "
+                "learner.batcher.max_batch_envs=%d and sessions of no more environments make none",
+                self._acting,
+                self._most,
+                self._most,
+            )
+        with self._graphs.eager("act", size):
+            return self._step(given, policy=policy)
 
     def actions(self) -> Array:
         """See Staging."""
@@ -284,10 +306,14 @@ class PackedStaging(Staging):
 
         Args:
             placements: where rows go.
-            fills_up: to a size that graphs have, where they read it.
+            fills_up: to a size that graphs have, where they read it; or, for libraries to see few
+                shapes, to a multiple of the largest.
         """
-        count = sum(p.num_envs for p in placements)
-        size = max(_LEAST_ROWS, 1 << (count - 1).bit_length()) if fills_up else count
+        count = size = sum(p.num_envs for p in placements)
+        if fills_up and count > self._most:
+            size, fills_up = -(-count // self._most) * self._most, False
+        elif fills_up:
+            size = max(_LEAST_ROWS, 1 << (count - 1).bit_length())
         buffer = self._free_buffer(size)
         num_bytes = Packet.size(self._record, size)
         own = buffer.data[:num_bytes]
@@ -309,7 +335,8 @@ class PackedStaging(Staging):
         if buffer is not None and buffer.busy:
             buffer.copied.reached()  # else rows on their way would be written over
         if buffer is None or buffer.num_rows < num_rows:
-            buffer = _Buffer(self._record, num_rows, self._device)
+            copied = Fence(self._device) if buffer is None else buffer.copied
+            buffer = _Buffer(self._record, num_rows, self._device, copied)
         self._buffers.append(buffer)
         return buffer
 

@@ -36,7 +36,8 @@ GRAPH_METRICS = (
         "eager_calls",
         "counter",
         "calls of captured functions that ran without a graph: the first few of each input shape, "
-        "and those between a failed capture and the next; with learner.cuda_graph=false all",
+        "acts on larger batches than were captured beforehand, and those between a failed capture "
+        "and the next; with learner.cuda_graph=false all",
         "on CUDA, grows as fast as graph_replays: see graph_fallbacks",
         ("graph",),
         observed=True,

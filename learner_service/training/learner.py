@@ -391,7 +391,6 @@ class Learner:
             self._report.write()
         if self._log is not None:
             self._log.close()
-        self._algorithm.graphs.reset()  # a group cannot close while graphs hold its collectives
 
     def note_evaluation(
         self,

@@ -122,7 +122,7 @@ class Run(RunProcess):
             self._league,
             torch.Generator(self.device).manual_seed(c.run.seed) if c.evaluation.sample else None,
             graphs,
-            c.learner.batcher.max_batch_envs,
+            self._most_acting,
         )
         if self._serve_only:
             self._serve(algorithm)
@@ -135,6 +135,15 @@ class Run(RunProcess):
         self._note_device(what, precision.name)
         for thread in self._threads:
             thread.start()
+
+    @property
+    def _most_acting(self) -> int:
+        """Environments of the largest batch that is acted on."""
+        server = self._config.env_server
+        if self._sync:
+            return self._environments
+        session = server.envs_per_worker // server.sessions_per_worker
+        return max(self._config.learner.batcher.max_batch_envs, session)
 
     def _with_precision(self, spec: EnvSpec) -> ExperimentConfig:
         """The configuration with the fastest precision, if it says auto."""
@@ -262,8 +271,14 @@ class Run(RunProcess):
         learner = self._make_learner(c, algorithm, storage, duties, full_state, spec.num_agents)
         storage.on_room = self.inference.wake
         self._measure(algorithm, storage, learner)
-        if not self._sync:
-            self._threads.append(self._thread("learner", learner.run))
+        if self._sync:
+            return
+
+        def learn() -> None:
+            self.inference.prepared.wait()
+            learner.run()
+
+        self._threads.append(self._thread("learner", learn))
 
     def _measure(self, algorithm: Algorithm[Any], storage: Storage[Any], learner: Learner) -> None:
         """Let the first updates choose what of the work in flight is not configured."""

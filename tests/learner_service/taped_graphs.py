@@ -1,7 +1,8 @@
 """CUDA graphs without CUDA: a capture records operations, a replay executes them again.
 
 As on a GPU a capture computes nothing that lasts, and a replay knows no Python: what was a number
-on the host when the graph was captured is that number for ever.
+on the host when the graph was captured is that number for ever. Collectives are exchanged by
+replays alone.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any, Self
 import pytest
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import Work, _create_work_from_future
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -40,6 +42,11 @@ class _Tape(TorchDispatchMode):
         name, schema = func._schema.name.removeprefix("aten::"), func._schema
         if name == "_local_scalar_dense":
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        if func.namespace == "c10d":
+            self.operations.append((func, args, kwargs, []))
+            over: torch.futures.Future[None] = torch.futures.Future()
+            over.set_result(None)
+            return args[0], _create_work_from_future(over).boxed()
         written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
         named = {a.name for a, w in zip(schema.arguments, written, strict=True) if w}
         changed = [a for a, w in zip(args, written, strict=False) if w]
@@ -79,11 +86,14 @@ class TapedGraph:
     def replay(self) -> None:
         for func, args, kwargs, made in self.operations:
             out = func(*args, **kwargs)
+            if func.namespace == "c10d":
+                Work.unbox(out[1]).wait()
+                continue
             for recorded, computed in zip(made, _tensors(out), strict=bool(made)):
                 recorded.detach().copy_(computed)
 
 
-class _Capture:
+class TapedCapture:
     """In place of torch.cuda.graph."""
 
     def __init__(self, graph: TapedGraph, **options: Any) -> None:
@@ -117,15 +127,24 @@ def _on_stream(stream: Any) -> Iterator[None]:
     yield
 
 
-@pytest.fixture
-def taped(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def taped_graphs(capture: type[TapedCapture] = TapedCapture) -> Iterator[None]:
     """Let torch.cuda's graphs be taped ones."""
-    for name, stand_in in {
-        "CUDAGraph": TapedGraph,
-        "graph": _Capture,
-        "graph_pool_handle": object,
-        "Stream": _Stream,
-        "stream": _on_stream,
-        "current_stream": _Stream,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, stand_in in {
+            "CUDAGraph": TapedGraph,
+            "graph": capture,
+            "graph_pool_handle": object,
+            "Stream": _Stream,
+            "stream": _on_stream,
+            "current_stream": _Stream,
+        }.items():
+            patch.setattr(torch.cuda, name, stand_in)
+        yield
+
+
+@pytest.fixture
+def taped() -> Iterator[None]:
+    """See taped_graphs."""
+    with taped_graphs():
+        yield

@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 import torch
 
+from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.runtime import cuda_graph
 from learner_service.runtime.cuda_graph import WARM_UP_CALLS
 from learner_service.serving.league import League
+from learner_service.serving.packed import PackedStaging
 from learner_service.tools.export import (
     export_policy,
     load_policy,
     policy_outputs,
     random_observations,
 )
+from learner_service.training.learner import Learner
 from tests.pretend_cuda import Machine, pretend_cuda
 from tests.pretend_cuda.cases import AGENTS, Case, make_spec
 from tests.pretend_cuda.driven import DrivenRun
@@ -211,7 +215,110 @@ def test_acts_are_captured_before_the_first_rows(case: Case, tmp_path: Path) -> 
         assert graphs.captures["act"] == 2 * sizes
         assert graphs.eager_calls["act"] == eager == WARM_UP_CALLS * 2 * sizes
         assert graphs.replays["act"] > 10
+        assert not graphs.fallbacks
     assert_clean(cuda)
+
+
+@cases(MAPPO, slow=(RECURRENT,))
+def test_a_batch_that_no_graph_is_for_is_said_once_and_counted(
+    case: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = case.config(learner={"max_policy_lag": 100, "batcher": {"max_batch_envs": 16}})
+    with pretend_cuda(ALLOWED) as cuda, DrivenRun(config, make_spec(case.space), tmp_path) as run:
+        graphs = run.run.inference._graphs
+        wait_until(lambda: graphs.captures["act"] == 2, "graphs of two snapshots")
+        eager = graphs.eager_calls["act"]
+        large, small = run.player(20), run.player(3)
+        run.play_rows(8, large, small)
+        run.play_until(1, large, small)
+        assert graphs.captures["act"] == 2
+        assert graphs.eager_calls["act"] == eager + large.rows
+        assert graphs.replays["act"] >= small.rows
+    said = [r.getMessage() for r in caplog.records if "without a CUDA graph" in r.getMessage()]
+    assert len(said) == 1
+    assert "a batch of 20 environments" in said[0]
+    assert "learner.batcher.max_batch_envs=16" in said[0]
+    assert_clean(cuda)
+
+
+@cases(MASAC, slow=(MAPPO,))
+def test_nothing_is_learned_while_acts_are_captured(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay that a run continues with holds rows enough for an update."""
+    config, spec = case.config(), make_spec(case.space)
+    with pretend_cuda(ALLOWED):
+        with DrivenRun(config, spec, tmp_path) as run:
+            run.play_until(2, run.player(3), run.player(3))
+        prepare, prepared, updates = PackedStaging.prepare, list[int](), list[int]()
+
+        def prepare_late(*arguments: Any) -> None:
+            time.sleep(0.3)
+            prepare(*arguments)
+            prepared.append(len(updates))
+
+        monkeypatch.setattr(PackedStaging, "prepare", prepare_late)
+        update = Learner._update
+        monkeypatch.setattr(Learner, "_update", lambda *a: updates.append(1) or update(*a))
+        resumed = CheckpointFolder(tmp_path, 2).load_latest()
+        with DrivenRun(config, spec, tmp_path, resumed) as run:
+            run.play_until(run.updates + 2, run.player(3), run.player(3))
+    assert prepared == [0, 0]
+    assert updates
+
+
+def test_no_lock_is_held_through_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even through the first, all of whose shapes are new."""
+    free, passes = list[bool](), OnPolicyAlgorithm._passes
+
+    def look() -> None:
+        free.append(cuda_graph._LIBRARIES.acquire(timeout=5))
+        cuda_graph._LIBRARIES.release()
+
+    def seen(*arguments: Any) -> Any:
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return passes(*arguments)
+
+    monkeypatch.setattr(OnPolicyAlgorithm, "_passes", seen)
+    with pretend_cuda(), DrivenRun(MAPPO.config(), make_spec(MAPPO.space), tmp_path) as run:
+        run.play_until(1, run.player(3), run.player(3))
+    assert all(free)
+    assert free
+
+
+@pytest.mark.parametrize("what", ["training", "evaluation", "league"])
+def test_nobody_who_acts_waits_for_a_capture_of_learning(what: str, tmp_path: Path) -> None:
+    """Once the libraries have seen the sizes of all batches."""
+    league = {"size": 1, "every_updates": 1, "latest": 0.5} if what == "league" else {}
+    config = MAPPO.config(
+        learner={"max_policy_lag": 100, "batcher": {"max_batch_envs": 16}},
+        evaluation={"every_updates": 2 if what == "evaluation" else 0, "episodes": 1000},
+        league=league,
+    )
+    spec = make_spec(MAPPO.space, 2 * AGENTS if league else AGENTS)
+    holds, leave = threading.Event(), threading.Event()
+
+    def capture() -> None:
+        with cuda_graph._LIBRARIES:
+            holds.set()
+            leave.wait(60)
+
+    with pretend_cuda(ALLOWED), DrivenRun(config, spec, tmp_path) as run:
+        players = [run.player(3), run.player(20)]  # with a graph, and without one
+        if what == "evaluation":
+            players.append(run.player(2, evaluates=True))
+        run.play_until(2, *players)
+        run.play_rows(30, *players)
+        thread = threading.Thread(target=capture)
+        thread.start()
+        assert holds.wait(60)
+        try:
+            run.play_rows(4, *players)
+        finally:
+            leave.set()
+            thread.join()
 
 
 @cases(RECURRENT, slow=(MASAC,))

@@ -3,7 +3,7 @@
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -23,7 +23,12 @@ class LearnerRanks:
     """
 
     def __init__(
-        self, run_dir: Path, config: ExperimentConfig, options: dict[str, Any], size: int
+        self,
+        run_dir: Path,
+        config: ExperimentConfig,
+        options: dict[str, Any],
+        size: int,
+        prepare: "Callable[[int], object] | None",
     ) -> None:
         """Start the processes; the store that torchrun would have is of this process."""
         meeting = socket.create_server(("127.0.0.1", 0))
@@ -32,7 +37,7 @@ class LearnerRanks:
         self.processes = []
         for rank in range(size):
             mine, theirs = forked.Pipe()
-            arguments = (theirs, rank, size, self._store.port, run_dir, config, options)
+            arguments = (theirs, rank, size, self._store.port, run_dir, config, options, prepare)
             process = forked.Process(target=_learn, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -60,10 +65,18 @@ class LearnerRanks:
 
 @contextmanager
 def learner_ranks(
-    run_dir: Path, config: ExperimentConfig, size: int = 2, **options: Any
+    run_dir: Path,
+    config: ExperimentConfig,
+    size: int = 2,
+    *,
+    prepare: Callable[[int], object] | None = None,
+    **options: Any,
 ) -> Iterator[LearnerRanks]:
-    """Learners of one run; killed at the end if they still run."""
-    ranks = LearnerRanks(run_dir, config, {"resume": False, **options}, size)
+    """Learners of one run; killed at the end if they still run.
+
+    Each process calls `prepare` with its rank before it learns.
+    """
+    ranks = LearnerRanks(run_dir, config, {"resume": False, **options}, size, prepare)
     try:
         yield ranks
     finally:
@@ -81,6 +94,7 @@ def _learn(
     run_dir: Path,
     config: ExperimentConfig,
     options: dict[str, Any],
+    prepare: Callable[[int], object] | None,
 ) -> None:
     """One rank, with the variables that torchrun sets; it stops when the pipe is closed."""
     variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
@@ -94,6 +108,8 @@ def _learn(
     from shared.process import configure_logging
 
     configure_logging(f"learner-{rank}")
+    if prepare is not None:
+        prepare(rank)
     stop = threading.Event()
 
     def watch() -> None:

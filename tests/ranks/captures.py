@@ -1,0 +1,150 @@
+"""Captured updates on ranks, each of batches of its own shapes, as on GPUs."""
+
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from learner_service.algorithms.on_policy import OnPolicyAlgorithm
+from learner_service.group.group import Group
+from learner_service.runtime import cuda_graph
+from learner_service.runtime.cuda_graph import Captured, Graphs
+from learner_service.storage.rollout import Batch
+from tests.learner_service.taped_graphs import TapedCapture, taped_graphs
+from tests.learner_service.toys import CPU
+from tests.ranks import jobs
+
+Counts = dict[str, tuple[int, int, int]]  # eager calls, captures, replays
+
+
+def batches(case: Any, number: int) -> list[list[Any]]:
+    """What each rank learns from, by rank: rollouts of different numbers of environments."""
+    algorithm = case.build()
+    found: list[list[Any]] = [[], []]
+    for seed in range(number):
+        for rank, (part, _) in enumerate(case.parts(case.batch(algorithm, seed))):
+            if isinstance(part, Batch):
+                envs = 1 + (seed + rank) % part.arrays["step_type"].shape[1]
+                arrays = {name: x[:, :envs].clone() for name, x in part.arrays.items()}
+                part = Batch(arrays, [], times=1.0 + (seed // 2 + rank) % 3)
+            found[rank].append(part)
+    return found
+
+
+def failing(which: tuple[int, ...], *, at_once: bool) -> type[TapedCapture]:
+    """Captures of which some fail, at their beginning or at their end."""
+    numbers = iter(range(1 << 30))
+
+    class Failing(TapedCapture):
+        def __enter__(self) -> "Failing":
+            self._fails = next(numbers) in which
+            if self._fails and at_once:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            super().__exit__(*error)
+            if self._fails:
+                raise RuntimeError("CUDA error: operation failed during capture")
+
+    return Failing
+
+
+def learned(
+    group: Group,
+    case: Any,
+    every: list[list[Any]],
+    captured: bool,
+    fails: tuple[tuple[int, ...], ...] = ((), ()),
+    at_once: bool = False,
+) -> tuple[dict[str, Tensor], list[Counts], int]:
+    """Updates from a rank's batches.
+
+    Args:
+        group: of the ranks.
+        case: what learns.
+        every: batches, by rank.
+        captured: whether graphs are captured.
+        fails: numbers of captures that fail, by rank.
+        at_once: whether they fail at their beginning.
+
+    Returns:
+        what the last update left, how the functions that exchange something were called so far
+        after each update, and how many captures failed.
+    """
+    torch.manual_seed(group.rank)
+    capture = failing(fails[group.rank], at_once=at_once)
+    with taped_graphs(capture), patch.object(cuda_graph, "_RETRY_CALLS", 5):
+        algorithm = case.build(group)
+        inner = getattr(algorithm, "inner", algorithm)
+        if isinstance(inner, OnPolicyAlgorithm):
+            inner._static = inner._schedule._static = True
+        graphs, counts, scalars = algorithm.graphs, list[Counts](), dict[str, Tensor]()
+        graphs.enabled = captured
+        for batch in every[group.rank]:
+            scalars = algorithm.update(batch)
+            together = [f._name for f in graphs._functions if f._exchanges]
+            counters = graphs.eager_calls, graphs.captures, graphs.replays
+            counts.append({n: tuple(c[n] for c in counters) for n in sorted(together)})  # type: ignore[misc]
+        outcome = jobs.outcome(algorithm, batch, scalars)
+        fallbacks = sum(graphs.fallbacks.values())
+        graphs.reset()
+    return outcome, counts, fallbacks
+
+
+def walked(
+    group: Group, sizes: list[list[int]], loses: tuple[int, int]
+) -> tuple[list[float], list[tuple[int, int, int]]]:
+    """Sums over the ranks so far of a number of rows, each rank's of a shape of its own.
+
+    Args:
+        group: of the ranks.
+        sizes: rows of each call, by rank.
+        loses: before which call a rank loses its graphs, by rank; -1: it never does.
+
+    Returns:
+        the sums, and how they were made so far: eager calls, captures, replays.
+    """
+    graphs, total = Graphs(CPU, group=group), torch.zeros(1)
+    graphs.enabled = True
+
+    def step(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        own = rows["x"].sum(0)
+        group.sum_([own])
+        return {"total": total.add_(own).clone()}
+
+    sums, counts = [], []
+    with taped_graphs():
+        captured = Captured("walk", step, graphs, max_graphs=2)
+        for call, size in enumerate(sizes[group.rank]):
+            if call == loses[group.rank]:
+                graphs.reset()
+            sums.append(float(captured({"x": torch.ones(size, 1)})["total"]))
+            counters = graphs.eager_calls, graphs.captures, graphs.replays
+            counts.append((counters[0]["walk"], counters[1]["walk"], counters[2]["walk"]))
+        captured.reset()
+    return sums, counts
+
+
+_held: list[Any] = []  # contexts that last as long as the process
+
+
+def pretend_captures(rank: int) -> None:
+    """Let a process of a group capture graphs as on a GPU; two captures of rank 1 fail."""
+    pretended = taped_graphs(failing(((), (0, 2))[rank], at_once=False))
+    pretended.__enter__()
+    _held.append(pretended)
+    cuda_graph._RETRY_CALLS = 5
+    make, build = Graphs.__init__, OnPolicyAlgorithm.__init__
+
+    def enabled(self: Graphs, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        self.enabled = self.group.size > 1
+
+    def static(self: OnPolicyAlgorithm, *arguments: Any) -> None:
+        build(self, *arguments)
+        self._static = self._schedule._static = True
+
+    Graphs.__init__ = enabled  # type: ignore[method-assign]
+    OnPolicyAlgorithm.__init__ = static  # type: ignore[method-assign]
