@@ -83,16 +83,14 @@ def way(found: Walk) -> dict[str, Any]:
 def stays(found: Stays) -> dict[str, Any]:
     """Return the totals and the rows of the configuration's way."""
 
-    def on_the_way(function: Function, roles: set[str]) -> bool:
-        return bool(roles & {"train", "learner"})
-
-    makes = {f: roles for f, roles in found.makes.items() if on_the_way(f, roles)}
-    given = {f: roles for f, roles in found.given.items() if on_the_way(f, roles)}
+    kinds = {"makes": found.makes, "hands on": found.hands, "given": found.given}
+    on_the_way = {**found.makes, **found.hands}
     return {
         "totals": {
-            **totals(found.root, makes),
-            "given settings, make none": len(given),
-            "files of these": len({function.file for function in given}),
+            **totals(found.root, on_the_way),
+            "make settings": len(found.makes),
+            "hand settings on": len(found.hands),
+            "given settings only": len(found.given),
         },
         "functions": [
             {
@@ -100,9 +98,10 @@ def stays(found: Stays) -> dict[str, Any]:
                 "file": function.file,
                 "lines": body_lines(found.root, [function]),
                 "process": ", ".join(sorted(roles)),
-                "makes": function in makes,
+                "kind": kind,
             }
-            for function, roles in sorted({**makes, **given}.items())
+            for kind, functions in kinds.items()
+            for function, roles in sorted(functions.items())
         ],
     }
 
@@ -124,8 +123,8 @@ def _print(silent: bool, title: str, part: dict[str, Any]) -> None:
     print(f"\n{title}")
     for row in part.get("functions", []):
         place = f"{row['file']}  {row['function']}"
-        rest = [row.get("thread", ""), "makes" if row.get("makes") else ""]
-        print(f"{place:80} {row['lines']:4}  {row['process']}  {'  '.join(filter(None, rest))}")
+        rest = row.get("thread") or row["kind"]
+        print(f"{place:80} {row['lines']:4}  {row['process']}  {rest}")
     if "frames" in part:
         print(part["frames"])
     for name, value in part["totals"].items():

@@ -27,7 +27,7 @@ from tests.walk.trace import CHECKOUT, MODE, OUT, SECTIONS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TIMEOUT_S = 900
-LEARNER, ENVIRONMENTS, COMMAND = "learner", "environments", "command"
+LEARNER, ENVIRONMENTS, TRAIN = "learner", "environments", "train"
 COMMON: dict[str, Any] = {
     "env_server": {
         "num_workers": 1,
@@ -196,7 +196,7 @@ def role_of(process: Mapping[str, Any], learner: Mapping[str, Any]) -> str:
     """Return what a process does, by what it was seen to do."""
     if process is learner:
         return LEARNER
-    return ENVIRONMENTS if process["steps"] else COMMAND
+    return ENVIRONMENTS if process["steps"] else TRAIN
 
 
 def training_steps(steps: list[float], backwards: list[float]) -> list[tuple[float, float]]:
@@ -304,15 +304,19 @@ def code_of(file: Path) -> set[int]:
 
 
 class Stays(NamedTuple):
-    """Functions that settings reach before the first step of an environment.
+    """Functions that settings reach before the first step of an environment, with processes.
+
+    Of the processes from `murmur train` to the learner, not of those that step environments.
 
     Attributes:
-        makes: those that return settings that they were not given, each with its processes.
+        makes: those that return settings that they were not given.
+        hands: others that give settings to a function of ours.
         given: all others that are given settings.
         root: checkout that was run.
     """
 
     makes: dict[Function, set[str]]
+    hands: dict[Function, set[str]]
     given: dict[Function, set[str]]
     root: Path
 
@@ -321,17 +325,18 @@ def settings(root: Path, config: Mapping[str, Any]) -> Stays:
     """Train once and return the way of the configuration."""
     noted = run(root, {**config, "run": {**COMMON["run"], "max_updates": 1}}, "settings")
     until = min(time for process in noted for time in process["steps"])
-    makes: dict[Function, set[str]] = {}
-    given: dict[Function, set[str]] = {}
+    found: dict[str, dict[Function, set[str]]] = {"making": {}, "handing": {}, "counted": {}}
     for process in noted:
         role = process_name(process)
-        for kind, found in (("making", makes), ("counted", given)):
+        for kind, functions in found.items():
             for file, line, name, _thread, times in process[kind]:
-                if times[0] <= until:
+                if times[0] <= until and role in (TRAIN, LEARNER):
                     function = enclosing(root, Function(file, line, name))
-                    found.setdefault(function, set()).add(role)
-    others = {function: roles for function, roles in given.items() if function not in makes}
-    return Stays(makes, others, root)
+                    functions.setdefault(function, set()).add(role)
+    makes, hands = found["making"], found["handing"]
+    hands = {f: roles for f, roles in hands.items() if f not in makes}
+    given = {f: roles for f, roles in found["counted"].items() if f not in {*makes, *hands}}
+    return Stays(makes, hands, given, root)
 
 
 def process_name(process: Mapping[str, Any]) -> str:

@@ -22,7 +22,8 @@ so that no other array takes its place.
 
 Settings are followed by the same hooks in a run of its own: the text of the YAML file, mappings
 with its sections and their parts, and pydantic models. A function counts if it is given settings;
-it `makes` some if it returns settings that it was not given.
+it makes some if it returns settings that it was not given, and hands some on if it gives them to
+one of ours.
 """
 
 import atexit
@@ -197,6 +198,7 @@ class Tracer:
         self._calls: dict[tuple[CodeType, str], list[float]] = {}
         self._counted: dict[tuple[CodeType, str], list[float]] = {}
         self._making: dict[tuple[CodeType, str], list[float]] = {}
+        self._handing: dict[tuple[CodeType, str], list[float]] = {}
         self._steps: list[float] = []
         self._backwards: list[dict[str, Any]] = []
         self._kept: dict[FrameType, int] = {}  # numbers of frames, which are kept alive
@@ -317,8 +319,7 @@ class Tracer:
         if not held.makes and (any(map(self._is_data, returned)) or self._holds(frame)):
             self._count(frame, held)
         if held.makes:
-            arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
-            given = {name: variables[name] for name in arguments if name in variables}
+            given = {name: variables[name] for name in _arguments(code) if name in variables}
             stored = [
                 *self._leaves(given, code, own=False),
                 *self._leaves(given, code, own=True),
@@ -399,6 +400,7 @@ class Tracer:
     def _leaves(self, variables: dict[str, Any], code: CodeType, own: bool) -> Iterator[Leaf]:
         """Yield memory that a function's variables hold, or (`own`) its `self`."""
         names = frozenset(code.co_names)
+        arguments = _arguments(code)
         for name, value in variables.items():
             if (name == "self") != own:
                 continue
@@ -406,7 +408,7 @@ class Tracer:
             if own:
                 self._scan_named(value, names, found, DEPTH)
             else:
-                self._scan(value, names, found, DEPTH, True)
+                self._scan(value, names, found, DEPTH, name in arguments)
             yield from found
 
     def _scan(
@@ -562,6 +564,9 @@ class Tracer:
             held.known = self._settings(frame.f_locals, code)
             if held.known:
                 self._count(frame, held)
+                back = self._caller(frame)
+                if back is not None and self._here.held.get(id(back), held).counts:
+                    self._note(self._handing, back.f_code)
         elif event == "return":
             held = self._here.held.pop(id(frame), None) or Held()
             given: dict[int, Any] = {}
@@ -642,6 +647,7 @@ class Tracer:
             "calls": rows(self._calls),
             "counted": rows(self._counted),
             "making": rows(self._making),
+            "handing": rows(self._handing),
             "steps": self._steps,
             "backwards": self._backwards,
         }
@@ -656,6 +662,12 @@ class _Slotted:
 
 
 _SLOT = type(_Slotted.slot)
+
+
+def _arguments(code: CodeType) -> tuple[str, ...]:
+    """Return the names of a function's arguments, *args and **kwargs included."""
+    variadic = bool(code.co_flags & 0x4) + bool(code.co_flags & 0x8)
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + variadic]
 
 
 def _attribute(value: Any, name: str) -> Any:
