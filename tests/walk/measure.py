@@ -2,7 +2,8 @@
 
 A training step is the time from the first `step` of an environment after an update's last
 backward to the last backward of the next update: rows are gathered, answered and learned from. The
-last whole one is counted; the bare profile holds what the learner calls in each of them.
+last whole one is counted. The bare profile holds what the learner calls from each one's begin to
+that of the next.
 
 Frames from the learner's loop to backward are counted in a second run, in the async pipeline, where
 the learner's loop is nobody else's: it is the innermost function of ours that is the same call at
@@ -19,6 +20,7 @@ import tempfile
 import tokenize
 from collections.abc import Iterable, Mapping
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,11 +180,12 @@ def walk(root: Path, config: Mapping[str, Any]) -> Walk:
                 first_seen[function] = min(inside[0], first_seen.get(function, inside[0]))
                 if (role, thread) not in where.setdefault(function, []):
                     where[function].append((role, thread))
+    whole = [(now[0], then[0]) for now, then in pairwise(windows)]  # with publishing and the log
     every: dict[Function, set[int]] = {}
     for file, line, name, _thread, times in learner["calls"]:
         seen = every.setdefault(enclosing(root, Function(file, line, name)), set())
-        seen |= {i for i, (start, stop) in enumerate(windows) for t in times if start <= t <= stop}
-    bare = {function for function, seen in every.items() if len(seen) == len(windows)}
+        seen |= {i for i, (start, stop) in enumerate(whole) for t in times if start <= t < stop}
+    bare = {function for function, seen in every.items() if len(seen) == len(whole)}
     async_learner = {**COMMON["learner"], "pipeline": "async"}
     stacks = run(root, {**config, "learner": async_learner}, "stack")
     loop, frames = loop_and_frames([b for process in stacks for b in process["backwards"]])
