@@ -20,6 +20,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -97,8 +98,11 @@ REPLAY = {
     "prioritised": True,
 }
 SNAKES = {"name": "snakes", "opponent": "greedy", "observation": "egocentric"}
+PIXELS = Path(__file__).with_name("same_weights_pixels.py")
+DOTS = {"name": "pettingzoo", "factory": "same_weights_pixels:Dots", "resize": "none"}
 FACES = {"name": "faces", "size": 24, "train": 10, "valid": 4}
 SMALL = {**CNN, "channels": [4], "kernels": [3], "strides": [3], "hidden": [16]}
+SEEING = {k: v for k, v in SMALL.items() if not k.startswith("centred")}
 NORMALISED = {**MLP, "normalise_observations": True}
 APART = {"share_parameters": False, "frozen_agents": [1]}
 SHIFT = {"augment": {"preset": "random-shift", "pad": 2}}
@@ -174,8 +178,8 @@ CASES: dict[str, Case] = {
     "qmix, spread": Case(SPREAD, QMIX, MLP),
     "vdn, matrix, own": Case(MATRIX, {**QMIX, "mixer": "vdn", "share_parameters": False}, MLP),
     "iql, memory": Case(MEMORY, {**QMIX, "mixer": "none"}, MLP),
-    "mappo, terrain, stacked frames": Case(TERRAIN, MAPPO_30, {**SMALL, "frame_stack": 2}),
-    "qmix, terrain, stacked frames": Case(TERRAIN, QMIX, {**SMALL, "frame_stack": 3}),
+    "mappo, pixels, stacked frames": Case(DOTS, MAPPO_30, {**SEEING, "frame_stack": 2}),
+    "qmix, pixels, stacked frames": Case(DOTS, QMIX, {**SEEING, "frame_stack": 3}),
     "mappo, spread, normalised": Case(SPREAD, {**MAPPO, "normalise_rewards": True}, NORMALISED),
     "coma, spread, normalised": Case(SPREAD, {**COMA, "normalise_rewards": True}, NORMALISED),
     "masac, spread, normalised": Case(ACTING, {**MASAC, "normalise_rewards": True}, NORMALISED),
@@ -190,8 +194,8 @@ CASES: dict[str, Case] = {
     "coma, memory, imitation": Case(
         MEMORY, COMA, GRU, {"imitation": {"baseline": "recall", "updates": 12}}
     ),
-    "mappo, terrain, shifted": Case(TERRAIN, MAPPO_30, SMALL, SHIFT),
-    "qmix, terrain, shifted": Case(TERRAIN, QMIX, SMALL, SHIFT),
+    "mappo, pixels, shifted": Case(DOTS, MAPPO_30, SEEING, SHIFT),
+    "qmix, pixels, shifted": Case(DOTS, QMIX, SEEING, SHIFT),
     "mappo, snakes, symmetry": Case(SNAKES, MAPPO, MLP, SYMMETRY),
     "coma, terrain, symmetry": Case(TERRAIN, {**COMA, "batch_size": 30}, SMALL, SYMMETRY),
     "qmix, snakes, symmetry": Case(SNAKES, QMIX, MLP, SYMMETRY),
@@ -247,14 +251,15 @@ def train(root: Path, case: Case, folder: Path) -> dict[str, str]:
     """
     config = folder / "case.yaml"
     config.write_text(json.dumps(case.config()))  # JSON is YAML
+    shutil.copy(PIXELS, folder)
     run, learners = folder / "run", ["--learners", str(case.learners)] if case.learners > 1 else []
     if case.resumed_at:
         limits = (f"run.max_updates={updates}" for updates in (case.resumed_at, case.updates))
         first, second = (["--run", str(run), "--set", limit] for limit in limits)
-        _murmur(root, ["train", str(config), *first, *learners])
-        _murmur(root, ["train", "--resume", *second, *learners])
+        _murmur(root, folder, ["train", str(config), *first, *learners])
+        _murmur(root, folder, ["train", "--resume", *second, *learners])
     else:
-        _murmur(root, ["train", str(config), "--run", str(run), *learners])
+        _murmur(root, folder, ["train", str(config), "--run", str(run), *learners])
     last = max((run / "checkpoints").glob("update-*.pt"))
     state = torch.load(last, map_location="cpu", weights_only=True)
     if state["progress"]["updates"] != case.updates:
@@ -262,8 +267,8 @@ def train(root: Path, case: Case, folder: Path) -> dict[str, str]:
     return leaf_hashes(state["algorithm"])
 
 
-def _murmur(root: Path, arguments: list[str]) -> None:
-    """Run a command of a checkout.
+def _murmur(root: Path, plugins: Path, arguments: list[str]) -> None:
+    """Run a command of a checkout, which can import the modules of a folder.
 
     Raises:
         RunError: if it fails.
@@ -272,7 +277,7 @@ def _murmur(root: Path, arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "murmur", *arguments],
         cwd=root,
-        env=env | {"PYTHONPATH": str(root)},
+        env=env | {"PYTHONPATH": os.pathsep.join([str(root), str(plugins)])},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
