@@ -133,12 +133,12 @@ def circles(graph: Mapping[str, set[str]]) -> list[Found]:
     stack: list[str] = []
     found: list[list[str]] = []
 
-    def visit(path: str) -> None:
+    def explore(path: str) -> None:
         order[path] = low[path] = len(order)
         stack.append(path)
         for other in sorted(graph[path]):
             if other not in order:
-                visit(other)
+                explore(other)
                 low[path] = min(low[path], low[other])
             elif other in stack:
                 low[path] = min(low[path], order[other])
@@ -150,7 +150,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[Found]:
 
     for path in sorted(graph):
         if path not in order:
-            visit(path)
+            explore(path)
     return [Found(group[0], 0, " <-> ".join(group)) for group in sorted(found)]
 
 

@@ -2,9 +2,9 @@
 
     python -m tests.walk [spread] [formation] [settings] [--root CHECKOUT] [--json] [--save]
 
-trains for four updates with hooks in every process, prints a table of the functions that hold an
-observation's time step, the transition, the batch made of it or the action that answers it, in the
-order in which they first do, and totals. tests/walk/trace.py says what counts. `settings` does the
+trains for four updates with hooks in every process and prints a table and totals. Counted are the
+functions that hold an observation's time step, the transition, the batch made of it or the action
+that answers it. The table has them in the order in which they first do. tests/walk/trace.py says what counts. `settings` does the
 same for the configuration of `murmur train`, from the text of the YAML file to the first step.
 """
 

@@ -6,7 +6,7 @@ last whole one is counted. The bare profile holds what the learner calls from ea
 that of the next.
 
 Frames from the learner's loop to backward are counted in a second run, in the async pipeline, where
-the learner's loop is nobody else's: it is the innermost function of ours that is the same call at
+it has a thread of its own: it is the innermost function of ours that is the same call at
 all backwards, and the frames are those below it.
 """
 
@@ -244,19 +244,19 @@ def definitions(file: Path) -> list[tuple[int, int, str, ast.FunctionDef | ast.A
     """Return first and last line, full name and node of each function of a file."""
     found: list[tuple[int, int, str, ast.FunctionDef | ast.AsyncFunctionDef]] = []
 
-    def visit(node: ast.AST, around: str) -> None:
+    def explore(node: ast.AST, around: str) -> None:
         for part in ast.iter_child_nodes(node):
             if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = span(part)
                 name = f"{around}{part.name}"
                 found.append((min(lines), max(lines), name, part))
-                visit(part, f"{name}.")
+                explore(part, f"{name}.")
             elif isinstance(part, ast.ClassDef):
-                visit(part, f"{around}{part.name}.")
+                explore(part, f"{around}{part.name}.")
             else:
-                visit(part, around)
+                explore(part, around)
 
-    visit(ast.parse(file.read_text(encoding="utf-8")), "")
+    explore(ast.parse(file.read_text(encoding="utf-8")), "")
     return found
 
 
@@ -274,7 +274,7 @@ def body_lines(root: Path, functions: Iterable[Function], prose: bool = False) -
 
     Args:
         root: checkout.
-        functions: whose bodies.
+        functions: those with the bodies.
         prose: whether docstrings, comments and blank lines count too.
     """
     found: dict[str, set[int]] = {}

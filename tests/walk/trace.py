@@ -3,9 +3,9 @@
 The rule, by memory and never by a function's name:
 
 - **Source**: arrays in the time step that the innermost `step` of an environment returns.
-- **Data** is memory: a NumPy array or tensor is data if its storage overlaps storage that is data,
-  bytes and protobuf messages if they are data themselves, or contain or are contained in such bytes
-  of another process (that is how data crosses a socket).
+- **Data** is memory. A NumPy array or tensor is data if its storage overlaps storage that is data.
+  Bytes and protobuf messages are data also if they contain, or are contained in, such bytes of
+  another process: that is how data crosses a socket.
 - **A function counts** if data is among its arguments, its closure or the attributes of `self` that
   its code names, up to five levels deep in dictionaries, lists, tuples and dataclasses; if it gives
   data to one of ours, gets it from one of ours, or holds it in a variable when it returns. Of other
