@@ -4,8 +4,9 @@
 
 trains for four updates with hooks in every process and prints a table and totals. Counted are the
 functions that hold an observation's time step, the transition, the batch made of it or the action
-that answers it. The table has them in the order in which they first do. tests/walk/trace.py says what counts. `settings` does the
-same for the configuration of `murmur train`, from the text of the YAML file to the first step.
+that answers it. The table has them in the order in which they first do. tests/walk/trace.py says
+what counts. `settings` does the same for the configuration of `murmur train`, from the text of the
+YAML file to the first step.
 """
 
 import argparse

@@ -6,8 +6,8 @@ last whole one is counted. The bare profile holds what the learner calls from ea
 that of the next.
 
 Frames from the learner's loop to backward are counted in a second run, in the async pipeline, where
-it has a thread of its own: it is the innermost function of ours that is the same call at
-all backwards, and the frames are those below it.
+the loop has a thread of its own. The loop is the innermost function of ours that is the same call
+at all backwards, and the frames are those below it.
 """
 
 import ast
