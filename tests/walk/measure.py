@@ -1,9 +1,9 @@
 """Run a training with hooks in every process, and count the functions on the way.
 
 A training step is the time from the first `step` of an environment after an update's last
-backward to the last backward of the next update: rows are gathered, answered and learned from. The
-last whole one is counted. The bare profile holds what the learner calls from each one's begin to
-that of the next.
+backward to the last backward of the next update: rows are gathered, answered and learned from. A
+function counts if it does in any whole one. The bare profile holds what the learner calls between
+the begin of each one and that of the next.
 
 Frames from the learner's loop to backward are counted in a second run, in the async pipeline, where
 the loop has a thread of its own. The loop is the innermost function of ours that is the same call
@@ -169,13 +169,12 @@ def walk(root: Path, config: Mapping[str, Any]) -> Walk:
     assert steps, "no step of an environment was seen"
     windows = training_steps(steps, [b["time"] for b in learner["backwards"]])
     assert len(windows) > 1, "fewer than two training steps were seen"
-    last = windows[-1]
     first_seen: dict[Function, float] = {}
     where: dict[Function, list[tuple[str, str]]] = {}
     for process in noted:
         role = role_of(process, learner)
         for file, line, name, thread, times in process["counted"]:
-            if inside := [time for time in times if last[0] <= time <= last[1]]:
+            if inside := [t for t in times if any(a <= t <= b for a, b in windows)]:
                 function = enclosing(root, Function(file, line, name))
                 first_seen[function] = min(inside[0], first_seen.get(function, inside[0]))
                 if (role, thread) not in where.setdefault(function, []):
