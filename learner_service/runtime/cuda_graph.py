@@ -245,7 +245,7 @@ class Captured:
                 return self._function(inputs, **options)
         assert signature.graph is not None
         if not self._in_place:
-            _copy(signature.inputs, inputs)
+            copy_by_type(signature.inputs, inputs)
         signature.graph.replay()
         self._graphs.replays[self._name] += 1
         return dict(signature.outputs)
@@ -321,8 +321,8 @@ class Captured:
             self._recover()
 
 
-def _copy(to: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
-    """Write the inputs where the graph reads them: one launch for each data type."""
+def copy_by_type(to: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
+    """Copy tensors to those of the same names: one launch for each data type if both are dense."""
     by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for name, source in inputs.items():
         targets, sources = by_type.setdefault(source.dtype, ([], []))
