@@ -313,7 +313,7 @@ class Coma(OnPolicyAlgorithm):
         the last row is the one before the padding.
         """
         # 1. a ~ pi(. | o) at the row that the targets of the last transition look at.
-        length, num_unrolls, num_agents = action.shape
+        _, num_unrolls, num_agents = action.shape
         own = torch.arange(num_unrolls, device=action.device)
         last = last_written(batch.arrays["step_type"]), own
         joint = last[0] * num_unrolls + last[1]  # [B] of the (L + 1) * B joint rows

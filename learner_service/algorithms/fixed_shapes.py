@@ -254,7 +254,7 @@ class FixedShapes:
     def _augmented(
         self, obs: dict[str, Tensor], action: Tensor, state: RecurrentState | None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Observations and actions as an augmentation has them; with memory, an environment's alike."""
+        """Observations and actions augmented; with memory an environment's rows change alike."""
         algorithm = self._algorithm
         assert algorithm.augment is not None
         batch = {OBSERVATION + name: x for name, x in obs.items()} | {"action": action}
@@ -272,7 +272,8 @@ class FixedShapes:
         """Find returns, weights and the order of all passes; `rows` of `pack` get the columns."""
         algorithm = self._algorithm
         places = 2 * (self._envs if algorithm.memory_size else self._rows * self._spread)
-        places += algorithm._width * algorithm._block
+        width = algorithm._width
+        places = (-(-places // width) + algorithm._block) * width
         passes, agents = algorithm._config.data_passes, algorithm._spec.num_agents
         self.buffer("order", (passes, places), torch.int64)
         if algorithm.memory_size:
@@ -352,6 +353,7 @@ class FixedShapes:
         """
         t1, b, number, skipped = numbers
         device, width = counted.device, self._algorithm._width
+        remembers, generator = bool(self._algorithm.memory_size), self._algorithm._generator
         place = torch.arange(given["order"].shape[1], device=device)
         minibatch = place // width
         dealt = (place - minibatch * width) * number + minibatch - skipped
@@ -359,7 +361,7 @@ class FixedShapes:
         dealt = dealt.clamp(0, len(counted) - 1)
         hidden = (~counted).to(torch.uint8)
         last = (t1 - 1) * b * self._spread
-        units = b if self._algorithm.memory_size else last
+        units = b if remembers else last
         for k in range(len(given["order"])):
             order = torch.randperm(
                 len(counted), device=device, generator=self._algorithm._generator
@@ -367,7 +369,7 @@ class FixedShapes:
             order = order.index_select(0, hidden.index_select(0, order).sort(stable=True).indices)
             unit = order.index_select(0, dealt)
             of_this = known & (unit < units)
-            if not self._algorithm.memory_size:
+            if not remembers:
                 given["order"][k].copy_(unit.where(of_this, last))
                 continue
             given["order"][k].copy_(unit.where(of_this, 0))
