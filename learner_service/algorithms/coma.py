@@ -8,7 +8,7 @@ action while the others' actions are held fixed. Targets are TD(lambda) from a t
 rollout is learned from in several passes of minibatches, critic first.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Literal
 
@@ -40,6 +40,7 @@ from learner_service.algorithms.minibatches import (
     uncounted_never_taken,
 )
 from learner_service.algorithms.on_policy import OnPolicyAlgorithm, RecurrentStates, each
+from learner_service.algorithms.packed_rows import Layout, packed, unpacked
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
@@ -102,7 +103,7 @@ class Coma(OnPolicyAlgorithm):
     """See the module. Used by the learner thread."""
 
     POLICY, IMITATES = ComaPolicy, True
-    _OF_BATCH = 2  # mean and variance of targets
+    _OF_BATCH = 3  # mean, variance and deviation of targets
     _config: Config
 
     def _build(self) -> None:
@@ -173,6 +174,7 @@ class Coma(OnPolicyAlgorithm):
     def _blocks_of_steps(self) -> dict[str, Callable[[Mapping[str, Tensor]], Outputs]]:
         """See OnPolicyAlgorithm."""
         self._choose = self._fixed.capture("choose", self._choose_block)
+        self._layout_of_last: Layout = ()
         return {"critic": self._critic_block, "actor": self._actor_block}
 
     def _critic_block(self, given: Mapping[str, Tensor]) -> Outputs:
@@ -195,41 +197,44 @@ class Coma(OnPolicyAlgorithm):
         """See OnPolicyAlgorithm: unrolls' last rows get the actions that the policy would take."""
         # 1. a ~ pi(. | o) at the row that the targets of the last transition look at.
         action, fixed = arrays["action"].clone(), self._fixed
-        steps, envs, agents = action.shape
-        last = last_written(arrays["step_type"])
-        joint = last * envs + torch.arange(envs, device=last.device)
-        seen = arrays
-        if not self.memory_size:
-            seen = {
-                k: x.flatten(0, 1).index_select(0, joint)
-                for k, x in arrays.items()
-                if k.startswith(OBSERVATION) or k == "action"
-            }
-            seen = {k: x.unsqueeze(0) for k, x in seen.items()}
-        size = self._width if self.memory_size else -(-self._rows_at_once // LEAST_STEPS)
-        rows = action.view(steps * envs, agents)
-        for start, stop in fixed.blocks(_LAST, seen, size):
+        last, rows = last_written(arrays["step_type"]), action.view(-1, action.shape[2])
+        for start, stop in self._last_rows(arrays, last):
             found = self._call(self._choose, fixed.under(_LAST))["action"]
-            rows.index_copy_(0, joint[start:stop], found[: stop - start])
+            rows.index_copy_(0, last[start:stop], found[: stop - start].to(rows.dtype))
         return arrays | {"action": action}
+
+    def _last_rows(self, arrays: dict[str, Tensor], last: Tensor) -> Iterator[tuple[int, int]]:
+        """Copy what `_choose_block` needs to buffers, block by block: yields its environments."""
+        fixed = self._fixed
+        if self.memory_size:
+            yield from fixed.blocks(_LAST, arrays, self._width)
+            return
+        seen = {k: x.flatten(0, 1) for k, x in arrays.items() if k.startswith(OBSERVATION)}
+        self._layout_of_last, words = packed({k: x.unsqueeze(1) for k, x in seen.items()})
+        size = -(-self._rows_at_once // LEAST_STEPS)
+        for start in range(0, len(last), size):
+            index = last[start : start + size]
+            fixed.select(_LAST + "words", words, index, size)
+            yield start, start + len(index)
 
     @torch.no_grad()
     def _choose_block(self, given: Mapping[str, Tensor]) -> Outputs:
         """Actions of the policy for last rows, which may be captured."""
         self._exploration.anneal()
-        obs, action, state = self._fixed.fed(given)
-        logits, mask = (
-            self._forward(self.actor, self._actor_inputs(obs), state),
-            obs.get(ACTION_MASK),
-        )
+        if self.memory_size:
+            obs, _, state = self._fixed.fed(given)
+        else:
+            rows = unpacked(self._layout_of_last, given[_LAST + "words"])
+            obs = {k.removeprefix(OBSERVATION): x.squeeze(1) for k, x in rows.items()}
+            state = None
+        mask = obs.get(ACTION_MASK)
+        logits = self._forward(self.actor, self._actor_inputs(obs), state)
         if state is not None:
-            envs = len(state.memory)
-            at = last_written(given[_LAST + "step_type"]) * envs
-            at = at + torch.arange(envs, device=at.device)
+            at = last_written(given[_LAST + "step_type"])
             logits = logits.index_select(0, at)
             mask = None if mask is None else mask.index_select(0, at)
         pi = policy_probabilities(logits, mask, self._epsilon)
-        return {"action": sample(pi, self._generator).to(given[_LAST + "action"].dtype)}
+        return {"action": sample(pi, self._generator).to(torch.int32)}
 
     def _values_of_rows(
         self,
@@ -314,9 +319,7 @@ class Coma(OnPolicyAlgorithm):
         """
         # 1. a ~ pi(. | o) at the row that the targets of the last transition look at.
         _, num_unrolls, num_agents = action.shape
-        own = torch.arange(num_unrolls, device=action.device)
-        last = last_written(batch.arrays["step_type"]), own
-        joint = last[0] * num_unrolls + last[1]  # [B] of the (L + 1) * B joint rows
+        joint = last_written(batch.arrays["step_type"])  # [B] of the (L + 1) * B joint rows
         if hidden is None:
             logits = self._network_outputs(self.actor, inputs.rows(joint)).flatten(0, 1)
         else:
@@ -324,7 +327,8 @@ class Coma(OnPolicyAlgorithm):
         if mask is not None:
             mask = mask.view(-1, num_agents, mask.shape[-1])[joint].flatten(0, 1)
         pi = policy_probabilities(logits, mask, self._epsilon)
-        action[last] = sample(pi, self._generator).view(num_unrolls, num_agents)
+        chosen = sample(pi, self._generator).view(num_unrolls, num_agents)
+        action.view(-1, num_agents).index_copy_(0, joint, chosen)
 
     def _targets(
         self, t: Transitions, inputs: Inputs, action: Tensor, hidden: RecurrentState | None
@@ -480,7 +484,7 @@ class Coma(OnPolicyAlgorithm):
 
     @torch.no_grad()
     def _of_targets(self, target: Tensor, weight: Tensor, env_steps: Tensor) -> Tensor:
-        """Mean and variance of the targets that count; counts environment steps, of all ranks."""
+        """Mean, variance and deviation of targets; counts environment steps, of all ranks."""
         counted, mean = weight.sum(), (target * weight).sum()
         self._group.sum_([counted, mean, env_steps])
         self._exploration.advance(env_steps)
@@ -488,7 +492,8 @@ class Coma(OnPolicyAlgorithm):
         mean = mean / counted
         squares = ((target - mean).square() * weight).sum()
         self._group.sum_([squares])
-        return torch.stack([mean, squares / counted])
+        variance = squares / counted
+        return torch.stack([mean, variance, variance.sqrt()])
 
     @torch.no_grad()
     def _scalars(self, total: Tensor, of_batch: Tensor) -> Tensor:
@@ -498,15 +503,19 @@ class Coma(OnPolicyAlgorithm):
         means = torch.stack([total[i] for i in order]) / total[-1].clamp_min(1)
         if self._imitates:
             means = mean_of_told(means, [means], len(_BY_ROW))
-        mean, variance = of_batch
+        mean, variance, deviation = of_batch
         explained = 1 - means[0] / variance.clamp_min(1e-8)
-        return torch.cat([means, torch.stack([mean, variance.sqrt(), explained, self._epsilon])])
+        return torch.cat([means, torch.stack([mean, deviation, explained, self._epsilon])])
 
 
 def last_written(step_type: Tensor) -> Tensor:
-    """[B] last row of each unroll that is none of padding, of step types [L + 1, B]."""
-    row = torch.arange(len(step_type), device=step_type.device).unsqueeze(1)
-    return ((step_type != int(StepType.ABORTED)) * row).amax(0)
+    """[B] the last row of each unroll that is none of padding, of the (L + 1) * B joint rows.
+
+    Args:
+        step_type: [L + 1, B].
+    """
+    joint = torch.arange(step_type.numel(), device=step_type.device).view(step_type.shape)
+    return joint.where(step_type != int(StepType.ABORTED), joint[0]).amax(0)
 
 
 build = Coma

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.minibatches import Pass, shares
-from learner_service.algorithms.packed_rows import BYTES, WORDS, Layout, packed, unpacked
+from learner_service.algorithms.packed_rows import Layout, packed, unpacked
 from learner_service.networks.inputs import Inputs
 from learner_service.networks.recurrent import RecurrentState
 from learner_service.runtime.cuda_graph import Captured, Outputs, copy_by_type
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _HEADROOM = 4
 _FLAT, _VALUE, _ROW, _BLOCK = "flat/", "value/", "row/", "block/"
+_WORDS = "words"
 _SMALL = ("reward", "discount", "step_type", "log_prob", OBSERVATION + AGENT_MASK)
 _COUNTED, _FIRST = "weight", "first"
 
@@ -66,6 +67,7 @@ class FixedShapes:
         self._layout: Layout = ()
         self._steps = self._envs = self._rows = 0  # there is room for
         self._now = (0, 0)  # rows of the unrolls, and environments, of the batch
+        self._numbers = (0, 0, 0, 0)  # what the buffer holds
         self._loaded: object = None  # which block is in the buffers
 
     def capture(self, name: str, function: Callable[..., Outputs]) -> Captured:
@@ -109,9 +111,13 @@ class FixedShapes:
         self._make_room(steps, envs, number)
         group = self._algorithm._group
         skipped = group.rank * number // group.size
-        numbers = self.buffer("numbers", (4,), torch.int64)
-        for at, value in enumerate((steps, envs, number, skipped)):
-            numbers[at].fill_(value)
+        numbers, before = (steps, envs, number, skipped), self._numbers
+        # One launch: their values are arguments of its kernel.
+        torch._foreach_add_(
+            self.buffer("numbers", (len(numbers),), torch.int64).unbind(),
+            [now - then for now, then in zip(numbers, before, strict=True)],
+        )
+        self._numbers = numbers
         small = {_FLAT + k: arrays[k].flatten(0, 1) for k in _SMALL if k in arrays}
         targets = {}
         for name, x in small.items():
@@ -155,28 +161,29 @@ class FixedShapes:
 
     # --- 2. rows ------------------------------------------------------------------------------
 
-    def pack(self, arrays: Arrays, *, again: bool = False) -> dict[str, Tensor]:
-        """What minibatches are gathered from, of all rows; values of rows go to buffers.
+    def pack(self, arrays: Arrays, *, again: bool = False) -> Tensor:
+        """What minibatches are gathered from, [R, A, W] of all rows; values of rows go to buffers.
 
         Args:
             arrays: [T, B, ...] observations, actions, and what networks remembered.
             again: of a pass after the first: rows are augmented, and their values are known.
         """
-        found: dict[str, Tensor] = {}
         steps, envs = self._now
+        words: Tensor | None = None
         for start, stop in self.blocks(_ROW, arrays, self._algorithm._rows_at_once):
             out = self._algorithm._call(self._pack, self.under(_ROW), again=again)
             targets = {}
+            if words is None:
+                words = out[_WORDS].new_empty((steps * envs, *out[_WORDS].shape[1:]))
             for name, x in out.items():
-                if name in (WORDS, BYTES):
-                    if name not in found:
-                        found[name] = x.new_empty((steps * envs, *x.shape[1:]))
-                    whole = found[name]
-                else:
-                    whole = self.buffer(name, (self._rows, *x.shape[1:]), x.dtype)[: steps * envs]
+                whole = words
+                if name != _WORDS:
+                    shape = (self._rows, *x.shape[1:])
+                    whole = self.buffer(name, shape, x.dtype)[: steps * envs]
                 targets[name], out[name] = self._part_of(whole, x, start, stop)
             copy_by_type(targets, out)
-        return found
+        assert words is not None
+        return words
 
     def _part_of(self, whole: Tensor, x: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Where a block's rows go, and those that count."""
@@ -248,8 +255,8 @@ class FixedShapes:
         for name, column in ((ACTION_MASK, "mask"), (EXPERT_ACTION, EXPERT_ACTION)):
             if name in obs:
                 arrays[column] = obs[name]
-        self._layout, rows = packed(arrays, len(self.columns))
-        return rows | {_VALUE + name: x for name, x in values.items()}
+        self._layout, words = packed(arrays, len(self.columns))
+        return {_WORDS: words} | {_VALUE + name: x for name, x in values.items()}
 
     def _augmented(
         self, obs: dict[str, Tensor], action: Tensor, state: RecurrentState | None
@@ -268,8 +275,8 @@ class FixedShapes:
 
     # --- 3. returns, weights, order ---------------------------------------------------------------
 
-    def prepare(self, rows: dict[str, Tensor]) -> None:
-        """Find returns, weights and the order of all passes; `rows` of `pack` get the columns."""
+    def prepare(self, words: Tensor) -> None:
+        """Find returns, weights and the order of all passes; what `pack` gave gets the columns."""
         algorithm = self._algorithm
         places = 2 * (self._envs if algorithm.memory_size else self._rows * self._spread)
         width = algorithm._width
@@ -285,11 +292,10 @@ class FixedShapes:
             k: x for k, x in self._buffers.items() if k in ("numbers", "order", "rows", "columns")
         }
         algorithm._call(self._prepare, given, steps=self._steps, envs=self._envs)
-        self.add_columns(rows)
+        self.add_columns(words)
 
-    def add_columns(self, rows: dict[str, Tensor]) -> None:
+    def add_columns(self, words: Tensor) -> None:
         """Copy the columns of `prepare` to where rows are gathered from."""
-        words = rows[WORDS]
         words[..., -len(self.columns) :].copy_(self._buffers["columns"][: len(words)])
 
     @torch.no_grad()
@@ -363,9 +369,7 @@ class FixedShapes:
         last = (t1 - 1) * b * self._spread
         units = b if remembers else last
         for k in range(len(given["order"])):
-            order = torch.randperm(
-                len(counted), device=device, generator=self._algorithm._generator
-            )
+            order = torch.randperm(len(counted), device=device, generator=generator)
             order = order.index_select(0, hidden.index_select(0, order).sort(stable=True).indices)
             unit = order.index_select(0, dealt)
             of_this = known & (unit < units)
@@ -380,12 +384,12 @@ class FixedShapes:
     # --- 4. minibatches -----------------------------------------------------------------------
 
     def gather(
-        self, rows: Arrays, memory: Tensor | None, number: int, start: int
+        self, words: Tensor, memory: Tensor | None, number: int, start: int
     ) -> dict[str, Tensor]:
         """Copy the rows of a block of minibatches to where graphs of steps read them.
 
         Args:
-            rows: of `pack`.
+            words: of `pack`.
             memory: [B, A, H] of the policy, before the first row; None: it has none.
             number: of the pass.
             start: first minibatch of the block.
@@ -400,22 +404,23 @@ class FixedShapes:
                 length = self._steps - 1
                 places = slice(start * width * length, (start + block) * width * length)
                 index = self._buffers["rows"][number, places]
-                self._select(_BLOCK + "memory", memory, units)
-            for name, x in rows.items():
-                x = x.flatten(0, 1).unsqueeze(1) if algorithm._single else x
-                self._select(_BLOCK + name, x, index)
+                self.select(_BLOCK + "memory", memory, units)
+            if algorithm._single:
+                words = words.flatten(0, 1).unsqueeze(1)
+            self.select(_BLOCK + _WORDS, words, index)
         return self.under(_BLOCK)
 
-    def _select(self, name: str, x: Tensor, index: Tensor) -> None:
-        out = self.buffer(name, (len(index), *x.shape[1:]), x.dtype)
-        torch.index_select(x, 0, index, out=out)
+    def select(self, name: str, x: Tensor, index: Tensor, size: int = 0) -> None:
+        """Copy some rows to the buffer of this name, of `size` rows; 0: as many as there are."""
+        out = self.buffer(name, (size or len(index), *x.shape[1:]), x.dtype)
+        torch.index_select(x, 0, index, out=out[: len(index)])
 
     def of_block(self, given: Arrays) -> Pass:
         """The minibatches that were gathered, as a pass of their own; may be captured."""
         algorithm = self._algorithm
-        rows = {k.removeprefix(_BLOCK): x for k, x in given.items()}
-        found = unpacked(self._layout, rows)
-        prepared = rows[WORDS][..., -len(self.columns) :]
+        words, memory = given[_BLOCK + _WORDS], given.get(_BLOCK + "memory")
+        found = unpacked(self._layout, words)
+        prepared = words[..., -len(self.columns) :]
         found |= {k: prepared[..., i].contiguous() for i, k in enumerate(self.columns)}
         weight, number = found.pop(_COUNTED), algorithm._block
         sharing = algorithm._sharing[:, :1] if algorithm._single else algorithm._sharing
@@ -425,10 +430,11 @@ class FixedShapes:
         if critic.stored is None and critic.vector is None:
             critic = actor
         state = None
-        if (first := found.pop(_FIRST, None)) is not None:  # [n * L * m, A]
+        if memory is not None:
+            first = found.pop(_FIRST)  # [n * L * m, A]
             length = self._steps - 1
             begins = first[:, 0].view(number, length, -1).transpose(0, 1).flatten(1) > 0
-            state = RecurrentState(rows["memory"], begins)
+            state = RecurrentState(memory, begins)
         if EXPERT_ACTION in found:
             found[EXPERT_ACTION] = found[EXPERT_ACTION].long()
         columns = algorithm._derived(found)

@@ -137,16 +137,16 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         fixed, arrays = self._fixed, batch.arrays
         fixed.load(arrays, number)
         arrays = self._completed(arrays)
-        rows = fixed.pack(arrays)
-        fixed.prepare(rows)
+        words = fixed.pack(arrays)
+        fixed.prepare(words)
         memory = arrays["memory"][0] if self.memory_size else None
         for k in range(self._config.data_passes):
             if k and self.augment is not None:
-                rows = fixed.pack(arrays, again=True)
-                fixed.add_columns(rows)
+                words = fixed.pack(arrays, again=True)
+                fixed.add_columns(words)
             for steps in self._steps_in_graphs:
                 for start in range(0, number, self._block):
-                    self._call(steps, fixed.gather(rows, memory, k, start))
+                    self._call(steps, fixed.gather(words, memory, k, start))
         return self._scalars(self._total, self._of_batch)
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """Named arrays of rows side by side in one array, so that one launch gathers rows of all of them.
 
-Numbers of four bytes are in `words`, of one byte in `bytes`. Integers are kept as their bits.
+The array is of float32 numbers; what are none is kept as its bits, bytes by fours.
 """
 
 import math
@@ -8,25 +8,26 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-WORDS, BYTES = "words", "bytes"
+_WORD = 4  # bytes
 
 
 class Part(NamedTuple):
-    """Where an array's numbers are in a row.
+    """Where an array is in a row.
 
     Attributes:
         name: of the array.
-        kind: WORDS or BYTES.
-        start: first of its numbers.
+        start: first number.
+        stop: last number + 1.
         shape: of a row of one agent.
         dtype: of the array.
     """
 
     name: str
-    kind: str
     start: int
+    stop: int
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -34,47 +35,50 @@ class Part(NamedTuple):
 Layout = tuple[Part, ...]
 
 
-def packed(arrays: Mapping[str, Tensor], spare: int = 0) -> tuple[Layout, dict[str, Tensor]]:
+def packed(arrays: Mapping[str, Tensor], spare: int = 0) -> tuple[Layout, Tensor]:
     """Lay arrays side by side.
 
     Args:
         arrays: name -> [R, A, ...].
-        spare: words of each agent's row to leave free at the end.
+        spare: numbers of each agent's row to leave free at the end.
 
     Returns:
-        where each is, and WORDS [R, A, W + spare] float32 and BYTES [R, A, V] uint8 as far as there
-        are any.
+        where each is, and [R, A, W + spare].
     """
-    parts: dict[str, list[Tensor]] = {WORDS: [], BYTES: []}
-    width, layout = {WORDS: 0, BYTES: 0}, []
+    parts: list[Tensor] = []
+    layout, start = [], 0
     for name, x in arrays.items():
-        kind = BYTES if x.element_size() == 1 else WORDS
-        layout.append(Part(name, kind, width[kind], tuple(x.shape[2:]), x.dtype))
-        parts[kind].append(_as_numbers(x, kind))
-        width[kind] += math.prod(x.shape[2:])
+        part = _as_words(x)
+        stop = start + part.shape[-1]
+        layout.append(Part(name, start, stop, tuple(x.shape[2:]), x.dtype))
+        parts.append(part)
+        start = stop
     if spare:
-        some = next(iter(arrays.values()))
-        parts[WORDS].append(some.new_zeros((*some.shape[:2], spare), dtype=torch.float32))
-    found = {kind: torch.cat(of, -1) for kind, of in parts.items() if of}
-    return tuple(layout), found
+        parts.append(parts[0].new_zeros((*parts[0].shape[:2], spare)))
+    return tuple(layout), torch.cat(parts, -1)
 
 
-def unpacked(layout: Layout, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def unpacked(layout: Layout, words: Tensor) -> dict[str, Tensor]:
     """Take apart what `packed` laid side by side: name -> [R, A, ...], copies."""
     found = {}
-    for name, kind, start, shape, dtype in layout:
-        x = rows[kind][..., start : start + math.prod(shape)].contiguous()
-        if kind == BYTES:
-            x = x.view(dtype)
+    for name, start, stop, shape, dtype in layout:
+        x = words[..., start:stop].contiguous()
+        if dtype.itemsize == 1:
+            x = x.view(torch.uint8)[..., : math.prod(shape)].view(dtype)
         elif not dtype.is_floating_point:
             x = x.view(torch.int32).to(dtype)
-        found[name] = x.view(*x.shape[:2], *shape)
+        found[name] = x.reshape(*x.shape[:2], *shape).to(dtype)
     return found
 
 
-def _as_numbers(x: Tensor, kind: str) -> Tensor:
-    """[R, A, F] float32 or uint8."""
-    x = x.unsqueeze(-1).flatten(2)
-    if kind == BYTES:
-        return x.view(torch.uint8)
-    return x.float() if x.is_floating_point() else x.to(torch.int32).view(torch.float32)
+def _as_words(x: Tensor) -> Tensor:
+    """[R, A, F] float32."""
+    numbers = x.unsqueeze(-1).flatten(2)
+    if x.dtype.is_floating_point:
+        return numbers.float()
+    if x.element_size() > 1:
+        return numbers.to(torch.int32).view(torch.float32)
+    missing = -numbers.shape[-1] % _WORD
+    numbers = numbers.view(torch.uint8)
+    numbers = F.pad(numbers, (0, missing)) if missing else numbers.contiguous()
+    return numbers.view(torch.float32)
