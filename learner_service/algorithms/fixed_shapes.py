@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,13 +28,14 @@ from learner_service.runtime.cuda_graph import Captured, Outputs, copy_by_type
 from learner_service.storage.flight import MOST_STEPS
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import OBSERVATION
-from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION
+from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Discrete
 from shared.timestep import StepType
 
 if TYPE_CHECKING:
     from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 
 _HEADROOM = 4
+_TEMPORARIES = 24  # arrays of `prepare` that live at once in its pool, of one number of each agent
 _FLAT, _VALUE, _ROW, _BLOCK = "flat/", "value/", "row/", "block/"
 _WORDS = "words"
 _SMALL = ("reward", "discount", "step_type", "log_prob", OBSERVATION + AGENT_MASK)
@@ -94,9 +96,32 @@ class FixedShapes:
         """The buffers whose names begin like this."""
         return {name: x for name, x in self._buffers.items() if name.startswith(prefix)}
 
-    def nbytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(x.nbytes for x in self._buffers.values())
+    def expected_bytes(self, rows: int) -> float:
+        """Memory of buffers, of packed rows and of the graphs' pool.
+
+        Args:
+            rows: joint rows of an update, unrolls' last ones included.
+        """
+        algorithm, agents = self._algorithm, self._algorithm._spec.num_agents
+        seen = sum(
+            math.prod(o.shape) * (agents if o.per_agent else 1) * np.dtype(o.dtype).itemsize
+            for o in algorithm._spec.observations
+        )
+        fed = algorithm._actor_inputs, algorithm._critic_inputs
+        numbers = sum(math.prod(of.shape.image or (0,)) + of.shape.vector for of in fed)
+        spec = algorithm._spec.action
+        actions = spec.num_actions if isinstance(spec, Discrete) else 4 * spec.size
+        packed_row = agents * (4 * (numbers + len(self.columns)) + actions)
+        in_block = algorithm._width * algorithm._block / self._spread
+        at_once = algorithm._rows_at_once
+        if algorithm.memory_size:
+            in_block, at_once = in_block * self._unroll_rows, at_once * self._unroll_rows
+        # Arrays of one number of each agent: columns and values; order of the passes; in the pool.
+        passes = algorithm._config.data_passes
+        small = agents * (4 * (len(self.columns) + 4) + 16 * passes + 4 * _TEMPORARIES)
+        found = small * _room_for(rows) + packed_row * rows
+        # What a graph of steps or of rows is fed is there twice more: unpacked, and as inputs.
+        return found + 3 * packed_row * in_block + (seen + 3 * packed_row) * at_once
 
     # --- 1. small arrays ----------------------------------------------------------------------
 
@@ -153,6 +178,11 @@ class FixedShapes:
             configured or min(MOST_STEPS, self._algorithm._spec.max_episode_steps or MOST_STEPS) + 1
         )
         return max(steps, longest + 1)
+
+    @property
+    def _unroll_rows(self) -> int:
+        """Rows of an unroll, as far as that is known before the first batch."""
+        return self._steps or self._most_steps(0)
 
     @property
     def _spread(self) -> int:
@@ -361,9 +391,8 @@ class FixedShapes:
         device, width = counted.device, self._algorithm._width
         remembers, generator = bool(self._algorithm.memory_size), self._algorithm._generator
         place = torch.arange(given["order"].shape[1], device=device)
-        minibatch = place // width
-        dealt = (place - minibatch * width) * number + minibatch - skipped
-        known = (dealt >= 0) & (dealt < len(counted)) & (minibatch < number)
+        dealt = dealt_to(place, width, number, skipped)
+        known = (dealt >= 0) & (dealt < len(counted))
         dealt = dealt.clamp(0, len(counted) - 1)
         hidden = (~counted).to(torch.uint8)
         last = (t1 - 1) * b * self._spread
@@ -439,6 +468,20 @@ class FixedShapes:
             found[EXPERT_ACTION] = found[EXPERT_ACTION].long()
         columns = algorithm._derived(found)
         return Pass(number, actor, critic, columns, share, -share, counts, sharing, *_both(state))
+
+
+def dealt_to(place: Tensor, width: int, number: Tensor | int, skipped: Tensor | int) -> Tensor:
+    """Number in the pack of the unit that a place gets; less than 0: none.
+
+    Args:
+        place: number of the place; minibatches have theirs one behind the other.
+        width: places of a minibatch.
+        number: minibatches.
+        skipped: minibatches, the first ones, that get nothing in the first round.
+    """
+    minibatch = place // width
+    dealt = (place - minibatch * width) * number + minibatch - skipped
+    return dealt.where(minibatch < number, -1)
 
 
 def _both(state: RecurrentState | None) -> tuple[RecurrentState | None, RecurrentState | None]:

@@ -132,6 +132,10 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
     def _learn(self, batch: Batch, number: int) -> Tensor:
         """See the class."""
 
+    def graph_bytes(self, rows: int) -> float:
+        """See Algorithm."""
+        return self._fixed.expected_bytes(rows)
+
     def _learn_in_graphs(self, batch: Batch, number: int) -> Tensor:
         """`_learn` on a GPU."""
         fixed, arrays = self._fixed, batch.arrays

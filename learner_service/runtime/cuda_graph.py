@@ -86,6 +86,16 @@ class Graphs:
             "graph_fallbacks": dict(self.fallbacks),
         }
 
+    @property
+    def unsettled(self) -> int:
+        """Eager calls and captures so far: while it grows, times are not those of replays.
+
+        0 where nothing is captured: nothing else is to come.
+        """
+        if not self.enabled:
+            return 0
+        return sum(dict(self.eager_calls).values()) + sum(dict(self.captures).values())
+
     def add(self, function: "Captured") -> None:
         """Include a function in `reset`."""
         self._functions.add(function)
