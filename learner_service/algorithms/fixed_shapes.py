@@ -112,10 +112,9 @@ class FixedShapes:
         spec = algorithm._spec.action
         actions = spec.num_actions if isinstance(spec, Discrete) else 4 * spec.size
         packed_row = agents * (4 * (numbers + len(self.columns)) + actions)
-        in_block = algorithm._width * algorithm._block / self._spread
-        at_once = algorithm._rows_at_once
-        if algorithm.memory_size:
-            in_block, at_once = in_block * self._unroll_rows, at_once * self._unroll_rows
+        minibatch = algorithm._config.batch_size / agents * (1 + 1 / 16)
+        in_block = minibatch * algorithm._block
+        at_once = 2 * minibatch if algorithm.memory_size else algorithm._rows_at_once
         # Arrays of one number of each agent: columns and values; order of the passes; in the pool.
         passes = algorithm._config.data_passes
         small = agents * (4 * (len(self.columns) + 4) + 16 * passes + 4 * _TEMPORARIES)
@@ -178,11 +177,6 @@ class FixedShapes:
             configured or min(MOST_STEPS, self._algorithm._spec.max_episode_steps or MOST_STEPS) + 1
         )
         return max(steps, longest + 1)
-
-    @property
-    def _unroll_rows(self) -> int:
-        """Rows of an unroll, as far as that is known before the first batch."""
-        return self._steps or self._most_steps(0)
 
     @property
     def _spread(self) -> int:
