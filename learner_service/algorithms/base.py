@@ -173,6 +173,14 @@ class Algorithm(ABC, Generic[B]):
             name, function, self.graphs, (self._generator,), recover=self._precision.recover
         )
 
+    def graph_bytes(self, rows: int) -> float:
+        """Device memory that its graphs take beside networks and storage, if that is known.
+
+        Args:
+            rows: environment rows of an update.
+        """
+        return 0.0
+
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> Storage[Any]:
         """Where rows are kept until `update` gets them; this one for learning once from each.
 

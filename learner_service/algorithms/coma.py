@@ -8,7 +8,7 @@ action while the others' actions are held fixed. Targets are TD(lambda) from a t
 rollout is learned from in several passes of minibatches, critic first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Literal
 
@@ -39,7 +39,8 @@ from learner_service.algorithms.minibatches import (
     deviations,
     uncounted_never_taken,
 )
-from learner_service.algorithms.on_policy import OnPolicyAlgorithm, Steps
+from learner_service.algorithms.on_policy import OnPolicyAlgorithm, RecurrentStates, each
+from learner_service.algorithms.packed_rows import Layout, packed, unpacked
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
@@ -55,7 +56,9 @@ from learner_service.networks.forward import forward
 from learner_service.networks.inputs import CriticInputs, Inputs
 from learner_service.networks.recurrent import RecurrentState, memory_size, recurrent_states
 from learner_service.runtime.cuda_graph import Outputs
+from learner_service.storage.flight import LEAST_STEPS
 from learner_service.storage.rollout import Batch, Transitions, transitions
+from learner_service.storage.storage import OBSERVATION
 from shared.spec import ACTION_MASK
 from shared.timestep import StepType
 
@@ -92,6 +95,7 @@ _NORMS = ("critic_grad_norm", "actor_grad_norm")
 _OF_THE_BATCH = ("target_mean", "target_std", "explained_variance", "epsilon")
 
 
+_LAST = "last/"  # buffers of unrolls' last rows
 _Log = dict[str, Tensor]  # what steps return, by name: [n, ...]
 
 
@@ -99,6 +103,7 @@ class Coma(OnPolicyAlgorithm):
     """See the module. Used by the learner thread."""
 
     POLICY, IMITATES = ComaPolicy, True
+    _OF_BATCH = 3  # mean, variance and deviation of targets
     _config: Config
 
     def _build(self) -> None:
@@ -122,10 +127,7 @@ class Coma(OnPolicyAlgorithm):
         self._critic_optimizer = self._adam(self.critic, c.critic_lr)
         falls = c.epsilon_start, c.epsilon_end, c.epsilon_env_steps
         self._exploration = Exploration(*falls, k).to(self._device)
-        self._critic_steps = Steps(self, "critic", self._fit)
-        self._actor_steps = Steps(self, "actor", self._improve)
-        values = partial(self._forward_block, network=self.critic)
-        self._value_steps = Steps(self, "values", values)
+        self._columns = ("target", "log_prob") if c.clip_ratio else ("target",)
         self._of_steps = (*_BY_ROW, *(LOGGED if self._imitates else ()), *_NORMS)
         self._logged = (*self._of_steps, *_OF_THE_BATCH)
 
@@ -157,14 +159,119 @@ class Coma(OnPolicyAlgorithm):
         # 1. and 2. Targets, once.
         rows = self._prepare(batch)
         # 3. to 7. In each pass the critic, then the actor.
-        log: list[tuple[Pass, _Log, _Log]] = []
+        log: list[_Log] = []
         for shuffled, rates in self._passes(rows, batch, number):
             critic = self._critic_pass(shuffled, rates)
-            log.append((shuffled, critic, self._actor_pass(shuffled, rates)))
-        env_steps = batch.env_steps()  # `_means` adds those of the other ranks
-        scalars = self._means(log, rows, env_steps)
-        self._exploration.advance(env_steps)
-        return scalars
+            actor = self._actor_pass(shuffled, rates)
+            log.append({"share": shuffled.share, "counts": shuffled.counts, **critic, **actor})
+        of_batch = self._of_targets(rows.columns["target"], rows.weight, batch.env_steps())
+        if not log:
+            return self._scalars(torch.zeros_like(self._total), of_batch)
+        found = {name: torch.cat([of[name] for of in log]) for name in log[0]}
+        sums = torch.cat([self._critic_sums(found), self._actor_sums(found)])
+        return self._scalars(sums, of_batch)
+
+    def _blocks_of_steps(self) -> dict[str, Callable[[Mapping[str, Tensor]], Outputs]]:
+        """See OnPolicyAlgorithm."""
+        self._choose = self._fixed.capture("choose", self._choose_block)
+        self._layout_of_last: Layout = ()
+        return {"critic": self._critic_block, "actor": self._actor_block}
+
+    def _critic_block(self, given: Mapping[str, Tensor]) -> Outputs:
+        """Fit the critic to the minibatches of a block; may be captured."""
+        own = self._fixed.of_block(given)
+        found = self._critic_pass(own, self._schedule.rates(own.counts))
+        sums = self._critic_sums(found | {"share": own.share})
+        self._total[: len(sums)].add_(sums)
+        return {}
+
+    def _actor_block(self, given: Mapping[str, Tensor]) -> Outputs:
+        """Improve the policy by the minibatches of a block; may be captured."""
+        own = self._fixed.of_block(given)
+        found = self._actor_pass(own, self._schedule.rates(own.counts))
+        sums = self._actor_sums(found | {"share": own.share, "counts": own.counts})
+        self._total[-len(sums) :].add_(sums)
+        return {}
+
+    def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        """See OnPolicyAlgorithm: unrolls' last rows get the actions that the policy would take."""
+        # 1. a ~ pi(. | o) at the row that the targets of the last transition look at.
+        action, fixed = arrays["action"].clone(), self._fixed
+        last, rows = last_written(arrays["step_type"]), action.view(-1, action.shape[2])
+        for start, stop in self._last_rows(arrays, last):
+            found = self._call(self._choose, fixed.under(_LAST))["action"]
+            rows.index_copy_(0, last[start:stop], found[: stop - start].to(rows.dtype))
+        return arrays | {"action": action}
+
+    def _last_rows(self, arrays: dict[str, Tensor], last: Tensor) -> Iterator[tuple[int, int]]:
+        """Copy what `_choose_block` needs to buffers, block by block: yields its environments."""
+        fixed = self._fixed
+        if self.memory_size:
+            yield from fixed.blocks(_LAST, arrays, self._width)
+            return
+        seen = {k: x.flatten(0, 1) for k, x in arrays.items() if k.startswith(OBSERVATION)}
+        self._layout_of_last, words = packed({k: x.unsqueeze(1) for k, x in seen.items()})
+        size = -(-self._rows_at_once // LEAST_STEPS)
+        for start in range(0, len(last), size):
+            index = last[start : start + size]
+            fixed.select(_LAST + "words", words, index, size)
+            yield start, start + len(index)
+
+    @torch.no_grad()
+    def _choose_block(self, given: Mapping[str, Tensor]) -> Outputs:
+        """Actions of the policy for last rows, which may be captured."""
+        self._exploration.anneal()
+        if self.memory_size:
+            obs, _, state = self._fixed.fed(given)
+        else:
+            rows = unpacked(self._layout_of_last, given[_LAST + "words"])
+            obs = {k.removeprefix(OBSERVATION): x.squeeze(1) for k, x in rows.items()}
+            state = None
+        mask = obs.get(ACTION_MASK)
+        logits = self._forward(self.actor, self._actor_inputs(obs), state)
+        if state is not None:
+            at = last_written(given[_LAST + "step_type"])
+            logits = logits.index_select(0, at)
+            mask = None if mask is None else mask.index_select(0, at)
+        pi = policy_probabilities(logits, mask, self._epsilon)
+        return {"action": sample(pi, self._generator).to(torch.int32)}
+
+    def _values_of_rows(
+        self,
+        inputs: tuple[Inputs, Inputs],
+        states: RecurrentStates,
+        action: Tensor,
+        obs: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """See OnPolicyAlgorithm."""
+        found = {"value": taken(self._forward(self.target, inputs[1], states[1]), action)}
+        if self._config.clip_ratio:  # log pi_old(u | o)
+            logits = self._forward(self.actor, inputs[0], states[0])
+            pi = policy_probabilities(logits, obs.get(ACTION_MASK), self._epsilon)
+            found["log_prob"] = taken(bounded_log(pi), action)
+        return found
+
+    def _learnable(
+        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """See OnPolicyAlgorithm."""
+        t = transitions(batch)
+        weight = counted_actions(batch, t, self._spec.num_agents)
+        columns = {"target": self._returns(t, values["value"][1:])}
+        if self._config.clip_ratio:
+            columns["log_prob"] = uncounted_never_taken(values["log_prob"][:-1], weight)
+        return columns, weight, self._of_targets(columns["target"], weight, t.valid.sum())
+
+    def _derived(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        """See OnPolicyAlgorithm."""
+        mask = columns.pop("mask", None)
+        if mask is None:
+            return columns
+        return columns | self._of_mask(mask)
+
+    def _of_mask(self, legal: Tensor) -> dict[str, Tensor]:
+        """What makes a policy of logits where some actions are illegal."""
+        return {"penalty": penalties(legal), "floor": self._epsilon * uniform(legal)}
 
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> Rows:
@@ -184,7 +291,7 @@ class Coma(OnPolicyAlgorithm):
         columns |= expert_column(obs, len(columns["action"]))
         if mask is not None:
             legal = mask[: len(columns["action"])]
-            columns |= {"penalty": penalties(legal), "floor": self._epsilon * uniform(legal)}
+            columns |= self._of_mask(legal)
         weight = counted_actions(batch, t, self._spec.num_agents).flatten(0, 1)
         if self._config.clip_ratio:  # log pi_old(u | o)
             logits = self._network_outputs(self.actor, actor_inputs, hidden[0]).flatten(0, 1)
@@ -211,11 +318,8 @@ class Coma(OnPolicyAlgorithm):
         the last row is the one before the padding.
         """
         # 1. a ~ pi(. | o) at the row that the targets of the last transition look at.
-        length, num_unrolls, num_agents = action.shape
-        written = batch.arrays["step_type"] != int(StepType.ABORTED)
-        row = torch.arange(length, device=action.device).unsqueeze(1)
-        last = (written * row).amax(0), torch.arange(num_unrolls, device=action.device)
-        joint = last[0] * num_unrolls + last[1]  # [B] of the (L + 1) * B joint rows
+        _, num_unrolls, num_agents = action.shape
+        joint = last_written(batch.arrays["step_type"])  # [B] of the (L + 1) * B joint rows
         if hidden is None:
             logits = self._network_outputs(self.actor, inputs.rows(joint)).flatten(0, 1)
         else:
@@ -223,7 +327,8 @@ class Coma(OnPolicyAlgorithm):
         if mask is not None:
             mask = mask.view(-1, num_agents, mask.shape[-1])[joint].flatten(0, 1)
         pi = policy_probabilities(logits, mask, self._epsilon)
-        action[last] = sample(pi, self._generator).view(num_unrolls, num_agents)
+        chosen = sample(pi, self._generator).view(num_unrolls, num_agents)
+        action.view(-1, num_agents).index_copy_(0, joint, chosen)
 
     def _targets(
         self, t: Transitions, inputs: Inputs, action: Tensor, hidden: RecurrentState | None
@@ -236,14 +341,12 @@ class Coma(OnPolicyAlgorithm):
         else:
             q = self._network_outputs(self.target, inputs, hidden)[num_unrolls:]
         value = q.flatten(0, 1).gather(-1, action[1:].flatten().unsqueeze(-1))
-        return lambda_returns(
-            t.reward,
-            t.discount,
-            value.view(length - 1, num_unrolls, num_agents),
-            t.next_is_last,
-            self._config.gamma,
-            self._config.td_lambda,
-        )
+        return self._returns(t, value.view(length - 1, num_unrolls, num_agents))
+
+    def _returns(self, t: Transitions, value: Tensor) -> Tensor:
+        """Targets of the target critic's values of rows 1 to L, all [L, B, A]."""
+        c = self._config
+        return lambda_returns(t.reward, t.discount, value, t.next_is_last, c.gamma, c.td_lambda)
 
     def _critic_pass(self, shuffled: Pass, rates: Mapping[str, Tensor]) -> _Log:
         """Fit the critic; returns squared errors and values of the actions taken, and norms.
@@ -256,7 +359,7 @@ class Coma(OnPolicyAlgorithm):
         g = one_hot(action, self._num_actions) * (2 * shuffled.share).flatten(0, 1).unsqueeze(-1)
         inputs, state = shuffled.inputs(shuffled.critic), shuffled.state(shuffled.critic_state)
         given = {"goal": shuffled.each(target).unsqueeze(-1), "of_error": shuffled.each(g), **rates}
-        found = self._critic_steps(named("critic", inputs, state) | given)
+        found = each(self._fit, named("critic", inputs, state) | given)
         q_taken = taken(found["q"].flatten(0, 1), action).view_as(shuffled.share)
         error = (q_taken - target.view_as(q_taken)).square()
         return {"error": error, "q": q_taken, "critic_norm": found["norm"]}
@@ -288,7 +391,7 @@ class Coma(OnPolicyAlgorithm):
         if state is None:
             return self._network_outputs(self.critic, shuffled.critic)
         given = named("rows", shuffled.inputs(shuffled.critic), state)
-        return self._value_steps(given)["out"].flatten(0, 1)
+        return each(partial(self._forward_block, network=self.critic), given)["out"].flatten(0, 1)
 
     def _actor_pass(self, shuffled: Pass, rates: Mapping[str, Tensor]) -> _Log:
         """Improve the policy.
@@ -306,7 +409,7 @@ class Coma(OnPolicyAlgorithm):
         given = {"share": shuffled.share, "cost": shuffled.cost, "of_order": of_order}
         given |= {"q": shuffled.each(q), "q_taken": shuffled.each(q_taken), **rates}
         given |= {f"column/{name}": x for name, x in columns.items()}
-        return self._actor_steps(named("actor", inputs, state) | given)
+        return each(self._improve, named("actor", inputs, state) | given)
 
     def _improve(self, given: Mapping[str, Tensor]) -> Outputs:
         """Improve the policy by a minibatch.
@@ -354,41 +457,65 @@ class Coma(OnPolicyAlgorithm):
         return found | {"advantage": advantage, **told, "actor_norm": norm}
 
     @torch.no_grad()
-    def _means(self, log: list[tuple[Pass, _Log, _Log]], rows: Rows, env_steps: Tensor) -> Tensor:
-        """`_logged`: means over the minibatches in which anything counts, then over the batch."""
-        if not log:
-            means = self._sharing.new_zeros(len(self._of_steps))
-        else:
-            every = [
-                {"share": shuffled.share, **critic, **actor} for shuffled, critic, actor in log
-            ]
-            found = {name: torch.cat([of[name] for of in every]) for name in every[0]}
-            share, error, q = found["share"], found["error"], found["q"]  # [N, M, A]
-            gain, cost, entropy = found["gain"], found["cost"], -found["order"]
-            advantage, told = found["advantage"], [x for k, x in found.items() if k[:4] == "told"]
-            sharing = log[0][0].sharing
-            deviation = deviations(advantage, share, sharing, self._group).sum()
-            if told:  # of the entropy what the loss contains
-                told.append(entropy * (1 - told[1]))
-            by_row = torch.stack([error, q, entropy, *told]).flatten(1)
-            error, q, entropy, *told = by_row @ share.flatten()
-            of_loss = told.pop() if told else entropy
-            loss = (gain * cost).sum() - self._schedule.entropy_weight * of_loss
-            number = torch.cat([shuffled.counts for shuffled, _, _ in log]).sum().clamp_min(1)
-            summed = torch.stack([error, q, entropy, loss, deviation, *told]) / self._num_slices
-            norms = torch.stack([found["critic_norm"], found["actor_norm"]]).sum(1)
-            means = torch.cat([summed, norms]) / number
-            means = mean_of_told(means, told, len(_BY_ROW))
-        target, weight = rows.columns["target"], rows.weight
+    def _critic_sums(self, found: Mapping[str, Tensor]) -> Tensor:
+        """The critic's part of `_of_steps`, summed over minibatches: loss, value, norm."""
+        by_row = torch.stack([found["error"], found["q"]]).flatten(1)
+        by_row = by_row @ found["share"].flatten() / self._num_slices
+        return torch.cat([by_row, found["critic_norm"].sum().view(1)])
+
+    @torch.no_grad()
+    def _actor_sums(self, found: Mapping[str, Tensor]) -> Tensor:
+        """The actor's part, and the number of minibatches that count.
+
+        Entropy, loss, deviation of the advantage, what advice logs, norm, number.
+        """
+        share, entropy = found["share"], -found["order"]  # [N, M, A]
+        sharing = self._sharing[:, :1] if self._single else self._sharing
+        deviation = deviations(found["advantage"], share, sharing, self._group).sum()
+        told = [x for k, x in found.items() if k[:4] == "told"]
+        # Of the entropy what the loss contains.
+        more = [*told, entropy * (1 - told[1])] if told else []
+        entropy, *told = torch.stack([entropy, *more]).flatten(1) @ share.flatten()
+        of_loss = told.pop() if told else entropy
+        loss = (found["gain"] * found["cost"]).sum() - self._schedule.entropy_weight * of_loss
+        summed = torch.stack([entropy, loss, deviation, *told]) / self._num_slices
+        last = torch.stack([found["actor_norm"].sum(), found["counts"].sum()])
+        return torch.cat([summed, last])
+
+    @torch.no_grad()
+    def _of_targets(self, target: Tensor, weight: Tensor, env_steps: Tensor) -> Tensor:
+        """Mean, variance and deviation of targets; counts environment steps, of all ranks."""
         counted, mean = weight.sum(), (target * weight).sum()
         self._group.sum_([counted, mean, env_steps])
+        self._exploration.advance(env_steps)
         counted = counted.clamp_min(1)
         mean = mean / counted
         squares = ((target - mean).square() * weight).sum()
         self._group.sum_([squares])
         variance = squares / counted
+        return torch.stack([mean, variance, variance.sqrt()])
+
+    @torch.no_grad()
+    def _scalars(self, total: Tensor, of_batch: Tensor) -> Tensor:
+        """See OnPolicyAlgorithm; means over the minibatches in which anything counts."""
+        # Of `_critic_sums` and `_actor_sums`, in the order of `_of_steps`.
+        order = (0, 1, 3, 4, 5, *range(6, len(total) - 2), 2, len(total) - 2)
+        means = torch.stack([total[i] for i in order]) / total[-1].clamp_min(1)
+        if self._imitates:
+            means = mean_of_told(means, [means], len(_BY_ROW))
+        mean, variance, deviation = of_batch
         explained = 1 - means[0] / variance.clamp_min(1e-8)
-        return torch.cat([means, torch.stack([mean, variance.sqrt(), explained, self._epsilon])])
+        return torch.cat([means, torch.stack([mean, deviation, explained, self._epsilon])])
+
+
+def last_written(step_type: Tensor) -> Tensor:
+    """[B] the last row of each unroll that is none of padding, of the (L + 1) * B joint rows.
+
+    Args:
+        step_type: [L + 1, B].
+    """
+    joint = torch.arange(step_type.numel(), device=step_type.device).view(step_type.shape)
+    return joint.where(step_type != int(StepType.ABORTED), joint[0]).amax(0)
 
 
 build = Coma

@@ -8,7 +8,7 @@ over each rollout. Discrete or continuous actions, parameters shared or one set 
 memory or without.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ from learner_service.algorithms.minibatches import (
     counted_actions,
     uncounted_never_taken,
 )
-from learner_service.algorithms.on_policy import OnPolicyAlgorithm, Steps
+from learner_service.algorithms.on_policy import OnPolicyAlgorithm, RecurrentStates, each
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
@@ -44,11 +44,11 @@ from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, Normal
 from learner_service.networks.forward import forward, forward_both
-from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
+from learner_service.networks.inputs import CriticInputs, Inputs
 from learner_service.networks.recurrent import RecurrentState, recurrent_states
 from learner_service.runtime.cuda_graph import Outputs
 from learner_service.runtime.readback import to_host
-from learner_service.storage.rollout import Batch, transitions
+from learner_service.storage.rollout import Batch, Transitions, transitions
 from shared.spec import ACTION_MASK
 
 
@@ -89,6 +89,8 @@ class Mappo(OnPolicyAlgorithm):
     """See the module. Used by the learner thread."""
 
     POLICY, IMITATES = MappoPolicy, True
+    _OF_BATCH = len(_OF_THE_BATCH)
+    _columns = ("log_prob", "advantage", "target")
     actor: Actor
     _config: Config
 
@@ -96,7 +98,7 @@ class Mappo(OnPolicyAlgorithm):
         """pi(u | o) of each agent, and V(s), V(o), or a value beside the policy's outputs."""
         c, spec = self._config, self._spec
         self.extras = policy_extras(spec)
-        self._critic_inputs: ActorInputs | CriticInputs = self._actor_inputs
+        self._critic_inputs = self._actor_inputs
         if c.centralised:
             self._critic_inputs = CriticInputs(spec, self._options, actions=False)
         if c.share_trunk:
@@ -112,9 +114,9 @@ class Mappo(OnPolicyAlgorithm):
             self.critic = self._make_critic(shape, 1, encoder, apart=not c.centralised)
             self._critic_optimizer = self._adam(self.critic, c.critic_lr, eps=1e-5)
         norms, imitation = _NORMS[: len(self._learned)], LOGGED if self._imitates else ()
-        self._logged = (*_BY_ROW, *imitation, *norms, *_OF_THE_BATCH)
+        self._of_steps = (*_BY_ROW, *imitation, *norms)
+        self._logged = (*self._of_steps, *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
-        self._steps = Steps(self, "step", self._minibatch)
 
     def _learn(self, batch: Batch, number: int) -> Tensor:
         """The update.
@@ -124,13 +126,27 @@ class Mappo(OnPolicyAlgorithm):
             number: of minibatches in each pass.
         """
         # 1. to 4. Advantages and targets, once.
-        rows, scalars = self._prepare(batch)
+        rows, of_batch = self._prepare(batch)
         # 5. and 6. Steps of the policy and of the value function.
         every: list[dict[str, Tensor]] = []
         for shuffled, rates in self._passes(rows, batch, number):
-            found = self._steps(self._given(shuffled) | rates)
+            found = each(self._minibatch, self._given(shuffled) | rates)
             every.append(found | {"share": shuffled.share, "counts": shuffled.counts})
-        return torch.cat([self._means(every), scalars])
+        if not every:
+            return self._scalars(torch.zeros_like(self._total), of_batch)
+        together = {name: torch.cat([of[name] for of in every]) for name in every[0]}
+        return self._scalars(self._sums(together), of_batch)
+
+    def _blocks_of_steps(self) -> dict[str, Callable[[Mapping[str, Tensor]], Outputs]]:
+        """See OnPolicyAlgorithm."""
+        return {"step": self._block_of_steps}
+
+    def _block_of_steps(self, given: Mapping[str, Tensor]) -> Outputs:
+        """Steps on the minibatches of a block, which may be captured."""
+        own = self._fixed.of_block(given)
+        found = each(self._minibatch, self._given(own) | self._schedule.rates(own.counts))
+        self._total.add_(self._sums(found | {"share": own.share, "counts": own.counts}))
+        return {}
 
     def precision_scalars(self) -> dict[str, Tensor]:
         """See Algorithm; also how many returns the last update clipped."""
@@ -156,27 +172,55 @@ class Mappo(OnPolicyAlgorithm):
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> tuple[Rows, Tensor]:
         """Everything that is computed once per update; return_mean and what follows it."""
-        c, arrays, t = self._config, batch.arrays, transitions(batch)  # T rows, B environments
+        arrays, t = batch.arrays, transitions(batch)  # T rows, B environments
         obs = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
         action = arrays["raw_action" if "raw_action" in arrays else "action"][:-1].flatten(0, 1)
         action = action if action.is_floating_point() else action.long()  # [T * B, A, ...]
-        old_log_prob = arrays["log_prob"][:-1]  # [T, B, A]
         weight = counted_actions(batch, t, self._spec.num_agents)  # [T, B, A]
         # 1. Values V of all rows, [T + 1, B, A].
         inputs, hidden = self._fed(obs), recurrent_states(batch)
         value, pi = self._value_and_policy(batch, inputs, hidden)
+        log_prob = None if pi is None else pi.log_prob(action).view_as(weight)
+        columns, of_batch = self._advantages(batch, t, weight, value, log_prob)
+        columns = {"action": action, **{k: x.flatten(0, 1) for k, x in columns.items()}}
+        columns |= expert_column(obs, len(action))
+        if ACTION_MASK in obs:
+            columns["mask"] = obs[ACTION_MASK]
+        return self._rows(inputs, columns, weight.flatten(0, 1), hidden), of_batch
+
+    def _advantages(
+        self,
+        batch: Batch,
+        t: Transitions,
+        weight: Tensor,
+        value: Tensor,
+        log_prob: Tensor | None,
+        rows: Tensor | None = None,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Columns of minibatches, [T, B, A]; return_mean and what follows it.
+
+        Args:
+            batch: of T + 1 rows.
+            t: its transitions.
+            weight: [T, B, A] 1 where an action counts, else 0.
+            value: [T + 1, B, A] in units of the reward.
+            log_prob: V-trace: [T, B, A] of the actions now.
+            rows: see `ValueNorm.plausible`.
+        """
+        c, old_log_prob = self._config, batch.arrays["log_prob"][:-1]  # [T, B, A]
         # 2. Targets G and advantages A = G - V by GAE, or both by V-trace; [T, B, A].
-        if pi is None:
+        if log_prob is None:
             target = lambda_returns(
                 t.reward, t.discount, value[1:], t.next_is_last, c.gamma, c.gae_lambda
             )
             advantage = target - value[:-1]
         else:
-            log_ratio = pi.log_prob(action).view_as(weight) - old_log_prob
+            log_ratio = log_prob - old_log_prob
             target, advantage = vtrace_returns(
                 *(t.reward, t.discount, value, t.next_is_last, log_ratio.where(weight > 0, 0)),
                 *(c.gamma, c.gae_lambda, c.vtrace_clip),
             )
+        shape = weight.shape
         target, advantage, weight = (x.flatten(0, 1) for x in (target, advantage, weight))
         # 3. Advantages in units of their deviation, by parameter group.
         over = weight, self._sharing, self._group
@@ -188,20 +232,49 @@ class Mappo(OnPolicyAlgorithm):
         advantage = (advantage - centre) / scale
         # 4. Targets in units of their running deviation (Yu et al., section 5.1).
         if c.normalize_values:
-            target = self.value_norm.plausible(target, weight, static=self._static)
+            target = self.value_norm.plausible(target, weight, rows)
             self.value_norm.update(target, weight, self._group)
             target = self.value_norm.normalize(target)
         columns = {
-            "action": action,
             "log_prob": uncounted_never_taken(old_log_prob.flatten(0, 1), weight),
             "advantage": advantage,
             "target": target,
         }
-        columns |= expert_column(obs, len(action))
-        if ACTION_MASK in obs:
-            columns["mask"] = obs[ACTION_MASK]
-        rows = self._rows(inputs, columns, weight, hidden)
-        return rows, torch.stack([target_mean, std, explained]).mean(1)
+        columns = {name: x.view(shape) for name, x in columns.items()}
+        return columns, torch.stack([target_mean, std, explained]).mean(1)
+
+    def _values_of_rows(
+        self,
+        inputs: tuple[Inputs, Inputs],
+        states: RecurrentStates,
+        action: Tensor,
+        obs: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """See OnPolicyAlgorithm."""
+        # 1. Values V of all rows, and V-trace: log pi(u | o).
+        if self.critic is None:
+            out = value = self._forward(self.actor.network, inputs[0], states[0])
+        else:
+            value = self._forward(self.critic, inputs[1], states[1])
+        found = {"value": value[..., -1]}
+        if self._config.vtrace_clip:
+            if self.critic is not None:
+                out = self._forward(self.actor.network, inputs[0], states[0])
+            pi = self.actor.distribution(out, obs.get(ACTION_MASK))
+            found["log_prob"] = pi.log_prob(action)
+        return found
+
+    def _learnable(
+        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """See OnPolicyAlgorithm."""
+        t, value, log_prob = transitions(batch), values["value"], values.get("log_prob")
+        weight = counted_actions(batch, t, self._spec.num_agents)
+        if self._config.normalize_values:
+            value = self.value_norm.denormalize(value)
+        log_prob = None if log_prob is None else log_prob[:-1]
+        columns, of_batch = self._advantages(batch, t, weight, value, log_prob, rows)
+        return columns, weight, of_batch
 
     def _value_and_policy(
         self,
@@ -297,11 +370,12 @@ class Mappo(OnPolicyAlgorithm):
         return self.actor.distribution(out, mask), value.squeeze(-1)
 
     @torch.no_grad()
-    def _means(self, every: list[dict[str, Tensor]]) -> Tensor:
-        """`_logged` up to return_mean: means over the minibatches in which anything counts."""
-        if not every:
-            return self._sharing.new_zeros(len(self._logged) - len(_OF_THE_BATCH))
-        found = {name: torch.cat([of[name] for of in every]) for name in every[0]}
+    def _sums(self, found: Mapping[str, Tensor]) -> Tensor:
+        """`_of_steps` of minibatches, summed over them, and the number of those that count.
+
+        Args:
+            found: of `_minibatch`, share and counts, [n, ...].
+        """
         gain, log_ratio = found["gain"], found["log_ratio"]
         entropy, error = found["entropy"], found["error"]
         told = [x for name, x in found.items() if name[:4] == "told"]
@@ -313,9 +387,16 @@ class Mappo(OnPolicyAlgorithm):
             loss = loss * (1 - told[1])
         # Schulman 2020, "Approximating KL divergence": (r - 1) - log r is unbiased, never < 0.
         rows = torch.stack([loss, error, entropy, clipped, grown - log_ratio, *told]).flatten(1)
-        number = found["counts"].sum().clamp_min(1)
-        means = [rows @ share / self._num_slices, found["norms"].sum(0)]
-        return mean_of_told(torch.cat(means) / number, told, len(_BY_ROW))
+        sums = [rows @ share / self._num_slices, found["norms"].sum(0)]
+        return torch.cat([*sums, found["counts"].sum().view(1)])
+
+    @torch.no_grad()
+    def _scalars(self, total: Tensor, of_batch: Tensor) -> Tensor:
+        """See OnPolicyAlgorithm; means over the minibatches in which anything counts."""
+        means = total[:-1] / total[-1].clamp_min(1)
+        if self._imitates:
+            means = mean_of_told(means, [means], len(_BY_ROW))
+        return torch.cat([means, of_batch])
 
 
 build = Mappo

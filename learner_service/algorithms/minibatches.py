@@ -1,8 +1,7 @@
 """Minibatches of a rollout: all of its rows in a random order, gathered once for each pass.
 
-On a GPU all minibatches have one size, whatever the number of environments, and nothing is read
-back, so that one CUDA graph serves all of them: rows that do not count weigh nothing, and fill
-minibatches up. On a CPU, which would compute them for nothing, they are left out.
+On a CPU rows that do not count are left out. On a GPU they weigh nothing, and fill minibatches up
+to one size: see `fixed_shapes`.
 
 Ranks of a group make as many minibatches as one learner with all their rows would. Minibatch k of
 the group is that of all ranks together; where a rank has no row for it, rows of weight 0 stand in.
@@ -177,6 +176,24 @@ def deviations(x: Tensor, share: Tensor, sharing: Tensor, group: Group = ALONE) 
     return variances.sqrt()
 
 
+def shares(weight: Tensor, sharing: Tensor, group: Group = ALONE) -> tuple[Tensor, Tensor]:
+    """What rows count for in their minibatches, and whether any row of an agent counts.
+
+    Args:
+        weight: [n, rows, A] 1 for a row that counts, else 0.
+        sharing: [S, A] of `sharing_agents`.
+        group: of the ranks that hold the minibatches' rows.
+
+    Returns:
+        [n, rows, A], which a minibatch's loss is summed with, and [n] 1 or 0.
+    """
+    counted = weight.sum(1)  # [n, A]
+    group.mean_([counted])
+    fewest = 1 / group.size
+    share = (counted @ sharing.T).clamp_min(fewest).reciprocal() @ sharing
+    return weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
+
+
 def uncounted_never_taken(log_prob: Tensor, weight: Tensor) -> Tensor:
     """log_prob [R, A] with a ratio of 0 where weight is 0: an infinite one would not weigh nothing.
 
@@ -202,7 +219,6 @@ class Rows:
         columns: name -> [R, A, ...], what else belongs to a row.
         weight: [R, A] 1 where the agent's transition counts, else 0.
         sharing: [S, A] of `sharing_agents`.
-        static: whether no shape may depend on what counts.
         actor_state: what the policy remembered before each environment's first row. Minibatches are
             then of whole environments. None: they are of single rows.
         critic_state: the same of the critic.
@@ -214,12 +230,11 @@ class Rows:
     columns: dict[str, Tensor]
     weight: Tensor
     sharing: Tensor
-    static: bool
     actor_state: RecurrentState | None = None
     critic_state: RecurrentState | None = None
     group: Group = ALONE
     _length: int = field(init=False)  # rows of a unit of minibatches
-    _units: Tensor = field(init=False)  # valid units; static: a mask, 1 where a unit is not valid
+    _units: Tensor = field(init=False)  # valid units
     _by_rank: list[float] = field(init=False, default_factory=list)  # valid units, once asked for
 
     def __post_init__(self) -> None:
@@ -227,7 +242,7 @@ class Rows:
         state = self.actor_state
         self._length = 1 if state is None or state.first is None else len(state.first)
         counted = self.weight.view(self._length, -1, self.weight.shape[1]).amax((0, 2)) > 0
-        self._units = (~counted).to(torch.uint8) if self.static else counted.nonzero().squeeze(1)
+        self._units = counted.nonzero().squeeze(1)
 
     def of_single_agents(self) -> "Rows":
         """The same with each agent's row as a joint row of one agent, [R * A, 1, ...].
@@ -243,25 +258,20 @@ class Rows:
         actor, critic = self.actor.grouped(1), self.critic.grouped(1)
         weight = self.weight.reshape(-1, 1)
         sharing = self.sharing[:, :1]
-        return Rows(actor, critic, columns, weight, sharing, self.static, group=self.group)
+        return Rows(actor, critic, columns, weight, sharing, group=self.group)
 
-    def shuffled(self, number: int, generator: torch.Generator, width: int = 0) -> Pass:
+    def shuffled(self, number: int, generator: torch.Generator) -> Pass:
         """All rows that count, in `number` minibatches: equally many in each, give or take a unit.
 
         Args:
-            number: of minibatches; there are fewer if there are fewer units and `width` is 0.
+            number: of minibatches; there are fewer if there are fewer units.
             generator: draws the order.
-            width: units of each minibatch, which have room for all that count; 0: as many as there
-                are.
         """
-        if not width:
-            number, skipped = self._places(number)
-        else:
-            skipped = self.group.rank * number // self.group.size
+        number, skipped = self._places(number)
         if number == 0:  # environments that fail at once, or an episode's end alone
             none = self.weight
             return Pass(0, self.actor, self.critic, {}, none, none, none, self.sharing)
-        units, spare = self._deal(number, skipped, generator, width)
+        units, spare = self._deal(number, skipped, generator)
         index, width = units.unsqueeze(1), units.shape[1]
         if self.actor_state is not None:  # [n, L, m] rows of whole environments
             step = len(self.weight) // self._length
@@ -289,7 +299,7 @@ class Rows:
             spare: units of padding behind this rank's last one.
 
         Returns:
-            [n, rows, A], which a minibatch's loss is summed with, and [n] 1 or 0.
+            see `shares`.
         """
         weight = self.weight.index_select(0, rows)
         if skipped:  # the first of these are there to fill them up
@@ -300,47 +310,33 @@ class Rows:
         if rest:
             weight.view(*shape, -1)[-rest:, :, -columns - 1] = 0
         weight = weight.view(shape[0], -1, weight.shape[1])
-        counted = weight.sum(1)  # [n, A]
-        self.group.mean_([counted])
-        fewest = 1 / self.group.size
-        share = (counted @ self.sharing.T).clamp_min(fewest).reciprocal() @ self.sharing
-        return weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
+        return shares(weight, self.sharing, self.group)
 
     def _places(self, number: int) -> tuple[int, int]:
         """Minibatches that there are, and the one that this rank's first unit goes to.
 
-        Units of the ranks are dealt one after the other, as if they were one pack. Where how many
-        count is known on the device alone, ranks begin evenly spread.
+        Units of the ranks are dealt one after the other, as if they were one pack.
         """
         group = self.group
         if group.size == 1:
             return min(number, len(self._units)), 0
-        if self.static:
-            return number, group.rank * number // group.size
         self._by_rank = self._by_rank or group.gather(len(self._units))
         number = min(number, int(sum(self._by_rank)))
         return number, int(sum(self._by_rank[: group.rank])) % max(1, number)
 
-    def _deal(
-        self, number: int, skipped: int, generator: torch.Generator, width: int
-    ) -> tuple[Tensor, int]:
+    def _deal(self, number: int, skipped: int, generator: torch.Generator) -> tuple[Tensor, int]:
         """Shuffled units [n, m], dealt like cards, and how many of them are padding at the end.
 
         Args:
             number: n.
             skipped: minibatches that get none in the first round.
             generator: draws the order.
-            width: m; 0: as many as are needed.
         """
         size, device = len(self._units), self._units.device
         order = torch.randperm(size, device=device, generator=generator)
-        if not self.static:
-            order = self._units.index_select(0, order)
-        else:  # valid units first, so that each minibatch gets equally many
-            hidden = self._units.index_select(0, order)
-            order = order.index_select(0, hidden.sort(stable=True).indices)
-        width = width or max(1, -(-(skipped + size) // number))
+        order = self._units.index_select(0, order)
+        width = max(1, -(-(skipped + size) // number))
         spare = width * number - skipped - size
-        if skipped or spare:  # less than 0: units that do not count are left out
+        if skipped or spare:
             order = F.pad(order, (skipped, spare))
-        return order.view(-1, number).T.contiguous(), max(0, spare)
+        return order.view(-1, number).T.contiguous(), spare

@@ -1,9 +1,8 @@
 """The common part of COMA and MAPPO: an update is passes over a rollout in minibatches.
 
-On a GPU the steps on a few minibatches are one CUDA graph, whatever the number of environments: see
-`minibatches`. What is done once in an update or a pass has their number of rows, and is launched
-kernel by kernel; networks are fed in blocks of one size, each a graph as well. Of larger graphs
-there would be fewer to launch, and to capture one would take longer.
+On a GPU all of it is a few CUDA graphs, of the steps on a few minibatches each, whatever the number
+of environments: see `fixed_shapes`. Of larger graphs there would be fewer to launch, and to capture
+one would take longer.
 """
 
 import math
@@ -15,14 +14,15 @@ from torch import Tensor, nn
 
 from learner_service.algorithms.actor_critic import ActorCritic
 from learner_service.algorithms.augmented import passes
+from learner_service.algorithms.fixed_shapes import FixedShapes
 from learner_service.algorithms.minibatches import Pass, Rows, number_of_minibatches
 from learner_service.algorithms.options import OnPolicyCriticConfig
 from learner_service.algorithms.returns import sharing_agents
 from learner_service.algorithms.schedule import Schedule
-from learner_service.algorithms.steps import blocks, fed, named
+from learner_service.algorithms.steps import fed
 from learner_service.networks.casting import cast_weights
-from learner_service.networks.forward import chunk_rows, forward, forward_rows
-from learner_service.networks.inputs import Inputs
+from learner_service.networks.forward import chunk_of, forward, forward_rows
+from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import RecurrentState
 from learner_service.runtime.cuda_graph import Captured, Outputs
 from learner_service.runtime.precision import Precision
@@ -49,9 +49,14 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
     """
 
     REMEMBERS = True
+    _OF_BATCH: int  # numbers that `_learnable` returns for `_scalars`
     _config: OnPolicyCriticConfig
+    _critic_inputs: ActorInputs | CriticInputs
     _logged: tuple[str, ...]
+    _of_steps: tuple[str, ...]  # those of them that are means over minibatches
     _single = False  # minibatches are of single agents' rows
+    _columns: tuple[str, ...]  # of numbers that `_learnable` returns
+    _steps_in_graphs: tuple[Captured, ...]  # of a pass, each over all of its minibatches
 
     def __init__(
         self,
@@ -79,7 +84,12 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
             static=self._static,
         )
         self._counts = {"updates": 0}
-        self._outputs = self._capture("forward", self._forward_block)
+        self._total = torch.zeros(len(self._of_steps) + 1, device=device)  # and minibatches
+        self._of_batch = torch.zeros(self._OF_BATCH, device=device)
+        self._fixed = FixedShapes(self, self._columns)
+        self._steps_in_graphs = tuple(
+            self._fixed.capture(name, step) for name, step in self._blocks_of_steps().items()
+        )
         self._pace = Pace(device)
         self._longest = 0
 
@@ -107,7 +117,8 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
             block=self._block,
         )
         self.graphs.eager_calls["update"] += not self._static
-        scalars = self._learn(Batch(arrays, []), number)
+        learn = self._learn_in_graphs if self._static else self._learn
+        scalars = learn(Batch(arrays, []), number)
         self._schedule.restore()
         self._counts["updates"] += 1
         return dict(zip(self._logged, scalars.unbind(), strict=True))
@@ -115,6 +126,75 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
     @abstractmethod
     def _learn(self, batch: Batch, number: int) -> Tensor:
         """See the class."""
+
+    def graph_bytes(self, rows: int) -> float:
+        """See Algorithm."""
+        return self._fixed.expected_bytes(rows)
+
+    def _learn_in_graphs(self, batch: Batch, number: int) -> Tensor:
+        """`_learn` on a GPU."""
+        fixed, arrays = self._fixed, batch.arrays
+        fixed.load(arrays, number)
+        arrays = self._completed(arrays)
+        words = fixed.pack(arrays)
+        fixed.prepare(words)
+        memory = arrays["memory"][0] if self.memory_size else None
+        for k in range(self._config.data_passes):
+            if k and self.augment is not None:
+                words = fixed.pack(arrays, again=True)
+                fixed.add_columns(words)
+            for steps in self._steps_in_graphs:
+                for start in range(0, number, self._block):
+                    self._call(steps, fixed.gather(words, memory, k, start))
+        return self._scalars(self._total, self._of_batch)
+
+    @abstractmethod
+    def _blocks_of_steps(self) -> dict[str, Callable[[Mapping[str, Tensor]], Outputs]]:
+        """Steps on all minibatches of a block, by name; they add to `_total`."""
+
+    def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A batch's arrays with what it lacks."""
+        return arrays
+
+    @abstractmethod
+    def _values_of_rows(
+        self,
+        inputs: tuple[Inputs, Inputs],
+        states: RecurrentStates,
+        action: Tensor,
+        obs: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """What `_learnable` needs of rows, [R, A] by name.
+
+        Args:
+            inputs: of actor and critic.
+            states: the same.
+            action: [R, A, ...].
+            obs: name -> [R, A, ...].
+        """
+
+    @abstractmethod
+    def _learnable(
+        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """What minibatches learn from; called once an update, may be captured.
+
+        Args:
+            batch: its small arrays, [L + 1, B, ...], padded.
+            values: of `_values_of_rows`, [L + 1, B, A].
+            rows: scalar, L x B without padding.
+
+        Returns:
+            `_columns` [L, B, A] by name, 1 where a row counts, else 0, and what `_scalars` needs.
+        """
+
+    @abstractmethod
+    def _scalars(self, total: Tensor, of_batch: Tensor) -> Tensor:
+        """`_logged` of sums over minibatches, and of what `_learnable` found."""
+
+    def _derived(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Columns of minibatches, with those that follow from others."""
+        return columns
 
     def _units(self, batch: Batch) -> int:
         """Units of minibatches that may count: environments, joint rows, or rows of agents."""
@@ -141,36 +221,36 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         number = self._config.batch_number
         return max(k for k in range(1, _MOST_AT_ONCE + 1) if number % k == 0)
 
+    @property
+    def _rows_at_once(self) -> int:
+        """Joint rows that networks are fed at once on a GPU; environments with memory."""
+        if self.memory_size:
+            return self._width
+        agents, width = self._spec.num_agents, self._width
+        joint = width / agents if self._single else width
+        whole = math.ceil(joint * self._config.batch_number * 9 / 8)  # with unrolls' last rows
+        shapes = self._actor_inputs.shape.image, self._critic_inputs.shape.image
+        most = min(chunk_of(image, _MOST_ROWS) for image in shapes)
+        return max(1, min(most // agents, whole))
+
     def _network_outputs(
         self, network: nn.Module, inputs: Inputs, state: RecurrentState | None = None
     ) -> Tensor:
         """[B, A, K] float32 for any number of joint rows; nothing here carries gradient."""
-        agents = inputs.agents
-        if not self._static:
-            return forward_rows(network, inputs, self._precision, agents, state)
-        size = self._width
-        if state is None:
-            whole = -(-size * self._config.batch_number * 9 // 8)
-            size = max(1, min(chunk_rows(inputs, _MOST_ROWS) // agents, whole))
-        found: Tensor | None = None
-        for start, stop, part, before in blocks(inputs, state, size):
-            out = self._call(self._outputs, named("rows", part, before), network=network)["out"]
-            out = out.view(-1, size, *out.shape[1:])  # [T, size, A, K]; T is 1 without memory
-            if found is None:
-                envs = len(state.memory) if state is not None else inputs.batch
-                found = out.new_empty((len(out), envs, *out.shape[2:]))
-            found[:, start:stop].copy_(out[:, : stop - start])
-        assert found is not None
-        return found.flatten(0, 1)
+        return forward_rows(network, inputs, self._precision, inputs.agents, state)
 
     @torch.no_grad()
     def _forward_block(self, given: Mapping[str, Tensor], *, network: nn.Module) -> Outputs:
-        """A pass of `_network_outputs`, which may be captured."""
-        with cast_weights(self._precision, network):
-            out, _ = forward(network, *fed("rows", given))
-        return {"out": out.float()}
+        """Outputs of a network for the rows of a minibatch."""
+        return {"out": self._forward(network, *fed("rows", given))}
 
-    def _call(self, step: Captured, given: Mapping[str, Tensor], **options: nn.Module) -> Outputs:
+    def _forward(self, network: nn.Module, inputs: Inputs, state: RecurrentState | None) -> Tensor:
+        """As `_network_outputs`, all rows at once."""
+        with cast_weights(self._precision, network):
+            out, _ = forward(network, inputs, state)
+        return out.float()
+
+    def _call(self, step: Captured, given: Mapping[str, Tensor], **options: int) -> Outputs:
         """Run a graph, a few of them ahead of the device at most.
 
         What it returns the next call overwrites.
@@ -192,7 +272,6 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
             columns,
             weight,
             self._sharing,
-            self._static,
             hidden[0] and hidden[0].without_last(),
             hidden[1] and hidden[1].without_last(),
             self._group,
@@ -204,7 +283,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         """Shuffled minibatches of each pass over the rows, with their learning rates."""
         how = batch, self.augment, self._generator, self._fed, self._single
         for seen in passes(rows, self._config.data_passes, *how):
-            shuffled = seen.shuffled(number, self._generator, self._width)
+            shuffled = seen.shuffled(number, self._generator)
             if shuffled.number:
                 yield shuffled, self._schedule.rates(shuffled.counts)
 
@@ -213,38 +292,16 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         """Inputs of actor and critic."""
 
 
-class Steps:
+def each(step: Step, given: Mapping[str, Tensor]) -> Outputs:
     """A step on each of n minibatches, one after the other.
 
-    Gets tensors [n, ...] by name, and returns what the steps do, [n, ...].
+    Args:
+        step: of named tensors of one minibatch.
+        given: [n, ...] by name.
+
+    Returns:
+        what the steps do, [n, ...].
     """
-
-    def __init__(self, algorithm: OnPolicyAlgorithm, name: str, step: Step) -> None:
-        """Capture nothing yet.
-
-        Args:
-            algorithm: that learns.
-            name: see Captured.
-            step: of named tensors of one minibatch.
-        """
-        self._algorithm, self._step = algorithm, step
-        self._captured = algorithm._capture(name, self._together)
-
-    def _together(self, given: Mapping[str, Tensor]) -> Outputs:
-        """The steps of a block, which may be captured."""
-        number = len(next(iter(given.values())))
-        found = [self._step({k: x[i] for k, x in given.items()}) for i in range(number)]
-        return {k: torch.stack([of[k] for of in found]) for k in found[0]}
-
-    def __call__(self, given: Mapping[str, Tensor]) -> Outputs:
-        """Make the steps, on a GPU a block of them at a time."""
-        algorithm = self._algorithm
-        if not algorithm._static:
-            return self._together(given)
-        number, found = len(next(iter(given.values()))), dict[str, Tensor]()
-        for start in range(0, number, algorithm._block):
-            block = slice(start, start + algorithm._block)
-            part = algorithm._call(self._captured, {k: x[block] for k, x in given.items()})
-            found = found or {k: x.new_empty((number, *x.shape[1:])) for k, x in part.items()}
-            torch._foreach_copy_([found[k][block] for k in part], list(part.values()))
-        return found
+    number = len(next(iter(given.values())))
+    found = [step({k: x[i] for k, x in given.items()}) for i in range(number)]
+    return {k: torch.stack([of[k] for of in found]) for k in found[0]}

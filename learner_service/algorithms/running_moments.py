@@ -56,7 +56,12 @@ def agents_of_sets(sharing: Tensor) -> list[Tensor | None]:
 
 
 def crowd(
-    rows: Tensor, counts: Tensor, agents: Tensor | None, reach: float, constant: float
+    rows: Tensor,
+    counts: Tensor,
+    agents: Tensor | None,
+    reach: float,
+    constant: float,
+    number: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the ends of what a batch makes plausible for a parameter group, [F].
 
@@ -66,13 +71,20 @@ def crowd(
         agents: agents of the group, see `agents_of_sets`; on the device of the rows.
         reach: ranges of the batch, without its few extremes, to each side of it.
         constant: see `reach_of_constant`.
+        number: scalar, R without padding; None: nothing is padded.
     """
     if agents is not None:
         rows, counts = rows.index_select(1, agents), counts.index_select(1, agents)
     values, valid = rows.flatten(0, 1), counts.flatten(0, 1)
-    few = max(2 * rows.shape[1], len(values) // _FEW)
-    low = values.where(valid, math.inf).topk(few + 1, 0, largest=False).values[-1]
-    high = values.where(valid, -math.inf).topk(few + 1, 0).values[-1]
+    lowest, highest = values.where(valid, math.inf), values.where(valid, -math.inf)
+    if number is None:
+        few = max(2 * rows.shape[1], len(values) // _FEW)
+        low = lowest.topk(few + 1, 0, largest=False).values[-1]
+        high = highest.topk(few + 1, 0).values[-1]
+    else:
+        at = (number * rows.shape[1] // _FEW).clamp(2 * rows.shape[1], len(values) - 1).view(1)
+        low = lowest.sort(0).values.index_select(0, at)[0]
+        high = highest.sort(0, descending=True).values.index_select(0, at)[0]
     width = high - low
     beyond = (width * reach).where(width > 0, reach_of_constant(low, constant))
     enough = width >= 0  # else hardly a value counts

@@ -45,7 +45,7 @@ class Schedule:
         self._rates = list(self._first_rates)
         self._first_weight, self._over = entropy_weight, anneal_updates
         self._final = final_lr_fraction
-        self._static = static
+        self._static, self._done = static, 0.0
         self._on_device = torch.tensor(self._first_rates, device=device)
         self.entropy_weight = torch.tensor(entropy_weight, device=device)
 
@@ -53,11 +53,13 @@ class Schedule:
         """Set both for the next update."""
         done = annealed(0.0, 1.0, updates, self._over)
         share = 1 - (1 - self._final) * done
-        self._rates = [rate * share for rate in self._first_rates]
-        self.entropy_weight.fill_(self._first_weight * (1 - done))
-        if self._static:
-            for i, rate in enumerate(self._rates):
-                self._on_device[i].fill_(rate)
+        if done != self._done:  # each is a launch
+            self._done = done
+            self._rates = [rate * share for rate in self._first_rates]
+            self.entropy_weight.fill_(self._first_weight * (1 - done))
+            if self._static:
+                for i, rate in enumerate(self._rates):
+                    self._on_device[i].fill_(rate)
         self.restore()
 
     def rates(self, counts: Tensor) -> dict[str, Tensor]:

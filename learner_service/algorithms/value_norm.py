@@ -49,34 +49,37 @@ class ValueNorm(nn.Module):
         self.clipped = sharing.new_zeros(())  # of one rank: no part of the statistics
         self.outlier = sharing.new_zeros(2)
 
-    def plausible(self, returns: Tensor, counted: Tensor, *, static: bool = False) -> Tensor:
+    def plausible(self, returns: Tensor, counted: Tensor, rows: Tensor | None = None) -> Tensor:
         """Clip returns.
 
         Args:
             returns: [R, A].
             counted: [R, A] 1 for a return that counts, else 0.
-            static: do not wait for the device to see whether there is anything to clip.
+            rows: scalar, R without padding: nothing waits for the device. None: nothing is padded,
+                and it waits to see whether there is anything to clip.
         """
         valid = counted > 0
         mean, std = self._statistics()
         started = of_agents(self.weight, self._sharing) > 0
         reach = (_REACH * std).where(started, -math.inf)
         low, high = mean - reach, mean + reach
-        self.clipped = self.clipped.new_zeros(())
-        outside = ((returns < low) | (returns > high)) & valid
-        if len(returns) < CROWD_ROWS or not (static or outside.any()):
-            return returns
-        rows, counts = returns.unsqueeze(-1), valid.unsqueeze(-1)
-        crowds = [crowd(rows, counts, agents, _REACH, 0.0) for agents in self._agents_of]
+        if rows is None:
+            self.clipped.zero_()
+            outside = ((returns < low) | (returns > high)) & valid
+            if len(returns) < CROWD_ROWS or not outside.any():
+                return returns
+        x, counts = returns.unsqueeze(-1), valid.unsqueeze(-1)
+        crowds = [crowd(x, counts, agents, _REACH, 0.0, rows) for agents in self._agents_of]
         crowd_low, crowd_high = (torch.cat(ends) for ends in zip(*crowds, strict=True))  # [S]
         # By index: a product with 0 would make NaN of infinite ends.
         low = torch.minimum(low, crowd_low.index_select(0, self._set))
         high = torch.maximum(high, crowd_high.index_select(0, self._set))
-        taken = torch.maximum(torch.minimum(returns, high), low).where(valid, returns)
+        clipped = valid if rows is None else valid & (rows >= CROWD_ROWS)
+        taken = torch.maximum(torch.minimum(returns, high), low).where(clipped, returns)
         excess = (returns - taken).abs().flatten()
-        self.clipped = (excess > 0).sum().float()
+        self.clipped.copy_((excess > 0).sum())
         at = excess.argmax(0, keepdim=True)
-        self.outlier = torch.cat([x.flatten().gather(0, at) for x in (returns, taken)])
+        self.outlier.copy_(torch.cat([x.flatten().gather(0, at) for x in (returns, taken)]))
         return taken
 
     def update(self, returns: Tensor, counted: Tensor, group: Group = ALONE) -> None:

@@ -56,6 +56,10 @@ class Wrapping(Algorithm[B], Generic[B]):
         """See Algorithm."""
         return self.inner.outliers()
 
+    def graph_bytes(self, rows: int) -> float:
+        """See Algorithm."""
+        return self.inner.graph_bytes(rows)
+
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> Storage[Any]:
         """See Algorithm."""
         return self.inner.make_storage(spec, max_policy_lag)

@@ -148,9 +148,12 @@ def forward_agents_twice(
 
 def chunk_rows(inputs: Inputs, most: int = _CHUNK_ROWS) -> int:
     """Agents' rows that a network is fed at once where there are many, `most` at most."""
-    if inputs.stored is None:
-        return most
-    return min(most, _CHUNK_PIXELS // math.prod(inputs.stored.shape[-3:]))
+    return chunk_of(None if inputs.stored is None else inputs.stored.shape[-3:], most)
+
+
+def chunk_of(image: tuple[int, ...] | None, most: int) -> int:
+    """`chunk_rows` of images of this shape [C, H, W]; None: of vectors alone."""
+    return most if image is None else min(most, _CHUNK_PIXELS // math.prod(image))
 
 
 def forward_rows(

@@ -103,6 +103,16 @@ class Graphs:
             "graph_fallbacks": dict(self.fallbacks),
         }
 
+    @property
+    def unsettled(self) -> int:
+        """Eager calls and captures so far: while it grows, times are not those of replays.
+
+        0 where nothing is captured: nothing else is to come.
+        """
+        if not self.enabled:
+            return 0
+        return sum(dict(self.eager_calls).values()) + sum(dict(self.captures).values())
+
     def add(self, function: "Captured") -> None:
         """Include a function in `reset`."""
         self._functions.add(function)
@@ -271,7 +281,7 @@ class Captured:
             return self._eager(signature, inputs, options)
         assert signature.graph is not None
         if not self._in_place:
-            _copy(signature.inputs, inputs)
+            copy_by_type(signature.inputs, inputs)
         signature.graph.replay()
         self._graphs.replays[self._name] += 1
         return dict(signature.outputs)
@@ -379,8 +389,8 @@ class Captured:
             self._recover()
 
 
-def _copy(to: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
-    """Write the inputs where the graph reads them: one launch for each data type."""
+def copy_by_type(to: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
+    """Copy tensors to those of the same names: one launch for each data type if both are dense."""
     by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for name, source in inputs.items():
         targets, sources = by_type.setdefault(source.dtype, ([], []))

@@ -221,6 +221,15 @@ class Run(RunProcess):
                 "unrolls, or fewer rows an update",
                 self.device,
             )
+            if algorithm.graphs.enabled:
+                rows = storage.envs_per_update * (storage.length + 1)
+                require_room(
+                    algorithm.graph_bytes(rows),
+                    f"CUDA graphs of updates of {rows} environment rows",
+                    "lower algorithm.batch_size or batch_number, use fewer environments, or set "
+                    "learner.cuda_graph=false",
+                    self.device,
+                )
             if not self._sync:
                 check_in_flight(c, storage)
                 warn_of_waiting(c, storage, self._environments)
@@ -295,7 +304,13 @@ class Run(RunProcess):
             except ResourceError as error:
                 logger.error("%s; a resumed run chooses again", error)
 
-        warm_up = WarmUp(storage, self.metrics, any_lag=any_lag, keep=keep, group=self.group)
+        warm_up = WarmUp(
+            *(storage, self.metrics),
+            any_lag=any_lag,
+            keep=keep,
+            group=self.group,
+            unsettled=lambda: algorithm.graphs.unsettled,
+        )
         learner.on_update = warm_up.updated
 
     def _serve(self, algorithm: Algorithm[Any]) -> None:

@@ -16,6 +16,7 @@ from shared.process import logger
 _SKIPPED = CALLS_TO_CAPTURE  # updates that also compile, capture and fill caches
 _UPDATES, _TURNS = 4, 64  # measured, at least
 _LEAST_S = 3.0
+_MOST_EAGER = 64  # updates not measured because some of it was not replayed; then that is its time
 _OF_A_TURN = ("environment_seconds", "queue_wait_seconds", "inference_seconds")
 
 
@@ -37,6 +38,7 @@ class WarmUp:
         keep: Callable[[Flight], None],
         clock: Callable[[], float] = time.monotonic,
         group: Group = ALONE,
+        unsettled: Callable[[], int] = lambda: 0,
     ) -> None:
         """Measure from the next updates on.
 
@@ -47,8 +49,10 @@ class WarmUp:
             keep: called once with what was chosen.
             clock: seconds.
             group: its ranks choose together, by the means of what they measured.
+            unsettled: see Graphs; an update in which it grows is not measured.
         """
-        self._group = group
+        self._group, self._unsettled = group, unsettled
+        self._seen = self._eager = 0
         self._storage, self._metrics, self._any_lag = storage, metrics, any_lag
         self._keep, self._clock = keep, clock
         self._skip = _SKIPPED
@@ -59,10 +63,15 @@ class WarmUp:
         """Note an update of this number of environment rows; choose once enough was measured."""
         if self.over:
             return
+        before, self._seen = self._seen, self._unsettled()
         if self._skip:
             self._skip -= 1
             return
-        turn_s = self._measured_turn(rows, seconds)
+        if self._seen != before and self._eager < _MOST_EAGER:
+            self._eager, self._environments = self._eager + 1, -1  # begin again
+            turn_s = 0.0
+        else:
+            turn_s = self._measured_turn(rows, seconds)
         if not self._group.all_ranks(turn_s > 0):
             return
         self.over = True

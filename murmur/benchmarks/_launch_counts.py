@@ -1,7 +1,7 @@
 # ruff: noqa: ANN401 - of whichever murmur is found, at whichever place
 """Counts launches of one murmur, this one or another checkout's, on a pretended GPU.
 
-    python -P _launch_counts.py [--acts-only | --smoke] PRETEND PRESET ...
+    python -P _launch_counts.py [--acts-only | --updates-only | --smoke] PRETEND PRESET ...
 
 prints one JSON object. It imports nothing of its own murmur: the one that Python finds is counted,
 and PRETEND is the folder that holds the package pretend_cuda.
@@ -94,9 +94,11 @@ class Meter:
         (now, waits), (then, waits_then) = self._now(), self._before
         self._before = now, waits
         new = now - then
+        replays = new["graph replay"]
         return {
             "launches": new.total(),
-            "graphs": new["graph replay"],
+            "graphs": replays,
+            "outside": new.total() - replays,
             "syncs": waits - waits_then,
         }
 
@@ -198,7 +200,7 @@ def _graph_option(config: Any) -> str:
 
 
 def count_preset(
-    pretend: Any, preset: str, *, acts: int, updates: bool
+    pretend: Any, preset: str, *, acts: int, updates: bool, all_kinds: bool = True
 ) -> dict[str, dict[str, int]]:
     """Figures of a preset: work and precision -> counts.
 
@@ -207,6 +209,7 @@ def count_preset(
         preset: of PRESETS.
         acts: how many of the acts to count.
         updates: whether to count updates.
+        all_kinds: of updates in fp32 and bf16, eager and captured; False: captured in fp32 alone.
     """
     name, changes = PRESETS[preset]
     option = _graph_option(_config(name, changes, "fp32"))
@@ -219,8 +222,8 @@ def count_preset(
             counts = count_act(pretend, _config(name, whole, precision), sessions)
             suffix = "" if precision == "fp32" else f", {precision}"
             found[f"{kind}act, {sessions} sessions{suffix}"] = counts
-    for precision in ("fp32", "bf16") if updates else ():
-        for kind, more in kinds:
+    for precision in (("fp32", "bf16") if all_kinds else ("fp32",)) if updates else ():
+        for kind, more in kinds if all_kinds else kinds[-1:]:
             config = _config(name, (*changes, *more), precision)
             count = _UPDATES_CAPTURED if kind else _UPDATES_EAGER
             own, with_batch = count_update(pretend, config, count)
@@ -232,13 +235,16 @@ def count_preset(
 def main(arguments: Sequence[str]) -> None:
     """See the module."""
     smoke, updates = "--smoke" in arguments, not {"--acts-only", "--smoke"} & set(arguments)
+    acts = 0 if "--updates-only" in arguments else 1 if smoke else 3
     folder, *presets = (a for a in arguments if not a.startswith("--"))
     sys.path.append(folder)
     pretend = importlib.import_module("pretend_cuda")
     found = {}
     for preset in presets or PRESETS:
         started = time.monotonic()
-        found[preset] = count_preset(pretend, preset, acts=1 if smoke else 3, updates=updates)
+        found[preset] = count_preset(
+            pretend, preset, acts=acts, updates=updates, all_kinds="--updates-only" not in arguments
+        )
         print(f"{preset}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
         print(json.dumps({preset: found[preset]}), flush=True)
 

@@ -45,7 +45,7 @@ def count(presets: Sequence[str], checkout: Path | None = None, option: str = ""
     Args:
         presets: of PRESETS.
         checkout: the folder of another murmur; None: this one.
-        option: "--acts-only" or "--smoke" count less.
+        option: "--acts-only", "--updates-only" or "--smoke" count less.
 
     Raises:
         ConfigError: if this is no checkout.
@@ -86,8 +86,9 @@ def table(here: Counts, there: Counts | None = None) -> dict[str, dict[str, Any]
             before = (there or {}).get(preset, {}).get(work)
             if before is not None:
                 row["launches there"], row["syncs there"] = before["launches"], before["syncs"]
+                row["outside graphs there"] = before["launches"] - before["graphs"]
             row |= {"launches": found["launches"], "of them graphs": found["graphs"]}
-            row["syncs"] = found["syncs"]
+            row["outside graphs"], row["syncs"] = found["outside"], found["syncs"]
             if before is not None:
                 row["launches / there"] = found["launches"] / before["launches"]
             rows[f"{preset}: {work}"] = row
@@ -106,7 +107,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--against", type=Path, help="checkout of another murmur")
     parser.add_argument("--presets", nargs="*", choices=PRESETS, default=list(PRESETS))
-    parser.add_argument("--acts-only", action="store_true", help="leave out updates")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--acts-only", action="store_true", help="leave out updates")
+    part.add_argument("--updates-only", action="store_true", help="captured updates in fp32 alone")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
@@ -114,6 +117,7 @@ def main() -> None:
         require_clean_source(arguments.dirty)
     origin = provenance("murmur.benchmarks.launches")
     option = "--acts-only" if arguments.acts_only else ""
+    option = "--updates-only" if arguments.updates_only else option
     checkouts = [None, *([arguments.against] if arguments.against else [])]
     with ThreadPoolExecutor() as pool:  # counts do not depend on what else runs
         found = list(

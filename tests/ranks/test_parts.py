@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.algorithms.base import algorithm_config
-from learner_service.algorithms.minibatches import Rows
+from learner_service.algorithms.fixed_shapes import dealt_to
+from learner_service.algorithms.minibatches import Rows, shares
 from learner_service.algorithms.segmentation import cross_entropy, dice_loss
 from learner_service.group.group import ALONE, Group
 from learner_service.networks.inputs import Inputs
@@ -126,13 +127,13 @@ def test_dense_losses_are_of_the_images_of_all_ranks(ranks: Ranks) -> None:
         torch.testing.assert_close(slope, gradient, atol=1e-7, rtol=1e-5)
 
 
-def _dealt(group: Group, counts: tuple[int, int], number: int, *, static: bool) -> Any:
+def _dealt(group: Group, counts: tuple[int, int], number: int) -> Any:
     """Of rows of which given numbers count on each rank: numbers in each minibatch, and shares."""
     rows = 6
     weight = (torch.arange(rows) < counts[group.rank]).float().unsqueeze(1)
     inputs = Inputs(None, torch.zeros(rows, 1, 1))
     columns = {"row": torch.arange(rows).unsqueeze(1) + 100 * group.rank}
-    every = Rows(inputs, inputs, columns, weight, torch.ones(1, 1), static, group=group)
+    every = Rows(inputs, inputs, columns, weight, torch.ones(1, 1), group=group)
     parts = every.shuffled(number, torch.Generator().manual_seed(group.rank)).parts
     return [
         (p.columns["row"][p.share > 0].tolist(), p.share[p.share > 0].tolist(), float(p.counts))
@@ -154,7 +155,7 @@ def _dealt(group: Group, counts: tuple[int, int], number: int, *, static: bool) 
 def test_ranks_are_dealt_minibatches_like_one_pack(
     ranks: Ranks, counts: tuple[int, int], number: int, sizes: tuple[int, ...]
 ) -> None:
-    first, second = ranks.call(_dealt_rows, counts, number)
+    first, second = ranks.call(_dealt, counts, number)
     assert len(first) == len(second) == len(sizes)
     for mine, theirs, size in zip(first, second, sizes, strict=True):
         assert len(mine[0]) + len(theirs[0]) == size
@@ -166,21 +167,20 @@ def test_ranks_are_dealt_minibatches_like_one_pack(
     assert sorted(dealt) == expected
 
 
-def _dealt_rows(group: Group, counts: tuple[int, int], number: int) -> Any:
-    return _dealt(group, counts, number, static=False)
-
-
-def _dealt_static(group: Group, counts: tuple[int, int], number: int) -> Any:
-    return _dealt(group, counts, number, static=True)
+def _shares_of_a_gpu(group: Group, width: int, number: int) -> Any:
+    """Each rank has one unit that counts: its shares, and whether anything counts."""
+    places, skipped = torch.arange(width * number), group.rank * number // group.size
+    weight = (dealt_to(places, width, number, skipped) == 0).float()
+    share, counts = shares(weight.view(number, width, 1), torch.ones(1, 1), group)
+    return share.flatten(1).tolist(), counts.tolist()
 
 
 def test_minibatches_of_a_gpu_count_if_any_rank_has_rows(ranks: Ranks) -> None:
-    first, second = ranks.call(_dealt_static, (1, 1), 4)
+    first, second = ranks.call(_shares_of_a_gpu, 2, 4)
     # Rank 0 begins with minibatch 0, rank 1 with minibatch 2: the others move nothing.
-    assert [part[2] for part in first] == [part[2] for part in second] == [1, 0, 1, 0]
-    assert [len(part[0]) for part in first] == [1, 0, 0, 0]
-    assert [len(part[0]) for part in second] == [0, 0, 1, 0]
-    assert first[0][1] == second[2][1] == [2.0]
+    assert first[1] == second[1] == [1, 0, 1, 0]
+    assert first[0] == [[2, 0], [0, 0], [0, 0], [0, 0]]
+    assert second[0] == [[0, 0], [0, 0], [2, 0], [0, 0]]
 
 
 def test_a_rank_has_its_share_of_the_options() -> None:

@@ -6,6 +6,7 @@ what is simulated is the environments, and when things happen.
 """
 
 import heapq
+import math
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -15,9 +16,8 @@ import pytest
 import torch
 
 from learner_service.algorithms.base import build_algorithm
+from learner_service.algorithms.fixed_shapes import FixedShapes
 from learner_service.algorithms.on_policy import OnPolicyAlgorithm
-from learner_service.algorithms.steps import named
-from learner_service.networks.recurrent import RecurrentState
 from learner_service.runtime.cuda_graph import WARM_UP_CALLS
 from learner_service.runtime.precision import Precision
 from learner_service.storage.flight import Speed
@@ -223,30 +223,18 @@ def test_no_update_is_eager_after_the_first_few(
     assert not simulation.algorithm.graphs.fallbacks
 
 
-@pytest.fixture(params=["width", "blocks"])
+@pytest.fixture(params=["room", "blocks"])
 def leaking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plants graphs whose shapes grow with the number of environments."""
-    if request.param == "width":
-        monkeypatch.setattr(OnPolicyAlgorithm, "_width", property(lambda _: 0))
-        monkeypatch.setattr(
-            OnPolicyAlgorithm,
-            "_network_outputs",
-            lambda self, network, inputs, state=None: self._forward_block(
-                _rows(inputs, state), network=network
-            )["out"],
-        )
+    if request.param == "room":
+
+        def exactly(self: FixedShapes, steps: int, envs: int, number: int) -> None:
+            self._steps, self._envs, self._rows = steps, envs, steps * envs
+
+        monkeypatch.setattr(FixedShapes, "_make_room", exactly)
     else:
-        monkeypatch.setattr(
-            OnPolicyAlgorithm,
-            "_network_outputs",
-            lambda self, network, inputs, state=None: self._call(
-                self._outputs, _rows(inputs, state), network=network
-            )["out"].clone(),
-        )
-
-
-def _rows(inputs: Any, state: RecurrentState | None) -> dict[str, Any]:
-    return named("rows", inputs, state)
+        whole = property(lambda self: math.prod(self._fixed._now))
+        monkeypatch.setattr(OnPolicyAlgorithm, "_rows_at_once", whole)
 
 
 @pytest.mark.usefixtures("taped", "leaking")

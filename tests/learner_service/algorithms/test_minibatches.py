@@ -11,9 +11,7 @@ from learner_service.networks.recurrent import RecurrentState
 from tests.learner_service.toys import CPU
 
 
-def make_rows(
-    weight: Tensor, slices: tuple[int, ...], num_envs: int = 0, *, static: bool = False
-) -> Rows:
+def make_rows(weight: Tensor, slices: tuple[int, ...], num_envs: int = 0) -> Rows:
     """Rows whose inputs and column are their own number; with memory of `num_envs` environments."""
     number = torch.arange(len(weight)).view(-1, 1, 1).expand(-1, weight.shape[1], 1).float()
     hidden = None
@@ -29,7 +27,6 @@ def make_rows(
         columns,
         weight,
         sharing_agents(slices, CPU),
-        static,
         hidden,
         hidden,
     )
@@ -39,11 +36,10 @@ def parts_of(rows: Rows, number: int) -> list[Minibatch]:
     return rows.shuffled(number, torch.Generator().manual_seed(0)).parts
 
 
-@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("number", [1, 3, 4, 7])
-def test_every_row_that_counts_is_in_one_minibatch_of_a_pass(number: int, static: bool) -> None:
+def test_every_row_that_counts_is_in_one_minibatch_of_a_pass(number: int) -> None:
     weight = (torch.arange(13) % 3 != 1).float().unsqueeze(1)  # 9 of 13 count
-    parts = parts_of(make_rows(weight, (0,), static=static), number)
+    parts = parts_of(make_rows(weight, (0,)), number)
     assert len({part.share.shape for part in parts}) == 1
     found = [part.columns["number"][part.share > 0] for part in parts]
     assert sorted(torch.cat(found).tolist()) == weight.flatten().nonzero().flatten().tolist()
@@ -55,11 +51,10 @@ def test_every_row_that_counts_is_in_one_minibatch_of_a_pass(number: int, static
         assert torch.equal(part.cost, -part.share)
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_minibatches_with_memory_are_whole_environments(static: bool) -> None:
+def test_minibatches_with_memory_are_whole_environments() -> None:
     weight = torch.ones(3 * 5, 2)  # 3 steps of 5 environments
     weight[2::5] = 0  # the third never acts
-    parts = parts_of(make_rows(weight, (0, 0), num_envs=5, static=static), 2)
+    parts = parts_of(make_rows(weight, (0, 0), num_envs=5), 2)
     seen = []
     for part in parts:
         assert part.actor_state is not None
@@ -72,16 +67,8 @@ def test_minibatches_with_memory_are_whole_environments(static: bool) -> None:
     assert sorted(seen) == [0, 1, 3, 4]
 
 
-def test_masked_rows_do_not_change_minibatches_on_a_gpu() -> None:
-    weight = torch.zeros(6, 1)
-    weight[4] = 1
-    parts = parts_of(make_rows(weight, (0,), static=True), 3)
-    assert [float(part.counts) for part in parts] == [1, 0, 0]
-    assert [float(part.share.sum()) for part in parts] == [1, 0, 0]
-    none = torch.zeros(6, 1)
-    assert parts_of(make_rows(none, (0,)), 3) == []
-    every = parts_of(make_rows(none, (0,), static=True), 3)
-    assert [float(part.counts) for part in every] == [0, 0, 0]
+def test_without_a_row_that_counts_there_is_no_minibatch() -> None:
+    assert parts_of(make_rows(torch.zeros(6, 1), (0,)), 3) == []
 
 
 def test_shares_are_means_of_sets_by_hand() -> None:

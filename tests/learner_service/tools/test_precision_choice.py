@@ -1,15 +1,23 @@
 """`precision: auto` on CUDA: the fastest of timed updates, measured once."""
 
 import json
+import time
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 
 from learner_service.group.group import ALONE
+from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.device import select_device
 from learner_service.tools.precision import fastest, fit_precision
-from learner_service.tools.probe import Probe, supervised_update_seconds, update_seconds
+from learner_service.tools.probe import (
+    Probe,
+    _median_seconds,
+    supervised_update_seconds,
+    update_seconds,
+)
 from learner_service.training.share import with_precision
 from shared.config import ExperimentConfig, PluginConfig, validate
 from shared.spec import ArraySpec, Discrete, EnvSpec
@@ -80,6 +88,23 @@ def test_nothing_is_measured_on_a_cpu_in_sync_or_if_it_is_set(
     config, measure = experiment(learner=learner), Timed()
     assert fit_precision(config, SPEC, tmp_path, device, measure) is config
     assert not measure.asked
+
+
+@pytest.mark.parametrize(
+    ("eager", "expected"),
+    [(range(4), 0.0), (range(2, 9), 0.0), (range(99), 0.02)],
+    ids=["at the start", "late", "always"],
+)
+def test_only_replayed_updates_are_timed(eager: range, expected: float) -> None:
+    graphs, done = Graphs(torch.device("cuda")), count()
+
+    def update() -> None:
+        if next(done) in eager:
+            graphs.eager_calls["step"] += 1
+            time.sleep(0.02)
+
+    found = _median_seconds(update, lambda: None, 5, graphs)
+    assert found == pytest.approx(expected, abs=0.015)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -59,6 +59,27 @@ def test_warm_up_measures_turns_and_updates() -> None:
     assert len(kept) == 1
 
 
+@pytest.mark.parametrize("eager", [2, 1000], ids=["for a while", "for good"])
+def test_updates_that_are_not_replayed_are_not_measured(eager: int) -> None:
+    metrics, now, kept, calls = LearnerMetrics(), [0.0], list[Flight](), [0]
+    warm = WarmUp(
+        *(connected(100), metrics),
+        any_lag=True,
+        keep=kept.append,
+        clock=lambda: now[0],
+        unsettled=lambda: calls[0],
+    )
+    for update in range(CALLS_TO_CAPTURE + 100):
+        slow = update < CALLS_TO_CAPTURE + 3 + eager and update != CALLS_TO_CAPTURE
+        calls[0] += slow  # after a first one that was replayed, new shapes come
+        now[0] += 1.0
+        for _ in range(16):
+            turn(metrics, 2e-3, 0, 0)
+        warm.updated(1000, 9.0 if slow else 1e-2)
+    # 9 s an update are what it costs only where nothing is ever replayed: then one row is much.
+    assert kept == [Flight(32, 100, 1)] if eager == 2 else kept[0].unrolls_per_update < 100
+
+
 def test_warm_up_begins_again_where_environments_come() -> None:
     metrics, now, kept = LearnerMetrics(), [0.0], list[Flight]()
     storage = connected(50)
