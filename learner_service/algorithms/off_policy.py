@@ -160,9 +160,10 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     ) -> None:
         """See ActorCritic."""
         super().__init__(config, spec, network, precision, device, seed)
-        captured = self._capture("update", self._learn)
         # MASAC's option from before learner.cuda_graph.
-        self._captured = captured if getattr(config, "cuda_graph", True) else self._learn
+        self.graphs.enabled &= getattr(config, "cuda_graph", True)
+        self._captured = self._capture("update", self._learn)
+        self._captured_in_place = self._capture("update", self._learn_in_place, in_place=True)
         self._seed, replay = seed, config.replay
         # A team learns from one loss: its gradient is one vector, clipped as a whole.
         of_loss = (0,) if self._team else self._slices
@@ -174,6 +175,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         # Rows that the updates stand for are a fraction, so that no rounding adds up.
         self._counts = {"updates": 0, "rows": 0, "rows_divisor": 1}
         self._exploration = torch.zeros(len(self._explores()), device=device)
+        self._explored = [0.0] * len(self._exploration)  # the same on the host
         self._anneal()
 
     def update(self, batch: ReplayBatch) -> dict[str, Tensor]:
@@ -183,12 +185,23 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             the scalars of `_learn`, and what `_explores` names.
         """
         self._count_update()
-        scalars = self._captured(self._rows_of(batch), **self._turn())
-        batch.td_error = scalars.pop(PRIORITY)
+        rows, turn = self._rows_of(batch), self._turn()
+        if batch.error_memory is None:
+            scalars = self._captured(rows, **turn)
+            batch.td_error = scalars.pop(PRIORITY)
+        else:
+            scalars = self._captured_in_place({**rows, PRIORITY: batch.error_memory}, **turn)
+            batch.td_error = batch.error_memory
         self._anneal()
-        return scalars | {
-            name: self._exploration[i].clone() for i, name in enumerate(self._explores())
-        }
+        if explores := self._explores():
+            scalars |= dict(zip(explores, self._exploration.clone().unbind(), strict=True))
+        return scalars
+
+    def _learn_in_place(self, rows: Mapping[str, Tensor], **turn: bool) -> Outputs:
+        """`_learn` that writes the new td_error to rows[PRIORITY], which no graph's pool holds."""
+        outputs = self._learn({k: x for k, x in rows.items() if k != PRIORITY}, **turn)
+        rows[PRIORITY].copy_(outputs.pop(PRIORITY))
+        return outputs
 
     def _turn(self) -> dict[str, bool]:
         """Which of the networks `_learn` is to move in this update, if not all."""
@@ -205,7 +218,10 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     def _anneal(self) -> None:
         """Set `_exploration`: linear over this number of rows."""
         for i, (start, end, over) in enumerate(self._explores().values()):
-            self._exploration[i].fill_(annealed(start, end, float(self._rows()), over))
+            value = annealed(start, end, float(self._rows()), over)
+            if value != self._explored[i]:
+                self._explored[i] = value
+                self._exploration[i].fill_(value)
 
     def _rows_of(self, batch: ReplayBatch) -> dict[str, Tensor]:
         """`rows_of` a batch, its weights over the largest that any rank has drawn.
@@ -270,4 +286,5 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             memory_size=self.memory_size,
             frames=self.frames,
             group=self._group,
+            cuda_graph=self.graphs.enabled,
         )

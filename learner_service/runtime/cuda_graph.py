@@ -245,10 +245,18 @@ class Captured:
                 return self._function(inputs, **options)
         assert signature.graph is not None
         if not self._in_place:
-            _copy(signature.inputs, inputs)
+            copy_all([signature.inputs[name] for name in inputs], [*inputs.values()])
         signature.graph.replay()
         self._graphs.replays[self._name] += 1
         return dict(signature.outputs)
+
+    def prepare(self, inputs: Mapping[str, Tensor], **options: Hashable) -> None:
+        """Capture if the next call with these would, so that it need not under a caller's locks."""
+        if not self._graphs.enabled or self._eager_for:
+            return
+        signature = self._signature(inputs, options)
+        if signature.graph is None and signature.calls >= self._warm_up_calls:
+            self._capture(signature, inputs, options)
 
     def _signature(
         self, inputs: Mapping[str, Tensor], options: Mapping[str, Hashable]
@@ -321,12 +329,12 @@ class Captured:
             self._recover()
 
 
-def _copy(to: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
-    """Write the inputs where the graph reads them: one launch for each data type."""
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors of the same shapes: one launch for each data type."""
     by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for name, source in inputs.items():
-        targets, sources = by_type.setdefault(source.dtype, ([], []))
-        targets.append(to[name])
-        sources.append(source)
-    for targets, sources in by_type.values():
-        torch._foreach_copy_(targets, sources)
+    for target, source in zip(targets, sources, strict=True):
+        to, of = by_type.setdefault(source.dtype, ([], []))
+        to.append(target)
+        of.append(source)
+    for to, of in by_type.values():
+        torch._foreach_copy_(to, of)
