@@ -173,9 +173,7 @@ class Algorithm(ABC, Generic[B]):
             in_place: see Captured.
         """
         generators, recover = (self._generator,), self._precision.recover
-        return Captured(
-            name, function, self.graphs, generators, in_place=in_place, recover=recover
-        )
+        return Captured(name, function, self.graphs, generators, in_place=in_place, recover=recover)
 
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> Storage[Any]:
         """Where rows are kept until `update` gets them; this one for learning once from each.

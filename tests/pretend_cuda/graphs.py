@@ -96,7 +96,6 @@ class Tape:
                     if new.untyped_storage()._cdata != out.untyped_storage()._cdata:
                         out.detach().copy_(new)
 
-
     def overwritten(self, by: Use) -> None:
         """Another graph's replay writes over all memory of this one."""
         if self.lost is None:

@@ -1,4 +1,4 @@
-"""Captured updates equal eager ones bit for bit: networks, optimisers, random numbers, priorities.
+"""Captured updates equal eager ones bit for bit: networks, optimisers, random numbers, the replay.
 
 The pretended device replays a graph by executing the operations that were recorded, as a GPU would,
 with the numbers of the host as they were then.
@@ -13,12 +13,15 @@ from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.runtime.precision import Precision
+from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.storage import OBSERVATION, Unroll
+from shared.augmentation import AugmentConfig
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.pretend_cuda import Kind, pretend_cuda
 
 GPU = torch.device("cuda", 0)
+FATAL = (Kind.GRAPH, Kind.POOL, Kind.RACE, Kind.MIX)
 UPDATES, RESUMED_AT = 50, 25
 QUICK = ("matd3", "masac-fp16", "qmix")
 DISCRETE = EnvSpec(
@@ -33,8 +36,19 @@ DISCRETE = EnvSpec(
     (),
     8,
 )
+IMAGES = EnvSpec("seen", 2, (ArraySpec("image", "uint8", (1, 36, 36)),), Discrete(3), (), 8)
 CONTINUOUS = EnvSpec("smooth", 2, (ArraySpec("view", "float32", (4,)),), Continuous(2), (), 8)
 REPLAY = {"capacity_rows": 256, "start_rows": 64, "batch_size": 16, "update_interval": 8}
+PRIORITISED: dict[str, Any] = {**REPLAY, "prioritised": True}
+BURSTS: dict[str, Any] = {**PRIORITISED, "n_step": 3, "updates_per_interval": 3}
+MLP: dict[str, Any] = {"name": "mlp", "hidden": (8,)}
+NATURE: dict[str, Any] = {"name": "nature", "hidden": (4,), "frame_stack": 3}
+NETWORKS: dict[str, dict[str, Any]] = {
+    "maddpg-stacked": NATURE,
+    "qmix-sequences": {**MLP, "recurrent": 4},
+    "masac-normalised": {**MLP, "normalise_observations": True},
+}
+AUGMENTS = {"maddpg-stacked": AugmentConfig(preset="random-shift")}
 CASES: dict[str, tuple[EnvSpec, dict[str, Any], str]] = {
     "maddpg": (DISCRETE, {"name": "maddpg", "epsilon_start": 0.3}, "fp32"),
     "matd3": (
@@ -49,6 +63,16 @@ CASES: dict[str, tuple[EnvSpec, dict[str, Any], str]] = {
     "qmix": (DISCRETE, {"name": "qmix"}, "fp32"),
     "qmix-fp16": (DISCRETE, {"name": "qmix"}, "fp16"),
     "vdn": (DISCRETE, {"name": "qmix", "mixer": "vdn"}, "fp32"),
+    "maddpg-bursts": (DISCRETE, {"name": "maddpg", "replay": BURSTS}, "fp32"),
+    "masac-uniform": (CONTINUOUS, {"name": "masac", "replay": REPLAY}, "fp32"),
+    "maddpg-no-prefetch": (
+        DISCRETE,
+        {"name": "maddpg", "replay": {**PRIORITISED, "prefetch": False}},
+        "fp32",
+    ),
+    "maddpg-stacked": (IMAGES, {"name": "maddpg", "replay": PRIORITISED}, "fp32"),
+    "masac-normalised": (CONTINUOUS, {"name": "masac", "normalise_rewards": True}, "fp32"),
+    "qmix-sequences": (DISCRETE, {"name": "qmix", "replay": REPLAY}, "fp32"),
     "iql": (DISCRETE, {"name": "qmix", "mixer": "none", "share_parameters": False}, "fp32"),
 }
 
@@ -70,25 +94,32 @@ def fill(unroll: Unroll, spec: EnvSpec) -> None:
     unroll.cursor, unroll.first_version = unroll.length + 1, 0
 
 
-def learned(name: str, captured: bool) -> tuple[Algorithm[Any], list[dict[str, float]]]:
-    """An algorithm after 50 updates from a prioritised replay, and what they returned."""
+def learned(
+    name: str, captured: bool
+) -> tuple[Algorithm[Any], ReplayStorage, list[dict[str, float]]]:
+    """An algorithm after 50 updates from a replay, that replay, and what they returned.
+
+    The number of environments changes from unroll to unroll.
+    """
     spec, options, precision = CASES[name]
     algorithm = build_algorithm(
-        PluginConfig(**options, replay={**REPLAY, "prioritised": True}),
+        PluginConfig(**{"replay": PRIORITISED, **options}),
         spec,
-        PluginConfig(name="mlp", hidden=(8,)),
+        PluginConfig(**NETWORKS.get(name, MLP)),
         Precision(precision, GPU),
         GPU,
         5,
+        AUGMENTS.get(name),
     )
     algorithm.graphs.enabled = captured
     storage = algorithm.make_storage(spec, None)
-    losses = []
+    assert isinstance(storage, ReplayStorage)
+    losses: list[dict[str, float]] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         while len(losses) < UPDATES:
             while not storage.ready:
-                unroll: Unroll = storage.begin(4, 0, 0)
+                unroll: Unroll = storage.begin(2 + len(losses) % 4, 0, 0)
                 fill(unroll, spec)
                 storage.add(unroll)
             batch, _ = storage.sample(0, 0.0)
@@ -97,7 +128,7 @@ def learned(name: str, captured: bool) -> tuple[Algorithm[Any], list[dict[str, f
             storage.done(batch)
             if len(losses) == RESUMED_AT:  # other tensors: to be captured again
                 algorithm.load_state_dict(copy.deepcopy(algorithm.state_dict()))
-    return algorithm, losses
+    return algorithm, storage, losses
 
 
 def tensors(state: Any) -> list[Tensor]:
@@ -113,9 +144,12 @@ def tensors(state: Any) -> list[Tensor]:
 )
 def test_fifty_captured_updates_equal_eager_ones(name: str) -> None:
     with pretend_cuda() as cuda:
-        (captured, losses), (eager, expected) = learned(name, True), learned(name, False)
-        ours, theirs = tensors(captured.state_dict()), tensors(eager.state_dict())
-    assert not cuda.report.of(Kind.GRAPH)
+        captured, replay, losses = learned(name, True)
+        eager, other, expected = learned(name, False)
+        ours, theirs = (
+            tensors([x.state_dict() for x in pair]) for pair in ((captured, replay), (eager, other))
+        )
+    assert not [f for kind in FATAL for f in cuda.report.of(kind)]
     assert losses == expected
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert captured.counts == eager.counts
@@ -124,3 +158,12 @@ def test_fifty_captured_updates_equal_eager_ones(name: str) -> None:
     assert captured.graphs.replays["update"] == UPDATES - 2 * 3 * graphs
     assert not captured.graphs.fallbacks
     assert eager.graphs.eager_calls["update"] == UPDATES
+    prioritised = {**CASES[name][1].get("replay", PRIORITISED)}.get("prioritised", False)
+    own = {"draw": 1, "take": 1, "priorities": 1}
+    if not prioritised:
+        del own["priorities"]
+    if name.endswith("no-prefetch"):
+        del own["take"]
+    assert dict(replay.graphs.captures) == own
+    assert set(replay.graphs.eager_calls.values()) == {3}
+    assert not other.graphs.captures
