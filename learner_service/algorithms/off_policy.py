@@ -18,7 +18,7 @@ from learner_service.algorithms.options import (
     SharingConfig,
     shares,
 )
-from learner_service.algorithms.returns import annealed
+from learner_service.algorithms.returns import annealed, mean_over
 from learner_service.group.group import Group
 from learner_service.networks.stacked import count_slices
 from learner_service.runtime.cuda_graph import Outputs
@@ -47,15 +47,24 @@ def observed(rows: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in rows.items() if k.startswith(prefix)}
 
 
-def alive_mask(observation: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    """[B, A] float32, 1 where an agent is alive; all ones where the environment does not say.
+def alive_mask(observation: Mapping[str, Tensor]) -> Tensor | None:
+    """[B, A] float32, 1 where an agent is alive; None where all are: the environment does not say.
 
     Args:
         observation: name -> [B, ...].
-        like: [B, A], for shape and device.
     """
     alive = observation.get(AGENT_MASK)
-    return torch.ones_like(like) if alive is None else (alive != 0).float()
+    return None if alive is None else (alive != 0).float()
+
+
+def of_alive(x: Tensor, alive: Tensor | None) -> Tensor:
+    """Numbers [B, A] of the agents that are alive, 0 of the others; see alive_mask."""
+    return x if alive is None else x * alive
+
+
+def mean_of_alive(x: Tensor, alive: Tensor | None) -> Tensor:
+    """[B] mean of [B, A] over the agents that are alive, 0 where none is; see alive_mask."""
+    return x.mean(1) if alive is None else mean_over(x, alive, 1)
 
 
 def agent_shares(slices: tuple[int, ...], device: torch.device) -> Tensor:
@@ -80,7 +89,7 @@ def alive_rows(
     return rows.clamp_min(1 / group.size)
 
 
-def agents_loss(loss: Tensor, alive: Tensor, rows: Tensor, shares: Tensor) -> Tensor:
+def agents_loss(loss: Tensor, alive: Tensor | None, rows: Tensor | None, shares: Tensor) -> Tensor:
     """One loss whose gradient for each parameter group is that of its own agents' mean.
 
     Each agent's loss is averaged over the rows on which it lives; then over the agents that share
@@ -89,11 +98,11 @@ def agents_loss(loss: Tensor, alive: Tensor, rows: Tensor, shares: Tensor) -> Te
 
     Args:
         loss: [B, A] of each row and agent.
-        alive: [B, A] 1 where it counts.
-        rows: [A] see alive_rows.
+        alive: [B, A] 1 where it counts; None: everywhere.
+        rows: [A] see alive_rows; None: all.
         shares: [A] see agent_shares.
     """
-    return ((loss * alive).sum(0) / rows * shares).sum()
+    return (of_alive(loss, alive).sum(0) / (len(loss) if rows is None else rows) * shares).sum()
 
 
 class OffPolicyConfig(SharingConfig, AlgorithmConfig):

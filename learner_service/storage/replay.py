@@ -355,7 +355,7 @@ class ReplayStorage(Storage[ReplayBatch]):
             for name, array in self._arrays.items()
             if name not in self._stacked
         }
-        here = column * (length + 1) + t
+        here = index + column  # columns have a row more than transitions
         reward, discount, there = self._returns(flat, here, t)
         arrays = {
             name: array.index_select(0, here)  # faster than array[here]
