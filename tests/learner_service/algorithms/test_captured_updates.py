@@ -5,6 +5,7 @@ with the numbers of the host as they were then.
 """
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.storage import OBSERVATION, Unroll
@@ -94,13 +96,8 @@ def fill(unroll: Unroll, spec: EnvSpec) -> None:
     unroll.cursor, unroll.first_version = unroll.length + 1, 0
 
 
-def learned(
-    name: str, captured: bool
-) -> tuple[Algorithm[Any], ReplayStorage, list[dict[str, float]]]:
-    """An algorithm after 50 updates from a replay, that replay, and what they returned.
-
-    The number of environments changes from unroll to unroll.
-    """
+def make(name: str, captured: bool) -> tuple[Algorithm[Any], ReplayStorage]:
+    """The algorithm of a case, and an empty replay."""
     spec, options, precision = CASES[name]
     algorithm = build_algorithm(
         PluginConfig(**{"replay": PRIORITISED, **options}),
@@ -114,14 +111,30 @@ def learned(
     algorithm.graphs.enabled = captured
     storage = algorithm.make_storage(spec, None)
     assert isinstance(storage, ReplayStorage)
+    return algorithm, storage
+
+
+def put(storage: ReplayStorage, num_envs: int) -> None:
+    """Put unrolls of this number of environments until an update is due."""
+    while not storage.ready:
+        unroll: Unroll = storage.begin(num_envs, 0, 0)
+        fill(unroll, storage.spec)
+        storage.add(unroll)
+
+
+def learned(
+    name: str, captured: bool
+) -> tuple[Algorithm[Any], ReplayStorage, list[dict[str, float]]]:
+    """An algorithm after 50 updates from a replay, that replay, and what they returned.
+
+    The number of environments changes from unroll to unroll.
+    """
+    algorithm, storage = make(name, captured)
     losses: list[dict[str, float]] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         while len(losses) < UPDATES:
-            while not storage.ready:
-                unroll: Unroll = storage.begin(2 + len(losses) % 4, 0, 0)
-                fill(unroll, spec)
-                storage.add(unroll)
+            put(storage, 2 + len(losses) % 4)
             batch, _ = storage.sample(0, 0.0)
             assert batch is not None
             losses.append({k: float(v) for k, v in algorithm.update(batch).items()})
@@ -167,3 +180,23 @@ def test_fifty_captured_updates_equal_eager_ones(name: str) -> None:
     assert dict(replay.graphs.captures) == own
     assert set(replay.graphs.eager_calls.values()) == {3}
     assert not other.graphs.captures
+
+
+@pytest.mark.parametrize("name", ["maddpg", "masac", "qmix"])
+def test_an_update_launches_little_beside_its_graphs(name: str) -> None:
+    with pretend_cuda() as cuda:
+        algorithm, storage = make(name, True)
+        for update in range(8):
+            put(storage, 1 + update)
+            cuda.launches.clear()
+            batch, _ = storage.sample(0, 0.0)
+            assert batch is not None
+            algorithm.update(batch)
+            storage.done(batch)
+            if update == CALLS_TO_CAPTURE:
+                captures = dict(algorithm.graphs.captures + storage.graphs.captures)
+    launched = cuda.launches[threading.current_thread().name]
+    assert launched["graph replay"] == 4
+    assert launched.total() <= 8  # more than 90 without graphs of draws and priorities
+    assert algorithm.graphs.captures + storage.graphs.captures == captures
+    assert sum(captures.values()) == 4
