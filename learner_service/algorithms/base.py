@@ -162,16 +162,18 @@ class Algorithm(ABC, Generic[B]):
         """Describe what the last update clipped, by what it is of; waits for the device."""
         return {}
 
-    def _capture(self, name: str, function: Callable[..., Outputs]) -> Captured:
+    def _capture(
+        self, name: str, function: Callable[..., Outputs], *, in_place: bool = False
+    ) -> Captured:
         """A part of `update` that runs on the device from end to end, captured as CUDA graphs.
 
         Args:
             name: for metrics and the log.
             function: see Captured.
+            in_place: see Captured.
         """
-        return Captured(
-            name, function, self.graphs, (self._generator,), recover=self._precision.recover
-        )
+        generators, recover = (self._generator,), self._precision.recover
+        return Captured(name, function, self.graphs, generators, in_place=in_place, recover=recover)
 
     def graph_bytes(self, rows: int) -> float:
         """Device memory that its graphs take beside networks and storage, if that is known.

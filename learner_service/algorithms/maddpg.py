@@ -32,9 +32,11 @@ from learner_service.algorithms.off_policy import (
     agents_loss,
     alive_mask,
     alive_rows,
+    mean_of_alive,
     observed,
+    of_alive,
 )
-from learner_service.algorithms.returns import mean_over, polyak_update, target_of
+from learner_service.algorithms.returns import polyak_update, target_of
 from learner_service.networks.building import weight_sets
 from learner_service.networks.casting import frozen
 from learner_service.networks.distributions import ILLEGAL, explore, one_hot, sample
@@ -44,7 +46,7 @@ from learner_service.networks.inputs import Inputs, JointInputs, with_action
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, Discrete, EnvSpec
 
-OfAgents = tuple[Tensor, Tensor, Tensor]  # what `agents_loss` takes beside the loss
+OfAgents = tuple[Tensor | None, Tensor | None, Tensor]  # what `agents_loss` takes beside the loss
 
 
 class Config(options.CriticConfig, OffPolicyConfig):
@@ -224,8 +226,9 @@ class Maddpg(OffPolicyAlgorithm):
         """The update, on the device from end to end; with and without the policies' turn."""
         rows, tau = self._augmented(rows), self._config.target_tau
         obs = observed(rows)  # o: name -> [B, A, ...] or [B, ...]
-        alive = alive_mask(obs, rows["reward"])  # [B, A]
-        of_agents = alive, alive_rows(alive, obs, self._group), self._shares
+        alive = alive_mask(obs)  # [B, A], or None
+        counted = None if alive is None else alive_rows(alive, obs, self._group)
+        of_agents = alive, counted, self._shares
         action = self._actions.encode(rows["action"])  # u: [B, A, U or K]
         joint = self._joint_inputs(obs, action)  # x and the others' actions, from each agent
         # 1. and 2. Critics: y, and a step towards it.
@@ -252,7 +255,7 @@ class Maddpg(OffPolicyAlgorithm):
             next_action = self._choose(out, next_obs)
         joint = self._joint_inputs(next_obs, next_action)
         next_q = self._q(self.target_critic, joint, next_action).amin(-1)  # [B, A]
-        return reward + rows["discount"] * alive_mask(next_obs, reward) * next_q
+        return reward + of_alive(rows["discount"], alive_mask(next_obs)) * next_q
 
     def _critic_step(
         self, rows: Mapping[str, Tensor], joint: Inputs, action: Tensor, of_agents: OfAgents
@@ -270,7 +273,7 @@ class Maddpg(OffPolicyAlgorithm):
             self._config.max_grad_norm,
             weight_sets(self.critic, self._num_slices * self._critics),
         )
-        td_error = mean_over(error.detach().abs().mean(-1), of_agents[0], 1)  # [B]
+        td_error = mean_of_alive(error.detach().abs().mean(-1), of_agents[0])  # [B]
         return {
             "critic_loss": loss.detach() / (self._num_slices * self._critics),
             "q_mean": q.detach().mean(),

@@ -32,6 +32,7 @@ from learner_service.algorithms.off_policy import (
     alive_mask,
     alive_rows,
     observed,
+    of_alive,
 )
 from learner_service.algorithms.returns import polyak_update, target_of
 from learner_service.networks.building import weight_sets
@@ -246,9 +247,9 @@ class Masac(OffPolicyAlgorithm):
         # What each row counts for: each parameter group is to get the mean over its agents' rows.
         share = (self._shares / reward.shape[0]).expand_as(reward)
         if AGENT_MASK in obs:
-            alive = alive_mask(obs, reward)
+            alive = (obs[AGENT_MASK] != 0).float()
             share = alive * (self._shares / alive_rows(alive, obs, self._group))
-            discount = discount * alive_mask(next_obs, reward)
+            discount = of_alive(discount, alive_mask(next_obs))
         # 1. Policies pi(. | o) and pi(. | o') before the update; [B, A, K] or [B, A, 2 U].
         temperature = self.temperature.log.detach().exp()  # alpha: [A] or [1]
         with cast_weights(self._precision, self.actor):
@@ -270,13 +271,14 @@ class Masac(OffPolicyAlgorithm):
         if c.learn_temperature:
             loss = loss + temperature_loss(self.temperature.log, entropy, wanted)
         # 6. One backward pass and one step of all; targets follow.
-        actor_norm, critic_norm = self._step(torch.dot(loss.flatten(), share.flatten()))
+        share = share.flatten()
+        actor_norm, critic_norm = self._step(torch.dot(loss.flatten(), share))
         # 7. Logs, and the new priorities [B].
         with torch.no_grad():
             td_error = error.sqrt().mean(-1)
             names = ("critic_loss", "actor_loss", "entropy", "q_mean", "target_mean", "td_error")
             logged = torch.stack([critic_loss, -value, entropy, q[..., 0], target, td_error])
-            means = logged.flatten(1) @ share.flatten() / self._num_slices
+            means = logged.flatten(1) @ share / self._num_slices
             if AGENT_MASK in obs:
                 alive_agents = alive.sum(1, keepdim=True).clamp_min(1)
                 td_error = td_error * alive * (td_error.shape[1] / alive_agents)

@@ -198,6 +198,8 @@ class Normalising(Wrapping[B], Generic[B]):
             changes["arrays"] = norm.normalised(changes["arrays"], OBSERVATION)
             if isinstance(batch, ReplayBatch):
                 changes["next_arrays"] = norm.normalised(batch.next_arrays, OBSERVATION)
+        if isinstance(batch, ReplayBatch):
+            changes["error_memory"] = None  # what is normalised lies elsewhere each time
         seen: Any = replace(batch, **changes)
         scalars = self.inner.update(seen)
         if isinstance(batch, ReplayBatch):

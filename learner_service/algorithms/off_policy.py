@@ -18,7 +18,7 @@ from learner_service.algorithms.options import (
     SharingConfig,
     shares,
 )
-from learner_service.algorithms.returns import annealed
+from learner_service.algorithms.returns import annealed, mean_over
 from learner_service.group.group import Group
 from learner_service.networks.stacked import count_slices
 from learner_service.runtime.cuda_graph import Outputs
@@ -47,15 +47,24 @@ def observed(rows: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in rows.items() if k.startswith(prefix)}
 
 
-def alive_mask(observation: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    """[B, A] float32, 1 where an agent is alive; all ones where the environment does not say.
+def alive_mask(observation: Mapping[str, Tensor]) -> Tensor | None:
+    """[B, A] float32, 1 where an agent is alive; None where all are: the environment does not say.
 
     Args:
         observation: name -> [B, ...].
-        like: [B, A], for shape and device.
     """
     alive = observation.get(AGENT_MASK)
-    return torch.ones_like(like) if alive is None else (alive != 0).float()
+    return None if alive is None else (alive != 0).float()
+
+
+def of_alive(x: Tensor, alive: Tensor | None) -> Tensor:
+    """Numbers [B, A] of the agents that are alive, 0 of the others; see alive_mask."""
+    return x if alive is None else x * alive
+
+
+def mean_of_alive(x: Tensor, alive: Tensor | None) -> Tensor:
+    """[B] mean of [B, A] over the agents that are alive, 0 where none is; see alive_mask."""
+    return x.mean(1) if alive is None else mean_over(x, alive, 1)
 
 
 def agent_shares(slices: tuple[int, ...], device: torch.device) -> Tensor:
@@ -80,7 +89,7 @@ def alive_rows(
     return rows.clamp_min(1 / group.size)
 
 
-def agents_loss(loss: Tensor, alive: Tensor, rows: Tensor, shares: Tensor) -> Tensor:
+def agents_loss(loss: Tensor, alive: Tensor | None, rows: Tensor | None, shares: Tensor) -> Tensor:
     """One loss whose gradient for each parameter group is that of its own agents' mean.
 
     Each agent's loss is averaged over the rows on which it lives; then over the agents that share
@@ -89,11 +98,11 @@ def agents_loss(loss: Tensor, alive: Tensor, rows: Tensor, shares: Tensor) -> Te
 
     Args:
         loss: [B, A] of each row and agent.
-        alive: [B, A] 1 where it counts.
-        rows: [A] see alive_rows.
+        alive: [B, A] 1 where it counts; None: everywhere.
+        rows: [A] see alive_rows; None: all.
         shares: [A] see agent_shares.
     """
-    return ((loss * alive).sum(0) / rows * shares).sum()
+    return (of_alive(loss, alive).sum(0) / (len(loss) if rows is None else rows) * shares).sum()
 
 
 class OffPolicyConfig(SharingConfig, AlgorithmConfig):
@@ -160,9 +169,10 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     ) -> None:
         """See ActorCritic."""
         super().__init__(config, spec, network, precision, device, seed)
-        captured = self._capture("update", self._learn)
         # MASAC's option from before learner.cuda_graph.
-        self._captured = captured if getattr(config, "cuda_graph", True) else self._learn
+        self.graphs.enabled &= getattr(config, "cuda_graph", True)
+        self._captured = self._capture("update", self._learn)
+        self._captured_in_place = self._capture("update", self._learn_in_place, in_place=True)
         self._seed, replay = seed, config.replay
         # A team learns from one loss: its gradient is one vector, clipped as a whole.
         of_loss = (0,) if self._team else self._slices
@@ -174,6 +184,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         # Rows that the updates stand for are a fraction, so that no rounding adds up.
         self._counts = {"updates": 0, "rows": 0, "rows_divisor": 1}
         self._exploration = torch.zeros(len(self._explores()), device=device)
+        self._explored = [0.0] * len(self._exploration)  # the same on the host
         self._anneal()
 
     def update(self, batch: ReplayBatch) -> dict[str, Tensor]:
@@ -183,12 +194,23 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             the scalars of `_learn`, and what `_explores` names.
         """
         self._count_update()
-        scalars = self._captured(self._rows_of(batch), **self._turn())
-        batch.td_error = scalars.pop(PRIORITY)
+        rows, turn = self._rows_of(batch), self._turn()
+        if batch.error_memory is None:
+            scalars = self._captured(rows, **turn)
+            batch.td_error = scalars.pop(PRIORITY)
+        else:
+            scalars = self._captured_in_place({**rows, PRIORITY: batch.error_memory}, **turn)
+            batch.td_error = batch.error_memory
         self._anneal()
-        return scalars | {
-            name: self._exploration[i].clone() for i, name in enumerate(self._explores())
-        }
+        if explores := self._explores():
+            scalars |= dict(zip(explores, self._exploration.clone().unbind(), strict=True))
+        return scalars
+
+    def _learn_in_place(self, rows: Mapping[str, Tensor], **turn: bool) -> Outputs:
+        """`_learn` that writes the new td_error to rows[PRIORITY], which no graph's pool holds."""
+        outputs = self._learn({k: x for k, x in rows.items() if k != PRIORITY}, **turn)
+        rows[PRIORITY].copy_(outputs.pop(PRIORITY))
+        return outputs
 
     def _turn(self) -> dict[str, bool]:
         """Which of the networks `_learn` is to move in this update, if not all."""
@@ -205,7 +227,10 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     def _anneal(self) -> None:
         """Set `_exploration`: linear over this number of rows."""
         for i, (start, end, over) in enumerate(self._explores().values()):
-            self._exploration[i].fill_(annealed(start, end, float(self._rows()), over))
+            value = annealed(start, end, float(self._rows()), over)
+            if value != self._explored[i]:
+                self._explored[i] = value
+                self._exploration[i].fill_(value)
 
     def _rows_of(self, batch: ReplayBatch) -> dict[str, Tensor]:
         """`rows_of` a batch, its weights over the largest that any rank has drawn.
@@ -270,4 +295,5 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             memory_size=self.memory_size,
             frames=self.frames,
             group=self._group,
+            cuda_graph=self.graphs.enabled,
         )

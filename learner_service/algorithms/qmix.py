@@ -28,9 +28,11 @@ from learner_service.algorithms.off_policy import (
     agents_loss,
     alive_mask,
     alive_rows,
+    mean_of_alive,
     observed,
+    of_alive,
 )
-from learner_service.algorithms.returns import mean_over, polyak_update, target_of
+from learner_service.algorithms.returns import polyak_update, target_of
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import ILLEGAL, explore, one_hot, sample
 from learner_service.networks.forward import forward, forward_agents
@@ -186,25 +188,27 @@ class Qmix(OffPolicyAlgorithm):
         c, sequences = self._config, self.memory_size > 0
         # 1. Q(o, u) and Q'(o', u') of all actions, [B, A, K].
         step = self._of_sequences(rows) if sequences else self._of_rows(rows)
-        alive = alive_mask(step.obs, step.reward)  # [B, A]
+        alive = alive_mask(step.obs)  # [B, A], or None
         # 2. Targets y, [B, A]; mixed: [B, 1].
         target, beyond = self._target(step)
         # 3. Q_tot of the actions taken, and a step down E[w (Q_tot - y)^2] (equation 6).
         q = step.q.gather(-1, step.action.long().unsqueeze(-1)).squeeze(-1)  # [B, A]
         total = self._mix(self.values, q, alive, step.obs)
-        counted = alive.amax(1, keepdim=True) if self._team else alive
+        counted = alive.amax(1, keepdim=True) if self._team and alive is not None else alive
         if sequences:  # rows of a sequence that are no transitions
-            counted = counted * step.weight.unsqueeze(1)
+            counted = of_alive(step.weight.unsqueeze(1), counted).expand_as(total)
         error = total - target
         weighted = step.weight.unsqueeze(1) * error.square()
-        rows_counted = alive_rows(counted, step.obs, self._group, masked=sequences)
+        rows_counted = None
+        if counted is not None:
+            rows_counted = alive_rows(counted, step.obs, self._group, masked=sequences)
         loss = agents_loss(weighted, counted, rows_counted, self._shares)
         norm = self._precision.step(
             loss, self._optimizer, self.values.parameters(), c.max_grad_norm, self._num_slices
         )
         # 4. Targets: theta' += tau (theta - theta').
         polyak_update(self.target, self.values, c.target_tau)
-        td_error = mean_over(error.detach().abs(), counted, 1)  # [B]
+        td_error = mean_of_alive(error.detach().abs(), counted)  # [B]
         return {
             "loss": loss.detach() / self._num_slices,
             "q_mean": total.detach().mean(),
@@ -271,7 +275,7 @@ class Qmix(OffPolicyAlgorithm):
         mask = next_obs.get(ACTION_MASK)
         best = legal_values(step.next_chooser, mask).argmax(-1, keepdim=True)
         value = step.next_value.gather(-1, best).squeeze(-1)
-        value = self._mix(self.target, value, alive_mask(next_obs, reward), next_obs)
+        value = self._mix(self.target, value, alive_mask(next_obs), next_obs)
         if self._config.mixer != "none":
             reward = reward.sum(1, keepdim=True)
         allowed, beyond = self._allowed(value, reward)
@@ -311,9 +315,11 @@ class Qmix(OffPolicyAlgorithm):
             out, _ = forward(agents, inputs, hidden)
         return out.float()
 
-    def _mix(self, values: Values, q: Tensor, alive: Tensor, obs: Mapping[str, Tensor]) -> Tensor:
+    def _mix(
+        self, values: Values, q: Tensor, alive: Tensor | None, obs: Mapping[str, Tensor]
+    ) -> Tensor:
         """[B, A] values of actions -> [B, 1] of the team, or as they are; the dead are worth 0."""
-        q = q * alive
+        q = of_alive(q, alive)
         if self._config.mixer == "none":
             return q
         if values.mixer is None:

@@ -300,6 +300,14 @@ class Captured:
             return kind
         return round(self._graphs.group.agree({"kind": kind}, "min")["kind"])
 
+    def prepare(self, inputs: Mapping[str, Tensor], **options: Hashable) -> None:
+        """Capture if the next call with these would, so that it need not under a caller's locks."""
+        if not self._graphs.enabled or self._eager_for or self._exchanges:
+            return  # ranks capture together, in a call
+        signature = self._signature(inputs, options)
+        if signature.graph is None and signature.calls >= self._warm_up_calls:
+            self._capture(signature, inputs, options)
+
     def _signature(
         self, inputs: Mapping[str, Tensor], options: Mapping[str, Hashable]
     ) -> _Signature:
@@ -389,12 +397,17 @@ class Captured:
             self._recover()
 
 
-def copy_by_type(to: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
+def copy_by_type(targets: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
     """Copy tensors to those of the same names: one launch for each data type if both are dense."""
+    copy_all([targets[name] for name in sources], [*sources.values()])
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors of the same shapes: one launch for each data type."""
     by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for name, source in inputs.items():
-        targets, sources = by_type.setdefault(source.dtype, ([], []))
-        targets.append(to[name])
-        sources.append(source)
-    for targets, sources in by_type.values():
-        torch._foreach_copy_(targets, sources)
+    for target, source in zip(targets, sources, strict=True):
+        to, of = by_type.setdefault(source.dtype, ([], []))
+        to.append(target)
+        of.append(source)
+    for to, of in by_type.values():
+        torch._foreach_copy_(to, of)

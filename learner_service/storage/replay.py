@@ -6,9 +6,13 @@ episode or of its column, whichever comes first, and is bootstrapped there unles
 terminated. Within it an agent's own rewards end with its life; a team's continue.
 
 `updates_per_interval` updates are due for every `update_interval` rows put.
+
+On CUDA a draw, and the writing of new priorities, are graphs of a pool of their own. Nothing that
+they give to another graph lies in a pool: a draw ends with a copy to memory set aside for the next
+batch, and another graph copies that to where the update reads it, so that the batch after it can be
+drawn on a second stream meanwhile. Acting's rows wait for a draw, but never for an update.
 """
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,8 +22,10 @@ import torch
 from torch import Tensor
 
 from learner_service.group.group import ALONE, Group
+from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
 from learner_service.runtime.device import restore_generator
 from learner_service.runtime.readback import to_host
+from learner_service.runtime.streams import Fence
 from learner_service.storage.feed import SavedPart
 from learner_service.storage.frames import Frames
 from learner_service.storage.replay_batch import ReplayBatch
@@ -40,9 +46,16 @@ _MIN_PRIORITY = 1e-5
 
 
 class ReplayStorage(Storage[ReplayBatch]):
-    """See the module. Uniform is prioritised with all priorities equal."""
+    """See the module. Uniform is prioritised with all priorities equal.
+
+    Attributes, beside those of a Storage:
+        graphs: CUDA graphs of draws and priorities.
+    """
 
     _prefetched: ReplayBatch | None = None
+    # Memory of a drawn batch and of the one that is learned from, if draws are captured.
+    _drawn: ReplayBatch | None = None
+    _taken: ReplayBatch | None = None
 
     def __init__(
         self,
@@ -59,6 +72,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         memory_size: int = 0,
         frames: Frames | None = None,
         group: Group = ALONE,
+        cuda_graph: bool = True,
     ) -> None:
         """Make an empty replay.
 
@@ -76,6 +90,7 @@ class ReplayStorage(Storage[ReplayBatch]):
             memory_size: see Algorithm; of each column the recurrent state at its first row is kept.
             frames: see Algorithm.
             group: of the ranks, a replay each; new rows have the largest priority of all.
+            cuda_graph: whether draws and new priorities may be captured; ranks capture none.
 
         Raises:
             ConfigError: if the options contradict each other.
@@ -103,6 +118,15 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._changed_chunks: set[int] = set()
         self._prefetches = config.prefetch and device.type == "cuda"  # elsewhere it gains nothing
         self._stream = torch.cuda.Stream(device) if self._prefetches else None  # type: ignore[no-untyped-call]
+        self._before_draw, self._after_draw = Fence(device), Fence(device)
+        # Not the algorithm's: a draw may run beside an update.
+        self.graphs = Graphs(device, enabled=cuda_graph and group.size == 1)
+        self._beta = torch.ones((), device=device)  # the power of importance weights
+        self._draw = Captured(
+            "draw", self._draw_ahead, self.graphs, (self._generator,), in_place=True
+        )
+        self._take = Captured("take", self._take_drawn, self.graphs, in_place=True)
+        self._prioritise = Captured("priorities", self._set_priorities, self.graphs, in_place=True)
 
     def _require_options(self) -> None:
         """Refuse options that contradict each other."""
@@ -203,30 +227,81 @@ class ReplayStorage(Storage[ReplayBatch]):
         return self._filled * self.length
 
     def sample(self, version: int, timeout_s: float) -> tuple[ReplayBatch | None, int]:
-        """Sample, if an update is due; see Storage. Nothing is ever too old."""
+        """Sample, if an update is due; see Storage. Nothing is ever too old.
+
+        On CUDA what the batch holds is overwritten by the next call.
+        """
+        self._draw.prepare(self._weighted_by())
+        self._take.prepare({})
         with self._changed:
             if not self._changed.wait_for(lambda: self.ready, timeout_s):
                 return None, 0
             enter("sample")
             with self.turns.take():
                 self._await_prefetch()
-                batch = self._prefetched or self._sample()
+                batch = self._prefetched or self._next_batch()
+                if self.graphs.enabled and self._prefetches:
+                    self._take({})
+                    assert self._taken is not None
+                    batch = self._taken
                 self._updates += 1
                 self._prefetched = self._prefetch() if self._prefetches else None
-        return batch, 0
+        return batch.fresh(), 0
+
+    def _next_batch(self) -> ReplayBatch:
+        """Draw a batch."""
+        if self.device.type == "cuda" and self._config.prioritised:
+            self._beta.fill_(self._beta_now)
+        if not self.graphs.enabled:
+            return self._sample()
+        self._draw(self._weighted_by())
+        assert self._drawn is not None
+        return self._drawn
+
+    def _weighted_by(self) -> dict[str, Tensor]:
+        """What a captured draw reads beside the ring."""
+        return {"beta": self._beta} if self._config.prioritised else {}
+
+    @property
+    def _beta_now(self) -> float:
+        c = self._config
+        return min(1.0, c.beta + (1 - c.beta) * self._updates / c.beta_updates)
+
+    @torch.no_grad()
+    def _draw_ahead(self, _: Mapping[str, Tensor]) -> Outputs:
+        """Draw to the memory of drawn batches; captured."""
+        batch = self._sample()
+        if self._drawn is None:
+            self._drawn = batch.lasting()
+        else:
+            self._drawn.copy_(batch)
+        return {}
+
+    @torch.no_grad()
+    def _take_drawn(self, _: Mapping[str, Tensor]) -> Outputs:
+        """Copy what was drawn to where it is learned from; captured."""
+        assert self._drawn is not None
+        if self._taken is None:
+            self._taken = self._drawn.lasting()
+        else:
+            self._taken.copy_(self._drawn)
+        return {}
 
     def _prefetch(self) -> ReplayBatch:
         """The next update's batch, drawn before this one's errors and the rows that come now."""
         if self._stream is None:
-            return self._sample()
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            return self._next_batch()
+        self._before_draw.mark()
         with torch.cuda.stream(self._stream):
-            return self._sample()
+            self._before_draw.wait()
+            batch = self._next_batch()
+            self._after_draw.mark()
+        return batch
 
     def _await_prefetch(self) -> None:
         """Let what the current stream does from here on come after the prefetch."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        if self._prefetches:
+            self._after_draw.wait()
 
     def done(self, batch: ReplayBatch) -> None:
         """Set new priorities, but for rows that were overwritten since.
@@ -237,18 +312,37 @@ class ReplayStorage(Storage[ReplayBatch]):
         if self._config.prioritised:
             if batch.td_error is None:
                 raise ValueError("a prioritised replay needs the algorithm to set td_error")
-            priority = (batch.td_error.detach() + _MIN_PRIORITY) ** self._alpha
-            finite = priority.isfinite()
-            largest = torch.where(finite, priority, 0.0).max()
-            self._group.largest_([largest])
+            error = batch.td_error.detach()
+            if batch.error_memory is not None and batch.td_error is not batch.error_memory:
+                error = batch.error_memory.copy_(error)
+            given = {"td_error": error, "index": batch.index, "age": batch.age}
+            if self._group.size > 1:
+                given["largest"] = self._priorities(error)[1]
+                self._group.largest_([given["largest"]])
+            self._prioritise.prepare(given)
             with self._changed, self.turns.take():
                 self._await_prefetch()
-                same = self._age[batch.index // self.length] == batch.age
-                kept = self._tree.leaves[batch.index]
-                changed = same & (kept > 0) & finite
-                self._tree.set(batch.index, torch.where(changed, priority, kept))
-                self._max_priority.copy_(torch.maximum(self._max_priority, largest))
+                self._prioritise(given)
         self.on_room()
+
+    def _priorities(self, td_error: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Priorities [B] of errors, the largest that is finite, and which ones are."""
+        priority = (td_error + _MIN_PRIORITY) ** self._alpha
+        finite = priority.isfinite()
+        return priority, torch.where(finite, priority, 0.0).max(), finite
+
+    @torch.no_grad()
+    def _set_priorities(self, given: Mapping[str, Tensor]) -> Outputs:
+        """Set those of a batch's rows; captured. The lock is held."""
+        priority, largest, finite = self._priorities(given["td_error"])
+        index = given["index"]
+        same = self._age[index // self.length] == given["age"]
+        kept = self._tree.leaves[index]
+        changed = same & (kept > 0) & finite
+        self._tree.set(index, torch.where(changed, priority, kept))
+        largest = given.get("largest", largest)
+        self._max_priority.copy_(torch.maximum(self._max_priority, largest))
+        return {}
 
     @torch.no_grad()
     def _sample(self) -> ReplayBatch:
@@ -261,7 +355,7 @@ class ReplayStorage(Storage[ReplayBatch]):
             for name, array in self._arrays.items()
             if name not in self._stacked
         }
-        here = column * (length + 1) + t
+        here = index + column  # columns have a row more than transitions
         reward, discount, there = self._returns(flat, here, t)
         arrays = {
             name: array.index_select(0, here)  # faster than array[here]
@@ -280,7 +374,8 @@ class ReplayStorage(Storage[ReplayBatch]):
                 after = t + there - here
                 next_arrays[name] = self._frames.stack_rows(image, kinds, there, after)
         if c.prioritised:
-            beta = min(1.0, c.beta + (1 - c.beta) * self._updates / c.beta_updates)
+            # A graph reads the power from the device.
+            beta = self._beta if self.device.type == "cuda" else self._beta_now
             # (N P)^-beta over its maximum: N cancels. Schaul et al. 2016, section 3.4.
             weight = probability**-beta
             largest = weight.max()
@@ -321,10 +416,10 @@ class ReplayStorage(Storage[ReplayBatch]):
         if self._prefetched is None:
             return None
         self._await_prefetch()
-        batch = copy.copy(self._prefetched)
+        batch = self._prefetched.fresh()
         same = self._age[batch.index // self.length] == batch.age
         batch.age = torch.where(same, 0, -1)
-        return vars(batch)
+        return {name: x for name, x in vars(batch).items() if name != "error_memory"}
 
     def _rate(self) -> tuple[int, int, int]:
         """What the count of updates due follows from, beside the rows put."""
@@ -364,11 +459,14 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._tree.set_range(0, torch.where(priorities > 0, priorities**power, 0.0))
         self._max_priority.copy_(state["max_priority"] ** power)
         restore_generator(self._generator, state["generator"])
+        self.graphs.reset()
         prefetched = state.get("prefetched")  # older checkpoints lack it, or have another shape
         shape = self._config.batch_size, self.spec.num_agents if self._mortal else 1
         drawn_alike = alpha == self._alpha
         if prefetched is not None and drawn_alike and prefetched["discount"].shape == shape:
             self._prefetched = ReplayBatch(**prefetched).to(self.device)
+            if self.graphs.enabled:
+                self._prefetched = self._drawn = self._prefetched.lasting()
         self._changed_chunks = set()
 
     def load_parts(self, parts: Sequence[SavedPart], rank: int, size: int) -> None:

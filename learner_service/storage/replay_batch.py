@@ -1,11 +1,12 @@
 """Transitions that an update learns from, sampled from a replay."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from learner_service.runtime.cuda_graph import copy_all
 from learner_service.storage.storage import OBSERVATION
 
 
@@ -26,6 +27,8 @@ class ReplayBatch:
         td_error: [B] set by the algorithm: |error| of its values, the new priorities.
         version: empty; any policy's rows will do.
         largest_weight: scalar, that weights were divided by.
+        error_memory: [B] what td_error is written to, of a batch whose tensors are the memory of
+            all batches in turn, so that graphs read and write them where they are; else None.
     """
 
     arrays: dict[str, Tensor]
@@ -38,6 +41,7 @@ class ReplayBatch:
     td_error: Tensor | None = None
     version: tuple[int, ...] = ()
     largest_weight: Tensor = field(default_factory=lambda: torch.ones(()))
+    error_memory: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -51,6 +55,34 @@ class ReplayBatch:
     def next_observation(self) -> dict[str, Tensor]:
         """Name -> [B, ...] of row t + k."""
         return _observations(self.next_arrays)
+
+    def _tensors(self) -> list[Tensor]:
+        """All that a draw sets."""
+        rows = [*self.arrays.values(), *self.next_arrays.values()]
+        more = self.reward, self.discount, self.weight, self.index, self.age, self.largest_weight
+        return [x for x in (*rows, *more) if x.numel()]
+
+    def lasting(self) -> "ReplayBatch":
+        """A copy, to be the memory of batches like this one."""
+
+        def cloned(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: x.clone() for name, x in arrays.items()}
+
+        names = "reward", "discount", "weight", "index", "age", "largest_weight"
+        return ReplayBatch(
+            cloned(self.arrays),
+            cloned(self.next_arrays),
+            **{name: getattr(self, name).clone() for name in names},
+            error_memory=torch.zeros(len(self.index), device=self.index.device),
+        )
+
+    def copy_(self, other: "ReplayBatch") -> None:
+        """Take in a batch of the same shapes, but for what an update has set."""
+        copy_all(self._tensors(), other._tensors())
+
+    def fresh(self) -> "ReplayBatch":
+        """The same tensors, without what an update has set."""
+        return replace(self, td_error=None)
 
     def to(self, device: torch.device) -> "ReplayBatch":
         """The same on a device, without what an update has set."""

@@ -96,9 +96,10 @@ class ReplayMemory:
                 f"{section}.capacity_rows to at most {possible}"
             )
         count(need)
-        ahead = c.prefetch and device.type == "cuda"  # two batches at once
+        # A graph gathers a batch and copies it, and the last one is learned from meanwhile.
+        batches = 2 + c.prefetch if device.type == "cuda" else 1
         require_room(
-            c.batch_size * drawn * (1 + ahead),
+            c.batch_size * drawn * batches,
             f"a batch of {c.batch_size:,} rows drawn from the replay, each of "
             f"{drawn:,} bytes with its next observations,",
             f"lower {section}.batch_size, or observe less (environment.resize, grey)",

@@ -53,4 +53,4 @@ class SequenceReplay(ReplayStorage):
         index = (column * self.length + step).flatten()  # [L * S]
         age = self._age[column].repeat(self.length)
         none = index.new_zeros(0, dtype=torch.float32)
-        return ReplayBatch(arrays, {}, none, none, none, index, age)
+        return ReplayBatch(arrays, {}, none, none, none, index, age, largest_weight=none)

@@ -76,17 +76,22 @@ class SumTree:
         # float64: float32 has but sixteen numbers for each of a million rows.
         left = torch.rand(count, generator=generator, device=device, dtype=torch.float64)
         left = (torch.arange(count, device=device) + left) * (total.double() / count)
-        index = torch.zeros(count, dtype=torch.long, device=device)
+        index: Tensor | None = None
         for level in reversed(self._levels):
             blocks = level.view(-1, _BRANCHES)
-            if len(blocks) < count:  # add up each block once, else that of each draw
+            if index is None:  # all draws begin at the root
+                sums = blocks[0].cumsum(0, dtype=torch.float64)
+            elif len(blocks) < count:  # add up each block once, else that of each draw
                 sums = blocks.cumsum(1, dtype=torch.float64).index_select(0, index)
             else:
                 sums = blocks.index_select(0, index).cumsum(1, dtype=torch.float64)
             # Rounding must not carry a draw past the last row that has any priority.
-            left = torch.minimum(left, sums[:, -1] * (1 - 1e-9)).unsqueeze(1)
-            branch = torch.searchsorted(sums, left, right=True)
-            before = sums.gather(1, (branch - 1).clamp_min(0))
-            left = (left - torch.where(branch > 0, before, 0.0)).squeeze(1)
-            index = index * _BRANCHES + branch.squeeze(1)
+            left = torch.minimum(left, sums[..., -1] * (1 - 1e-9))
+            at = left if index is None else left.unsqueeze(1)
+            branch = torch.searchsorted(sums, at, right=True)
+            before = sums.gather(-1, (branch - 1).clamp_min(0))
+            left = (at - torch.where(branch > 0, before, 0.0)).view(count)
+            branch = branch.view(count)
+            index = branch if index is None else torch.add(branch, index, alpha=_BRANCHES)
+        assert index is not None
         return index, self._levels[0].index_select(0, index) / total

@@ -18,9 +18,9 @@ GRAPH_METRICS = (
     Metric(
         "graph_replays",
         "counter",
-        "calls that ran as one CUDA graph: act; update of a replay's batch; of a rollout the steps "
-        "on minibatches (critic, actor, step) and passes through networks (forward, values); "
-        "0 on the CPU",
+        "calls that ran as one CUDA graph: act; of a replay draw, take (copy what was drawn), "
+        "update, priorities; of a rollout the steps on minibatches (critic, actor, step) and "
+        "passes through networks (forward, values); 0 on the CPU",
         labels=("graph",),
         observed=True,
     ),

@@ -57,8 +57,8 @@ class Probe:
             self._algorithm = build_algorithm(
                 config.algorithm, spec, config.network, precision, device, 0, config.augment
             )
+            self._algorithm.graphs.enabled &= config.learner.cuda_graph
             self.storage: Storage[Any] = self._algorithm.make_storage(spec, None)
-        self._algorithm.graphs.enabled &= config.learner.cuda_graph
         self._envs = _MOST_ENVS
         if isinstance(self.storage, RolloutStorage):
             self.storage.expect(config.total_envs)

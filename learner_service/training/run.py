@@ -24,6 +24,7 @@ from learner_service.serving.session import Session
 from learner_service.serving.slots import SlotTable
 from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.flight import Flight
+from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.storage import Storage
 from learner_service.tools.batch_size import fit_batch_size, with_options
@@ -105,6 +106,8 @@ class Run(RunProcess):
         generator = torch.Generator(self.device).manual_seed(self.group.own_seed(c.run.seed))
         self._resume(spec, precision, algorithm, generator)
         storage = self._make_storage(spec, algorithm)
+        if isinstance(storage, ReplayStorage):
+            self.metrics.watch(storage.graphs)
         snapshots = Snapshots(algorithm.make_policy, self.progress.updates, self.device)
         graphs = Graphs(self.device, enabled=c.learner.cuda_graph, priority=-1)
         self.metrics.watch(graphs)

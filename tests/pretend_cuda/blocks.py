@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .clocks import Clock, covers
 from .report import Kind, Report, Site
+
+if TYPE_CHECKING:
+    from .graphs import Tape
 
 _MOST_USES = 64  # of a storage
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -71,6 +75,7 @@ class Block:
         reads: operations that read it since then.
         recorded: streams named by record_stream.
         copies: asynchronous copies of pinned memory: where, when, and whether they write to it.
+        tape: the capture that allocated it in its graph's memory pool; None: no capture did.
     """
 
     device: torch.device
@@ -81,9 +86,13 @@ class Block:
     reads: list[tuple[int, int, Use]] = field(default_factory=list)
     recorded: set[int] = field(default_factory=set)
     copies: list[tuple[int, int, Use, bool]] = field(default_factory=list)
+    tape: "Tape | None" = None
 
     def read(self, at: Access, use: Use, clock: Clock, report: Report) -> None:
         """Record a read by an operation of a stream with this clock; report a race."""
+        if self.tape is not None and self.tape.lost is not None:
+            what = f"{use.name} reads what a graph returned before {self.tape.lost} wrote over it"
+            report.fault(Kind.POOL, what, use.site)
         for start, stop, wrote in self.writes:
             if start < at.stop and at.start < stop and not wrote.before(clock):
                 report.fault(Kind.RACE, f"{use.name} reads what is written by {wrote}", use.site)

@@ -136,7 +136,11 @@ class Dispatch(TorchDispatchMode):
         """A copy between host and device."""
         if op.name == "_foreach_copy_":
             non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-            for to, source in zip(args[0], args[1], strict=True):
+            pairs = list(zip(args[0], args[1], strict=True))
+            places = {tuple(map(self._machine.device_of, pair)) for pair in pairs}
+            if len(places) > 1:
+                self._machine.report.fault(Kind.MIX, "a list of tensors")
+            for to, source in pairs:
                 self._copy(to, source, non_blocking)
             return None
         if op.name == "_to_copy":  # of C++: a tensor of the host is wanted on the host

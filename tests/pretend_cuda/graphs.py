@@ -1,5 +1,6 @@
 """CUDA graphs: a capture records operations and undoes their effects; a replay calls them."""
 
+import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .blocks import GPU, Access, Block, block_of
+from .blocks import GPU, Access, Block, Use, block_of
 from .machine import POISON, Machine
 
 if TYPE_CHECKING:
@@ -20,10 +21,17 @@ class Tape:
     Views are not recorded: they stay valid. CUDA computes nothing during a capture, so its effects
     are undone at the end: older memory is restored, newer memory is filled with POISON until the
     first replay.
+
+    Attributes:
+        generators: what it may draw from.
+        lost: the replay of another graph that has written over what this one's last replay wrote.
+        number: position among the captures of its pool.
     """
 
-    def __init__(self, machine: Machine, generators: list[torch.Generator]) -> None:
-        self._machine = machine
+    def __init__(self, machine: Machine, generators: list[torch.Generator], pool: "Pool") -> None:
+        self._machine, self._pool = machine, pool
+        self.lost: Use | None = None
+        self.number = 0
         self._calls: list[tuple[Callable[[], Any], list[Tensor]]] = []
         self._own: set[Block] = set()
         self._made: list[Tensor] = []
@@ -50,6 +58,7 @@ class Tape:
 
     def made(self, x: Tensor, block: Block) -> None:
         """Record a tensor allocated in the capture."""
+        block.tape = self
         self._own.add(block)
         self._made.append(x)
 
@@ -63,9 +72,9 @@ class Tape:
         with self._machine.quiet(), torch.no_grad():
             for storage, saved in self._saved:
                 storage.copy_(saved)
-            for x in self._made:
-                raw = torch.empty(0, dtype=torch.uint8)
-                raw.set_(x.untyped_storage()).fill_(POISON)  # type: ignore[call-overload]
+        self._poison()
+        # Its own memory is read after it was written, and older memory is no graph's.
+        self._reads = {at for at in self._reads if at.block not in self._own}
         for generator, state in zip(self.generators, self._states, strict=True):
             generator.set_state(state)
         torch.default_generator.set_state(self._default)
@@ -75,8 +84,9 @@ class Tape:
         """Call all recorded operations."""
         machine = self._machine
         machine.count("graph replay")
-        use = machine.issue("graph replay", self._reads, self._writes)
+        use = machine.issue("graph replay", self._reads, {*self._writes, self._pool.access})
         machine.local.replaying = use
+        self._pool.replayed(self, use)
         with machine.quiet(), torch.inference_mode(), torch.autocast("cpu", enabled=False):
             for call, outs in self._calls:
                 given = [x for x in _flat(call()) if isinstance(x, Tensor)]
@@ -85,6 +95,48 @@ class Tape:
                         raise RuntimeError(f"a graph's result has shape {new.shape} now")
                     if new.untyped_storage()._cdata != out.untyped_storage()._cdata:
                         out.detach().copy_(new)
+
+    def overwritten(self, by: Use) -> None:
+        """Another graph's replay writes over all memory of this one."""
+        if self.lost is None:
+            self._poison()
+        self.lost = by
+
+    def _poison(self) -> None:
+        with self._machine.quiet(), torch.no_grad():
+            for x in self._made:
+                raw = torch.empty(0, dtype=torch.uint8)
+                raw.set_(x.untyped_storage()).fill_(POISON)  # type: ignore[call-overload]
+
+
+class Pool:
+    """A memory pool of graphs, which the allocator hands to one capture after another.
+
+    A capture returns what it no longer needs to the pool, and the next capture gets it: what the
+    later graph returns may lie where the earlier one works. So the replay of a graph writes over
+    all that graphs captured after it have returned, and two graphs must not run at once.
+
+    Attributes:
+        access: a piece of memory that every graph of the pool writes.
+    """
+
+    def __init__(self) -> None:
+        self.access = Access(Block(GPU), 0, 1)
+        self._tapes: weakref.WeakSet[Tape] = weakref.WeakSet()
+        self._captured = 0
+
+    def add(self, tape: Tape) -> None:
+        """Include a graph, as the latest one."""
+        tape.number = self._captured
+        self._captured += 1
+        self._tapes.add(tape)
+
+    def replayed(self, tape: Tape, use: Use) -> None:
+        """A graph's replay begins."""
+        for other in self._tapes:
+            if other.number > tape.number:
+                other.overwritten(use)
+        tape.lost = None
 
 
 def _flat(found: Any) -> list[Any]:
@@ -103,6 +155,7 @@ class Graphs:
         """Replacements by their names in torch.cuda."""
         machine, streams = self._machine, self._streams
         handles = iter(range(1, 1 << 30))
+        pools: dict[Any, Pool] = {}
 
         class CUDAGraph:
             """See torch.cuda.CUDAGraph."""
@@ -125,7 +178,8 @@ class Graphs:
                 self._mode = capture_error_mode
                 for generator in self._generators:
                     assert getattr(generator, "at", None) == GPU, "a generator of the device"
-                machine.local.tape = Tape(machine, self._generators)
+                memory = pools.setdefault(self._pool, Pool())
+                machine.local.tape = Tape(machine, self._generators, memory)
                 machine.capturing += capture_error_mode == "global"
 
             def capture_end(self) -> None:
@@ -134,6 +188,7 @@ class Graphs:
                 machine.local.tape = None
                 machine.capturing -= self._mode == "global"
                 tape.finish()
+                pools[self._pool].add(tape)
                 self._tape = tape
 
             def replay(self) -> None:

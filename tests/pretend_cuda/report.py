@@ -24,6 +24,7 @@ class Kind(StrEnum):
         RACE: two streams use the same memory, one writes, and nothing orders them.
         REUSE: memory is reused while an operation of another stream may still use it.
         HOST: the host uses pinned memory before an asynchronous copy was awaited.
+        POOL: what a graph returned is read after another graph of its memory pool was replayed.
     """
 
     MIX = "mixing"
@@ -32,6 +33,7 @@ class Kind(StrEnum):
     RACE = "race"
     REUSE = "reuse"
     HOST = "host memory"
+    POOL = "pool"
 
 
 @dataclass(frozen=True)

@@ -326,6 +326,96 @@ def test_memory_used_again_before_an_event_is_found(plant: Plant) -> None:
     finds(Kind.REUSE, plant)
 
 
+# --- memory that graphs of one pool share -------------------------------------------------
+
+Captures = tuple[torch.cuda.CUDAGraph, torch.Tensor]
+
+
+def captures(number: int, pool: object = None) -> list[Captures]:
+    """Graphs of one pool, each with what it returns: 2 and something that it has thrown away."""
+    pool, x, made = pool or torch.cuda.graph_pool_handle(), on_gpu(3), []
+    for _ in range(number):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            made.append((graph, (x * 3 - x).abs()))
+    return made
+
+
+def returned_before_another_replay(_: Machine) -> None:
+    (first, _), (second, returned) = captures(2)
+    second.replay()
+    first.replay()
+    returned + 1
+
+
+def kept_by_the_third(_: Machine) -> None:
+    made = captures(3)
+    for graph, _ in reversed(made):
+        graph.replay()
+    made[2][1] + 1
+
+
+def read_by_a_graph_of_another_pool(_: Machine) -> None:
+    (first, _), (second, returned) = captures(2)
+    reader = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(reader):
+        returned + 1
+    for graph in (second, first, reader):
+        graph.replay()
+
+
+def a_view_of_what_was_returned(_: Machine) -> None:
+    (first, _), (second, returned) = captures(2)
+    view = returned[1:]
+    second.replay()
+    first.replay()
+    view.sum()
+
+
+def drawn_in_turns(_: Machine) -> None:
+    """The next batch is drawn while the last one is learned from, by two graphs of one pool."""
+    batches = captures(2)
+    for turn in range(4):
+        batches[turn % 2][0].replay()
+        batches[1 - turn % 2][1] + 1
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        returned_before_another_replay,
+        kept_by_the_third,
+        read_by_a_graph_of_another_pool,
+        a_view_of_what_was_returned,
+        drawn_in_turns,
+    ],
+)
+def test_what_another_graph_of_the_pool_overwrites_is_found(plant: Plant) -> None:
+    finds(Kind.POOL, plant)
+
+
+def test_what_another_graph_overwrites_is_no_number_any_more() -> None:
+    with pretend_cuda() as cuda:
+        (first, _), (second, returned) = captures(2)
+        second.replay()
+        assert returned.tolist() == [2.0] * 3
+        first.replay()
+        assert returned.min() > 1e38
+        second.replay()
+        assert returned.tolist() == [2.0] * 3
+    assert [f.what for f in cuda.report.of(Kind.POOL)]
+
+
+def test_two_graphs_of_one_pool_must_not_run_at_once() -> None:
+    def plant(_: Machine) -> None:
+        (first, _), (second, _) = captures(2)
+        first.replay()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            second.replay()
+
+    finds(Kind.RACE, plant)
+
+
 # --- the host's memory ------------------------------------------------------------------
 
 
@@ -461,6 +551,18 @@ def clean_capture(_: Machine) -> None:
         assert torch.isfinite(torch.from_numpy(out.numpy())).all()
 
 
+def clean_pools(_: Machine) -> None:
+    """Results are read before the next replay, copied out of the pool, or of a pool apart."""
+    (first, one), (second, two) = captures(2)
+    (third, three), kept = captures(1)[0], on_gpu(3)
+    for _turn in range(3):
+        third.replay()
+        second.replay()
+        kept.copy_(two)
+        first.replay()
+        one + kept + three
+
+
 def clean_training(_: Machine) -> None:
     net = nn.Linear(4, 2).cuda()
     optimizer = torch.optim.Adam(net.parameters(), fused=True, capturable=True)
@@ -528,6 +630,7 @@ def clean_release(_: Machine) -> None:
         clean_staging,
         clean_threads,
         clean_capture,
+        clean_pools,
         clean_training,
         clean_halves,
         clean_parts,

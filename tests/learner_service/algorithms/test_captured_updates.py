@@ -1,10 +1,11 @@
-"""Captured updates equal eager ones bit for bit: networks, optimisers, random numbers, priorities.
+"""Captured updates equal eager ones bit for bit: networks, optimisers, random numbers, the replay.
 
 The pretended device replays a graph by executing the operations that were recorded, as a GPU would,
 with the numbers of the host as they were then.
 """
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -12,13 +13,17 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.precision import Precision
+from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.storage import OBSERVATION, Unroll
+from shared.augmentation import AugmentConfig
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.pretend_cuda import Kind, pretend_cuda
 
 GPU = torch.device("cuda", 0)
+FATAL = (Kind.GRAPH, Kind.POOL, Kind.RACE, Kind.MIX)
 UPDATES, RESUMED_AT = 50, 25
 QUICK = ("matd3", "masac-fp16", "qmix")
 DISCRETE = EnvSpec(
@@ -33,8 +38,19 @@ DISCRETE = EnvSpec(
     (),
     8,
 )
+IMAGES = EnvSpec("seen", 2, (ArraySpec("image", "uint8", (1, 36, 36)),), Discrete(3), (), 8)
 CONTINUOUS = EnvSpec("smooth", 2, (ArraySpec("view", "float32", (4,)),), Continuous(2), (), 8)
 REPLAY = {"capacity_rows": 256, "start_rows": 64, "batch_size": 16, "update_interval": 8}
+PRIORITISED: dict[str, Any] = {**REPLAY, "prioritised": True}
+BURSTS: dict[str, Any] = {**PRIORITISED, "n_step": 3, "updates_per_interval": 3}
+MLP: dict[str, Any] = {"name": "mlp", "hidden": (8,)}
+NATURE: dict[str, Any] = {"name": "nature", "hidden": (4,), "frame_stack": 3}
+NETWORKS: dict[str, dict[str, Any]] = {
+    "maddpg-stacked": NATURE,
+    "qmix-sequences": {**MLP, "recurrent": 4},
+    "masac-normalised": {**MLP, "normalise_observations": True},
+}
+AUGMENTS = {"maddpg-stacked": AugmentConfig(preset="random-shift")}
 CASES: dict[str, tuple[EnvSpec, dict[str, Any], str]] = {
     "maddpg": (DISCRETE, {"name": "maddpg", "epsilon_start": 0.3}, "fp32"),
     "matd3": (
@@ -49,6 +65,16 @@ CASES: dict[str, tuple[EnvSpec, dict[str, Any], str]] = {
     "qmix": (DISCRETE, {"name": "qmix"}, "fp32"),
     "qmix-fp16": (DISCRETE, {"name": "qmix"}, "fp16"),
     "vdn": (DISCRETE, {"name": "qmix", "mixer": "vdn"}, "fp32"),
+    "maddpg-bursts": (DISCRETE, {"name": "maddpg", "replay": BURSTS}, "fp32"),
+    "masac-uniform": (CONTINUOUS, {"name": "masac", "replay": REPLAY}, "fp32"),
+    "maddpg-no-prefetch": (
+        DISCRETE,
+        {"name": "maddpg", "replay": {**PRIORITISED, "prefetch": False}},
+        "fp32",
+    ),
+    "maddpg-stacked": (IMAGES, {"name": "maddpg", "replay": PRIORITISED}, "fp32"),
+    "masac-normalised": (CONTINUOUS, {"name": "masac", "normalise_rewards": True}, "fp32"),
+    "qmix-sequences": (DISCRETE, {"name": "qmix", "replay": REPLAY}, "fp32"),
     "iql": (DISCRETE, {"name": "qmix", "mixer": "none", "share_parameters": False}, "fp32"),
 }
 
@@ -70,34 +96,52 @@ def fill(unroll: Unroll, spec: EnvSpec) -> None:
     unroll.cursor, unroll.first_version = unroll.length + 1, 0
 
 
-def learned(name: str, captured: bool) -> tuple[Algorithm[Any], list[dict[str, float]]]:
-    """An algorithm after 50 updates from a prioritised replay, and what they returned."""
+def make(name: str, captured: bool) -> tuple[Algorithm[Any], ReplayStorage]:
+    """The algorithm of a case, and an empty replay."""
     spec, options, precision = CASES[name]
     algorithm = build_algorithm(
-        PluginConfig(**options, replay={**REPLAY, "prioritised": True}),
+        PluginConfig(**{"replay": PRIORITISED, **options}),
         spec,
-        PluginConfig(name="mlp", hidden=(8,)),
+        PluginConfig(**NETWORKS.get(name, MLP)),
         Precision(precision, GPU),
         GPU,
         5,
+        AUGMENTS.get(name),
     )
     algorithm.graphs.enabled = captured
     storage = algorithm.make_storage(spec, None)
-    losses = []
+    assert isinstance(storage, ReplayStorage)
+    return algorithm, storage
+
+
+def put(storage: ReplayStorage, num_envs: int) -> None:
+    """Put unrolls of this number of environments until an update is due."""
+    while not storage.ready:
+        unroll: Unroll = storage.begin(num_envs, 0, 0)
+        fill(unroll, storage.spec)
+        storage.add(unroll)
+
+
+def learned(
+    name: str, captured: bool
+) -> tuple[Algorithm[Any], ReplayStorage, list[dict[str, float]]]:
+    """An algorithm after 50 updates from a replay, that replay, and what they returned.
+
+    The number of environments changes from unroll to unroll.
+    """
+    algorithm, storage = make(name, captured)
+    losses: list[dict[str, float]] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         while len(losses) < UPDATES:
-            while not storage.ready:
-                unroll: Unroll = storage.begin(4, 0, 0)
-                fill(unroll, spec)
-                storage.add(unroll)
+            put(storage, 2 + len(losses) % 4)
             batch, _ = storage.sample(0, 0.0)
             assert batch is not None
             losses.append({k: float(v) for k, v in algorithm.update(batch).items()})
             storage.done(batch)
             if len(losses) == RESUMED_AT:  # other tensors: to be captured again
                 algorithm.load_state_dict(copy.deepcopy(algorithm.state_dict()))
-    return algorithm, losses
+    return algorithm, storage, losses
 
 
 def tensors(state: Any) -> list[Tensor]:
@@ -113,9 +157,12 @@ def tensors(state: Any) -> list[Tensor]:
 )
 def test_fifty_captured_updates_equal_eager_ones(name: str) -> None:
     with pretend_cuda() as cuda:
-        (captured, losses), (eager, expected) = learned(name, True), learned(name, False)
-        ours, theirs = tensors(captured.state_dict()), tensors(eager.state_dict())
-    assert not cuda.report.of(Kind.GRAPH)
+        captured, replay, losses = learned(name, True)
+        eager, other, expected = learned(name, False)
+        ours, theirs = (
+            tensors([x.state_dict() for x in pair]) for pair in ((captured, replay), (eager, other))
+        )
+    assert not [f for kind in FATAL for f in cuda.report.of(kind)]
     assert losses == expected
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert captured.counts == eager.counts
@@ -124,3 +171,32 @@ def test_fifty_captured_updates_equal_eager_ones(name: str) -> None:
     assert captured.graphs.replays["update"] == UPDATES - 2 * 3 * graphs
     assert not captured.graphs.fallbacks
     assert eager.graphs.eager_calls["update"] == UPDATES
+    prioritised = {**CASES[name][1].get("replay", PRIORITISED)}.get("prioritised", False)
+    own = {"draw": 1, "take": 1, "priorities": 1}
+    if not prioritised:
+        del own["priorities"]
+    if name.endswith("no-prefetch"):
+        del own["take"]
+    assert dict(replay.graphs.captures) == own
+    assert set(replay.graphs.eager_calls.values()) == {3}
+    assert not other.graphs.captures
+
+
+@pytest.mark.parametrize("name", ["maddpg", "masac", "qmix"])
+def test_an_update_launches_little_beside_its_graphs(name: str) -> None:
+    with pretend_cuda() as cuda:
+        algorithm, storage = make(name, True)
+        for update in range(8):
+            put(storage, 1 + update)
+            cuda.launches.clear()
+            batch, _ = storage.sample(0, 0.0)
+            assert batch is not None
+            algorithm.update(batch)
+            storage.done(batch)
+            if update == CALLS_TO_CAPTURE:
+                captures = dict(algorithm.graphs.captures + storage.graphs.captures)
+    launched = cuda.launches[threading.current_thread().name]
+    assert launched["graph replay"] == 4
+    assert launched.total() <= 8  # more than 90 without graphs of draws and priorities
+    assert algorithm.graphs.captures + storage.graphs.captures == captures
+    assert sum(captures.values()) == 4
