@@ -116,6 +116,8 @@ class Group:
         )
 
         on_cuda = device.type == "cuda"
+        # Else ranks may wait for each other within a capture, which may fail on one of them.
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         timeout = timedelta(seconds=timeout_s)
         try:
             whole = None

@@ -1,5 +1,6 @@
 """Captured updates on ranks, each of batches of its own shapes, as on GPUs."""
 
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -12,7 +13,6 @@ from learner_service.runtime import cuda_graph
 from learner_service.runtime.cuda_graph import Captured, Graphs
 from learner_service.storage.rollout import Batch
 from tests.learner_service.taped_graphs import TapedCapture, taped_graphs
-from tests.learner_service.toys import CPU
 from tests.ranks import jobs
 
 Counts = dict[str, tuple[int, int, int]]  # eager calls, captures, replays
@@ -106,7 +106,8 @@ def walked(
     Returns:
         the sums, and how they were made so far: eager calls, captures, replays.
     """
-    graphs, total = Graphs(CPU, group=group), torch.zeros(1)
+    device, on_gpu = group._device, group._device.type == "cuda"
+    graphs, total = Graphs(device, group=group), torch.zeros(1, device=device)
     graphs.enabled = True
 
     def step(rows: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -115,15 +116,16 @@ def walked(
         return {"total": total.add_(own).clone()}
 
     sums, counts = [], []
-    with taped_graphs():
+    with nullcontext() if on_gpu else taped_graphs():
         captured = Captured("walk", step, graphs, max_graphs=2)
         for call, size in enumerate(sizes[group.rank]):
             if call == loses[group.rank]:
                 graphs.reset()
-            sums.append(float(captured({"x": torch.ones(size, 1)})["total"]))
+            sums.append(float(captured({"x": torch.ones(size, 1, device=device)})["total"]))
             counters = graphs.eager_calls, graphs.captures, graphs.replays
             counts.append((counters[0]["walk"], counters[1]["walk"], counters[2]["walk"]))
-        captured.reset()
+        if not on_gpu:  # else the group drops them
+            graphs.reset()
     return sums, counts
 
 

@@ -33,12 +33,13 @@ class Ranks:
         processes: by rank.
     """
 
-    def __init__(self, size: int = 2, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, size: int = 2, timeout_s: float = TIMEOUT_S, *, gpus: bool = False) -> None:
         """Start the processes and let them meet.
 
         Args:
             size: number of ranks.
             timeout_s: longest wait of a rank for the others.
+            gpus: whether each has a GPU of its own; else all are on the CPU.
         """
         self._folder = tempfile.TemporaryDirectory()
         store = Path(self._folder.name, "store")
@@ -46,7 +47,7 @@ class Ranks:
         self.processes = []
         for rank in range(size):
             mine, theirs = forked.Pipe()
-            arguments = (theirs, rank, size, str(store), timeout_s)
+            arguments = (theirs, rank, size, str(store), timeout_s, gpus)
             process = forked.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -110,15 +111,24 @@ class Ranks:
 
 
 def _serve(
-    pipe: "Connection[Any, Any]", rank: int, size: int, store: str, timeout_s: float
+    pipe: "Connection[Any, Any]",
+    rank: int,
+    size: int,
+    store: str,
+    timeout_s: float,
+    gpus: bool,
 ) -> None:
     """A rank: do jobs until the pipe closes."""
     torch.set_num_threads(1)
-    group = Group.join(rank, size, torch.device("cpu"), timeout_s, f"file://{store}")
+    device = torch.device("cuda", rank) if gpus else torch.device("cpu")
+    if gpus:
+        torch.cuda.set_device(device)
+    group = Group.join(rank, size, device, timeout_s, f"file://{store}")
     while True:
         try:
             job, arguments = pipe.recv()
         except EOFError:
+            group.close()
             return
         try:
             answer = True, job(group, *arguments)

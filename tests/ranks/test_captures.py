@@ -104,6 +104,18 @@ def test_a_rank_with_shapes_of_its_own_keeps_all_in_step(
     assert made[-1][2] > 0  # and replayed where both can
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("theirs", [_SAME, _CHANGES, _LEAVES], ids=["same", "changes", "leaves"])
+def test_ranks_on_two_gpus_stay_in_step_and_end(theirs: list[int]) -> None:
+    with Ranks(gpus=True) as two:
+        (ours, made), (others, made_there) = two.call(captures.walked, [_SAME, theirs], (-1, 9))
+    assert ours == others == np.cumsum([4 + n for n in theirs]).tolist()
+    assert made == made_there
+    assert made[-1][2] > 0
+    assert [process.exitcode for process in two.processes] == [0, 0]
+
+
 @pytest.mark.long
 def test_two_learners_with_graphs_and_unequal_environments_train(tmp_path: Path) -> None:
     """They compare their weights after each update; captures of one fail."""

@@ -263,6 +263,25 @@ def test_eager_work_of_another_thread_waits_for_a_capture() -> None:
     assert graphs.replays["sum"] == 1
 
 
+def test_calls_of_a_known_shape_wait_for_no_capture() -> None:
+    graphs = Graphs(GPU)
+
+    def call(size: int) -> None:
+        with graphs.eager("act", size):
+            pass
+
+    def waits(size: int) -> bool:
+        thread = threading.Thread(target=call, args=(size,))
+        with Graphs(GPU).eager():
+            thread.start()
+            thread.join(0.2)
+            waited = thread.is_alive()
+        thread.join(5)
+        return waited
+
+    assert [waits(size) for size in (3, 4, 3, 4, 5)] == [True, True, False, False, True]
+
+
 @pytest.mark.usefixtures("cuda")
 def test_a_capture_waits_for_eager_work_of_another_thread() -> None:
     graphs, begun, leave = Graphs(GPU), threading.Event(), threading.Event()
