@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.algorithms.on_policy import OnPolicyAlgorithm
+from learner_service.algorithms.mappo import Mappo
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.runtime import cuda_graph
 from learner_service.runtime.cuda_graph import WARM_UP_CALLS
@@ -273,7 +273,7 @@ def test_nothing_is_learned_while_acts_are_captured(
 
 def test_no_lock_is_held_through_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even through the first, all of whose shapes are new."""
-    free, passes = list[bool](), OnPolicyAlgorithm._passes
+    free, scalars = list[bool](), Mappo._scalars
 
     def look() -> None:
         free.append(cuda_graph._LIBRARIES.acquire(timeout=5))
@@ -283,9 +283,9 @@ def test_no_lock_is_held_through_an_update(tmp_path: Path, monkeypatch: pytest.M
         thread = threading.Thread(target=look)
         thread.start()
         thread.join()
-        return passes(*arguments)
+        return scalars(*arguments)
 
-    monkeypatch.setattr(OnPolicyAlgorithm, "_passes", seen)
+    monkeypatch.setattr(Mappo, "_scalars", seen)
     with pretend_cuda(), DrivenRun(MAPPO.config(), make_spec(MAPPO.space), tmp_path) as run:
         run.play_until(1, run.player(3), run.player(3))
     assert all(free)
