@@ -12,6 +12,7 @@ Nothing else changes: weights and generators are then as if every call had been 
 """
 
 import threading
+import time
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -49,6 +50,8 @@ class Graphs:
         enabled: whether to capture; may be set to False before the first call.
         replays: graph launches by function.
         captures: graphs captured by function.
+        capture_seconds: time of all captures by function, failed ones included.
+        signatures: signatures seen by function: more than graphs where shapes keep changing.
         eager_calls: calls without a graph by function, the ones before a capture included.
         fallbacks: failed captures by (function, reason), the reason "memory" or "capture".
     """
@@ -69,6 +72,8 @@ class Graphs:
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self.captures: Counter[str] = Counter()
+        self.capture_seconds: dict[str, float] = {}
+        self.signatures: Counter[str] = Counter()
         self._live: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._functions: weakref.WeakSet[Captured] = weakref.WeakSet()
 
@@ -77,11 +82,13 @@ class Graphs:
         for function in self._functions:
             function.reset()
 
-    def counts(self) -> dict[str, dict[tuple[str, ...], int]]:
-        """Copies of the counts: metric -> labels -> count. Called by any thread."""
+    def counts(self) -> dict[str, dict[tuple[str, ...], float]]:
+        """Copies of the counts: metric -> labels -> count or seconds. Called by any thread."""
         return {
             "graph_replays": {(name,): n for name, n in dict(self.replays).items()},
             "graph_captures": {(name,): n for name, n in dict(self.captures).items()},
+            "graph_capture_seconds": {(name,): s for name, s in dict(self.capture_seconds).items()},
+            "graph_signatures": {(name,): n for name, n in dict(self.signatures).items()},
             "eager_calls": {(name,): n for name, n in dict(self.eager_calls).items()},
             "graph_fallbacks": dict(self.fallbacks),
         }
@@ -264,6 +271,7 @@ class Captured:
                 self._warmed[left] = signature.calls  # libraries know the shape
                 while len(self._warmed) > _MOST_WARMED:
                     del self._warmed[next(iter(self._warmed))]
+            self._graphs.signatures[self._name] += key not in self._warmed
             self._signatures[key] = _Signature(self._warmed.pop(key, 0))
         self._signatures.move_to_end(key)
         return self._signatures[key]
@@ -290,6 +298,7 @@ class Captured:
         """Capture this signature; returns False if that failed."""
         given = inputs if self._in_place else {name: x.clone() for name, x in inputs.items()}
         signature.inputs = dict(given)
+        spent, began = self._graphs.capture_seconds, time.monotonic()
         try:
             signature.graph, signature.outputs = self._graphs.capture(
                 lambda: self._function(signature.inputs, **options), self._generators
@@ -297,6 +306,8 @@ class Captured:
         except RuntimeError as error:
             self._fail(error)
             return False
+        finally:
+            spent[self._name] = spent.get(self._name, 0.0) + time.monotonic() - began
         self._graphs.captures[self._name] += 1
         return True
 

@@ -65,17 +65,20 @@ class Tape:
                 storage.copy_(saved)
             for x in self._made:
                 raw = torch.empty(0, dtype=torch.uint8)
-                raw.set_(x.untyped_storage()).fill_(POISON)  # type: ignore[call-overload]
+                content = 0 if self._machine.hollow else POISON
+                raw.set_(x.untyped_storage()).fill_(content)  # type: ignore[call-overload]
         for generator, state in zip(self.generators, self._states, strict=True):
             generator.set_state(state)
         torch.default_generator.set_state(self._default)
         self._saved.clear()
 
     def replay(self) -> None:
-        """Call all recorded operations."""
+        """Call all recorded operations; a hollow machine only counts them."""
         machine = self._machine
-        machine.count("graph replay")
+        machine.count_replay(len(self._calls))
         use = machine.issue("graph replay", self._reads, self._writes)
+        if machine.hollow:
+            return
         machine.local.replaying = use
         with machine.quiet(), torch.inference_mode(), torch.autocast("cpu", enabled=False):
             for call, outs in self._calls:
