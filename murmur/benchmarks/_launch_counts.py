@@ -53,7 +53,13 @@ PRESETS: dict[str, tuple[str, tuple[str, ...]]] = {
 # An update of a run on 16 cores: 15 workers bring their rows, the preset's own minibatches.
 OF_A_RUN = "captured update of a run"
 _WORKERS, _UPDATES_OF_A_RUN = 15, 5  # the last one is counted
-_AS_A_RUN = {"terrain-published (COMA)": ()}  # what is changed otherwise, where it differs
+# What is changed in the configuration then, where it differs.
+AS_A_RUN: dict[str, tuple[str, ...]] = {
+    "formation (MAPPO)": (),
+    "formation, recurrent 64 (MAPPO)": ("network.recurrent=64",),
+    "terrain-published (COMA)": (),
+    "snakes-greedy (MAPPO)": (),
+}
 _TURNS, _COUNTED_TURNS = 16, 5
 _UPDATES_EAGER, _UPDATES_CAPTURED = 2, 6  # the last one is counted
 _ENVS = 2  # of a session
@@ -243,7 +249,7 @@ def count_preset(
 def count_of_a_run(pretend: Any, preset: str) -> dict[str, int]:
     """A captured update with all that is launched for it, as a run on 16 cores makes it."""
     name, changes = PRESETS[preset]
-    changes = (*_AS_A_RUN.get(preset, changes), f"env_server.num_workers={_WORKERS}")
+    changes = (*AS_A_RUN.get(preset, changes), f"env_server.num_workers={_WORKERS}")
     return count_update(pretend, _config(name, changes, "fp32"), _UPDATES_OF_A_RUN)[1]
 
 

@@ -214,7 +214,7 @@ def _on_cuda(
 def device_calls(
     preset: str, batch: Mapping[str, Tensor], device: torch.device
 ) -> dict[str, Callable[[], object]]:
-    """Augmentation of the batch on the device, without a graph and as one; kornia's if it is here."""
+    """Augment the batch on the device: eagerly, as a graph, and by kornia if it is installed."""
     there = {name: x.to(device) for name, x in batch.items()}
     augment, generator = _augment(preset, device), torch.Generator(device).manual_seed(0)
     captured = Captured("augment", lambda x: augment(x, generator), Graphs(device), [generator])

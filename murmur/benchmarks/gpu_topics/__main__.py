@@ -1,8 +1,8 @@
-"""One topic in this process: `python -m murmur.benchmarks.gpu_topics TOPIC EFFORT DEVICE LIMIT FILE`.
+"""One topic in this process: `python -m murmur.benchmarks.gpu_topics TOPIC EFFORT DEVICE S FILE`.
 
 Writes {"figures": ..., "settings": ..., "whole": ...} as JSON into FILE, also what there is so far;
-figures that FILE holds at the start are not measured again. LIMIT is in seconds. The process is set
-up as a learner's.
+figures that FILE holds at the start are not measured again. S is the limit in seconds. The process
+is set up as a learner's.
 """
 
 import json

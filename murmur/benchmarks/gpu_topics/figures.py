@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import itemgetter
 from typing import Any, Literal
 
 from murmur.benchmarks._launch_counts import OF_A_RUN, PRESETS
@@ -126,8 +127,8 @@ class Case:
 
 @cache
 def saved_launches() -> dict[str, Count]:
-    """Launches by "preset: work", of the newest saved result of `murmur bench launches`."""
-    newest, found = "", dict[str, Count]()
+    """Launches by "preset: work", as the newest result of `murmur bench launches` that has it."""
+    saved = []
     for file in RESULTS.glob("launches-*.json"):
         try:
             data = json.loads(file.read_text())
@@ -140,11 +141,11 @@ def saved_launches() -> dict[str, Count]:
                 )
                 for name, row in data["result"]["launches"].items()
             }
+            saved.append((data["date"], counts))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-        if data["date"] > newest:
-            newest, found = data["date"], counts
-    return found
+    saved.sort(key=itemgetter(0))
+    return {name: count for _, counts in saved for name, count in counts.items()}
 
 
 @cache
@@ -224,7 +225,7 @@ _ALL_CASES = (
     Case(
         "mappo, snakes-greedy",
         "snakes-greedy",
-        PRESETS["snakes-greedy (MAPPO)"][1],
+        (),
         13.4,
         None,
         "",
@@ -283,6 +284,6 @@ def _row(figure: Figure, value: Value, *, measured: bool) -> dict[str, Any]:
         "goal": goal,
         "met": "" if met is None else "yes" if met else "NO",
         "predicted": "" if figure.expected is None else figure.expected,
-        "H100 before": "" if before is None else before,
+        "before": "" if before is None else before,
         "goal before": figure.old_goal,
     }
