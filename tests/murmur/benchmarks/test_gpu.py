@@ -191,31 +191,37 @@ def test_a_topic_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
 def test_what_a_topic_has_measured_is_kept_while_it_runs(tmp_path: Path) -> None:
     """Whoever ends the benchmark finds it in the file, and in its copy."""
     store = Store(tmp_path / "results.json", tmp_path / "out" / "topics.json")
+    mark = tmp_path / "mark"
     write = (
-        "import json, sys, time; "
-        "json.dump({'figures': {'x': 1}, 'settings': {'y': 2}}, open(sys.argv[2], 'w')); "
-        "time.sleep(600)"
+        "import json, os, sys, time; "
+        "record = {'figures': {'x': 1}, 'settings': {'y': 2}}; "
+        "json.dump(record, open(sys.argv[2] + '.new', 'w')); "
+        "os.replace(sys.argv[2] + '.new', sys.argv[2])\n"
+        f"while not os.path.exists({str(mark)!r}): time.sleep(0.01)\n"
+        "sys.exit('no luck')"
     )
     seen: list[dict[str, Outcome]] = []
 
     def keep(found: Outcome) -> None:
         store.keep("a", found)
         seen.append(store.load())
+        mark.touch()
 
-    found = run_topic([*SYNTHETIC, write], 3.0, keep=keep)
-    assert found.error.startswith("not done within 3 s")
-    assert seen[-1]["a"].figures == {"x": 1}
-    assert seen[-1]["a"].settings == {"y": 2}
+    found = run_topic([*SYNTHETIC, write], 60, keep=keep)
+    assert found.error == "exit code 1; it said: no luck"
+    assert seen[0]["a"].figures == {"x": 1}
+    assert seen[0]["a"].settings == {"y": 2}
     assert store.missing(["a"]) == ["a"]
     assert Store(tmp_path / "out" / "topics.json").load() == seen[-1]
 
 
 def test_a_topic_that_has_all_may_be_ended_while_it_stops() -> None:
     write = (
-        "import json, sys, time; "
-        "json.dump({'figures': {'x': 1}, 'whole': True}, open(sys.argv[2], 'w')); time.sleep(600)"
+        "import json, os, signal, sys; file = open(sys.argv[2], 'w'); "
+        "json.dump({'figures': {'x': 1}, 'whole': True}, file); file.close(); "
+        "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    found = run_topic([*SYNTHETIC, write], 2.0)
+    found = run_topic([*SYNTHETIC, write], 60)
     assert (found.figures, found.error) == ({"x": 1}, "")
 
 
@@ -281,6 +287,7 @@ def test_a_topic_has_a_learners_process_and_skips_what_is_known(tmp_path: Path) 
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a_topic_on_a_gpu_multiplies_in_tf32() -> None:
     """`masac` builds its algorithm without a run's configuration."""
     found = run_topic(topic_command("masac", "smoke", "cuda"), 120)
