@@ -189,7 +189,7 @@ def test_a_topic_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
 
 
 def test_what_a_topic_has_measured_is_kept_while_it_runs(tmp_path: Path) -> None:
-    """Whoever ends the benchmark finds it in the file, and in its copy."""
+    """After the benchmark is killed, the file and its copy hold it."""
     store = Store(tmp_path / "results.json", tmp_path / "out" / "topics.json")
     mark = tmp_path / "mark"
     write = (
