@@ -146,7 +146,7 @@ def _acts_beside(
             with torch.inference_mode(), _stream(device, 0):
                 chain = _chain(device, kernels)
                 update = Captured("learn", lambda given: chain(), Graphs(device))
-                host, event = torch.empty(_SCALARS), torch.cuda.Event() if cuda else None
+                host, event = torch.empty(_SCALARS), _event(device)
                 host = host.pin_memory() if cuda else host
                 while not stop.is_set():
                     for _ in range(pieces):
@@ -174,7 +174,7 @@ def _acts_beside(
             if cuda:
                 to, back = to.pin_memory(), back.pin_memory()
             here = torch.zeros(_ROWS, _WIDTH, device=device)
-            event = torch.cuda.Event() if cuda else None
+            event = _event(device)
             for _ in range(6):
                 act({})
             ready.wait()
@@ -197,7 +197,12 @@ def _acts_beside(
     return times
 
 
+def _event(device: torch.device) -> torch.cuda.Event | None:
+    """An event of the device; of the CPU none."""
+    return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
 def _stream(device: torch.device, priority: int) -> "torch.cuda.StreamContext":
     """A context of a stream of one's own; of the CPU none."""
     stream = torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-    return torch.cuda.stream(stream)  # type: ignore[arg-type]
+    return torch.cuda.stream(stream)

@@ -95,14 +95,14 @@ class Trial:
         counts = self.algorithm.graphs.counts()
         return sum(counts["eager_calls"].values()), sum(counts["graph_captures"].values())
 
-    def launch_ms(self, repeats: int) -> float:
+    def launch_ms(self, repeats: int, budget_s: float) -> float:
         """Median time until the host is through with launching an update, in milliseconds.
 
         Where a graph has more kernels than the device's queue, the host waits within the launch,
         and other threads' launches wait for it.
         """
-        times = []
-        for _ in range(max(repeats, 1)):
+        deadline, times = time.monotonic() + budget_s, list[float]()
+        while not times or (len(times) < repeats and time.monotonic() < deadline):
             batch = self.sample()
             synchronize(self.device)
             started = time.perf_counter()

@@ -230,7 +230,10 @@ def updates(context: Context) -> dict[str, Value]:
         yield f"{case.name}: graph replays of it", replays
         yield f"{case.name}: captures before", captures
         yield f"{case.name}: their seconds", seconds
-        yield f"{case.name}: until it is launched, ms", trial.launch_ms(repeats // 8)
+        yield (
+            f"{case.name}: until it is launched, ms",
+            trial.launch_ms(repeats // 8, context.share(1)),
+        )
         if failed or (context.device == "cuda" and not replays):
             yield f"{case.name}: not captured", failed or "no part of it is"
         trial.probe.wait()
