@@ -14,7 +14,7 @@ Nothing else changes: weights and generators are then as if every call had been 
 import threading
 import time
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class Graphs:
         enabled: whether to capture; may be set to False before the first call.
         replays: graph launches by function.
         captures: graphs captured by function.
-        capture_seconds: time of all captures by function, failed ones included.
+        capture_s: seconds of the host in captures, the failed ones included, by function.
         signatures: signatures seen by function: more than graphs where shapes keep changing.
         eager_calls: calls without a graph by function, the ones before a capture included.
         fallbacks: failed captures by (function, reason), the reason "memory" or "capture".
@@ -72,7 +72,7 @@ class Graphs:
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self.captures: Counter[str] = Counter()
-        self.capture_seconds: dict[str, float] = {}
+        self.capture_s: defaultdict[str, float] = defaultdict(float)
         self.signatures: Counter[str] = Counter()
         self._live: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._functions: weakref.WeakSet[Captured] = weakref.WeakSet()
@@ -87,7 +87,7 @@ class Graphs:
         return {
             "graph_replays": {(name,): n for name, n in dict(self.replays).items()},
             "graph_captures": {(name,): n for name, n in dict(self.captures).items()},
-            "graph_capture_seconds": {(name,): s for name, s in dict(self.capture_seconds).items()},
+            "graph_capture_seconds": {(name,): s for name, s in dict(self.capture_s).items()},
             "graph_signatures": {(name,): n for name, n in dict(self.signatures).items()},
             "eager_calls": {(name,): n for name, n in dict(self.eager_calls).items()},
             "graph_fallbacks": dict(self.fallbacks),
@@ -298,7 +298,7 @@ class Captured:
         """Capture this signature; returns False if that failed."""
         given = inputs if self._in_place else {name: x.clone() for name, x in inputs.items()}
         signature.inputs = dict(given)
-        spent, began = self._graphs.capture_seconds, time.monotonic()
+        began = time.perf_counter()
         try:
             signature.graph, signature.outputs = self._graphs.capture(
                 lambda: self._function(signature.inputs, **options), self._generators
@@ -307,7 +307,7 @@ class Captured:
             self._fail(error)
             return False
         finally:
-            spent[self._name] = spent.get(self._name, 0.0) + time.monotonic() - began
+            self._graphs.capture_s[self._name] += time.perf_counter() - began
         self._graphs.captures[self._name] += 1
         return True
 

@@ -35,8 +35,8 @@ GRAPH_METRICS = (
     Metric(
         "graph_capture_seconds",
         "counter",
-        "time of captures of CUDA graphs, failed ones included; the thread does nothing else then",
-        "grows after the first minute: see graph_captures",
+        "time of the host in captures of CUDA graphs, failed ones included",
+        "grows after the first minute: see graph_captures and graph_fallbacks",
         ("graph",),
         observed=True,
     ),

@@ -18,6 +18,7 @@ LAUNCH_US = 30.0  # a launch from Python
 NODE_US = 4.2  # a small kernel within a graph
 TFLOPS, TB_PER_S = 32.0, 3.35  # convolutions of terrain-published in TF32; memory
 WORKERS = 15  # of a run on a machine with 16 cores
+_NODES = ("kernels in graphs", "nodes")  # columns of `launches`, the first one that is there
 _BEFORE = "gpu-20261126-nvidia-h100-80gb-hbm3.json"  # commit 03a9fe658b
 
 
@@ -135,7 +136,7 @@ def saved_launches() -> dict[str, Count]:
             counts = {
                 name: Count(
                     int(row["launches"]),
-                    int(row.get("nodes") or 0),
+                    int(next((row[name] for name in _NODES if row.get(name)), 0)),
                     int(row.get("of them graphs") or 0),
                     int(row.get("rows") or 0),
                 )
