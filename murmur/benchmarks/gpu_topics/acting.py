@@ -6,6 +6,7 @@ the learner thread did meanwhile: an update, or waiting for rows.
 """
 
 import asyncio
+import math
 import tempfile
 import threading
 import time
@@ -28,8 +29,9 @@ from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec
 from shared.timestep import StepType, TimeStep
 
-# Sessions, environments of each: first those of a run on 16 cores.
-_SIZES = ((2 * WORKERS, 32), (16, 4), (1, 64), (1, 1))
+# Sessions, environments of each, and seconds from one turn of a session to its next: first those of
+# a run on 16 cores, where each steps on its own; 0: all ask again at once.
+_SIZES = ((2 * WORKERS, 32, 0.06), (16, 4, 0.0), (1, 64, 0.0), (1, 1, 0.0))
 _WAITS = ("wait_rows", "start", "log")  # of the learner thread, while it makes no update
 _DEADLINE_S = 30.0
 _ENOUGH = 100  # idle acts
@@ -54,8 +56,9 @@ def plan_acting(context: Context) -> list[Figure]:
     """Latency by sessions and environments."""
     del context
     figures = []
-    for sessions, envs in _SIZES:
-        expected = _ACT_MS + (sessions - 1) * _SESSION_MS
+    for sessions, envs, period_s in _SIZES:
+        together = 1 if period_s else sessions
+        expected = _ACT_MS + (together - 1) * _SESSION_MS
         for when, slower in (("idle", 1.0), ("during updates", 2.0)):
             subject = _subject(sessions, envs)
             for q, factor in ((50, 1.0), (99, 2.0)):
@@ -73,12 +76,13 @@ def _subject(sessions: int, envs: int) -> str:
 def acting(context: Context) -> dict[str, Value]:
     """See the module."""
     values: dict[str, Value] = {}
-    for sessions, envs in context.effort.choose(((1, 16),), _SIZES, _SIZES):
+    small = ((1, 16, 0.0), (2, 2, 0.01))
+    for sessions, envs, period_s in context.effort.choose(small, _SIZES, _SIZES):
         subject = _subject(sessions, envs)
         if context.has(subject):
             continue
         warm_up = context.effort.choose(3, 60, 60)
-        found = latencies(_config(context), sessions, envs, warm_up, context.share(6))
+        found = latencies(_config(context), sessions, envs, warm_up, context.share(6), period_s)
         for when, times in (("idle", found.idle), ("during updates", found.busy)):
             for q in (50, 99):
                 name = f"{subject}: p{q} {when}, ms"
@@ -101,7 +105,12 @@ def _config(context: Context) -> ExperimentConfig:
 
 
 def latencies(
-    config: ExperimentConfig, sessions: int, envs: int, warm_up: int, seconds: float
+    config: ExperimentConfig,
+    sessions: int,
+    envs: int,
+    warm_up: int,
+    seconds: float,
+    period_s: float = 0.0,
 ) -> Latencies:
     """Run a learner and ask it for actions.
 
@@ -109,14 +118,17 @@ def latencies(
         config: of the learner.
         sessions: that ask at once.
         envs: of each.
-        warm_up: answers that do not count.
+        warm_up: answers that do not count, of each session.
         seconds: to measure for.
+        period_s: from one turn of a session to its next; 0: all ask at once, again and again.
     """
     spec = make_environment(config.environment, 1).spec
     with tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder:
         run = Run(config, Path(folder), None, False, threading.Event())
         run.open(spec)
         try:
+            if period_s:
+                return asyncio.run(_each(run, spec, sessions, envs, warm_up, seconds, period_s))
             return asyncio.run(_ask(run, spec, sessions, envs, warm_up, seconds))
         finally:
             assert run.learner is not None
@@ -148,6 +160,34 @@ async def _ask(
             (found.busy if before or _updating(learner) else found.idle).append(took)
         if len(found.idle) >= _ENOUGH:
             break
+    return found
+
+
+async def _each(
+    run: Run, spec: EnvSpec, count: int, envs: int, warm_up: int, seconds: float, period_s: float
+) -> Latencies:
+    """As environments do that step on their own: every session has its turn once in a period."""
+    sessions = [run.admit(pb.Hello(worker_id=str(i), num_envs=envs), spec)[0] for i in range(count)]
+    (learner,) = (ledger for ledger in run.metrics.ledgers() if ledger.thread == "learner")
+    first, later = _row(spec, envs, StepType.FIRST), _row(spec, envs, StepType.MID)
+    found = Latencies()
+
+    async def session_turns(session: Session, offset_s: float) -> None:
+        await asyncio.sleep(offset_s)
+        turn, end = 0, math.inf
+        while turn < warm_up + 2 or time.monotonic() < end:
+            turn += 1
+            if turn == warm_up + 1:
+                end = time.monotonic() + seconds
+            before, started = _updating(learner), time.perf_counter()
+            await _answers(run, [session], turn, later if turn > 1 else first)
+            took = time.perf_counter() - started
+            if turn > warm_up:
+                (found.busy if before or _updating(learner) else found.idle).append(1e3 * took)
+            await asyncio.sleep(max(period_s - took, 0.0))
+
+    offsets = (i * period_s / count for i in range(count))
+    await asyncio.gather(*(session_turns(s, at) for s, at in zip(sessions, offsets, strict=True)))
     return found
 
 
