@@ -115,6 +115,13 @@ def run_learner(
     return 0
 
 
+def set_up_process() -> None:
+    """Set what holds for a learner's whole process; before it has threads."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    keep_freed_memory()
+    wake_without_preempting()
+
+
 def _lock(run_dir: Path, serve_only: bool, group: Group) -> RunLock:
     """The lock of the run's folder; a learner that only serves needs none.
 
@@ -139,9 +146,7 @@ def _prepared(
     config = with_threads(config, int(here) if here.isdecimal() else 1)
     credentials = credentials_for(config.security, config.learner.host, "learner.host")
     warn_if_insecure(config.security)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    keep_freed_memory()
-    wake_without_preempting()
+    set_up_process()
     algorithm_options(config.algorithm)  # wrong settings are refused before anything is written
     require_fitting_algorithm(config)
     if not config.supervised:

@@ -170,7 +170,12 @@ def run_benchmark(
 
 
 def plan_benchmark(
-    name: str, console: Console, *, save: bool = False, dirty: bool = False
+    name: str,
+    console: Console,
+    *,
+    save: bool = False,
+    dirty: bool = False,
+    chosen: Sequence[str] = (),
 ) -> Path | None:
     """Print what a benchmark would measure, without measuring, and if asked, keep it.
 
@@ -179,19 +184,21 @@ def plan_benchmark(
         console: where to print.
         save: write the plan as a result, `<name>-expected`.
         dirty: even if the source differs from its commit.
+        chosen: topics of it; none: all.
 
     Returns:
         the file, None if it is not saved.
 
     Raises:
-        ConfigError: for an unknown name, a benchmark that has no plan, source that differs.
+        ConfigError: for an unknown name or topic, a benchmark that has no plan, source that
+            differs.
     """
     plan = getattr(_import(find_topic(name)), "dry_run", None)
     if plan is None:
         raise ConfigError(f"--dry-run: benchmark '{name}' has no plan to print; `gpu` has one")
     if save:
         require_clean_source(dirty)
-    expected = plan()
+    expected = plan(tuple(chosen)) if chosen else plan()
     for table in result_tables(expected, width=console.width):
         console.print(table, "")
     if not save:

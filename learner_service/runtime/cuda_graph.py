@@ -15,8 +15,9 @@ of a function that exchanges something, whether it is eager, captured or replaye
 """
 
 import threading
+import time
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -55,6 +56,8 @@ class Graphs:
         enabled: whether to capture; may be set to False before the first call.
         replays: graph launches by function.
         captures: graphs captured by function.
+        capture_s: seconds of the host in captures, the failed ones included, by function.
+        signatures: signatures seen by function: more than graphs where shapes keep changing.
         eager_calls: calls without a graph by function, the ones before a capture included.
         fallbacks: failed captures by (function, reason), the reason "memory" or "capture".
         group: see the constructor.
@@ -84,6 +87,8 @@ class Graphs:
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self.captures: Counter[str] = Counter()
+        self.capture_s: defaultdict[str, float] = defaultdict(float)
+        self.signatures: Counter[str] = Counter()
         self._live: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._functions: weakref.WeakSet[Captured] = weakref.WeakSet()
         self._seen: set[tuple[Hashable, ...]] = set()  # shapes of calls that libraries know
@@ -94,11 +99,13 @@ class Graphs:
         for function in self._functions:
             function.reset()
 
-    def counts(self) -> dict[str, dict[tuple[str, ...], int]]:
-        """Copies of the counts: metric -> labels -> count. Called by any thread."""
+    def counts(self) -> dict[str, dict[tuple[str, ...], float]]:
+        """Copies of the counts: metric -> labels -> count or seconds. Called by any thread."""
         return {
             "graph_replays": {(name,): n for name, n in dict(self.replays).items()},
             "graph_captures": {(name,): n for name, n in dict(self.captures).items()},
+            "graph_capture_seconds": {(name,): s for name, s in dict(self.capture_s).items()},
+            "graph_signatures": {(name,): n for name, n in dict(self.signatures).items()},
             "eager_calls": {(name,): n for name, n in dict(self.eager_calls).items()},
             "graph_fallbacks": dict(self.fallbacks),
         }
@@ -322,6 +329,7 @@ class Captured:
                 self._warmed[left] = signature.calls  # libraries know the shape
                 while len(self._warmed) > _MOST_WARMED:
                     del self._warmed[next(iter(self._warmed))]
+            self._graphs.signatures[self._name] += key not in self._warmed
             self._signatures[key] = _Signature(self._warmed.pop(key, 0))
         self._signatures.move_to_end(key)
         return self._signatures[key]
@@ -361,12 +369,15 @@ class Captured:
         given = inputs if self._in_place else {name: x.clone() for name, x in inputs.items()}
         signature.inputs = dict(given)
         failed: RuntimeError | None = None
+        began = time.perf_counter()
         try:
             signature.graph, signature.outputs = self._graphs.capture(
                 lambda: self._function(signature.inputs, **options), self._generators
             )
         except RuntimeError as error:
             failed = error
+        finally:
+            self._graphs.capture_s[self._name] += time.perf_counter() - began
         if self._exchanges and not self._graphs.group.all_ranks(failed is None):
             signature.graph = None
             failed = failed or RuntimeError("another rank could not capture it")

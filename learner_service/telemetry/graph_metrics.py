@@ -33,6 +33,22 @@ GRAPH_METRICS = (
         observed=True,
     ),
     Metric(
+        "graph_capture_seconds",
+        "counter",
+        "time of the host in captures of CUDA graphs, failed ones included",
+        "grows after the first minute: see graph_captures and graph_fallbacks",
+        ("graph",),
+        observed=True,
+    ),
+    Metric(
+        "graph_signatures",
+        "counter",
+        "shapes of inputs that functions to be captured were called with",
+        "grows after the first minute: shapes change, and updates run without a graph; report it",
+        ("graph",),
+        observed=True,
+    ),
+    Metric(
         "eager_calls",
         "counter",
         "calls of captured functions that ran without a graph: the first few of each input shape, "

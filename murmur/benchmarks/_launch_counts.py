@@ -1,7 +1,7 @@
 # ruff: noqa: ANN401 - of whichever murmur is found, at whichever place
 """Counts launches of one murmur, this one or another checkout's, on a pretended GPU.
 
-    python -P _launch_counts.py [--acts-only | --updates-only | --smoke] PRETEND PRESET ...
+    python -P _launch_counts.py [--acts-only | --runs-only | --smoke] PRETEND PRESET ...
 
 prints one JSON object. It imports nothing of its own murmur: the one that Python finds is counted,
 and PRETEND is the folder that holds the package pretend_cuda.
@@ -33,6 +33,7 @@ PRESETS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("network.recurrent=64", "algorithm.unroll_steps=64"),
     ),
     "terrain-reference (COMA)": ("terrain-reference", ()),
+    "terrain-reference-large (COMA)": ("terrain-reference-large", ()),
     "terrain-published (COMA)": (
         "terrain-published",
         ("algorithm.batch_size=60", "algorithm.unrolls_per_update=5"),
@@ -48,6 +49,16 @@ PRESETS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("algorithm.name=masac", "network.hidden=[256, 256]", "algorithm.share_parameters=false"),
     ),
     "QMIX, spread": ("spread", ("algorithm.name=qmix",)),
+}
+# An update of a run on 16 cores: 15 workers bring their rows, the preset's own minibatches.
+OF_A_RUN = "captured update of a run"
+_WORKERS, _UPDATES_OF_A_RUN = 15, 5  # the last one is counted
+# What is changed in the configuration then, where it differs.
+AS_A_RUN: dict[str, tuple[str, ...]] = {
+    "formation (MAPPO)": (),
+    "formation, recurrent 64 (MAPPO)": ("network.recurrent=64",),
+    "terrain-published (COMA)": (),
+    "snakes-greedy (MAPPO)": (),
 }
 _TURNS, _COUNTED_TURNS = 16, 5
 _UPDATES_EAGER, _UPDATES_CAPTURED = 2, 6  # the last one is counted
@@ -84,27 +95,32 @@ class Meter:
         self._machine, self._thread = machine, thread
         self._before = self._now()
 
-    def _now(self) -> tuple[collections.Counter[str], int]:
+    def _now(self) -> tuple[collections.Counter[str], int, int]:
         launches = self._machine.launches.get(self._thread, {})
         waits = self._machine.waits.get(self._thread, {})
-        return collections.Counter(launches), sum(waits.values())
+        nodes = self._machine.nodes.get(self._thread, {})
+        return collections.Counter(launches), sum(waits.values()), sum(nodes.values())
 
     def read(self) -> dict[str, int]:
         """Since the last reading."""
-        (now, waits), (then, waits_then) = self._now(), self._before
-        self._before = now, waits
+        (now, waits, nodes), (then, waits_then, nodes_then) = self._now(), self._before
+        self._before = now, waits, nodes
         new = now - then
         replays = new["graph replay"]
         return {
             "launches": new.total(),
             "graphs": replays,
             "outside": new.total() - replays,
+            "nodes": nodes - nodes_then,
             "syncs": waits - waits_then,
         }
 
 
 def count_update(pretend: Any, config: Any, updates: int) -> tuple[dict[str, int], dict[str, int]]:
-    """The last of some updates: the algorithm's part, and all from the batch's drawing on."""
+    """The last of some updates: the algorithm's part, and all from the batch's drawing on.
+
+    `rows` are those of the batch, environment rows.
+    """
     probe_module = _module("learner_service.tools.probe", "learner_service.probe")
     with pretend.pretend_cuda(hollow=True) as machine:
         probe = probe_module.Probe(config, _spec(config))
@@ -117,6 +133,7 @@ def count_update(pretend: Any, config: Any, updates: int) -> tuple[dict[str, int
             meter = Meter(machine, threading.current_thread().name)
             scalars = update(batch)
             own.update(meter.read())
+            own["rows"] = whole["rows"] = batch.rows
             return scalars
 
         def counted_done(batch: Any) -> None:
@@ -200,7 +217,7 @@ def _graph_option(config: Any) -> str:
 
 
 def count_preset(
-    pretend: Any, preset: str, *, acts: int, updates: bool, all_kinds: bool = True
+    pretend: Any, preset: str, *, acts: int, updates: bool
 ) -> dict[str, dict[str, int]]:
     """Figures of a preset: work and precision -> counts.
 
@@ -209,7 +226,6 @@ def count_preset(
         preset: of PRESETS.
         acts: how many of the acts to count.
         updates: whether to count updates.
-        all_kinds: of updates in fp32 and bf16, eager and captured; False: captured in fp32 alone.
     """
     name, changes = PRESETS[preset]
     option = _graph_option(_config(name, changes, "fp32"))
@@ -222,8 +238,8 @@ def count_preset(
             counts = count_act(pretend, _config(name, whole, precision), sessions)
             suffix = "" if precision == "fp32" else f", {precision}"
             found[f"{kind}act, {sessions} sessions{suffix}"] = counts
-    for precision in (("fp32", "bf16") if all_kinds else ("fp32",)) if updates else ():
-        for kind, more in kinds if all_kinds else kinds[-1:]:
+    for precision in ("fp32", "bf16") if updates else ():
+        for kind, more in kinds:
             config = _config(name, (*changes, *more), precision)
             count = _UPDATES_CAPTURED if kind else _UPDATES_EAGER
             own, with_batch = count_update(pretend, config, count)
@@ -232,19 +248,29 @@ def count_preset(
     return found
 
 
+def count_of_a_run(pretend: Any, preset: str) -> dict[str, int]:
+    """A captured update with all that is launched for it, as a run on 16 cores makes it."""
+    name, changes = PRESETS[preset]
+    changes = (*AS_A_RUN.get(preset, changes), f"env_server.num_workers={_WORKERS}")
+    return count_update(pretend, _config(name, changes, "fp32"), _UPDATES_OF_A_RUN)[1]
+
+
 def main(arguments: Sequence[str]) -> None:
     """See the module."""
     smoke, updates = "--smoke" in arguments, not {"--acts-only", "--smoke"} & set(arguments)
-    acts = 0 if "--updates-only" in arguments else 1 if smoke else 3
+    runs_only = "--runs-only" in arguments
     folder, *presets = (a for a in arguments if not a.startswith("--"))
     sys.path.append(folder)
     pretend = importlib.import_module("pretend_cuda")
     found = {}
     for preset in presets or PRESETS:
         started = time.monotonic()
-        found[preset] = count_preset(
-            pretend, preset, acts=acts, updates=updates, all_kinds="--updates-only" not in arguments
-        )
+        if runs_only:
+            found[preset] = {OF_A_RUN: count_of_a_run(pretend, preset)}
+        else:
+            found[preset] = count_preset(pretend, preset, acts=1 if smoke else 3, updates=updates)
+            if updates:
+                found[preset][OF_A_RUN] = count_of_a_run(pretend, preset)
         print(f"{preset}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
         print(json.dumps({preset: found[preset]}), flush=True)
 

@@ -58,6 +58,7 @@ class Processes:
         credentials: Path | None = None,
         *,
         servers: Sequence[Role] = ("environment",),
+        start_s: float = _START_S,
     ) -> None:
         """Prepare to run an experiment.
 
@@ -65,7 +66,9 @@ class Processes:
             config: a configuration file's content.
             credentials: what `murmur certs` made; None: plain text.
             servers: environment servers to start: for training, for evaluations ("evaluator").
+            start_s: how long the learner may take until it listens.
         """
+        self._start_s = start_s
         self._config, self._credentials, self._servers = config, credentials, servers
         self._folder = tempfile.TemporaryDirectory(prefix="murmur-bench-")
         self._children: list[subprocess.Popen[bytes]] = []
@@ -209,7 +212,7 @@ class Processes:
             )
 
     def _wait_for(self, file: Path) -> dict[str, Any]:
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + self._start_s
         while not file.exists():
             if time.monotonic() > deadline or self._children[0].poll() is not None:
                 raise RuntimeError(f"the learner did not start:\n{self.log()}")

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import cv2
@@ -41,7 +42,8 @@ NEEDS = ("cv2",)
 FLIP_PAIRS = ((4, 5), (6, 7))
 _CLASSES, _OUTSIDE = 19, 255
 _PRESETS = ("minimal", "standard", "strong")
-_LARGEST_DIFFERENCE = 0.02  # of the two paths' images, on average, as a share of the range
+_CPU = torch.device("cpu")
+LARGEST_DIFFERENCE = 0.02  # of the two paths' images, on average, as a share of the range
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
@@ -90,17 +92,19 @@ def _augment(preset: str, device: torch.device) -> SampleAugment:
     return found
 
 
-def both(preset: str, batch: Mapping[str, Tensor], seed: int) -> tuple[Any, Any]:
+def both(
+    preset: str, batch: Mapping[str, Tensor], seed: int, device: torch.device = _CPU
+) -> tuple[Any, Any]:
     """The path of the device and the loop, as calls without arguments, with the same parameters."""
-    cpu = torch.device("cpu")
-    drawn = Draws(*parameters(STRENGTHS[preset]), cpu)(
+    drawn = Draws(*parameters(STRENGTHS[preset]), _CPU)(
         len(batch["image"]), torch.Generator().manual_seed(seed)
     )
-    augment, loop = _augment(preset, cpu), ImageLoop(FLIP_PAIRS, _OUTSIDE)
+    augment, loop = _augment(preset, device), ImageLoop(FLIP_PAIRS, _OUTSIDE)
+    there = [{name: x.to(device) for name, x in of.items()} for of in (batch, drawn)]
     images = batch["image"].permute(0, 2, 3, 1).contiguous().numpy()
     numbers = {name: x.numpy() for name, x in drawn.items()}
     return (
-        partial(augment.apply, batch, drawn),
+        partial(augment.apply, *there),
         partial(loop, images, batch["mask"].numpy(), numbers),
     )
 
@@ -119,7 +123,7 @@ def _on_cpu(preset: str, batch: Mapping[str, Tensor], rounds: int) -> dict[str, 
                 spent[name].append(times[-1])
         ratios.append(times[0] / times[1])
         difference = max(difference, _difference(outs[0], outs[1]))
-    assert difference < _LARGEST_DIFFERENCE, f"the two paths differ by {difference:.3f}"
+    assert difference < LARGEST_DIFFERENCE, f"the two paths differ by {difference:.3f}"
     medians = {name: statistics.median(times) for name, times in spent.items()}
     return medians | {
         "device path / OpenCV loop": statistics.median(ratios[1:]),
@@ -193,31 +197,10 @@ def _kornia(preset: str) -> Callable[[Tensor, Tensor], Any]:
 def _on_cuda(
     preset: str, batch: Mapping[str, Tensor], repeats: int, loop_ms: float
 ) -> dict[str, float]:
-    """Means over repeats, in ms of wall time."""
-    gpu = torch.device("cuda")
-    there = {name: x.to(gpu) for name, x in batch.items()}
-    augment, generator = _augment(preset, gpu), torch.Generator(gpu).manual_seed(0)
-    captured = Captured("augment", lambda x: augment(x, generator), Graphs(gpu), [generator])
-    sequence = _kornia(preset)
-
-    def kornia() -> object:
-        return sequence(there["image"].float() / 255, there["mask"].unsqueeze(1).float())
-
-    calls: dict[str, Callable[[], object]] = {
-        "eager": lambda: augment(there, generator),
-        "graph": lambda: captured(there),
-        "kornia's AugmentationSequential": kornia,
-    }
-    table = {}
-    for name, call in calls.items():
-        for _ in range(CALLS_TO_CAPTURE + 3):
-            call()
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        torch.cuda.synchronize()
-        table[name] = (time.perf_counter() - started) / repeats * 1e3
+    """Means over repeats, in ms of wall time, and what the host waits for."""
+    calls = device_calls(preset, batch, torch.device("cuda"))
+    table = {name: call_ms(call, repeats, torch.device("cuda")) for name, call in calls.items()}
+    kornia = calls["kornia's AugmentationSequential"]
     return table | {
         "OpenCV loop on a core / eager": loop_ms / table["eager"],
         "OpenCV loop on a core / graph": loop_ms / table["graph"],
@@ -226,6 +209,63 @@ def _on_cuda(
         "kornia's on the host: synchronisations": float(_host_waits(kornia)),
         "eager: synchronisations": float(_host_waits(calls["eager"])),
     }
+
+
+def device_calls(
+    preset: str, batch: Mapping[str, Tensor], device: torch.device
+) -> dict[str, Callable[[], object]]:
+    """Augment the batch on the device: eagerly, as a graph, and by kornia if it is installed."""
+    there = {name: x.to(device) for name, x in batch.items()}
+    augment, generator = _augment(preset, device), torch.Generator(device).manual_seed(0)
+    captured = Captured("augment", lambda x: augment(x, generator), Graphs(device), [generator])
+    calls: dict[str, Callable[[], object]] = {
+        "eager": lambda: augment(there, generator),
+        "graph": lambda: captured(there),
+    }
+    if find_spec("kornia") is not None:
+        sequence = _kornia(preset)
+        calls["kornia's AugmentationSequential"] = lambda: sequence(
+            there["image"].float() / 255, there["mask"].unsqueeze(1).float()
+        )
+    return calls
+
+
+def call_ms(call: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Mean wall time of a call once it is captured, waiting for the device once at the end."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    for _ in range(CALLS_TO_CAPTURE + 3):
+        call()
+    wait()
+    started = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    wait()
+    return (time.perf_counter() - started) / repeats * 1e3
+
+
+def loop_ms(preset: str, batch: Mapping[str, Tensor], rounds: int) -> float:
+    """Median CPU time of the loop over the batch's images, on one core; OpenCV takes one thread."""
+    threads, spent = cv2.getNumThreads(), []
+    cv2.setNumThreads(1)
+    try:
+        for turn in range(rounds + 1):
+            _, loop = both(preset, batch, turn)
+            started = time.process_time()
+            loop()
+            spent.append((time.process_time() - started) * 1e3)
+    finally:
+        cv2.setNumThreads(threads)
+    return statistics.median(spent[1:])
+
+
+def difference_on(preset: str, batch: Mapping[str, Tensor], device: torch.device) -> float:
+    """Mean difference of the images of both paths, as a share of the range."""
+    ours, theirs = (call() for call in both(preset, batch, 1, device))
+    return _difference({"image": ours["image"].to(_CPU)}, theirs)
 
 
 def _host_waits(call: Callable[[], object]) -> int:

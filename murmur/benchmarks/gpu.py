@@ -1,11 +1,17 @@
-"""Every figure of the GPU path in one table, with its goal and what counts predict for an H200.
+"""Every figure of the GPU path in one table, with its goal, its prediction and what it was before.
 
-Needs CUDA; at most ten minutes. Each topic runs in a process of its own with a time limit; one that
-fails is in the result with its error. Results are kept under runs/bench-gpu, so that another call
-continues with what is missing. `--smoke` runs the same code in miniature on the CPU, `--dry-run`
-prints the plan.
+Needs CUDA; a call takes at most six minutes, and the next one continues. Each topic runs in a
+process of its own, set up as a learner's, with a time limit; one that fails or is cut short is in
+the result with its error and what it has measured. Results are kept under runs/bench-gpu.
+`--smoke` runs the same code in miniature on the CPU, `--dry-run` prints the plan.
+
+    python -m murmur.benchmarks.gpu --session 1 --out FOLDER
+
+measures the first half of the topics, `--session 2` the rest, and writes what there is into FOLDER
+after each topic; see benchmarks/gpu_session.sh.
 """
 
+import argparse
 import re
 import time
 from collections.abc import Sequence
@@ -17,22 +23,24 @@ import torch
 from learner_service.runtime.device import why_no_cuda
 from learner_service.telemetry.device_info import describe_device
 from learner_service.telemetry.gpu import Gpu
+from murmur.benchmarks._launch_counts import OF_A_RUN
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.gpu_topics import figures
-from murmur.benchmarks.gpu_topics.catalogue import TOPICS
+from murmur.benchmarks.gpu_topics.catalogue import SESSIONS, TOPICS
 from murmur.benchmarks.gpu_topics.runner import Outcome, Store, run_all, topic_command
 from murmur.benchmarks.gpu_topics.topics import Context, is_error
 from murmur.machine import commit
+from murmur.results import provenance, run_command, save_result
 from shared.checking import known_names
 from shared.errors import ConfigError
 
 DESCRIPTION = (
-    "every figure of the GPU path in one table: updates eager and captured, acting, precisions, "
-    "streams, NVML while training (needs CUDA, ten minutes; continues where it was cut short)"
+    "every figure of the GPU path in one table: whole runs of three presets, updates, acting, "
+    "augmentation, precisions (needs CUDA, two calls of six minutes; each continues the one before)"
 )
 
-_BUDGET_S = 590.0
-_IN_PROCESS = ("masac", "acting", "updates", "equality", "launches")  # what smoke runs
+_BUDGET_S = 345.0  # of a call
+_IN_PROCESS = ("costs", "masac", "augment", "updates", "acting", "equality", "launches")
 
 
 def run(effort: Effort = Effort.FULL, chosen: Sequence[str] = ()) -> dict[str, Any]:
@@ -40,51 +48,126 @@ def run(effort: Effort = Effort.FULL, chosen: Sequence[str] = ()) -> dict[str, A
 
     Args:
         effort: how carefully.
-        chosen: topics to measure, in this order; none: all.
+        chosen: topics to measure, in this order; none: all, the most valuable first.
 
     Raises:
         ConfigError: without CUDA, but for Effort.SMOKE; for an unknown topic.
     """
+    require_known(chosen)
+    if effort is Effort.SMOKE:
+        return _smoke()
+    return measure(effort, chosen or tuple(TOPICS), _BUDGET_S)
+
+
+def require_known(chosen: Sequence[str]) -> None:
+    """Refuse topics that there are not.
+
+    Raises:
+        ConfigError: naming those that there are.
+    """
     for name in chosen:
         if name not in TOPICS:
             raise ConfigError(f"--topics: no topic '{name}'; {known_names(name, TOPICS)}")
-    if effort is Effort.SMOKE:
-        return _smoke()
-    if not torch.cuda.is_available():
+
+
+def measure(
+    effort: Effort,
+    chosen: Sequence[str],
+    budget_s: float,
+    out: Path | None = None,
+    session: str = "",
+    device: str = "cuda",
+) -> dict[str, Any]:
+    """Measure topics, each in a process of its own.
+
+    Args:
+        effort: how carefully.
+        chosen: topics, in this order.
+        budget_s: seconds of all of them.
+        out: where the result is written after each topic; None: nowhere.
+        session: part of the result's name there.
+        device: "cuda", or "cpu" to try the command.
+
+    Raises:
+        ConfigError: without CUDA.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"no GPU to measure: {why_no_cuda()}; --dry-run prints what would be measured, --smoke "
             "runs it in miniature on the CPU"
         )
-    context = Context("cuda", effort)
-    store = Store(Path("runs") / "bench-gpu" / _label(effort))
-    limits = {name: TOPICS[name].limit_s for name in chosen or TOPICS}
+    context, origin = Context(device, effort), provenance("murmur.benchmarks.gpu")
+    file = Path("runs") / "bench-gpu" / f"{_label(effort, device)}.json"
+    store = Store(file, None if out is None else out / f"topics{session}.json")
+
+    def keep() -> None:
+        if out is not None:
+            done = {name: found for name, found in store.load().items() if name in TOPICS}
+            whole = _result(context, {name: done[name] for name in TOPICS if name in done})
+            save_result(f"gpu{session}", whole, origin, quick=effort is not Effort.FULL, folder=out)
+
     outcomes = run_all(
         store,
-        limits,
-        lambda name: topic_command(name, effort, "cuda"),
-        _BUDGET_S,
+        {name: TOPICS[name].limit_s for name in chosen},
+        lambda name: topic_command(name, effort, device),
+        budget_s,
         lambda line: print(line, flush=True),
+        keep,
     )
+    keep()
     return _result(context, outcomes)
 
 
-def dry_run() -> dict[str, Any]:
-    """What would be measured, and what the counts predict."""
+def dry_run(chosen: Sequence[str] = ()) -> dict[str, Any]:
+    """What would be measured, how long it is likely to take, and what the counts predict.
+
+    Args:
+        chosen: topics; none: all.
+
+    Raises:
+        ConfigError: for an unknown topic.
+    """
+    require_known(chosen)
     context = Context("cuda", Effort.FULL)
-    planned = [figure for topic in TOPICS.values() for figure in topic.plan(context)]
+    topics = {name: TOPICS[name] for name in chosen or TOPICS}
+    planned = [figure for topic in topics.values() for figure in topic.plan(context)]
+    likely = {
+        name: {
+            "likely, s": topic.likely_s,
+            "limit, s": topic.limit_s,
+            "session": 1 + (name in SESSIONS[1]),
+            "figures": len(topic.plan(context)),
+        }
+        for name, topic in topics.items()
+    }
+    table = {
+        name: {column: x for column, x in row.items() if column not in ("measured", "met")}
+        for name, row in figures.rows(planned, {}).items()
+    }
+    counts = {
+        case.name: {
+            "launches": count.launches,
+            "replays among them": count.graphs,
+            "nodes": count.nodes,
+            "environment rows": count.rows,
+            "launches and nodes, ms": count.ms,
+            "with arithmetic, ms": case.captured_ms,
+        }
+        for case in figures.CASES
+        if (count := case.counted(OF_A_RUN)) is not None
+    }
     return {
-        "figures": figures.rows(planned, {}),
-        "topics": {
-            name: {"limit, s": topic.limit_s, "figures": len(topic.plan(context))}
-            for name, topic in TOPICS.items()
-        },
-        "prediction": f"{figures.EAGER_US} µs a launch, {figures.CAPTURED_US} µs a kernel in a "
-        f"graph, {figures.TFLOPS} TFLOP/s in fp32, {figures.TB_PER_S} TB/s",
+        "topics": likely,
+        "seconds likely": sum(topic.likely_s for topic in topics.values()),
+        "an update of a run": counts,
+        "figures": table,
+        "prediction": f"{figures.LAUNCH_US} µs a launch, {figures.NODE_US} µs a kernel in a "
+        f"graph, or {figures.TFLOPS} TFLOP/s, {figures.TB_PER_S} TB/s if that takes longer",
     }
 
 
 def _smoke() -> dict[str, Any]:
-    """The topics' code on the CPU, in this process.
+    """The topics' code on the CPU: in this process.
 
     Raises:
         RuntimeError: if any of it fails.
@@ -120,7 +203,7 @@ def _result(context: Context, outcomes: dict[str, Outcome]) -> dict[str, Any]:
     return {
         "figures": figures.rows(planned, values),
         "topics": {
-            name: {"seconds": outcome.seconds, "error": outcome.error}
+            name: {"seconds": outcome.seconds, "error": outcome.error, **outcome.settings}
             for name, outcome in outcomes.items()
         },
         "device": describe_device(device, "fp32 unless named", gpu),
@@ -128,7 +211,30 @@ def _result(context: Context, outcomes: dict[str, Outcome]) -> dict[str, Any]:
     }
 
 
-def _label(effort: Effort) -> str:
+def _label(effort: Effort, device: str) -> str:
     """Names what results belong together: source, device, torch, effort."""
-    parts = (commit(), torch.cuda.get_device_name(), torch.__version__, effort.value)
-    return re.sub(r"[^A-Za-z0-9.+]+", "-", "-".join(parts))
+    name = torch.cuda.get_device_name() if device == "cuda" else device
+    parts = (commit(), name, torch.__version__, effort.value)
+    return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(parts))
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--session", type=int, choices=(1, 2), help="half of the topics")
+    parser.add_argument("--topics", default="", help="only these, by commas, in this order")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--seconds", type=float, default=_BUDGET_S, help="of all topics")
+    parser.add_argument("--smoke", action="store_true", help="in miniature, on the CPU")
+    arguments = parser.parse_args()
+    wanted = [part.strip() for part in arguments.topics.split(",") if part.strip()]
+    require_known(wanted)
+    halves = {1: SESSIONS[0], 2: SESSIONS[1], None: tuple(TOPICS)}
+    chosen = wanted or halves[arguments.session]
+    session = f"-session-{arguments.session}" if arguments.session else ""
+    effort, device = (Effort.SMOKE, "cpu") if arguments.smoke else (Effort.FULL, "cuda")
+    measure(effort, chosen, arguments.seconds, arguments.out, session, device)
+
+
+if __name__ == "__main__":
+    run_command(main)

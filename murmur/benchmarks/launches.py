@@ -21,10 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from murmur.benchmarks._launch_counts import PRESETS
+from murmur.benchmarks._launch_counts import PRESETS as COUNTED
 from murmur.benchmarks.effort import Effort
 from murmur.machine import ROOT, commit_of
 from murmur.results import provenance, require_clean_source, run_command, save_result
+from shared.config_files import config_names
 from shared.errors import ConfigError, ResourceError
 
 DESCRIPTION = (
@@ -35,6 +36,8 @@ DESCRIPTION = (
 _PRETEND = ROOT / "tests"
 _COUNTER = Path(__file__).with_name("_launch_counts.py")
 _SMOKE = ("QMIX, spread",)
+# Those whose configuration comes with this murmur.
+PRESETS = {name: of for name, of in COUNTED.items() if of[0] in config_names()}
 
 Counts = dict[str, dict[str, dict[str, int]]]  # preset -> what -> launches, graphs, syncs
 
@@ -45,7 +48,7 @@ def count(presets: Sequence[str], checkout: Path | None = None, option: str = ""
     Args:
         presets: of PRESETS.
         checkout: the folder of another murmur; None: this one.
-        option: "--acts-only", "--updates-only" or "--smoke" count less.
+        option: "--acts-only", "--runs-only" or "--smoke" count less.
 
     Raises:
         ConfigError: if this is no checkout.
@@ -88,7 +91,8 @@ def table(here: Counts, there: Counts | None = None) -> dict[str, dict[str, Any]
                 row["launches there"], row["syncs there"] = before["launches"], before["syncs"]
                 row["outside graphs there"] = before["launches"] - before["graphs"]
             row |= {"launches": found["launches"], "of them graphs": found["graphs"]}
-            row["outside graphs"], row["syncs"] = found["outside"], found["syncs"]
+            row["outside graphs"] = found["outside"]
+            row |= {what: found[what] for what in ("nodes", "syncs", "rows") if what in found}
             if before is not None:
                 row["launches / there"] = found["launches"] / before["launches"]
             rows[f"{preset}: {work}"] = row
@@ -107,9 +111,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--against", type=Path, help="checkout of another murmur")
     parser.add_argument("--presets", nargs="*", choices=PRESETS, default=list(PRESETS))
-    part = parser.add_mutually_exclusive_group()
-    part.add_argument("--acts-only", action="store_true", help="leave out updates")
-    part.add_argument("--updates-only", action="store_true", help="captured updates in fp32 alone")
+    less = parser.add_mutually_exclusive_group()
+    less.add_argument("--acts-only", action="store_true", help="leave out updates")
+    less.add_argument("--runs-only", action="store_true", help="only captured updates of a run")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
@@ -117,7 +121,7 @@ def main() -> None:
         require_clean_source(arguments.dirty)
     origin = provenance("murmur.benchmarks.launches")
     option = "--acts-only" if arguments.acts_only else ""
-    option = "--updates-only" if arguments.updates_only else option
+    option = "--runs-only" if arguments.runs_only else option
     checkouts = [None, *([arguments.against] if arguments.against else [])]
     with ThreadPoolExecutor() as pool:  # counts do not depend on what else runs
         found = list(

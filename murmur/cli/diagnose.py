@@ -238,7 +238,7 @@ def bench(
 
       murmur bench gpu --dry-run
 
-      murmur bench gpu --topics training,acting
+      murmur bench gpu --topics terrain-reference,acting
     """
     from murmur.bench import list_benchmarks, plan_benchmark, run_benchmark, topics
     from murmur.benchmarks.effort import Effort
@@ -249,12 +249,12 @@ def bench(
         return
     if save and smoke:
         raise ConfigError("--save keeps measurements; what --smoke prints is none: leave one out")
+    wanted = [part.strip() for part in chosen.split(",") if part.strip()]
     if dry_run:
-        plan_benchmark(name or "", console, save=save, dirty=dirty)
+        plan_benchmark(name or "", console, save=save, dirty=dirty, chosen=wanted)
         return
     effort = Effort.SMOKE if smoke else Effort.QUICK if quick else Effort.FULL
     if not everything:
-        wanted = [part.strip() for part in chosen.split(",") if part.strip()]
         run_benchmark(name or "", effort, console, save=save, dirty=dirty, chosen=wanted)
         return
     for topic in topics().values():

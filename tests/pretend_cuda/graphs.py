@@ -81,10 +81,12 @@ class Tape:
         self._saved.clear()
 
     def replay(self) -> None:
-        """Call all recorded operations."""
+        """Call all recorded operations; a hollow machine only counts them."""
         machine = self._machine
-        machine.count("graph replay")
+        machine.count_replay(len(self._calls))
         use = machine.issue("graph replay", self._reads, {*self._writes, self._pool.access})
+        if machine.hollow:
+            return
         machine.local.replaying = use
         self._pool.replayed(self, use)
         with machine.quiet(), torch.inference_mode(), torch.autocast("cpu", enabled=False):
@@ -103,10 +105,11 @@ class Tape:
         self.lost = by
 
     def _poison(self) -> None:
+        content = 0 if self._machine.hollow else POISON
         with self._machine.quiet(), torch.no_grad():
             for x in self._made:
                 raw = torch.empty(0, dtype=torch.uint8)
-                raw.set_(x.untyped_storage()).fill_(POISON)  # type: ignore[call-overload]
+                raw.set_(x.untyped_storage()).fill_(content)  # type: ignore[call-overload]
 
 
 class Pool:

@@ -139,6 +139,22 @@ def test_hollow_products_are_zero_and_counted_alike() -> None:
     assert counts[0] == counts[1]
 
 
+@pytest.mark.parametrize("hollow", [False, True])
+def test_replays_count_the_operations_of_their_graph(hollow: bool) -> None:
+    """A hollow device computes nothing in a replay."""
+    with pretend_cuda(hollow=hollow) as cuda:
+        x = torch.zeros(3, device=GPU)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = (x + 1).mul_(2)
+        for _ in range(4):
+            graph.replay()
+        me = threading.current_thread().name
+        assert cuda.launches[me]["graph replay"] == 4
+        assert cuda.nodes[me].total() == 8
+        assert y.tolist() == [0.0 if hollow else 2.0] * 3
+
+
 def test_each_thread_has_a_current_stream() -> None:
     seen = []
     with pretend_cuda():

@@ -6,6 +6,7 @@ the learner thread did meanwhile: an update, or waiting for rows.
 """
 
 import asyncio
+import math
 import tempfile
 import threading
 import time
@@ -19,7 +20,7 @@ from env_service.environment import make_environment
 from learner_service.serving.batcher import Request
 from learner_service.serving.session import Session
 from learner_service.training.run import Run
-from murmur.benchmarks.gpu_topics.figures import CASES, SMALL, Figure, Value
+from murmur.benchmarks.gpu_topics.figures import CASES, SMALL, WORKERS, Figure, Value
 from murmur.benchmarks.gpu_topics.parts import quantile, synthetic
 from murmur.benchmarks.gpu_topics.topics import Context
 from shared.config import ExperimentConfig, load
@@ -28,12 +29,14 @@ from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec
 from shared.timestep import StepType, TimeStep
 
-_SIZES = ((1, 1), (1, 16), (1, 64), (16, 4))  # sessions, environments of each
+# Sessions, environments of each, and seconds from one turn of a session to its next: first those of
+# a run on 16 cores, where each steps on its own; 0: all ask again at once.
+_SIZES = ((2 * WORKERS, 32, 0.06), (16, 4, 0.0), (1, 64, 0.0), (1, 1, 0.0))
 _WAITS = ("wait_rows", "start", "log")  # of the learner thread, while it makes no update
 _DEADLINE_S = 30.0
 _ENOUGH = 100  # idle acts
 _ACT_MS, _SESSION_MS = 0.45, 0.03  # expected: one session's act, eager; each further session
-_GOAL = (64, "during updates", 99)
+_GOALS = (64, 2 * WORKERS * 32)  # environments whose acts must not wait for updates
 
 
 @dataclass
@@ -53,12 +56,13 @@ def plan_acting(context: Context) -> list[Figure]:
     """Latency by sessions and environments."""
     del context
     figures = []
-    for sessions, envs in _SIZES:
-        expected = _ACT_MS + (sessions - 1) * _SESSION_MS
+    for sessions, envs, period_s in _SIZES:
+        together = 1 if period_s else sessions
+        expected = _ACT_MS + (together - 1) * _SESSION_MS
         for when, slower in (("idle", 1.0), ("during updates", 2.0)):
             subject = _subject(sessions, envs)
             for q, factor in ((50, 1.0), (99, 2.0)):
-                goal = 5.0 if (sessions * envs, when, q) == _GOAL else None
+                goal = 5.0 if q == 99 and sessions * envs in _GOALS and when != "idle" else None
                 name = f"{subject}: p{q} {when}, ms"
                 figures.append(Figure(name, goal, expected=slower * factor * expected))
     return figures
@@ -72,12 +76,13 @@ def _subject(sessions: int, envs: int) -> str:
 def acting(context: Context) -> dict[str, Value]:
     """See the module."""
     values: dict[str, Value] = {}
-    for sessions, envs in context.effort.choose(_SIZES[1:2], _SIZES, _SIZES):
+    small = ((1, 16, 0.0), (2, 2, 0.01))
+    for sessions, envs, period_s in context.effort.choose(small, _SIZES, _SIZES):
         subject = _subject(sessions, envs)
         if context.has(subject):
             continue
         warm_up = context.effort.choose(3, 60, 60)
-        found = latencies(_config(context), sessions, envs, warm_up, context.share(8))
+        found = latencies(_config(context), sessions, envs, warm_up, context.share(6), period_s)
         for when, times in (("idle", found.idle), ("during updates", found.busy)):
             for q in (50, 99):
                 name = f"{subject}: p{q} {when}, ms"
@@ -92,15 +97,20 @@ def _config(context: Context) -> ExperimentConfig:
     terrain = next(case for case in CASES if case.name == "coma, terrain-reference")
     case = context.effort.choose(SMALL, terrain, terrain)
     fixed = (
-        *(f"learner.device={context.device}", "learner.num_threads=1"),
-        *("learner.max_policy_lag=1000", "evaluation.every_updates=0"),
+        *(f"learner.device={context.device}", "learner.max_policy_lag=1000"),
+        "evaluation.every_updates=0",
         *("run.max_updates=0", "run.max_minutes=0", "env_server.num_workers=1"),
     )
     return load(case.config, [*case.changes, *fixed], {})
 
 
 def latencies(
-    config: ExperimentConfig, sessions: int, envs: int, warm_up: int, seconds: float
+    config: ExperimentConfig,
+    sessions: int,
+    envs: int,
+    warm_up: int,
+    seconds: float,
+    period_s: float = 0.0,
 ) -> Latencies:
     """Run a learner and ask it for actions.
 
@@ -108,14 +118,17 @@ def latencies(
         config: of the learner.
         sessions: that ask at once.
         envs: of each.
-        warm_up: answers that do not count.
+        warm_up: answers that do not count, of each session.
         seconds: to measure for.
+        period_s: from one turn of a session to its next; 0: all ask at once, again and again.
     """
     spec = make_environment(config.environment, 1).spec
     with tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder:
         run = Run(config, Path(folder), None, False, threading.Event())
         run.open(spec)
         try:
+            if period_s:
+                return asyncio.run(_each(run, spec, sessions, envs, warm_up, seconds, period_s))
             return asyncio.run(_ask(run, spec, sessions, envs, warm_up, seconds))
         finally:
             assert run.learner is not None
@@ -147,6 +160,34 @@ async def _ask(
             (found.busy if before or _updating(learner) else found.idle).append(took)
         if len(found.idle) >= _ENOUGH:
             break
+    return found
+
+
+async def _each(
+    run: Run, spec: EnvSpec, count: int, envs: int, warm_up: int, seconds: float, period_s: float
+) -> Latencies:
+    """As environments do that step on their own: every session has its turn once in a period."""
+    sessions = [run.admit(pb.Hello(worker_id=str(i), num_envs=envs), spec)[0] for i in range(count)]
+    (learner,) = (ledger for ledger in run.metrics.ledgers() if ledger.thread == "learner")
+    first, later = _row(spec, envs, StepType.FIRST), _row(spec, envs, StepType.MID)
+    found = Latencies()
+
+    async def session_turns(session: Session, offset_s: float) -> None:
+        await asyncio.sleep(offset_s)
+        turn, end = 0, math.inf
+        while turn < warm_up + 2 or time.monotonic() < end:
+            turn += 1
+            if turn == warm_up + 1:
+                end = time.monotonic() + seconds
+            before, started = _updating(learner), time.perf_counter()
+            await _answers(run, [session], turn, later if turn > 1 else first)
+            took = time.perf_counter() - started
+            if turn > warm_up:
+                (found.busy if before or _updating(learner) else found.idle).append(1e3 * took)
+            await asyncio.sleep(max(period_s - took, 0.0))
+
+    offsets = (i * period_s / count for i in range(count))
+    await asyncio.gather(*(session_turns(s, at) for s, at in zip(sessions, offsets, strict=True)))
     return found
 
 

@@ -2,14 +2,16 @@
 
     python -m murmur.benchmarks.gpu_topics.alone CONFIG ENVIRONMENTS SECONDS
 
-steps them for this time and prints agent-steps a second.
+steps them, prints a line when they are warm, and waits for one; then steps them for this time and
+prints agent-steps a second and the processor's share.
 """
 
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,42 +25,75 @@ _WARM_STEPS = 20  # compile
 _STARTS_S = 60.0
 
 
-def rate_alone(config: ExperimentConfig, seconds: float) -> float:
-    """Agent-steps a second of all workers' environments, each worker in a process of its own."""
+@dataclass(frozen=True)
+class Alone:
+    """How fast environments step alone.
+
+    Attributes:
+        rate: agent-steps a second.
+        cores: that their processes use.
+    """
+
+    rate: float
+    cores: float
+
+
+def rate_alone(config: ExperimentConfig, seconds: float) -> Alone:
+    """All workers' environments, each worker in a process of its own; all begin together."""
     server = config.env_server
     envs = max(1, server.envs_per_worker // server.sessions_per_worker)
     plugin = json.dumps({"name": config.environment.name, **config.environment.options})
     command = [sys.executable, "-P", "-m", __name__, plugin, str(envs), str(seconds)]
     children = [
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=child_environment()
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=child_environment(),
+            text=True,
         )
         for _ in range(server.num_workers)
     ]
     try:
-        found = [child.communicate(timeout=_STARTS_S + seconds)[0] for child in children]
+        for child in children:
+            assert child.stdout is not None
+            child.stdout.readline()  # it is warm
+        found = [child.communicate("\n", _STARTS_S + seconds)[0].split() for child in children]
     finally:
         for child in children:
             child.kill()
             child.wait()
-    return sum(float(rate) for rate in found)
+    rates, cores = zip(*found, strict=True)
+    return Alone(sum(map(float, rates)), sum(map(float, cores)))
 
 
-def step_alone(plugin: PluginConfig, num_envs: int, seconds: float) -> float:
-    """Agent-steps a second of one process."""
+def step_alone(
+    plugin: PluginConfig, num_envs: int, seconds: float, warm: Callable[[], object]
+) -> Alone:
+    """Step in this process.
+
+    Args:
+        plugin: the environment.
+        num_envs: how many.
+        seconds: to measure for.
+        warm: called after the first steps.
+    """
     environment = make_environment(plugin, num_envs)
     spec, generator = environment.spec, np.random.default_rng(0)
     begin, seeds = np.ones(num_envs, np.bool_), np.arange(num_envs, dtype=np.uint64)
-    steps, turn, started = 0, 0, time.monotonic()
+    steps, turn, started, used = 0, 0, time.monotonic(), time.process_time()
     while turn < _WARM_STEPS + 1 or time.monotonic() - started < seconds:
         if turn == _WARM_STEPS:
-            steps, started = 0, time.monotonic()
+            warm()
+            steps, started, used = 0, time.monotonic(), time.process_time()
         row = environment.step(_actions(spec, num_envs, generator), begin, seeds)
         steps += int((row.step_type != int(StepType.FIRST)).sum())
         begin = row.step_type >= int(StepType.LAST)
         seeds = seeds + begin.astype(np.uint64) * np.uint64(num_envs)
         turn += 1
-    return steps * spec.num_agents / (time.monotonic() - started)
+    took = time.monotonic() - started
+    return Alone(steps * spec.num_agents / took, (time.process_time() - used) / took)
 
 
 def _actions(spec: EnvSpec, num_envs: int, generator: np.random.Generator) -> Array:
@@ -72,7 +107,13 @@ def _actions(spec: EnvSpec, num_envs: int, generator: np.random.Generator) -> Ar
 def main(arguments: Sequence[str]) -> None:
     """See the module."""
     plugin, num_envs, seconds = arguments
-    print(step_alone(PluginConfig(**json.loads(plugin)), int(num_envs), float(seconds)))
+
+    def warm() -> None:
+        print("warm", flush=True)
+        sys.stdin.readline()
+
+    found = step_alone(PluginConfig(**json.loads(plugin)), int(num_envs), float(seconds), warm)
+    print(found.rate, found.cores)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,25 @@
-"""Figures with goals and with what the counts of operations predict for an H200."""
+"""Figures with goals, predictions from counts of operations, and what was measured before."""
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from operator import itemgetter
 from typing import Any, Literal
 
+from murmur.benchmarks._launch_counts import OF_A_RUN, PRESETS
 from murmur.machine import RESULTS
+from shared.config_files import config_names
 
 Value = float | str | bool | None
 
-# What the prediction assumes: one H200.
-EAGER_US = 5.0  # a launch from Python
-CAPTURED_US = 2.0  # a small kernel within a graph
-TFLOPS, TB_PER_S = 60.0, 4.8  # fp32 without tensor cores; memory
+# What the prediction assumes, as one H100 had them.
+LAUNCH_US = 30.0  # a launch from Python
+NODE_US = 4.2  # a small kernel within a graph
+TFLOPS, TB_PER_S = 32.0, 3.35  # convolutions of terrain-published in TF32; memory
+WORKERS = 15  # of a run on a machine with 16 cores
+_NODES = ("kernels in graphs", "nodes")  # columns of `launches`, the first one that is there
+_BEFORE = "gpu-20261126-nvidia-h100-80gb-hbm3.json"  # commit 03a9fe658b
 
 
 @dataclass(frozen=True)
@@ -24,146 +30,221 @@ class Figure:
         name: what is measured, with its unit.
         goal: to reach; None: there is none.
         sense: whether a value must be at most or at least the goal.
-        expected: what the counts predict for an H200; None: nothing.
+        expected: the prediction; None: there is none.
+        before: what an H100 measured with the code of before, where this figure had another name;
+            None: see `measured_before`.
+        old_goal: the goal that `goal` replaces, as text; "": none.
     """
 
     name: str
     goal: Value = None
     sense: Literal["<=", ">=", "="] = "<="
     expected: Value = None
+    before: Value = None
+    old_goal: str = ""
 
     def met(self, value: Value) -> bool | None:
-        """Whether a value reaches the goal; None without a goal or a value."""
+        """Whether a value reaches the goal; None without a goal or a value.
+
+        Text and NaN reach none.
+        """
         if self.goal is None or value is None:
             return None
         if self.sense == "=":
             return value == self.goal
-        assert isinstance(value, int | float)
         assert isinstance(self.goal, int | float)
+        if not isinstance(value, int | float):
+            return False
         return value <= self.goal if self.sense == "<=" else value >= self.goal
 
 
 @dataclass(frozen=True)
+class Count:
+    """What is launched for some work, as `murmur bench launches` counts it.
+
+    Attributes:
+        launches: from Python, replays of graphs included.
+        nodes: operations of the graphs that are replayed.
+        graphs: replays among the launches.
+        rows: environment rows of an update's batch; 0: unknown.
+    """
+
+    launches: int
+    nodes: int = 0
+    graphs: int = 0
+    rows: int = 0
+
+    @property
+    def ms(self) -> float:
+        """Predicted time: the host launches one by one, the device works through the nodes."""
+        return (self.nodes * NODE_US + self.launches * LAUNCH_US) / 1e3
+
+
+@dataclass(frozen=True)
 class Case:
-    """One algorithm on one environment.
+    """One algorithm on one environment, with the batches of a run on 16 cores.
 
     Attributes:
         name: as the table has it.
         config: the preset.
         changes: to it, KEY=VALUE.
-        launches: of an eager update in fp32; 0: not counted. A saved result of `murmur bench
-            launches` comes before it.
-        act_launches: of acting for one session.
-        gflop: of an update.
-        gb: moved by an update.
-        preset: its name in `murmur bench launches`.
+        mflop_per_row: arithmetic of an update for each environment row of its batch, 1e6 additions
+            and multiplications.
+        goal_ms: that a captured update may take; None: no goal.
+        old_goal: see Figure.
+        preset: its name in `murmur bench launches`; "": not counted.
+        workers: processes of environments that the update's batch is of; 0: the preset's own.
+        before_ms: of its captured update on an H100, with the code of before.
     """
 
     name: str
     config: str
     changes: tuple[str, ...] = ()
-    launches: int = 0
-    act_launches: int = 0
-    gflop: float = 0.0
-    gb: float = 0.0
+    mflop_per_row: float = 0.0
+    goal_ms: float | None = None
+    old_goal: str = ""
     preset: str = ""
+    workers: int = 0
+    before_ms: float | None = None
 
-    def counted(self, work: str, otherwise: int = 0) -> int:
-        """Launches of some work, as the newest saved result has them."""
-        return saved_launches().get(f"{self.preset}: {work}", otherwise)
-
-    @property
-    def eager_ms(self) -> float | None:
-        """Predicted time of an eager update: launches, or arithmetic if that takes longer."""
-        count = self.counted("update, fp32", self.launches)
-        return max(count * EAGER_US / 1e3, self.roofline_ms) if count else None
+    def counted(self, work: str) -> Count | None:
+        """What is launched for some work, as the newest saved result has it."""
+        return saved_launches().get(f"{self.preset}: {work}")
 
     @property
     def captured_ms(self) -> float | None:
-        """Predicted time of a captured update: its kernels are those of an eager one."""
-        count = self.counted("update, fp32", self.launches)
-        return max(count * CAPTURED_US / 1e3, self.roofline_ms) if count else None
+        """Predicted time of a captured update, its batch included: counts, or arithmetic."""
+        count = self.counted(OF_A_RUN)
+        if count is None:
+            return None
+        return max(count.ms, count.rows * self.mflop_per_row / TFLOPS / 1e3)
 
     @property
-    def roofline_ms(self) -> float:
-        """The least time that arithmetic and memory allow, in milliseconds."""
-        return max(self.gflop / TFLOPS, self.gb / TB_PER_S)
+    def arithmetic_bound(self) -> bool:
+        """Whether arithmetic takes longer than launches and small kernels."""
+        count = self.counted(OF_A_RUN)
+        return count is not None and (self.captured_ms or 0.0) > count.ms
 
 
 @cache
-def saved_launches() -> dict[str, int]:
-    """Launches by "preset: work", of the newest saved result of `murmur bench launches`."""
-    newest, found = "", dict[str, int]()
+def saved_launches() -> dict[str, Count]:
+    """Launches by "preset: work", as the newest result of `murmur bench launches` that has it."""
+    saved = []
     for file in RESULTS.glob("launches-*.json"):
         try:
             data = json.loads(file.read_text())
-            rows = data["result"]["launches"]
-            counts = {name: int(row["launches"]) for name, row in rows.items()}
-        except (OSError, ValueError, KeyError, TypeError):
+            counts = {
+                name: Count(
+                    int(row["launches"]),
+                    int(next((row[name] for name in _NODES if row.get(name)), 0)),
+                    int(row.get("of them graphs") or 0),
+                    int(row.get("rows") or 0),
+                )
+                for name, row in data["result"]["launches"].items()
+            }
+            saved.append((data["date"], counts))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-        if data["date"] > newest:
-            newest, found = data["date"], counts
-    return found
+    saved.sort(key=itemgetter(0))
+    return {name: count for _, counts in saved for name, count in counts.items()}
 
 
-# Launches, GFLOP and GB are counts of updates before they were captured. The last one takes
-# longest: the time of a topic may be over before.
-CASES = (
-    Case("mappo, spread", "spread", (), 3361, 27, 1.6, 0.35, "spread (MAPPO)"),
-    Case("mappo, formation", "formation", (), 4722, 36, 17, 2.1, "formation (MAPPO)"),
+@cache
+def measured_before() -> dict[str, Value]:
+    """Figures by name as an H100 had them, for those whose meaning is the same."""
+    try:
+        figures = json.loads((RESULTS / _BEFORE).read_text())["result"]["figures"]
+    except (OSError, ValueError, KeyError):  # not part of the installed package
+        return {}
+    return {name: row["measured"] for name, row in figures.items() if row["measured"] != ""}
+
+
+_OFF_POLICY_MS = 0.7
+# In the order of their value: the time of a topic may be over before the last ones.
+_ALL_CASES = (
     Case(
         "coma, terrain-reference",
         "terrain-reference",
         (),
-        4454,
-        49,
-        45,
-        5.1,
+        47,
+        150.0,
+        "<= 20 for 1,024 rows",
         "terrain-reference (COMA)",
+        before_ms=228.0,
+    ),
+    Case(
+        "coma, terrain-reference-large",
+        "terrain-reference-large",
+        (),
+        47,
+        60.0,
+        "",
+        "terrain-reference-large (COMA)",
+    ),
+    Case(
+        "masac, formation, 2x256",
+        "formation",
+        PRESETS["MASAC, formation, 2x256"][1],
+        0,
+        _OFF_POLICY_MS,
+        "",
+        "MASAC, formation, 2x256",
+        before_ms=1.687,
+    ),
+    Case(
+        "maddpg, snakes-ddpg",
+        "snakes-ddpg",
+        (),
+        0,
+        _OFF_POLICY_MS,
+        "",
+        "snakes-ddpg (MADDPG)",
+        before_ms=1.621,
+    ),
+    Case(
+        "qmix, spread",
+        "spread",
+        ("algorithm.name=qmix",),
+        0,
+        _OFF_POLICY_MS,
+        "",
+        "QMIX, spread",
+        before_ms=1.511,
     ),
     Case(
         "coma, terrain-published",
         "terrain-published",
-        ("algorithm.batch_size=60", "algorithm.unrolls_per_update=5"),
-        4212,
-        40,
-        466,
-        7.3,
+        (),
+        6200,
+        None,
+        "<= 20 with minibatches of 60",
         "terrain-published (COMA)",
+        before_ms=144.0,
     ),
-    Case("coma, snakes", "snakes", (), 4925, 37, 0.4, 0.1, "snakes (COMA)"),
+    Case("mappo, spread", "spread", (), 1, None, "", "spread (MAPPO)"),
+    Case("mappo, formation", "formation", (), 4.2, None, "", "formation (MAPPO)"),
     Case(
         "mappo, snakes-greedy",
         "snakes-greedy",
-        ("augment.preset=none",),
-        3865,
-        28,
-        110,
-        5.8,
+        (),
+        13.4,
+        None,
+        "",
         "snakes-greedy (MAPPO)",
     ),
-    Case("maddpg, snakes-ddpg", "snakes-ddpg", (), 334, 25, 0.3, 0.25, "snakes-ddpg (MADDPG)"),
-    Case(
-        "masac, formation, 2x256",
-        "formation",
-        ("algorithm.name=masac", "network.hidden=[256, 256]", "algorithm.share_parameters=false"),
-        355,
-        37,
-        1.8,
-        0.2,
-        "MASAC, formation, 2x256",
-    ),
-    Case("qmix, spread", "spread", ("algorithm.name=qmix",), 340, 32, 0.0, 0.04, "QMIX, spread"),
+    Case("coma, snakes", "snakes", (), 4, None, "", "snakes (COMA)"),
     Case(
         "mappo, formation, GRU 64",
         "formation",
         ("network.recurrent=64",),
-        90426,
-        40,
-        20,
-        2.5,
+        5,
+        None,
+        "",
         "formation, recurrent 64 (MAPPO)",
     ),
+)
+CASES = tuple(
+    replace(case, workers=WORKERS) for case in _ALL_CASES if case.config in config_names()
 )
 SMALL = Case(
     "mappo, spread, small",
@@ -172,8 +253,6 @@ SMALL = Case(
         *("algorithm.batch_size=24", "algorithm.batch_number=1", "algorithm.data_passes=1"),
         *("network.name=mlp", "network.hidden=[8]", "env_server.envs_per_worker=2"),
     ),
-    400,
-    27,
 )
 SMALL_REPLAY = Case(
     "qmix, spread, small",
@@ -182,8 +261,6 @@ SMALL_REPLAY = Case(
         *("algorithm.name=qmix", "algorithm.replay.batch_size=4", "algorithm.replay.start_rows=8"),
         *("network.name=mlp", "network.hidden=[8]", "env_server.envs_per_worker=2"),
     ),
-    340,
-    32,
 )
 
 
@@ -202,9 +279,12 @@ def rows(
 def _row(figure: Figure, value: Value, *, measured: bool) -> dict[str, Any]:
     met = figure.met(value)
     goal = "" if figure.goal is None else f"{figure.sense} {figure.goal}".removeprefix("= ")
+    before = measured_before().get(figure.name) if figure.before is None else figure.before
     return {
         "measured": value if measured else "",
         "goal": goal,
         "met": "" if met is None else "yes" if met else "NO",
-        "expected of an H200": "" if figure.expected is None else figure.expected,
+        "predicted": "" if figure.expected is None else figure.expected,
+        "before": "" if before is None else before,
+        "goal before": figure.old_goal,
     }

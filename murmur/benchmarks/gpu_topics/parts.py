@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from env_service.environment import make_environment
+from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.tools.probe import Probe
 from murmur.benchmarks.gpu_topics.figures import Case
 from shared.config import load
 from shared.spec import ACTION_MASK, AGENT_MASK, EnvSpec
 
-_WARM_UPDATES = 6  # eager calls before a capture, the capture, and replays
+_WARM_UPDATES = CALLS_TO_CAPTURE + 2  # at most: eager calls, the capture, a replay
 
 
 class Trial:
@@ -26,7 +27,13 @@ class Trial:
     """
 
     def __init__(
-        self, case: Case, device: str, *, precision: str = "fp32", graphs: bool = True
+        self,
+        case: Case,
+        device: str,
+        *,
+        precision: str = "fp32",
+        graphs: bool = True,
+        workers: int | None = None,
     ) -> None:
         """Build it as a run would.
 
@@ -35,11 +42,14 @@ class Trial:
             device: "cuda" or "cpu".
             precision: of the networks.
             graphs: whether updates may be captured.
+            workers: processes of environments whose rows an update takes; None: the case's.
         """
-        fixed = (
+        fixed = [
             *(f"learner.device={device}", f"learner.precision={precision}"),
-            *(f"learner.cuda_graph={str(graphs).lower()}", "learner.num_threads=1"),
-        )
+            f"learner.cuda_graph={str(graphs).lower()}",
+        ]
+        workers = case.workers if workers is None else workers
+        fixed += [f"env_server.num_workers={workers}"] if workers else []
         config = load(case.config, [*case.changes, *fixed], {})
         self.device = torch.device(device)
         self.spec = make_environment(config.environment, 1).spec
@@ -58,29 +68,41 @@ class Trial:
         return batch
 
     def update_ms(self, repeats: int, budget_s: float) -> float:
-        """Median time of an update, in milliseconds, the rows being there already."""
-        times: list[float] = []
-        deadline = time.monotonic() + budget_s
-        for i in range(_WARM_UPDATES + repeats):
-            self.probe.fill()
-            synchronize(self.device)
-            started = time.perf_counter()
-            self.probe.update()
-            synchronize(self.device)
-            times.append(1e3 * (time.perf_counter() - started))
-            if time.monotonic() > deadline and i >= min(_WARM_UPDATES, repeats):
-                break
-        measured = times[_WARM_UPDATES:] or times[-1:]
-        return quantile(measured, 0.5)
+        """Median time of an update, in milliseconds, the rows being there already.
 
-    def launch_ms(self, repeats: int) -> float:
+        The first updates, in which something is called eagerly or captured, do not count.
+        """
+        for _ in range(_WARM_UPDATES):
+            before = self._made()
+            self._timed_update()
+            if not self.algorithm.graphs.enabled or self._made() == before:
+                break
+        deadline, times = time.monotonic() + budget_s, [self._timed_update()]
+        while len(times) < repeats and time.monotonic() < deadline:
+            times.append(self._timed_update())
+        return quantile(times, 0.5)
+
+    def _timed_update(self) -> float:
+        self.probe.fill()
+        synchronize(self.device)
+        started = time.perf_counter()
+        self.probe.update()
+        synchronize(self.device)
+        return 1e3 * (time.perf_counter() - started)
+
+    def _made(self) -> tuple[float, float]:
+        """Eager calls and captures so far."""
+        counts = self.algorithm.graphs.counts()
+        return sum(counts["eager_calls"].values()), sum(counts["graph_captures"].values())
+
+    def launch_ms(self, repeats: int, budget_s: float) -> float:
         """Median time until the host is through with launching an update, in milliseconds.
 
         Where a graph has more kernels than the device's queue, the host waits within the launch,
         and other threads' launches wait for it.
         """
-        times = []
-        for _ in range(max(repeats, 1)):
+        deadline, times = time.monotonic() + budget_s, list[float]()
+        while not times or (len(times) < repeats and time.monotonic() < deadline):
             batch = self.sample()
             synchronize(self.device)
             started = time.perf_counter()
@@ -89,7 +111,13 @@ class Trial:
             self.probe.storage.done(batch)
         return quantile(times, 0.5)
 
-    def calls(self) -> tuple[int, str]:
+    def captures(self) -> tuple[float, float]:
+        """Captures of graphs so far, and their seconds."""
+        counts = self.algorithm.graphs.counts()
+        seconds = sum(counts["graph_capture_seconds"].values())
+        return sum(counts["graph_captures"].values()), seconds
+
+    def calls(self) -> tuple[float, str]:
         """Replays of graphs so far, and text about the failed captures."""
         counts = self.algorithm.graphs.counts()
         failed = ", ".join(" ".join(labels) for labels in counts["graph_fallbacks"])

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,11 @@ from murmur.child import child_environment
 from shared.files import make_folder, write_whole
 
 LEAST_S = 10.0  # no topic begins with less
-_TAIL = 400  # characters of a failed topic's output that are kept
+_POLL_S = 0.5  # between two looks at what a topic has so far
+_TAIL = 1500  # characters of a failed topic's output that are kept
+
+
+_UNFINISHED = "cut short: the same command continues"
 
 
 @dataclass
@@ -32,43 +37,48 @@ class Outcome:
         figures: by name.
         seconds: it took.
         error: why it has no figures, or not all; "" if it has.
+        settings: of its process.
     """
 
     figures: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     error: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 class Store:
-    """Outcomes of topics in a folder: one JSON file each."""
+    """Outcomes of topics in one JSON file."""
 
-    def __init__(self, folder: Path) -> None:
-        """Use a folder, which need not exist.
+    def __init__(self, file: Path, copy: Path | None = None) -> None:
+        """Use a file, which need not exist.
 
         Args:
-            folder: of this source, this device and this effort.
+            file: of this source, this device and this effort.
+            copy: where what is kept is written, too; None: nowhere.
         """
-        self.folder = folder
+        self.file, self._copy = file, copy
 
     def load(self) -> dict[str, Outcome]:
-        """Outcomes by topic; files that cannot be read are missing."""
-        found = {}
-        for file in sorted(self.folder.glob("*.json")):
-            try:
-                found[file.stem] = Outcome(**json.loads(file.read_text()))
-            except (OSError, ValueError, TypeError):
-                continue
-        return found
+        """Outcomes by topic; none if the file cannot be read."""
+        try:
+            record = json.loads(self.file.read_text())
+            return {topic: Outcome(**outcome) for topic, outcome in record.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
 
     def keep(self, topic: str, outcome: Outcome) -> None:
         """Write an outcome."""
-        make_folder(self.folder)
-        write_whole(self.folder / f"{topic}.json", json.dumps(asdict(outcome)))
+        self._write({**self.load(), topic: outcome})
 
-    def clear(self) -> None:
-        """Reset all."""
-        for file in self.folder.glob("*.json"):
-            file.unlink(missing_ok=True)
+    def clear(self, topics: Sequence[str]) -> None:
+        """Reset some topics."""
+        self._write({name: of for name, of in self.load().items() if name not in topics})
+
+    def _write(self, outcomes: Mapping[str, Outcome]) -> None:
+        record = json.dumps({name: asdict(of) for name, of in outcomes.items()})
+        for file in filter(None, (self.file, self._copy)):
+            make_folder(file.parent)
+            write_whole(file, record)
 
     def missing(self, topics: Sequence[str]) -> list[str]:
         """Topics without a result, in order; all of them if every one has a result."""
@@ -76,21 +86,26 @@ class Store:
         left = [name for name in topics if name not in done]
         if left:
             return left
-        self.clear()
+        self.clear(topics)
         return list(topics)
 
 
 def run_topic(
-    command: Sequence[str], limit_s: float, known: Mapping[str, Any] | None = None
+    command: Sequence[str],
+    limit_s: float,
+    known: Mapping[str, Any] | None = None,
+    keep: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Outcome:
     """Run a command that writes {"figures": ...} into the file that is its last argument.
 
-    It may write the file several times: what it has when the time is over is kept.
+    It may write the file several times: what it has when the time is over is kept. If it has then
+    written "whole": true, what it was still busy with is not missed.
 
     Args:
-        command: without that argument.
+        command: without its last two arguments, the limit and the file.
         limit_s: then it and all that it has started is ended.
         known: figures of an earlier call, which the file holds when the command begins.
+        keep: called with what there is whenever the command has written.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder:
@@ -98,7 +113,7 @@ def run_topic(
         file.write_text(json.dumps({"figures": dict(known or {})}))
         with log.open("wb") as output:
             child = subprocess.Popen(
-                [*command, str(file)],
+                [*command, f"{limit_s:.1f}", str(file)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -107,20 +122,47 @@ def run_topic(
             )
             code: int | None = None
             try:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    code = child.wait(limit_s)
+                code = _wait(child, started + limit_s, file, known or {}, keep)
             finally:
                 _end(child)
         said = " ".join(log.read_text(errors="replace").split())[-_TAIL:]
-        try:
-            figures = json.loads(file.read_text())["figures"]
-        except (OSError, ValueError, KeyError):  # killed while it wrote
-            figures = dict(known or {})
-    seconds = time.monotonic() - started
-    if code == 0:
-        return Outcome(figures, seconds)
+        outcome, whole = _read(file, known or {})
+    outcome.seconds = time.monotonic() - started
+    if code == 0 or whole:
+        outcome.error = ""
+        return outcome
     what = f"exit code {code}" if code is not None else f"not done within {limit_s:.0f} s"
-    return Outcome(figures, seconds, f"{what}; it said: {said}")
+    outcome.error = f"{what}; it said: {said}"
+    return outcome
+
+
+def _wait(
+    child: subprocess.Popen[bytes],
+    end: float,
+    file: Path,
+    known: Mapping[str, Any],
+    keep: Callable[[Outcome], None],
+) -> int | None:
+    """Wait for a topic, and keep what it writes; returns its exit code, None if time is over."""
+    seen = file.stat().st_mtime_ns
+    while (left := end - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(min(left, _POLL_S))
+        written = file.stat().st_mtime_ns
+        if written != seen:
+            seen = written
+            keep(_read(file, known)[0])
+    return None
+
+
+def _read(file: Path, known: Mapping[str, Any]) -> tuple[Outcome, bool]:
+    """What a topic has written, and whether that is all that it measures."""
+    try:
+        record = json.loads(file.read_text())
+        figures, settings = record["figures"], record.get("settings", {})
+    except (OSError, ValueError, KeyError):  # killed while it wrote
+        return Outcome(dict(known), error=_UNFINISHED), False
+    return Outcome(figures, error=_UNFINISHED, settings=settings), bool(record.get("whole"))
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -131,7 +173,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def topic_command(topic: str, effort: str, device: str) -> list[str]:
-    """The command of a topic, but for its file."""
+    """The command of a topic, but for its limit and its file."""
     module = "murmur.benchmarks.gpu_topics"
     return [sys.executable, "-P", "-m", module, topic, effort, device]
 
@@ -142,6 +184,7 @@ def run_all(
     command: Callable[[str], Sequence[str]],
     budget_s: float,
     say: Callable[[str], None],
+    kept: Callable[[], None] = lambda: None,
 ) -> dict[str, Outcome]:
     """Run the topics that have no result; returns the outcomes of all.
 
@@ -151,6 +194,7 @@ def run_all(
         command: of a topic, see run_topic.
         budget_s: of all of them; a topic for which less than LEAST_S is left does not begin.
         say: called with each step and its result.
+        kept: called after each topic.
     """
     deadline = time.monotonic() + budget_s
     for name in store.missing(list(limits)):
@@ -162,8 +206,9 @@ def run_all(
             )
         else:
             say(f"{name}: at most {limit:.0f} s")
-            outcome = run_topic(command(name), limit, known)
+            outcome = run_topic(command(name), limit, known, partial(store.keep, name))
         store.keep(name, outcome)
         say(f"{name}: {outcome.error or f'{outcome.seconds:.0f} s'}")
+        kept()
     found = store.load()
     return {name: found[name] for name in limits if name in found}

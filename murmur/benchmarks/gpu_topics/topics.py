@@ -1,6 +1,7 @@
 """Topics about updates: launches, eager and captured, MASAC's sizes, precision, equality."""
 
 import copy
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,27 +16,26 @@ from torch.profiler import ProfilerActivity, profile
 from learner_service.runtime.device import half_precision
 from learner_service.tools.precision import fastest
 from murmur.benchmarks import masac_update
+from murmur.benchmarks._launch_counts import OF_A_RUN
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.gpu_topics.figures import (
     CASES,
-    EAGER_US,
     SMALL,
     SMALL_REPLAY,
     Case,
+    Count,
     Figure,
     Value,
 )
 from murmur.benchmarks.gpu_topics.parts import Actor, Trial, attempt
 
-_TERRAIN = ("coma, terrain-reference", "coma, terrain-published")
 _PRECISIONS = ("fp32", "bf16", "fp16")
-_MASAC_AGENTS = (2, 4, 8, 16)
-# Launches of MASAC's stacked update, whatever the agents; by agents, those of the sequential scheme
-# and GFLOP of the stacked update.
-_MASAC_LAUNCHES = 302
-_MASAC_SEQUENTIAL = {2: 1056, 4: 2470, 8: 6378, 16: 18514}
-_MASAC_GFLOP = {2: 1.2, 4: 2.4, 8: 5.4, 16: 12.8}
+_MASAC, _MASAC_AGENTS = "MASAC, formation, 2x256", (16, 2, 8, 4)
+_MASAC_OUTSIDE = 2  # launches of a captured update whose batch is there: its copy, the replay
+# Agents for which the sequential scheme is timed, too, and its launches.
+_COMPARED_AGENTS, _MASAC_SEQUENTIAL = 4, 2470
 _UPDATES_COMPARED = 20
+LAUNCHING = r"cu(da)?(LaunchKernel|GraphLaunch|Memcpy|Memset)\w*"  # calls of CUDA's library
 _ERROR = "error: "
 
 
@@ -47,21 +47,32 @@ class Context:
         device: "cuda" or "cpu".
         effort: how carefully.
         known: figures of an earlier call, which are not measured again.
-        keep: given all figures so far, now and then.
+        keep: given all figures so far, now and then, and whether these are all.
+        end: when the topic is ended, in time.monotonic() seconds.
     """
 
     device: str
     effort: Effort
     known: Mapping[str, Value] = field(default_factory=dict)
-    keep: Callable[[dict[str, Value]], None] = lambda figures: None
+    keep: Callable[[dict[str, Value], bool], None] = lambda figures, whole: None
+    end: float = math.inf
 
     def has(self, subject: str) -> bool:
         """Whether an earlier call has measured a subject, whose figures begin with its name."""
         return any(name.startswith(f"{subject}: ") for name in self.known)
 
-    def save(self, figures: Mapping[str, Value]) -> None:
-        """Keep what there is so far."""
-        self.keep({**self.known, **figures})
+    def save(self, figures: Mapping[str, Value], *, whole: bool = False) -> None:
+        """Keep what there is so far.
+
+        Args:
+            figures: measured by this call.
+            whole: nothing is left to measure; what the topic does next may be cut short.
+        """
+        self.keep({**self.known, **figures}, whole)
+
+    def left_s(self) -> float:
+        """Seconds until the topic is ended."""
+        return self.end - time.monotonic()
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -109,16 +120,24 @@ def without_errors(known: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def plan_launches(context: Context) -> list[Figure]:
-    """What an update and an act launch, eagerly and captured."""
+    """What an update and an act launch."""
     figures = []
     for case in context.cases:
-        update = case.counted("update, fp32", case.launches)
-        act = case.counted("act, 1 sessions", case.act_launches)
+        update, act = case.counted(OF_A_RUN), case.counted("act, 1 sessions")
         figures += [
-            Figure(f"{case.name}: launches of an eager update", expected=update),
-            Figure(f"{case.name}: launches of a captured update"),
-            Figure(f"{case.name}: waits in the driver of a captured update", 0, expected=0),
-            Figure(f"{case.name}: launches of an act", expected=act),
+            Figure(
+                f"{case.name}: launches of an update, replays of graphs included",
+                expected=update.launches if update else None,
+            ),
+            Figure(
+                f"{case.name}: waits in the driver of an update",
+                0,
+                expected=0,
+            ),
+            Figure(
+                f"{case.name}: launches of an act, not captured",
+                expected=act.launches if act else None,
+            ),
         ]
     return figures
 
@@ -127,17 +146,14 @@ def launches(context: Context) -> dict[str, Value]:
     """Launches, copies and waits, on CUDA as its profiler sees them; elsewhere ATen operations."""
 
     def counts(case: Case) -> Iterator[tuple[str, Value]]:
-        eager = Trial(case, context.device, graphs=False)
-        count, _ = _launched(partial(eager.algorithm.update, eager.sample()), context)
-        yield f"{case.name}: launches of an eager update", count
-        count, _ = _launched(Actor(eager, 1), context)
-        yield f"{case.name}: launches of an act", count
-        captured = Trial(case, context.device)
-        captured.update_ms(1, context.share(1))
-        captured.probe.fill()
-        count, waits = _launched(captured.probe.update, context)
-        yield f"{case.name}: launches of a captured update", count
-        yield f"{case.name}: waits in the driver of a captured update", waits
+        trial = Trial(case, context.device)
+        trial.update_ms(1, 0.0)
+        trial.probe.fill()
+        count, waits = _launched(trial.probe.update, context)
+        yield f"{case.name}: launches of an update, replays of graphs included", count
+        yield f"{case.name}: waits in the driver of an update", waits
+        count, _ = _launched(Actor(trial, 1), context)
+        yield f"{case.name}: launches of an act, not captured", count
 
     return _by_case(context, counts)
 
@@ -160,10 +176,9 @@ def calls_of(counted: Mapping[str, int]) -> tuple[int, int]:
     Args:
         counted: calls by name, other operations among them.
     """
-    launching = re.compile(r"cu(da)?(LaunchKernel|GraphLaunch|Memcpy|Memset)\w*")
     # Waits for events hold up no other thread. The profiler itself waits by cudaDeviceSynchronize.
     waiting = re.compile(r"cu(da)?StreamSynchronize|cudaMemcpy")
-    launches = sum(n for name, n in counted.items() if launching.fullmatch(name))
+    launches = sum(n for name, n in counted.items() if re.fullmatch(LAUNCHING, name))
     return launches, sum(n for name, n in counted.items() if waiting.fullmatch(name))
 
 
@@ -171,46 +186,57 @@ def calls_of(counted: Mapping[str, int]) -> tuple[int, int]:
 
 
 def plan_updates(context: Context) -> list[Figure]:
-    """Eager against captured updates of every algorithm."""
+    """Captured updates of every algorithm, as a run makes them."""
     figures = []
     for case in context.cases:
-        goal = 20.0 if case.name in _TERRAIN else None
-        eager, captured = case.eager_ms, case.captured_ms
+        count, goal = case.counted(OF_A_RUN), case.goal_ms
         figures += [
-            Figure(f"{case.name}: eager update, ms", expected=eager),
-            Figure(f"{case.name}: captured update, ms", goal, expected=captured),
             Figure(
-                f"{case.name}: eager / captured",
-                expected=eager / captured if eager and captured else None,
+                f"{case.name}: update of a run, ms",
+                goal,
+                "<=",
+                case.captured_ms,
+                case.before_ms,
+                case.old_goal,
             ),
-            Figure(f"{case.name}: graph replays an update"),
-            Figure(f"{case.name}: until a captured update is launched, ms"),
+            Figure(f"{case.name}: environment rows of it", expected=count.rows if count else None),
+            Figure(f"{case.name}: graph replays of it", expected=count.graphs if count else None),
+            Figure(f"{case.name}: until it is launched, ms"),
+            Figure(f"{case.name}: captures before"),
+            Figure(f"{case.name}: their seconds"),
             Figure(f"{case.name}: peak of device memory, MiB"),
         ]
     return figures
 
 
 def updates(context: Context) -> dict[str, Value]:
-    """Median times."""
+    """Median times, with the batch's drawing and the reading of scalars."""
     repeats = context.effort.choose(1, 10, 40)
 
     def update(case: Case) -> Iterator[tuple[str, Value]]:
         if context.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        eager = Trial(case, context.device, graphs=False).update_ms(repeats, context.share(3))
-        yield f"{case.name}: eager update, ms", eager
         trial = Trial(case, context.device)
-        captured = trial.update_ms(repeats, context.share(3))
-        replays, failed = trial.calls()
-        yield f"{case.name}: captured update, ms", captured
-        yield f"{case.name}: eager / captured", eager / captured
-        before, _ = trial.calls()
+        yield f"{case.name}: update of a run, ms", trial.update_ms(repeats, context.share(2))
+        before, failed = trial.calls()
+        captures, seconds = trial.captures()
         trial.probe.fill()
-        trial.probe.update()
-        yield f"{case.name}: graph replays an update", trial.calls()[0] - before
-        yield f"{case.name}: until a captured update is launched, ms", trial.launch_ms(repeats // 8)
+        batch, _ = trial.probe.storage.sample(0, 0.0)
+        assert batch is not None
+        yield f"{case.name}: environment rows of it", batch.rows
+        trial.algorithm.update(batch)
+        trial.probe.storage.done(batch)
+        replays = trial.calls()[0] - before
+        yield f"{case.name}: graph replays of it", replays
+        yield f"{case.name}: captures before", captures
+        yield f"{case.name}: their seconds", seconds
+        yield (
+            f"{case.name}: until it is launched, ms",
+            trial.launch_ms(repeats // 8, context.share(1)),
+        )
         if failed or (context.device == "cuda" and not replays):
             yield f"{case.name}: not captured", failed or "no part of it is"
+        trial.probe.wait()
         if context.device == "cuda":
             peak = torch.cuda.max_memory_allocated() / 2**20
             yield f"{case.name}: peak of device memory, MiB", peak
@@ -222,34 +248,34 @@ def updates(context: Context) -> dict[str, Value]:
 
 
 def plan_masac(context: Context) -> list[Figure]:
-    """Eager, captured and sequential updates by the number of agents."""
+    """Eager and captured updates by the number of agents, and the sequential scheme beside them."""
+    (case,) = (case for case in CASES if case.preset == _MASAC)
+    counted = case.counted(OF_A_RUN)
+    nodes = counted.nodes if counted else 0
+    captured = Count(_MASAC_OUTSIDE, nodes).ms if nodes else None
+    eager = Count(nodes).ms if nodes else None
     figures = []
-    sizes = {
-        n: Case("", "", launches=_MASAC_LAUNCHES, gflop=_MASAC_GFLOP[n]) for n in _MASAC_AGENTS
-    }
     for n in _masac_sizes(context):
-        eager, captured = sizes[n].eager_ms, sizes[n].captured_ms
-        assert eager is not None
-        assert captured is not None
-        sequential = _MASAC_SEQUENTIAL[n] * EAGER_US / 1e3
+        name = f"MASAC {n} agents"
+        goal = 0.9 if n == _MASAC_AGENTS[0] else None
+        old = "<= 1.5 times that of 2 agents" if goal else ""
         figures += [
-            Figure(f"MASAC {n} agents: eager, ms", expected=eager),
-            Figure(f"MASAC {n} agents: captured, ms", expected=captured),
+            Figure(f"{name}: captured, ms", goal, "<=", captured, old_goal=old),
+            Figure(f"{name}: eager, ms", expected=eager),
             Figure(
-                f"MASAC {n} agents: eager / captured",
-                5.7 if n == 8 else None,
-                ">=",
-                eager / captured,
-            ),
-            Figure(
-                f"MASAC {n} agents: sequential / captured",
-                10.0 if n == 4 else None,
-                ">=",
-                sequential / captured,
+                f"{name}: eager / captured", 5.7 if n == 8 else None, ">=", _over(eager, captured)
             ),
         ]
-    ratio = (sizes[16].captured_ms or 0.0) / (sizes[2].captured_ms or 1.0)
-    return [*figures, Figure("MASAC captured: 16 agents / 2 agents", 1.5, expected=ratio)]
+        if n == _COMPARED_AGENTS:
+            sequential = Count(_MASAC_SEQUENTIAL).ms
+            figures.append(
+                Figure(f"{name}: sequential / captured", 10.0, ">=", _over(sequential, captured))
+            )
+    return [*figures, Figure("MASAC captured: 16 agents / 2 agents")]
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    return a / b if a and b else None
 
 
 def _masac_sizes(context: Context) -> tuple[int, ...]:
@@ -260,6 +286,7 @@ def masac(context: Context) -> dict[str, Value]:
     """Batch 256, two layers of 256, networks of each agent's own: see masac_update."""
     device = torch.device(context.device)
     repeats = context.effort.choose(1, 20, 200)
+    compared = context.effort.choose(2, _COMPARED_AGENTS, _COMPARED_AGENTS)
     values: dict[str, Value] = {}
     for n in _masac_sizes(context):
         subject = f"MASAC {n} agents"
@@ -268,15 +295,15 @@ def masac(context: Context) -> dict[str, Value]:
         rows = masac_update.batch(n, device)
         captured, eager = (masac_update.make(n, "fp32", device) for _ in range(2))
         eager.graphs.enabled = False
-        sequential = masac_update.sequential_update(n, "fp32", device)
-        ms = {
-            "captured": _call_ms(partial(captured.update, rows), repeats, context),
-            "eager": _call_ms(partial(eager.update, rows), repeats, context),
-            "sequential": _call_ms(partial(sequential, rows), repeats // 20, context),
-        }
-        values |= {f"{subject}: {name}, ms": value for name, value in ms.items()}
-        for name in ("eager", "sequential"):
-            values[f"{subject}: {name} / captured"] = ms[name] / ms["captured"]
+        captured_ms = _call_ms(partial(captured.update, rows), repeats, context)
+        others = {"eager": _call_ms(partial(eager.update, rows), repeats, context)}
+        if n == compared:
+            sequential = masac_update.sequential_update(n, "fp32", device)
+            others["sequential"] = _call_ms(partial(sequential, rows), repeats // 20, context)
+        values[f"{subject}: captured, ms"] = captured_ms
+        for name, ms in others.items():
+            values[f"{subject}: {name}, ms"] = ms
+            values[f"{subject}: {name} / captured"] = ms / captured_ms
         context.save(values)
     values = {**context.known, **values}
     sizes = [values.get(f"MASAC {n} agents: captured, ms") for n in (2, 16)]
@@ -311,7 +338,7 @@ def plan_precision(context: Context) -> list[Figure]:
     figures = []
     for case in context.cases:
         figures += [Figure(f"{case.name}: {p}, ms") for p in _PRECISIONS]
-        likely = "bf16" if case.roofline_ms > 1 else "fp32"
+        likely = "bf16" if case.arithmetic_bound else "fp32"
         figures.append(Figure(f"{case.name}: fastest precision", expected=likely))
         figures.append(Figure(f"{case.name}: precision by auto", expected=likely))
     return figures
@@ -355,9 +382,9 @@ def equality(context: Context) -> dict[str, Value]:
 
     def compare(case: Case) -> Iterator[tuple[str, Value]]:
         torch.manual_seed(0)
-        captured = Trial(case, context.device)
+        captured = Trial(case, context.device, workers=1)  # an eager update of a run takes long
         torch.manual_seed(0)
-        eager = Trial(case, context.device, graphs=False)
+        eager = Trial(case, context.device, graphs=False, workers=1)
         deadline, done = time.monotonic() + context.share(5), 0
         for _ in range(count):
             batch = captured.sample()
@@ -370,7 +397,8 @@ def equality(context: Context) -> dict[str, Value]:
                 break
         a, b = captured.algorithm.state_dict(), eager.algorithm.state_dict()
         differences = [(x - y).abs().max().item() for x, y in _pairs(a["parts"], b["parts"])]
-        yield f"{case.name}: largest difference of a weight", max(differences, default=0.0)
+        largest = torch.tensor([0.0, *differences]).max().item()  # max() would lose NaN
+        yield f"{case.name}: largest difference of a weight", largest
         same_numbers = torch.equal(a["generator"], b["generator"])
         yield f"{case.name}: random numbers equal", same_numbers
         if done < count:

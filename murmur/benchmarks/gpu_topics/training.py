@@ -1,111 +1,293 @@
-"""Topics `training` and `profile`: a learner and its environment servers as deployed.
+"""Topics of whole runs: a learner and its environment servers as deployed, from three presets.
 
-terrain-reference with environments on all cores but one; the figures are the learner's own, from
-its metrics port, with NVML's, beside the rate of the same environments where nothing else runs; and
-those of a profile of a few updates.
+Environments are on all cores but one. The figures are the learner's own, from its metrics port,
+with NVML's, beside the rate of the same environments where nothing else runs; then those of a
+profile of a few updates, if there is time. What was measured so far is kept every few seconds.
 """
 
 import gzip
 import json
 import math
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learner_service.telemetry.profile_files import FOLDER, REQUEST, TRACE
+from learner_service.telemetry.profile_files import FOLDER, METADATA, REQUEST, TRACE
 from murmur import latency
-from murmur.benchmarks._processes import Processes, Scrape, scrape
+from murmur.benchmarks._launch_counts import OF_A_RUN
+from murmur.benchmarks._processes import Processes, Scrape, Snapshot, scrape
 from murmur.benchmarks.gpu_topics.alone import rate_alone
-from murmur.benchmarks.gpu_topics.figures import Figure, Value
-from murmur.benchmarks.gpu_topics.topics import Context
+from murmur.benchmarks.gpu_topics.figures import CASES, WORKERS, Figure, Value
+from murmur.benchmarks.gpu_topics.topics import LAUNCHING, Context
 from shared.config import ExperimentConfig, load
 from shared.cores import available_cores
 
-_WINDOW_S, _SCRAPE_S = 20.0, 0.5
+_WINDOW_S, _SCRAPE_S, _KEPT_EVERY_S = 15.0, 0.5, 2.0
 _ALONE_S, _WARM_UPDATES = 4.0, 12  # the first updates choose lengths of unrolls
-_PROFILED_UPDATES, _PROFILE_S = 5, 25.0
+_AFTER_WINDOW_S = 4.0  # to read and keep figures
+_PROFILED_UPDATES, _PROFILE_S = 2, 18.0
 _STREAMS_SHOWN, _KERNELS_SHOWN, _KERNEL_NAME = 4, 8, 90  # characters
 _PHASES = ("idle", "update")  # of the learner, while it acts
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 _BUSY, _DOCTOR = "device busy by NVML, share", "what the run waits for, by the doctor"
-_ALONE = "agent-steps a second of these environments alone"
+_RATE, _ALONE = "agent-steps a second", "agent-steps a second of these environments alone"
 _SHARE = "agent-steps a second / those of the environments alone"
 _OVERLAP = "acting's kernels that ran beside learning's, share"
+_OUTSIDE = "launches outside graphs an update"
+_ACTING_SHARE = 0.03  # of the device, as an H100 had it
+_GRAPH_CALLS = ("eager_calls_total", "graph_captures_total", "graph_signatures_total")
 
 
-def plan_training(context: Context) -> list[Figure]:
+@dataclass(frozen=True)
+class WholeRun:
+    """A run that is measured.
+
+    Attributes:
+        preset: its configuration.
+        changes: to it, KEY=VALUE.
+        most_workers: processes of environments, at most.
+        case: of CASES, whose update it makes.
+        scale: environments, as a multiple of the case's.
+        agents: of an environment.
+        goals: by figure: sense and value.
+        before: by figure, as an H100 had it with the code of before.
+        old_goals: by figure, those that `goals` replaces.
+        expected: by figure.
+    """
+
+    preset: str
+    changes: tuple[str, ...]
+    most_workers: int
+    case: str
+    scale: int
+    agents: int
+    goals: Mapping[str, tuple[str, float]]
+    before: Mapping[str, Value]
+    old_goals: Mapping[str, str]
+    expected: Mapping[str, Value]
+
+    @property
+    def name(self) -> str:
+        """What its figures begin with."""
+        return f"run of {self.preset}"
+
+
+_P99 = "arrival to actions, update: p99, ms"
+RUNS = {
+    "terrain-reference": WholeRun(
+        "terrain-reference",
+        (),
+        WORKERS,
+        "coma, terrain-reference",
+        1,
+        4,
+        {_SHARE: (">=", 0.9), _P99: ("<=", 5.0), "arrival to actions, idle: p99, ms": ("<=", 5.0)},
+        {
+            _RATE: 42_455.0,
+            _ALONE: 44_436.0,  # on an H200's machine
+            _P99: 242.0,
+            _BUSY: 0.278,
+            "update, ms, mean": 647.0,
+            "arrival to actions, idle: p99, ms": 9.41,
+            "arrival to actions, idle: p50, ms": 1.664,
+            "arrival to actions, update: p50, ms": 4.796,
+            "device busy by CUDA events, share": 0.492,
+            "environment server, cores used": 9.799,
+        },
+        {_BUSY: ">= 0.9: 52 cores needed", "update, ms, mean": "<= 20 for 1,024 rows"},
+        {_SHARE: 0.95, _ALONE: 65_000.0, _RATE: 61_750.0, _DOCTOR: "environments"},
+    ),
+    "terrain-published": WholeRun(
+        "terrain-published",
+        ("env_server.envs_per_worker=10",),
+        10,
+        "coma, terrain-published",
+        1,
+        4,
+        {_RATE: (">=", 40_000.0), _BUSY: (">=", 0.85), _SHARE: (">=", 0.9)},
+        {_RATE: 20_800.0, "update, ms, mean": 144.0},
+        {},
+        {_DOCTOR: "learning", _BUSY: 0.9},
+    ),
+    "spread": WholeRun(
+        "spread",
+        ("env_server.envs_per_worker=512",),
+        WORKERS,
+        "mappo, spread",
+        8,
+        3,
+        {},
+        {},
+        {},
+        {_DOCTOR: "learning", _BUSY: 0.95},
+    ),
+}
+
+
+def plan_run(context: Context, *, run: WholeRun) -> list[Figure]:
     """The learner's own figures over _WINDOW_S."""
     del context
-    return [
-        Figure(_BUSY, expected=0.26),
-        Figure("device busy by CUDA events, share"),
-        Figure("throttled, share of looks"),
-        Figure("sm clock, MHz, mean"),
-        Figure("power, W, mean"),
-        Figure("GPU memory in use, GiB, most"),
-        Figure("agent-steps a second", expected=60_000.0),
-        Figure(_ALONE, expected=65_000.0),
-        Figure(_SHARE, 0.9, ">=", 0.95),
-        Figure("update, ms, mean", 300.0, expected=230.0),
-        Figure("the first updates, with captures: ms, mean"),
-        Figure("updates"),
-        Figure("inference p50, ms"),
-        Figure("inference p99, ms"),
-        *(
-            Figure(f"arrival to actions, {phase}: p{q}, ms", 5.0 if q == 99 else None)
-            for phase in _PHASES
-            for q in (50, 99)
-        ),
-        Figure("copied to the device, MB/s"),
-        Figure("graph replays a second"),
-        Figure("graph replays an update"),
-        Figure("graphs captured before"),
-        Figure("graphs captured meanwhile", 0.0, "=", 0.0),
-        Figure("eager calls meanwhile", 0.0, "=", 0.0),
-        Figure("environment server, cores used"),
-    ]
-
-
-def plan_profile(context: Context) -> list[Figure]:
-    """What the run waits for, and its kernels."""
-    del context
-    return [
-        Figure(_DOCTOR, expected="environments"),
-        Figure("streams with kernels"),
-        Figure("sum of streams' busy time / their union", expected=1.05),
-        Figure(_OVERLAP, expected=0.5),
-    ]
-
-
-def training(context: Context) -> dict[str, Value]:
-    """See the module."""
-    window = context.effort.choose(0.5, 12.0, _WINDOW_S)
-    config = _configuration(context)
-    alone = rate_alone(config, context.share(_ALONE_S))
-    context.save({_ALONE: alone})
-    with Processes(config.model_dump(mode="json")) as processes:
-        processes.wait_for_updates(context.effort.choose(1, _WARM_UPDATES, _WARM_UPDATES))
-        before = processes.snapshot()
-        looks = _watch(lambda: scrape(processes.metrics_url), window)
-        after = processes.snapshot()
-        values = figures(looks, after.wall_s - before.wall_s)
-        counts = (s.buckets.get("inference_seconds", {}) for s in (before, after))
-        p50, p99 = quantiles(*counts)
-        values |= {"inference p50, ms": p50, "inference p99, ms": p99}
-        values["environment server, cores used"] = (after.workers_cpu_s - before.workers_cpu_s) / (
-            after.wall_s - before.wall_s
-        )
-        values |= waits(looks[0], looks[-1]) | graphs(looks[0], looks[-1])
-        rate = values["agent-steps a second"]
+    (case,) = (case for case in CASES if case.name == run.case)
+    counted = case.counted(OF_A_RUN)
+    expected: dict[str, Value] = {
+        "graph captures meanwhile": 0.0,
+        "eager calls meanwhile": 0.0,
+        **run.expected,
+    }
+    goals: dict[str, tuple[str, float]] = {
+        "graph captures meanwhile": ("=", 0.0),
+        "eager calls meanwhile": ("=", 0.0),
+        **run.goals,
+    }
+    update_ms = case.captured_ms
+    if counted and update_ms:
+        expected["update, ms, mean"] = run.scale * update_ms
+        expected["graph replays an update"] = run.scale * counted.graphs
+        expected[_OUTSIDE] = run.scale * (counted.launches - counted.graphs)
+        learned = 1e3 * counted.rows * run.agents / update_ms  # agent-steps a second, at most
+        rate = expected.setdefault(_RATE, learned)
         assert isinstance(rate, float)
-        return values | {_ALONE: alone, _SHARE: rate / alone if alone else None}
+        expected.setdefault(_BUSY, rate / learned + _ACTING_SHARE)
+    names = [
+        *(_RATE, _ALONE, _SHARE, "environment server, cores used", "cores used alone"),
+        *(_BUSY, "device busy by CUDA events, share", "update, ms, mean", "update, ms, p99"),
+        *(f"arrival to actions, {phase}: p{q}, ms" for phase in _PHASES for q in (50, 99)),
+        *("inference p50, ms", "inference p99, ms", "updates", "graph replays an update"),
+        *("eager calls before", "eager calls meanwhile", "graph captures before"),
+        *("graph captures meanwhile", "seconds of captures", "graph signatures before"),
+        *("graph signatures meanwhile", _DOCTOR, _OUTSIDE),
+        *("the first updates, with captures: ms, mean", "throttled, share of looks"),
+        *("sm clock, MHz, mean", "power, W, mean", "GPU memory in use, GiB, most"),
+        *("copied to the device, MB/s", "graph replays a second"),
+        *("streams with kernels", "sum of streams' busy time / their union", _OVERLAP),
+    ]
+    return [
+        Figure(
+            f"{run.name}: {name}",
+            goals.get(name, ("", None))[1],
+            goals.get(name, ("<=", None))[0],  # type: ignore[arg-type]
+            expected.get(name),
+            run.before.get(name),
+            run.old_goals.get(name, ""),
+        )
+        for name in names
+    ]
+
+
+def measure_run(context: Context, *, run: WholeRun) -> dict[str, Value]:
+    """See the module."""
+    values: dict[str, Value] = {}
+
+    def keep(found: Mapping[str, Value], *, whole: bool = False) -> None:
+        values.update({f"{run.name}: {name}": value for name, value in found.items()})
+        context.save(values, whole=whole)
+
+    config = _configuration(context, run)
+    alone = context.known.get(f"{run.name}: {_ALONE}")
+    if not isinstance(alone, float):
+        began = time.monotonic()
+        measured = rate_alone(config, context.share(_ALONE_S))
+        alone = measured.rate
+        took = time.monotonic() - began
+        keep({_ALONE: alone, "cores used alone": measured.cores, "seconds: alone": took})
+    began = time.monotonic()
+    most_s = max(context.left_s() - _WINDOW_S, 10.0)
+    processes = Processes(config.model_dump(mode="json"), start_s=min(most_s, 120.0))
+    with processes:
+        keep({"seconds: until the learner listens": time.monotonic() - began})
+        _warm_up(context, processes)
+        keep({"seconds: until warm": time.monotonic() - began})
+        window = context.effort.choose(0.5, 8.0, _WINDOW_S)
+        window = max(min(window, context.left_s() - _AFTER_WINDOW_S), 0.5)
+        with ThreadPoolExecutor(1) as pool:
+            said = pool.submit(_bottleneck, processes.metrics_url, window)
+            _watch_window(processes, window, alone, keep)
+            keep({_DOCTOR: _answer(said)}, whole=True)
+        if context.left_s() > _PROFILE_S:
+            deadline = time.monotonic() + min(context.left_s() - _AFTER_WINDOW_S, _PROFILE_S)
+            trace = _profile(processes, context.effort.choose(1, 2, _PROFILED_UPDATES), deadline)
+            keep(streams(trace) if trace else {"profile": "not written in time"}, whole=True)
+    return values
+
+
+def _warm_up(context: Context, processes: Processes) -> None:
+    """Wait for _WARM_UPDATES, or for fewer where the time of the topic is short.
+
+    Raises:
+        RuntimeError: if there is no update in time, with the ends of the logs.
+    """
+    updates = context.effort.choose(1, _WARM_UPDATES, _WARM_UPDATES)
+    processes.wait_for_updates(1, max(min(context.left_s() - _AFTER_WINDOW_S, 300.0), 1.0))
+    spare = context.left_s() - _WINDOW_S - _AFTER_WINDOW_S
+    deadline = time.monotonic() + min(spare, 300.0)
+    while time.monotonic() < deadline:
+        if processes.snapshot().metrics.get("updates_total", 0) >= updates:
+            return
+        time.sleep(0.2)
+
+
+def _answer(said: "Future[str]") -> str:
+    try:
+        return said.result()
+    except Exception as error:  # the other figures count
+        return f"{type(error).__name__}: {error}"
+
+
+def _watch_window(
+    processes: Processes,
+    window_s: float,
+    alone: float,
+    keep: Callable[[Mapping[str, Value]], None],
+) -> None:
+    """Look at the metrics every half second; keep the figures so far every few seconds."""
+    before = processes.snapshot()
+    looks, begun = [scrape(processes.metrics_url)], time.monotonic()
+    kept = begun
+    while True:
+        time.sleep(min(_SCRAPE_S, window_s / 2))
+        looks.append(scrape(processes.metrics_url))
+        now = time.monotonic()
+        over = now - begun >= window_s
+        if over or now - kept >= _KEPT_EVERY_S:
+            kept = now
+            keep(_so_far(before, processes.snapshot(), looks, now - begun, alone))
+        if over:
+            return
+
+
+def _so_far(
+    before: Snapshot, after: Snapshot, looks: Sequence[Scrape], seconds: float, alone: float
+) -> dict[str, Value]:
+    """The figures of a window."""
+    first, last = looks[0], looks[-1]
+    values = figures(looks, seconds)
+    for histogram, what in (("inference_seconds", "inference p"), ("update_seconds", "update, ms")):
+        both = quantiles(first.buckets.get(histogram, {}), last.buckets.get(histogram, {}))
+        if what == "update, ms":
+            values["update, ms, p99"] = both[1]
+        else:
+            values["inference p50, ms"], values["inference p99, ms"] = both
+    used = after.workers_cpu_s - before.workers_cpu_s
+    values["environment server, cores used"] = used / (after.wall_s - before.wall_s)
+    rate = values[_RATE]
+    assert isinstance(rate, float)
+    values["seconds: window"] = seconds
+    return (
+        values
+        | waits(first, last)
+        | graphs(first, last)
+        | {_SHARE: rate / alone if alone else None}
+    )
 
 
 def graphs(before: Scrape, after: Scrape) -> dict[str, Value]:
-    """What ran as graphs between two looks, and what was captured for that.
+    """What ran as graphs between two looks, and what was captured and called eagerly, by function.
 
     Args:
         before: the window.
@@ -118,57 +300,35 @@ def graphs(before: Scrape, after: Scrape) -> dict[str, Value]:
 
     updates, made = fresh("update_seconds_count"), first.get("update_seconds_count", 0.0)
     replays = fresh("graph_replays_total") - fresh("graph_replays_total:act")
-    return {
+    values: dict[str, Value] = {
         "updates": updates,
         "the first updates, with captures: ms, mean": (
             1e3 * first.get("update_seconds_sum", 0.0) / made if made else None
         ),
         "graph replays an update": replays / updates if updates else None,
-        "graphs captured before": first.get("graph_captures_total", 0.0),
-        "graphs captured meanwhile": fresh("graph_captures_total"),
-        "eager calls meanwhile": fresh("eager_calls_total"),
+        "seconds of captures": last.get("graph_capture_seconds_total", 0.0),
     }
+    for metric in _GRAPH_CALLS:
+        what = metric.removesuffix("_total").replace("_", " ")
+        values |= {f"{what} before": first.get(metric, 0.0), f"{what} meanwhile": fresh(metric)}
+        for name in (name for name in last if name.startswith(f"{metric}:")):
+            kind = name.partition(":")[2]
+            values[f"{what} before, {kind}"] = first.get(name, 0.0)
+            values[f"{what} meanwhile, {kind}"] = fresh(name)
+    return values
 
 
-def profile(context: Context) -> dict[str, Value]:
-    """See the module."""
-    with Processes(_configuration(context).model_dump(mode="json")) as processes:
-        processes.wait_for_updates(context.effort.choose(1, _WARM_UPDATES, _WARM_UPDATES))
-        seconds = context.effort.choose(0.5, 8.0, 8.0)
-        values: dict[str, Value] = {_DOCTOR: _bottleneck(processes.metrics_url, seconds)}
-        context.save(values)
-        trace = _profile(processes, context.effort.choose(1, 3, _PROFILED_UPDATES))
-        return values | (streams(trace) if trace else {})
-
-
-def _configuration(context: Context) -> ExperimentConfig:
-    """terrain-reference on all cores but one; in smoke a small spread on the CPU."""
-    cores = max(int(available_cores()) - 1, 1)
-    name, changes = context.effort.choose(
-        (
-            "spread",
-            (
-                "network.name=mlp",
-                "network.hidden=[8]",
-                "algorithm.batch_size=4800",
-                "env_server.num_workers=1",
-            ),
-        ),
-        ("terrain-reference", (f"env_server.num_workers={cores}",)),
-        ("terrain-reference", (f"env_server.num_workers={cores}",)),
+def _configuration(context: Context, run: WholeRun) -> ExperimentConfig:
+    """The preset with environments on all cores but one; in smoke a small spread on the CPU."""
+    cores = max(min(int(available_cores()) - 1, run.most_workers), 1)
+    of_cores = run.preset, (*run.changes, f"env_server.num_workers={cores}")
+    small = (
+        *("network.name=mlp", "network.hidden=[8]", "algorithm.batch_size=4800"),
+        "env_server.num_workers=1",
     )
+    name, changes = context.effort.choose(("spread", small), of_cores, of_cores)
     fixed = (f"learner.device={context.device}", "evaluation.every_updates=0", "run.max_minutes=0")
     return load(name, [*changes, *fixed, "run.max_updates=0"], {})
-
-
-def _watch(look: Callable[[], Scrape], window_s: float) -> list[Scrape]:
-    """Metrics every half second."""
-    end = time.monotonic() + window_s
-    looks = [look()]
-    while time.monotonic() < end:
-        time.sleep(min(_SCRAPE_S, window_s / 2))
-        looks.append(look())
-    return looks
 
 
 def figures(looks: Sequence[Scrape], seconds: float) -> dict[str, Value]:
@@ -234,15 +394,15 @@ def _bottleneck(url: str, window_s: float) -> str:
     return diagnose(*from_metrics(url, window_s)[0]).bottleneck
 
 
-def _profile(processes: Processes, updates: int) -> Path | None:
-    """Have the learner trace its next updates; None if it does not in time."""
+def _profile(processes: Processes, updates: int, deadline: float) -> Path | None:
+    """Have the learner trace its next updates; None if it does not by then."""
     folder = processes.folder / FOLDER
     folder.mkdir(exist_ok=True)
     request = folder / f"bench-{os.getpid()}{REQUEST}"
     unfinished = request.with_suffix(".tmp")
     unfinished.write_text(str(updates))
     unfinished.rename(request)
-    trace, deadline = request.with_suffix(TRACE), time.monotonic() + _PROFILE_S
+    trace = request.with_suffix(TRACE)
     while not trace.exists():
         if time.monotonic() > deadline:
             return None
@@ -251,11 +411,40 @@ def _profile(processes: Processes, updates: int) -> Path | None:
 
 
 def streams(trace: Path) -> dict[str, Value]:
-    """How busy each stream was, how much ran beside each other, and which kernels took longest."""
+    """How busy each stream was, what ran beside each other, launches, kernels that took longest."""
     with gzip.open(trace, "rt") as file:
-        events = json.load(file)["traceEvents"]
+        recorded = json.load(file)
+    events = recorded["traceEvents"]
     spans = [e for e in events if e.get("ph") == "X" and e.get("cat") in _KERNELS]
-    return overlap(spans) | longest(spans)
+    updates = int(recorded.get(METADATA, {}).get("updates", 1))
+    return overlap(spans) | launched(events, updates) | longest(spans)
+
+
+def launched(events: Sequence[Mapping[str, Any]], updates: int) -> dict[str, Value]:
+    """What the learner's thread launched in an update; nothing if the trace does not name it.
+
+    Args:
+        events: of the trace.
+        updates: that it holds.
+    """
+    learners = {
+        event["tid"]
+        for event in events
+        if event.get("name") == "thread_name" and event["args"]["name"].startswith("learner")
+    }
+    calls = Counter(
+        event["name"]
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and event["tid"] in learners
+    )
+    if not calls:
+        return {}
+    replays = sum(n for name, n in calls.items() if "GraphLaunch" in name)
+    every = sum(n for name, n in calls.items() if re.fullmatch(LAUNCHING, name))
+    return {
+        _OUTSIDE: (every - replays) / updates,
+        "graph launches an update, by the trace": replays / updates,
+    }
 
 
 def longest(spans: Sequence[Mapping[str, Any]]) -> dict[str, Value]:

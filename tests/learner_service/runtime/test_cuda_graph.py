@@ -98,6 +98,10 @@ def test_the_least_recently_used_graph_leaves() -> None:
     assert walk.python_calls == before
     captured(rows(2, 0))
     assert walk.python_calls == before + 1
+    assert graphs.signatures == {"walk": 3}  # 2, which has left, is seen once
+    assert graphs.captures["walk"] == 4
+    assert graphs.counts()["graph_signatures"] == {("walk",): 3}
+    assert graphs.counts()["graph_capture_seconds"]["walk",] > 0
 
 
 @pytest.mark.usefixtures("cuda")
