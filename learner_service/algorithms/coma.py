@@ -105,6 +105,7 @@ class Coma(OnPolicyAlgorithm):
     POLICY, IMITATES = ComaPolicy, True
     _OF_BATCH = 3  # mean, variance and deviation of targets
     _config: Config
+    _critic_inputs: CriticInputs
 
     def _build(self) -> None:
         """pi(u | o) of each agent, Q(s, u) of all own actions, and its target Q'.

@@ -131,7 +131,8 @@ class FixedShapes:
             arrays: of the batch, [T, B, ...].
             number: of minibatches in each pass.
         """
-        steps, envs = self._now = arrays["step_type"].shape
+        steps, envs = arrays["step_type"].shape
+        self._now = steps, envs
         self._make_room(steps, envs, number)
         group = self._algorithm._group
         skipped = group.rank * number // group.size
@@ -229,7 +230,7 @@ class FixedShapes:
             where the block begins, and ends, among rows, or environments with memory.
         """
         remembers = bool(self._algorithm.memory_size)
-        own = ("memory", "step_type") if remembers else ()
+        own: tuple[str, ...] = ("memory", "step_type") if remembers else ()
         own += ("raw_action" if "raw_action" in arrays else "action",)
         given = {prefix + k: x for k, x in arrays.items() if k in own or k.startswith(OBSERVATION)}
         if not remembers:

@@ -3,6 +3,7 @@
 One graph of each step serves batches of any number of environments.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ import torch
 from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.algorithms.coma import Coma
 from learner_service.algorithms.mappo import Mappo
+from learner_service.augment.base import Augment
 from learner_service.runtime.cuda_graph import WARM_UP_CALLS
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.timestep import StepType
 from tests.learner_service.algorithms.test_captured_updates import tensors
@@ -46,10 +49,26 @@ CASES: dict[str, tuple[Any, dict[str, Any], int, str]] = {
     "coma": (make_spec("masked"), {**_COMA, **_CLIPPED}, 0, "fp32"),
     "coma-recurrent": (make_spec("masked"), {**_COMA, "target_update": "soft"}, 4, "fp32"),
     "coma-bf16": (make_spec("masked"), _COMA, 0, "bf16"),
+    "mappo-augmented": (make_spec("masked"), {**_MAPPO, "data_passes": 3}, 0, "fp32"),
+    "coma-augmented-recurrent": (make_spec("masked"), {**_COMA, "data_passes": 3}, 4, "fp32"),
 }
 
 
-LONG = {"coma-bf16", "coma-recurrent", "ippo-trunk", "mappo-fp16", "mappo-vtrace"}
+LONG = CASES.keys() - {"mappo", "mappo-discrete-recurrent", "coma"}
+
+
+class Rotated(Augment):
+    """Rotates what is seen by a random number of places, each row for itself."""
+
+    def __call__(
+        self, batch: Mapping[str, torch.Tensor], generator: torch.Generator
+    ) -> dict[str, torch.Tensor]:
+        view = batch[OBSERVATION + "view"]
+        width = view.shape[-1]
+        by = torch.randint(width, (len(view),), generator=generator, device=view.device)
+        at = (torch.arange(width, device=view.device) + by.unsqueeze(1)) % width
+        at = at.view(-1, *(1,) * (view.dim() - 2), width).expand_as(view)
+        return {**batch, OBSERVATION + "view": view.gather(-1, at)}
 
 
 def build(name: str, captured: bool) -> Algorithm[Any]:
@@ -62,6 +81,7 @@ def build(name: str, captured: bool) -> Algorithm[Any]:
     assert isinstance(algorithm, Mappo | Coma)
     algorithm._static = algorithm._schedule._static = True
     algorithm.graphs.enabled = captured
+    algorithm.augment = Rotated() if "augmented" in name else None
     return algorithm
 
 

@@ -1,7 +1,6 @@
 """Padding changes nothing: what rows beyond a batch, or of earlier batches, hold is never seen."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -129,9 +128,8 @@ def test_outliers_of_a_padded_batch_are_those_of_the_batch() -> None:
         norms[0].update(values[:300, :, 0], torch.ones(300, 2))
         norms[1].update(values[:300, :, 0], torch.ones(300, 2))
     plain = norms[0].plausible(values.squeeze(-1), valid.float().squeeze(-1))
-    given: list[Any] = [torch.cat([x.squeeze(-1), torch.zeros(1448, 2)]) for x in (values, valid)]
-    wide_one = norms[1].plausible(*given, torch.tensor(600))
-    assert torch.equal(wide_one[:600], plain)
+    returns, counted = (torch.cat([x.squeeze(-1), torch.zeros(1448, 2)]) for x in (values, valid))
+    assert torch.equal(norms[1].plausible(returns, counted, torch.tensor(600))[:600], plain)
     assert float(norms[0].clipped) == float(norms[1].clipped)
 
 
