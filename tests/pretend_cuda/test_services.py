@@ -292,7 +292,10 @@ def test_no_lock_is_held_through_an_update(tmp_path: Path, monkeypatch: pytest.M
     assert free
 
 
-@pytest.mark.parametrize("what", ["training", "evaluation", "league"])
+@pytest.mark.parametrize(
+    "what",
+    ["evaluation", *(pytest.param(w, marks=pytest.mark.long) for w in ("training", "league"))],
+)
 def test_nobody_who_acts_waits_for_a_capture_of_learning(what: str, tmp_path: Path) -> None:
     """Once the libraries have seen the sizes of all batches."""
     league = {"size": 1, "every_updates": 1, "latest": 0.5} if what == "league" else {}
