@@ -111,7 +111,7 @@ LEAGUE = {"league": {"size": 2, "every_updates": 3, "latest": 0.3}}
 MASAC = {"name": "masac", "replay": REPLAY}
 MADDPG = {"name": "maddpg", "replay": REPLAY, "policy_delay": 2, "twin_critics": True}
 QMIX = {"name": "qmix", "replay": REPLAY}
-SEQUENCES = {"replay": {**REPLAY, "prioritised": False}}
+SEQUENCES = {"replay": {**REPLAY, "prioritised": False, "n_step": 1}}
 MAPPO_30 = {**MAPPO, "batch_size": 30, "batch_number": 2}
 SEGMENTATION = {
     "name": "segmentation",
