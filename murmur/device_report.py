@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 
+from murmur.gpu_waits import failed_captures, grown, on_gpu
 from murmur.snapshots import Snapshot
 
 _APART = 0.6  # NVML's share below this part of the busy share: the device waits for launches
+_CAPTURE_S = "graph_capture_seconds"
 _BUSY = 0.3  # below it there is too little work to tell
 
 
@@ -23,20 +25,37 @@ def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
     used = figures.get("utilization_ratio")
     if used is not None and busy > _BUSY and used < _APART * busy:
         lines.append(
-            f"the device waits for launches: kernels run {_percent(used)} of the time, work is "
-            f"under way {_percent(busy)}; CUDA graphs (learner.cuda_graph), larger batches"
+            f"the device waits for launches: kernels run {_percent(used)} of the time by NVML, "
+            f"work is under way {_percent(busy)} by CUDA events; CUDA graphs (learner.cuda_graph), "
+            "larger batches"
         )
     limits = [k.removeprefix("throttled_") for k, v in figures.items() if "throttled_" in k and v]
     if limits:
         lines.append(f"clocks are kept down by {', '.join(sorted(limits))}")
-    if failed := figures.get("graph_fallbacks"):
-        lines.append(
-            f"{failed:.0f} CUDA graphs could not be captured, their calls run eagerly; the log of "
+    failed = failed_captures(before, after)
+    if not failed and (count := figures.get("graph_fallbacks")):
+        failed = [
+            f"{count:.0f} CUDA graphs could not be captured, their calls run eagerly; the log of "
             "the learner says why"
-        )
+        ]
+    lines += failed
     if span > 0:
         lines += _rates(before.device, figures, span)
+        lines += _graphs(before, after)
     return lines
+
+
+def busy_text(busy: float, device: Mapping[str, float]) -> str:
+    """The share of time in which the device works, by each clock that there is.
+
+    Args:
+        busy: by the learner's own clock: CUDA events, or the host's on a CPU.
+        device: figures of the device; see Snapshot.
+    """
+    used = device.get("utilization_ratio")
+    if used is None:
+        return f"works {_percent(busy)} of the time"
+    return f"works {_percent(busy)} of the time by CUDA events, {_percent(used)} by NVML"
 
 
 def about_text(about: Mapping[str, str]) -> str:
@@ -52,7 +71,7 @@ def _gpu(f: Mapping[str, float]) -> str:
     """NVML's figures in one line; empty without a GPU."""
     parts = []
     if "utilization_ratio" in f:
-        parts.append(f"kernels run {_percent(f['utilization_ratio'])} of the time")
+        parts.append(f"NVML: kernels run {_percent(f['utilization_ratio'])} of the time")
     for name in ("sm", "memory"):
         if f"clock_hertz_{name}" in f:
             most = f.get(f"clock_max_hertz_{name}")
@@ -86,6 +105,24 @@ def _rates(before: Mapping[str, float], after: Mapping[str, float], span: float)
         lines.append(
             f"{replays:.3g} replays of CUDA graphs and {eager or 0:.3g} eager calls a second"
         )
+    return lines
+
+
+def _graphs(before: Snapshot, after: Snapshot) -> list[str]:
+    """Eager calls and captures of each function meanwhile; on the CPU all calls are eager."""
+    captures, seconds = grown(before, after, "graph_captures"), grown(before, after, _CAPTURE_S)
+    eager = grown(before, after, "eager_calls") if on_gpu(after) else {}
+    lines = []
+    if any(eager.values()):
+        counts = ", ".join(f"{name} {n:.0f}" for name, n in eager.items() if n)
+        lines.append(f"eager calls meanwhile: {counts}")
+    if any(captures.values()):
+        counts = ", ".join(
+            f"{name} {n:.0f}" + (f" ({seconds[name]:.3g} s)" if name in seconds else "")
+            for name, n in captures.items()
+            if n
+        )
+        lines.append(f"graphs captured meanwhile: {counts}")
     return lines
 
 

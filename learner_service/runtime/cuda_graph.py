@@ -12,8 +12,9 @@ Nothing else changes: weights and generators are then as if every call had been 
 """
 
 import threading
+import time
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ _MOST_WARMED = 64
 # Failed captures of a function before it stays eager for good, and eager calls after the first of
 # them; after each further one there are _RETRY_LATER times as many.
 _MOST_FAILURES, _RETRY_CALLS, _RETRY_LATER = 3, 256, 8
+NEVER = -1  # calls until the next capture of a function that is not captured again
 # One thread at a time captures, or calls libraries eagerly for the first time with a shape: that
 # may do what CUDA forbids while any stream is captured (cuDNN's tuning does), and then both threads
 # fail. Also the default generator and the allocator serve one capture at a time.
@@ -51,6 +53,10 @@ class Graphs:
         captures: graphs captured by function.
         eager_calls: calls without a graph by function, the ones before a capture included.
         fallbacks: failed captures by (function, reason), the reason "memory" or "capture".
+        eager_s: seconds of the host in eager calls, by function.
+        capture_s: seconds of the host in captures, the failed ones included, by function.
+        retry_calls: eager calls until a function is captured again after a failure: 0 once it was
+            captured, NEVER if it is not tried again.
     """
 
     def __init__(self, device: torch.device, *, enabled: bool = True, priority: int = 0) -> None:
@@ -66,6 +72,9 @@ class Graphs:
         self.replays: Counter[str] = Counter()
         self.eager_calls: Counter[str] = Counter()
         self.fallbacks: Counter[tuple[str, ...]] = Counter()
+        self.eager_s: defaultdict[str, float] = defaultdict(float)
+        self.capture_s: defaultdict[str, float] = defaultdict(float)
+        self.retry_calls: dict[str, int] = {}
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self.captures: Counter[str] = Counter()
@@ -77,12 +86,21 @@ class Graphs:
         for function in self._functions:
             function.reset()
 
-    def counts(self) -> dict[str, dict[tuple[str, ...], int]]:
+    def counts(self) -> dict[str, dict[tuple[str, ...], float]]:
         """Copies of the counts: metric -> labels -> count. Called by any thread."""
+        by_function: dict[str, Mapping[str, float]] = {
+            "graph_replays": self.replays,
+            "graph_captures": self.captures,
+            "graph_capture_seconds": self.capture_s,
+            "graph_retry_calls": self.retry_calls,
+            "eager_calls": self.eager_calls,
+            "eager_seconds": self.eager_s,
+        }
         return {
-            "graph_replays": {(name,): n for name, n in dict(self.replays).items()},
-            "graph_captures": {(name,): n for name, n in dict(self.captures).items()},
-            "eager_calls": {(name,): n for name, n in dict(self.eager_calls).items()},
+            **{
+                metric: {(name,): n for name, n in dict(counted).items()}
+                for metric, counted in by_function.items()
+            },
             "graph_fallbacks": dict(self.fallbacks),
         }
 
@@ -232,17 +250,17 @@ class Captured:
             overwrite them.
         """
         if not self._graphs.enabled:
-            self._graphs.eager_calls[self._name] += 1
-            return self._function(inputs, **options)
+            return self._eagerly(inputs, options)
         signature = self._signature(inputs, options)
         if signature.graph is None:
             if signature.calls < self._warm_up_calls:
                 signature.calls += 1
                 return self._warm_up(inputs, options)
             if self._eager_for or not self._capture(signature, inputs, options):
-                self._eager_for -= self._failures < _MOST_FAILURES
-                self._graphs.eager_calls[self._name] += 1
-                return self._function(inputs, **options)
+                if self._failures < _MOST_FAILURES:
+                    self._eager_for -= 1
+                    self._graphs.retry_calls[self._name] = self._eager_for
+                return self._eagerly(inputs, options)
         assert signature.graph is not None
         if not self._in_place:
             _copy(signature.inputs, inputs)
@@ -268,16 +286,23 @@ class Captured:
         self._signatures.move_to_end(key)
         return self._signatures[key]
 
+    def _eagerly(self, inputs: Mapping[str, Tensor], options: Mapping[str, Hashable]) -> Outputs:
+        """Call the function without a graph; count the call and its time."""
+        began = time.perf_counter()
+        outputs = self._function(inputs, **options)
+        self._graphs.eager_calls[self._name] += 1
+        self._graphs.eager_s[self._name] += time.perf_counter() - began
+        return outputs
+
     def _warm_up(self, inputs: Mapping[str, Tensor], options: Mapping[str, Hashable]) -> Outputs:
         """An eager call on the stream of captures.
 
         Autograd and the libraries remember the stream that they were first used on.
         """
-        self._graphs.eager_calls[self._name] += 1
         stream, current = self._graphs.stream, torch.cuda.current_stream()
         stream.wait_stream(current)
         with self._graphs.eager(), torch.cuda.stream(stream):
-            outputs = self._function(inputs, **options)
+            outputs = self._eagerly(inputs, options)
         current.wait_stream(stream)
         return outputs
 
@@ -290,6 +315,7 @@ class Captured:
         """Capture this signature; returns False if that failed."""
         given = inputs if self._in_place else {name: x.clone() for name, x in inputs.items()}
         signature.inputs = dict(given)
+        began = time.perf_counter()
         try:
             signature.graph, signature.outputs = self._graphs.capture(
                 lambda: self._function(signature.inputs, **options), self._generators
@@ -297,13 +323,19 @@ class Captured:
         except RuntimeError as error:
             self._fail(error)
             return False
+        finally:
+            self._graphs.capture_s[self._name] += time.perf_counter() - began
         self._graphs.captures[self._name] += 1
+        if self._failures:
+            self._graphs.retry_calls[self._name] = 0
         return True
 
     def _fail(self, error: RuntimeError) -> None:
         """Stay eager for a while; log why."""
         self._eager_for = _RETRY_CALLS * _RETRY_LATER**self._failures
         self._failures += 1
+        again = self._eager_for if self._failures < _MOST_FAILURES else NEVER
+        self._graphs.retry_calls[self._name] = again
         cause: BaseException = error
         while isinstance(cause.__context__, RuntimeError):  # leaving the capture raises once more
             cause = cause.__context__

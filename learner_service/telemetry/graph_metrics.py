@@ -33,11 +33,27 @@ GRAPH_METRICS = (
         observed=True,
     ),
     Metric(
+        "graph_capture_seconds",
+        "counter",
+        "time of the host in captures of CUDA graphs, failed ones included",
+        "grows after the first minute: see graph_captures and graph_fallbacks",
+        ("graph",),
+        observed=True,
+    ),
+    Metric(
         "eager_calls",
         "counter",
         "calls of captured functions that ran without a graph: the first few of each input shape, "
         "and those between a failed capture and the next; with learner.cuda_graph=false all",
         "on CUDA, grows as fast as graph_replays: see graph_fallbacks",
+        ("graph",),
+        observed=True,
+    ),
+    Metric(
+        "eager_seconds",
+        "counter",
+        "time of the host in eager_calls, in which it launches their kernels one by one",
+        "on CUDA, a large part of update_seconds: `murmur doctor` names the cause",
         ("graph",),
         observed=True,
     ),
@@ -48,6 +64,15 @@ GRAPH_METRICS = (
         "all. memory: the device is out of memory; capture: any other error, which the log gives",
         "memory: smaller batches; capture: report the log's line, or set learner.cuda_graph=false",
         ("graph", "reason"),
+        observed=True,
+    ),
+    Metric(
+        "graph_retry_calls",
+        "gauge",
+        "after a failed capture: eager calls until the next is tried; 0: it was captured since, "
+        "-1: it is not tried again",
+        "-1: see graph_fallbacks; restarting the learner tries again",
+        ("graph",),
         observed=True,
     ),
 )

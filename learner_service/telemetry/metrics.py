@@ -190,7 +190,7 @@ METRICS = (
 class Counted(Protocol):
     """What is counted elsewhere: CUDA graphs (runtime.cuda_graph), trackers (ProgressLog)."""
 
-    def counts(self) -> Mapping[str, Mapping[tuple[str, ...], int]]:
+    def counts(self) -> Mapping[str, Mapping[tuple[str, ...], float]]:
         """Metric -> labels -> count; may be called by any thread."""
 
 
@@ -273,9 +273,9 @@ class LearnerMetrics:
         """Report a thread's CUDA graphs."""
         self._graphs.append(graphs)
 
-    def graph_calls(self) -> dict[str, dict[tuple[str, ...], int]]:
+    def graph_calls(self) -> dict[str, dict[tuple[str, ...], float]]:
         """What is counted about CUDA graphs: metric -> labels -> sum over all threads."""
-        sums: dict[str, dict[tuple[str, ...], int]] = {
+        sums: dict[str, dict[tuple[str, ...], float]] = {
             metric.name: {} for metric in GRAPH_METRICS if metric.observed
         }
         for graphs in self._graphs:
