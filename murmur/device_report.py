@@ -1,6 +1,8 @@
 """What `murmur doctor` says about the device: its figures between two snapshots, in lines."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 from murmur.gpu_waits import failed_captures, grown, on_gpu
 from murmur.snapshots import Snapshot
@@ -56,6 +58,53 @@ def busy_text(busy: float, device: Mapping[str, float]) -> str:
     if used is None:
         return f"works {_percent(busy)} of the time"
     return f"works {_percent(busy)} of the time by CUDA events, {_percent(used)} by NVML"
+
+
+def gpu_figures(device: Mapping[str, float], busy: float | None = None) -> dict[str, str]:
+    """Utilisation and memory of the GPU by name, as text; empty without a GPU.
+
+    Args:
+        device: figures of the device, as progress.jsonl has them.
+        busy: share of time in which work was under way, by CUDA events; None: unknown.
+    """
+    used, memory = device.get("utilization_ratio"), device.get("memory_used_bytes")
+    if used is None and memory is None and "memory_peak_bytes" not in device:
+        return {}
+    figures = {} if used is None else {"GPU (NVML)": _percent(used)}
+    if busy is not None:
+        figures["GPU (CUDA events)"] = _percent(busy)
+    if memory is not None and device.get("memory_total_bytes"):
+        total = device["memory_total_bytes"]
+        figures["GPU memory"] = f"{memory / 2**30:.1f} of {total / 2**30:.1f} GiB"
+    elif "memory_bytes" in device:  # NVML cannot be asked: torch's own
+        figures["GPU memory"] = f"{device['memory_bytes'] / 2**30:.1f} GiB"
+    return figures
+
+
+def busy_share(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """Share of time in which the device worked, over records of progress; None: unknown.
+
+    Clocks of processes begin at 0; the time between two processes does not count.
+    """
+    worked = span = 0.0
+    for before, after in pairwise(r for r in records if "device_busy_s" in r):
+        took, busy = (
+            after["time"] - before["time"],
+            after["device_busy_s"] - before["device_busy_s"],
+        )
+        if took > 0 and 0 <= busy <= 1.1 * took:
+            worked, span = worked + busy, span + took
+    return min(1.0, worked / span) if span else None
+
+
+def run_busy_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """How busy a run's GPU was by each clock, over its records of progress; empty without a GPU."""
+    devices = [r.get("device", {}) for r in records]
+    used = [of["utilization_ratio"] for of in devices if "utilization_ratio" in of]
+    busy = busy_share(records)
+    if not used or busy is None:
+        return ""
+    return busy_text(busy, {"utilization_ratio": sum(used) / len(used)})
 
 
 def about_text(about: Mapping[str, str]) -> str:
