@@ -96,7 +96,7 @@ class Driver:
             text=True,
         )
 
-    def _answer(self, answers: dict[str, str]) -> Any:  # noqa: ANN401 - of JSON
+    def _answer(self, answers: dict[str, str]) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps({"KNOWN": "GPU-abc", **answers}), file=self._process.stdin, flush=True)
