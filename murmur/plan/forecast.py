@@ -117,7 +117,7 @@ def system_of(basis: Basis, size: Size, pace: Pace | None = None) -> System:
         sessions=server.sessions_per_worker,
         envs=envs,
         learning=learning_of(config, basis.task, ranks, environments, envs, pace),
-        costs=basis.costs,
+        costs=replace(basis.costs, update_rows=basis.costs.update_rows * size.batch),
         group=Group(ranks, exchange_s(config, basis.network, ranks, basis.costs.parameters)),
         sync=config.learner.pipeline == "sync",
         max_batch_envs=config.learner.batcher.max_batch_envs,

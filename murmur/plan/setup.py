@@ -213,7 +213,7 @@ def basis_of(
         costs, source = costs_by_probe(config, task, seconds, say)
     sources = [source]
     if gpu and not costs.device:
-        costs = stated.on_gpu(costs, config)
+        costs = stated.on_gpu(costs, config, task.agents)
         sources.append("stated, not measured: a GPU, by counted launches at an H100's pace")
     if learners > 1:
         if not costs.parameters:
