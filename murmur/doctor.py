@@ -36,6 +36,8 @@ WORDS = {
     "learning": "learning: environments wait until the learner has caught up",
     "processors": "this machine's processors: environments and learner take turns on them",
     "turns": "the sync pipeline: environments, acting and learning wait for each other",
+}
+GPU_WORDS = {  # of a GpuWait
     "shapes": "updates run eagerly because shapes of their inputs change",
     "captures": "updates run eagerly because a CUDA graph could not be captured",
     "eager": "updates run eagerly: their kernels are launched one by one",
@@ -54,10 +56,7 @@ HINTS = {
     "processors": "Put the environment servers on other machines: `murmur env-server "
     "--set env_server.learner=HOST:PORT`.",
     "turns": "",
-    "shapes": "",
-    "captures": "",
-    "eager": "",
-    "acts": "",
+    **dict.fromkeys(GPU_WORDS, ""),
 }
 PROBE_S = 60.0  # the longest that settings are timed without a request
 _PROBED_UPDATES = 16  # of a probe: four settings, four bursts each
@@ -208,12 +207,15 @@ def _prober(
 def show(seen: Diagnosis, console: Console) -> None:
     """Say it."""
     agents, unit = max(seen.agents, 1), "samples" if seen.cache else "agent-steps"
-    message = WORDS[seen.bottleneck]
-    if seen.cache and seen.bottleneck == "learning":
-        message = "learning: samples wait until the learner has caught up"
-    console.print(f"[bold]waits for[/]   {message}", soft_wrap=True)
+    if seen.bottleneck in GPU_WORDS:
+        console.print(f"[bold]found[/]       {GPU_WORDS[seen.bottleneck]}", soft_wrap=True)
+    else:
+        message = WORDS[seen.bottleneck]
+        if seen.cache and seen.bottleneck == "learning":
+            message = "learning: samples wait until the learner has caught up"
+        console.print(f"[bold]waits for[/]   {message}", soft_wrap=True)
     for wait in seen.waits:
-        print_plain(console, f"            {WORDS[wait.kind]}: {wait.found}")
+        print_plain(console, f"            {GPU_WORDS[wait.kind]}: {wait.found}")
     nvml = {} if seen.kernels_busy is None else {"utilization_ratio": seen.kernels_busy}
     console.print(f"[bold]device[/]      {busy_text(seen.device_busy, nvml)}", highlight=False)
     for line in seen.device:

@@ -15,6 +15,7 @@ WORDS = {
     "acting": "acting: the inference thread works all the time",
     "device": "the GPU: acting and learning fill it",
     "learning": "learning: sessions wait until it has caught up",
+    "eager updates": "updates that launch their kernels one by one: sessions wait for them",
     "all-reduce": "the exchange of gradients between learners",
     "network": "the network from environment servers to learners",
     "policy lag": "policy lag: sessions wait for an update's other unrolls",

@@ -15,6 +15,7 @@ from murmur.device_report import device_lines
 from murmur.diagnosis import Diagnosis, diagnose
 from murmur.doctor import show
 from murmur.gpu_waits import failed_captures, gpu_waits
+from murmur.live_page.alerts import doctors_finding
 from murmur.run_folder import RunFolder
 from murmur.snapshots import Snapshot, from_run
 from shared.config import load
@@ -59,7 +60,7 @@ def test_the_recorded_run_waits_for_eager_updates() -> None:
     seen = diagnose(*look())
     assert seen.bottleneck == "shapes"
     text = said(seen)
-    assert "waits for   updates run eagerly because shapes of their inputs change\n" in text
+    assert "found       updates run eagerly because shapes of their inputs change\n" in text
     assert "8 of 33 calls of 'update' launched their kernels one by one, about 59 %" in text
     assert "acting waits for updates: sessions wait about" in text
     assert "99 % of acts take up to 242 ms while updates run, 9.41 ms between them" in text
@@ -79,7 +80,7 @@ def test_the_recorded_run_without_eager_updates_waits_in_acting() -> None:
     (cure,) = seen.remedies
     assert "events and pinned memory" in cure.what
     assert cure.rate / seen.rate == pytest.approx(1.2, abs=0.15)
-    assert "waits for   acting waits for updates\n" in said(seen)
+    assert "found       acting waits for updates\n" in said(seen)
 
 
 def test_late_acts_look_like_slow_environments() -> None:
@@ -252,6 +253,10 @@ def test_a_runs_folder_tells_the_same(tmp_path: Path) -> None:
     run.write_config(config)
     run.progress_file.write_text("".join(json.dumps(line) + "\n" for line in records()))
     assert diagnose(*from_run(run, None), config).bottleneck == "shapes"
+    alert = doctors_finding(run, config)
+    assert alert is not None
+    assert alert.what.startswith("Updates run eagerly because shapes of their inputs change: ")
+    assert "costs a restart" in alert.fix
     done = CliRunner().invoke(app, ["doctor", str(tmp_path), "--no-probe"])
     assert "updates run eagerly because shapes of their inputs change" in done.output
     assert done.exit_code == 1
