@@ -62,11 +62,13 @@ def failed_captures(before: Snapshot, after: Snapshot) -> list[str]:
         if not count:
             continue
         left = after.graphs.get("graph_retry_calls", {}).get(name)
-        again = {
-            None: "the learner's log says when it is tried again",
-            0: "it was captured since",
-            -1: "it is not tried again before the learner restarts",
-        }.get(left, f"it is tried again after {number(left)} more calls")
+        again = f"it is tried again after {number(left)} more calls"
+        if left is None:
+            again = "the learner's log says when it is tried again"
+        elif left == 0:
+            again = "it was captured since"
+        elif left < 0:
+            again = "it is not tried again before the learner restarts"
         why = "the device is out of memory" if reason == "memory" else "the learner's log has why"
         times = "" if count == 1 else f" {count:.0f} times"
         lines.append(f"the CUDA graph of '{name}' could not be captured{times}: {why}; {again}")

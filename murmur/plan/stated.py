@@ -22,8 +22,8 @@ CPU_FLOPS = 87e9  # of one core in a large fp32 matrix product: at most so much 
 # Launches where no preset was counted: of an optimiser step on-policy, of an update off-policy.
 STEP_LAUNCHES, OFF_POLICY_LAUNCHES, ACT_LAUNCHES = 50, 180, 25
 BLOCK, BLOCK_LAUNCHES = 16, 4  # minibatches of a graph at most; copies into it and out of it
-# Outside the graphs of an update: gathering, returns and shuffles of rollouts; draws from a replay.
-ROLLOUT_LAUNCHES, REPLAY_LAUNCHES = 170, 75
+# Of the host, outside an update's graphs: gathering and returns of rollouts; draws from a replay.
+ROLLOUT_HOST_S, DRAW_HOST_S = 5e-3, 1.1e-3
 AGREE_S = 3e-4  # of a group: one exchange of a few numbers on the host before an update
 
 _PRESETS: Mapping[tuple[str, str], str] = {
@@ -130,11 +130,12 @@ def on_gpu(costs: Costs, config: ExperimentConfig, agents: int) -> Costs:
         launches = steps * (launches or STEP_LAUNCHES)
         number = options.batch_number
         block = max(k for k in range(1, BLOCK + 1) if number % k == 0)
-        replays, outside = steps / block, ROLLOUT_LAUNCHES
+        replays_s = steps / block * (REPLAY_S + BLOCK_LAUNCHES * LAUNCH_S)
+        host_s = ROLLOUT_HOST_S
         rows = options.batch_size * number / agents
     else:
         launches = launches or OFF_POLICY_LAUNCHES
-        replays, outside, rows = 1.0, REPLAY_LAUNCHES, 0.0
+        replays_s, host_s, rows = REPLAY_S, DRAW_HOST_S, 0.0
     return replace(
         costs,
         device=True,
@@ -142,8 +143,8 @@ def on_gpu(costs: Costs, config: ExperimentConfig, agents: int) -> Costs:
         act_message_s=0.0,
         update_s=launches * KERNEL_S,
         update_row_s=arithmetic,
-        update_host_s=outside * LAUNCH_S,
-        update_replays_s=replays * (REPLAY_S + BLOCK_LAUNCHES * LAUNCH_S),
+        update_host_s=host_s,
+        update_replays_s=replays_s,
         update_eager_s=launches * LAUNCH_S,
         update_rows=rows,
     )
