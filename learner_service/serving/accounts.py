@@ -13,7 +13,7 @@ from shared.timestep import StepType, TimeStep
 
 # NumPy compares with ints faster.
 _MID, _LAST, _ABORTED = int(StepType.MID), int(StepType.LAST), int(StepType.ABORTED)
-# An act waited if it took so long and so many times the usual; a newer act's weight in the usual.
+# An act waited if it took _WAITED_S and _WAITED_TIMES the usual, in which an act weighs _NEWER.
 _WAITED_S, _WAITED_TIMES, _NEWER = 0.01, 5.0, 0.02
 
 

@@ -210,7 +210,7 @@ def test_acts_that_waited_are_counted() -> None:
     assert seen.waits == ()
 
 
-def test_sessions_that_are_not_known_are_those_of_the_configuration() -> None:
+def test_unknown_sessions_are_those_of_the_configuration() -> None:
     config = load("terrain-reference", ["env_server.num_workers=15"], {})
     before, after = look(sessions=0, **learner(8.0), **REPLAYED)
     known = gpu_waits(*look(**learner(8.0), **REPLAYED), 8.0)
