@@ -180,7 +180,7 @@ def diagnose(
         seen = replace(seen, latency=())
     remedies = _remedies(seen, after, config, algorithm, speedup)
     made_to_wait = waits.get("wait_learning", 0.0)
-    cures = [_without(seen, wait, span, learn, made_to_wait) for wait in gpu]
+    cures = [_without(seen, wait, span, learn, made_to_wait, sync=sync) for wait in gpu]
     remedies += [cure for cure in cures if cure.rate > _WORTH * seen.rate]
     return replace(seen, remedies=tuple(sorted(remedies, key=lambda r: r.rate)))
 
@@ -248,19 +248,27 @@ def _gpu_bottleneck(bottleneck: str, learning: float, gpu: Sequence[GpuWait], sp
         span: seconds that were looked at.
     """
     for wait in gpu:
-        if wait.kind != "acts":
-            behind = bottleneck == "learning"
-        else:
+        long = wait.lost_s > _LATE * span
+        if wait.kind == "acts":
             full = bottleneck == "learning" and learning > _NEARLY
-            behind = bottleneck in ("learning", "acting", "environments") and not full
-            behind = behind and wait.lost_s > _LATE * span
+            behind = bottleneck in ("learning", "acting", "environments") and long and not full
+        elif wait.kind == "eager acts":
+            behind = bottleneck == "acting"
+        else:
+            behind = bottleneck == "learning" or (bottleneck == "turns" and long)
         if behind:
             return wait.kind
     return bottleneck
 
 
 def _without(
-    seen: Diagnosis, wait: GpuWait, span: float, learn_s: float, made_to_wait_s: float
+    seen: Diagnosis,
+    wait: GpuWait,
+    span: float,
+    learn_s: float,
+    made_to_wait_s: float,
+    *,
+    sync: bool,
 ) -> Remedy:
     """The rate without a wait: what sessions waited because of it goes to the environments.
 
@@ -270,12 +278,14 @@ def _without(
         span: seconds that were looked at.
         learn_s: seconds of learning in them.
         made_to_wait_s: seconds in which sessions waited for learning.
+        sync: whether acting and learning take turns.
     """
     saved, faster = wait.lost_s, 1.0
-    if wait.kind != "acts":
+    if wait.kind in ("shapes", "captures", "eager"):
         share = min(wait.lost_s / learn_s, 0.99)
         faster = 1 / (1 - share)
-        saved = max(made_to_wait_s, learn_s - _NEARLY * span, 0.0) * share
+        if not sync:  # else they take turns: all of it is saved
+            saved = max(made_to_wait_s, learn_s - _NEARLY * span, 0.0) * share
     gained = 1 / max(1 - saved / span, 1 / _MOST_TIMES)
     rate, limit = _limit(seen, seen.rate * gained, faster)
     device = min(1.0, seen.device_busy * rate / (seen.rate * faster))

@@ -41,6 +41,7 @@ GPU_WORDS = {  # of a GpuWait
     "shapes": "updates run eagerly because shapes of their inputs change",
     "captures": "updates run eagerly because a CUDA graph could not be captured",
     "eager": "updates run eagerly: their kernels are launched one by one",
+    "eager acts": "acting runs eagerly: its kernels are launched one by one",
     "acts": "acting waits for updates",
 }
 HINTS = {

@@ -12,6 +12,7 @@ from murmur.latency import quantile
 from murmur.snapshots import Snapshot
 from murmur.text import number
 from shared.config import ExperimentConfig
+from shared.ledger import since
 
 _ACT = "act"  # the captured function of the inference thread
 _EAGER_TIMES = 7.0  # of an H100: 4 to 12, COMA's updates 7.2
@@ -26,7 +27,8 @@ class GpuWait:
     """Something that a run on a GPU waits for.
 
     Attributes:
-        kind: "shapes", "captures", "eager" or "acts"; murmur.doctor has each as text.
+        kind: of updates "shapes", "captures" or "eager", of acts "eager acts" or "acts";
+            murmur.doctor has each as text.
         found: what was counted, as text.
         remedy: what to do about it, as text.
         cost: what that costs, as text.
@@ -88,62 +90,98 @@ def gpu_waits(
     """
     if not on_gpu(after):
         return []
-    eager, acts = _eager(before, after, learn_s), _acts(before, after, config)
-    found = [wait for wait in (eager, acts) if wait is not None]
+    inference = since(before.threads, after.threads).get("inference", {})
+    waits = (
+        _eager(before, after, learn_s),
+        _eager(before, after, inference.get("act", 0.0), acting=True),
+        _acts(before, after, config),
+    )
+    found = [wait for wait in waits if wait is not None]
     return sorted(found, key=lambda wait: -wait.lost_s)
 
 
-def _eager(before: Snapshot, after: Snapshot, learn_s: float) -> GpuWait | None:
-    """Updates whose kernels were launched one by one."""
-    calls = _learning(grown(before, after, "eager_calls"))
-    eager = sum(calls.values())
-    replays = sum(_learning(grown(before, after, "graph_replays")).values())
-    captures = sum(_learning(grown(before, after, "graph_captures")).values())
+def _eager(
+    before: Snapshot, after: Snapshot, busy_s: float, *, acting: bool = False
+) -> GpuWait | None:
+    """Updates, or acts, whose kernels were launched one by one.
+
+    Args:
+        before: the earlier snapshot.
+        after: the later one.
+        busy_s: seconds of learning, or of acting, in between.
+        acting: look at acts.
+    """
+
+    def counted(metric: str) -> dict[str, float]:
+        both = grown(before, after, metric).items()
+        return {name: count for name, count in both if (name == _ACT) == acting}
+
+    calls, captured = counted("eager_calls"), counted("graph_captures")
+    eager, captures = sum(calls.values()), sum(captured.values())
+    replays = sum(counted("graph_replays").values())
     timed = "eager_seconds" in after.graphs
-    if not eager or not learn_s:
+    if not (eager or captures) or not busy_s or (acting and not timed):
         return None
     if timed:
-        eager_s = sum(_learning(grown(before, after, "eager_seconds")).values())
-        capture_s = sum(_learning(grown(before, after, "graph_capture_seconds")).values())
-        replayed = max(learn_s - eager_s - capture_s, 0.0)
-        alone = replayed / replays if replays else eager_s / eager / _EAGER_TIMES
-        lost_s = eager_s + capture_s - (eager + captures) * alone
+        launched = sum(counted("eager_seconds").values())
+        launched += sum(counted("graph_capture_seconds").values())
+        replayed = max(busy_s - launched, 0.0)
+        alone = replayed / replays if replays else launched / (eager + captures) / _EAGER_TIMES
+        lost_s = launched - (eager + captures) * alone
     else:
-        lost_s = learn_s * (1 - (eager + replays) / (_EAGER_TIMES * eager + replays))
-    if lost_s < _NOTABLE * learn_s:
+        lost_s = busy_s * (1 - (eager + replays) / (_EAGER_TIMES * eager + replays))
+    if lost_s < _NOTABLE * busy_s:
         return None
-    names = ", ".join(f"'{name}'" for name, count in calls.items() if count)
+    names = ", ".join(f"'{name}'" for name in {**calls, **captured})
     found = (
         f"{eager:.0f} of {eager + replays:.0f} calls of {names} launched their kernels one by one, "
-        f"{'' if timed else 'about '}{100 * lost_s / learn_s:.0f} % of the learning time"
+        f"{'' if timed else 'about '}{100 * lost_s / busy_s:.0f} % of the time of "
+        f"{'acting' if acting else 'learning'}"
     )
     if captures:
         found += f"; {captures:.0f} captures meanwhile"
-    reasons = _not_captured(after, calls)
-    if reasons:
-        return GpuWait("captures", found, *_after_failures(reasons), lost_s)
-    if not replays and not _learning(_total(after, "graph_captures")):
-        return GpuWait(
-            "eager",
-            found,
-            "capture updates as CUDA graphs",
+    if reasons := _not_captured(after, calls):
+        kind, cure = "captures", _after_failures(reasons)
+    elif not replays and not any(n for name, n in _total(after, "graph_captures").items()):
+        kind = "eager"
+        cure = (
+            "capture updates and acts as CUDA graphs",
             f"{_RESTART}, and device memory for inputs of graphs",
             ("learner.cuda_graph=true",),
-            lost_s,
         )
-    remedy = (
+    elif acting:
+        kind = "shapes"
+        cure = (
+            "answer at most 1,024 environments at once: larger batches have no graph",
+            "costs more batches, each of one replay",
+            ("learner.batcher.max_batch_envs=1024",),
+        )
+    else:
+        kind, cure = "shapes", (*_one_shape(after, timed=timed), ())
+    return GpuWait("eager acts" if acting else kind, found, *cure, lost_s)
+
+
+def _one_shape(seen: Snapshot, *, timed: bool) -> tuple[str, str]:
+    """How to give updates one shape, and what that costs.
+
+    Args:
+        seen: the run.
+        timed: whether its learner counts the seconds of eager calls.
+    """
+    if not timed:
+        return (
+            "resume the run with this version of murmur: it captures steps on minibatches, whose "
+            "shape does not depend on environments, unrolls or their number",
+            _RESTART,
+        )
+    if seen.cache:
+        return "give all images one size, in files of one size or by the source's option", _RESTART
+    return (
         "give updates one shape: set algorithm.unroll_steps and unrolls_per_update to what "
         "config.yaml holds, and let all workers have as many environments",
         f"{_RESTART}; updates then wait for the slowest sessions. Report it, too: steps on "
         "minibatches should have one shape",
     )
-    if not timed:
-        remedy = (
-            "resume the run with this version of murmur: it captures steps on minibatches, whose "
-            "shape does not depend on environments, unrolls or their number",
-            _RESTART,
-        )
-    return GpuWait("shapes", found, *remedy, (), lost_s)
 
 
 def _not_captured(seen: Snapshot, calls: Mapping[str, float]) -> list[str]:
@@ -245,8 +283,3 @@ def _sessions(seen: Snapshot, config: ExperimentConfig | None) -> int:
 
 def _total(seen: Snapshot, metric: str) -> Mapping[str, float]:
     return seen.graphs.get(metric, {})
-
-
-def _learning(counts: Mapping[str, float]) -> dict[str, float]:
-    """Those of the learner thread."""
-    return {name: count for name, count in counts.items() if name != _ACT}

@@ -61,7 +61,7 @@ def test_the_recorded_run_waits_for_eager_updates() -> None:
     assert seen.bottleneck == "shapes"
     text = said(seen)
     assert "found       updates run eagerly because shapes of their inputs change\n" in text
-    assert "8 of 33 calls of 'update' launched their kernels one by one, about 59 %" in text
+    assert "8 of 33 calls of 'update' launched their kernels one by one, about 59 % of the" in text
     assert "acting waits for updates: sessions wait about" in text
     assert "99 % of acts take up to 242 ms while updates run, 9.41 ms between them" in text
     assert "works 49 % of the time by CUDA events, 28 % by NVML" in text
@@ -193,6 +193,41 @@ def test_graphs_that_are_off_are_named_with_their_option() -> None:
     assert seen.bottleneck == "eager"
     assert seen.remedies[-1].settings == ("learner.cuda_graph=true",)
     assert "    --set learner.cuda_graph=true\n" in said(seen)
+
+
+def test_acts_without_a_graph_are_named_so() -> None:
+    """Of 40 s of acting 30 are eager: batches that are larger than any graph."""
+    states = learner(5.0)["state_seconds_total"]
+    states |= {
+        ("inference", "wait_learning"): 0.5,
+        ("inference", "wait_environments"): 1.5,
+        ("inference", "act"): 40.0,
+        ("inference", "store"): SPAN_S - 42.0,
+    }
+    calls = {
+        "eager_calls_total": {("act",): 3000.0},
+        "graph_replays_total": {("act",): 5000.0, ("update",): 33.0},
+        "graph_captures_total": {("act",): 0.0, ("update",): 0.0},
+        "eager_seconds_total": {("act",): 30.0},
+    }
+    seen = diagnose(*look(state_seconds_total=states, **calls, **PROMPT))
+    assert seen.bottleneck == "eager acts"
+    assert "3000 of 8000 calls of 'act' launched" in seen.waits[0].found
+    assert seen.waits[0].settings == ("learner.batcher.max_batch_envs=1024",)
+
+
+def test_eager_updates_of_the_sync_pipeline_are_named() -> None:
+    """Of 45.4 s learning takes 30, of which eager calls are 20: 25.6 s would be enough."""
+    states = {
+        ("inference", "wait_environments"): 8.0,
+        ("inference", "act"): SPAN_S - 38.0,
+        ("inference", "forward"): 30.0,
+    }
+    seen = diagnose(*look(state_seconds_total=states, **TIMED, **PROMPT))
+    assert seen.bottleneck == "shapes"
+    lost = seen.waits[0].lost_s
+    best = next(cure for cure in seen.remedies if "one shape" in cure.what)
+    assert best.rate / seen.rate == pytest.approx(SPAN_S / (SPAN_S - lost))
 
 
 def test_acts_that_waited_are_counted() -> None:
