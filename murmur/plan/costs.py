@@ -144,7 +144,7 @@ def costs_of(windows: Sequence[Window], *, threads: int = 1) -> Costs:
     return Costs(
         step_s=sum(w.workers_s or 0.0 for w in windows) / messages,
         message_s=sum(w.grpc_s for w in windows) / messages,
-        message_io_s=sum(w.io_s for w in windows) / messages,
+        io_message_s=sum(w.io_s for w in windows) / messages,
         copy_message_s=sum(w.copy_s for w in windows) / messages,
         batch_s=batch_s,
         batch_message_s=batch_message_s,

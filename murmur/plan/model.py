@@ -13,14 +13,14 @@ class Costs:
         step_s: of a worker, for a message: the environments' step, packing, gRPC, unpacking.
         step_row_s: of a worker, in addition for each environment row of the message.
         message_s: of the learner's event loop, for a message.
-        message_io_s: of gRPC's own threads, for a message; they need no interpreter.
+        io_message_s: of gRPC's own threads, for a message; they need no interpreter.
         batch_s: of the inference thread, for a batch: storing and replying.
         batch_message_s: of the inference thread, in addition for each message of the batch.
         copy_message_s: of the inference thread, for each message of the batch: copies of
             observations, which need no interpreter.
         act_s: of the policy, for a batch; on a GPU device seconds.
         act_message_s: of the policy, in addition for each message of the batch.
-        update_s: of an update, whatever its rows; on a GPU device seconds.
+        update_s: of an update, see also `update_rows`; on a GPU device seconds.
         update_row_s: of an update, in addition for each environment row of a rank.
         update_host_s: of an update, beside the device: launches outside graphs, publishing.
         update_replays_s: of an update, beside the device: replays of its graphs.
@@ -54,7 +54,7 @@ class Costs:
     steps_per_row: float = 1.0
     jitter: float = 0.0
     parameters: int = 0
-    message_io_s: float = 0.0
+    io_message_s: float = 0.0
     copy_message_s: float = 0.0
     update_replays_s: float = 0.0
     update_eager_s: float = 0.0

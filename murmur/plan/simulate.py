@@ -233,7 +233,7 @@ class Simulation:
 
     def _arrive(self, session: _Session) -> None:
         """They have; gRPC receives them."""
-        work = self.system.costs.message_io_s
+        work = self.system.costs.io_message_s
         if work:
             session.io.add(work * self._jitter(), self._received, session)
         else:

@@ -94,7 +94,7 @@ def test_costs_are_per_message_batch_and_row() -> None:
     seen = replace(window(record(0.0, 1), record(10.0, 2)), workers_s=0.7)
     costs = costs_of([seen])
     assert costs.step_s == pytest.approx(0.7e-3)
-    assert (costs.message_s, costs.message_io_s) == pytest.approx((0.4e-3, 0.6e-3))
+    assert (costs.message_s, costs.io_message_s) == pytest.approx((0.4e-3, 0.6e-3))
     # 1.5 s / 500 batches = 3 ms for 2 messages: 0.7 of it by the message.
     assert (costs.batch_s, costs.batch_message_s) == pytest.approx((0.9e-3, 1.05e-3))
     assert (costs.act_s, costs.act_message_s) == pytest.approx((1e-3, 0))
@@ -130,7 +130,7 @@ def test_costs_of_a_run_are_its_own_but_for_the_environment(
     lines = [record(float(t), t) for t in range(1, 31)]
     (tmp_path / "progress.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     costs, source = setup.costs_of_run(spread(), RunFolder.open(tmp_path))
-    assert costs.message_s + costs.message_io_s == pytest.approx(1e-3)
+    assert costs.message_s + costs.io_message_s == pytest.approx(1e-3)
     assert costs.update_row_s == pytest.approx(3.5 / 7000)
     assert 107e-6 < costs.step_s < 0.1  # a worker's message, and the step beside it
     assert source.startswith(f"measured: 20 s of '{tmp_path.name}'")

@@ -17,7 +17,7 @@ from tests.murmur.recorded_h100 import AGENTS, ENVS, UPDATE_ROWS, recorded
 COSTS = Costs(
     step_s=0.92e-3 * ENVS,
     message_s=0.72e-3,
-    message_io_s=0.72e-3,
+    io_message_s=0.72e-3,
     batch_s=1.31e-3,
     copy_message_s=5.5e-6,
     act_s=0.0,

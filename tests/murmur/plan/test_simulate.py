@@ -50,7 +50,7 @@ def test_an_interpreter_limits_many_workers() -> None:
 
 def test_copies_and_grpc_need_no_interpreter() -> None:
     # A session goes round in 1.4 + 0.5 + 0.3 ms; many share the interpreter for 0.1 ms a message.
-    costs = replace(COSTS, message_io_s=5e-4, copy_message_s=3e-4)
+    costs = replace(COSTS, io_message_s=5e-4, copy_message_s=3e-4)
     assert run(replace(ONE, costs=costs)).rows == pytest.approx(4 / 2.2e-3)
     many = replace(ONE, cores=256, workers=64, costs=replace(costs, copy_message_s=0.0))
     assert run(many).rows == pytest.approx(run(replace(many, costs=COSTS)).rows, rel=0.1)
