@@ -28,6 +28,22 @@ COSTS = Costs(
     jitter=0.1,
 )
 
+# `formation` on two EPYC cores on 2026-11-26: costs of runs with one and three workers.
+FORMATION = Costs(
+    step_s=712e-6,
+    message_s=245e-6,
+    io_message_s=78.3e-6,
+    batch_s=226e-6,
+    copy_message_s=10.8e-6,
+    act_s=636e-6,
+    update_s=0.0,
+    update_row_s=67.1e-6,
+    hop_s=58.6e-6,
+    steps_per_row=0.966,
+    jitter=0.1,
+)
+TWO_WORKERS = {"others": 1.04, "env_steps_per_s": 8530.0, "updates_per_s": 2.16}
+
 
 def on_an_h100(eager: float) -> Forecast:
     """terrain-reference on 15 workers and an H100; `eager`: share of the updates."""
@@ -56,3 +72,14 @@ def test_without_eager_updates_its_environments_set_the_rate() -> None:
     assert 1e3 * seen.outcome.update_s == pytest.approx(228, rel=0.3)
     assert seen.rate == pytest.approx(65_000, rel=0.15)
     assert seen.bottleneck in ("cores", "workers")
+
+
+def test_two_workers_come_out_within_30_percent_of_others() -> None:
+    """The run with two workers gave none of the costs. Other programs took a processor of two."""
+    config = plan_config(load("formation", [], {}))
+    others = TWO_WORKERS["others"]
+    basis = Basis(config, FORMATION, Task(3, 1000), stated.network("loopback"), others=others)
+    seen = forecast(basis, Size(1, 2, 2))
+    assert seen.env_rate == pytest.approx(TWO_WORKERS["env_steps_per_s"], rel=0.3)
+    assert seen.updates == pytest.approx(TWO_WORKERS["updates_per_s"], rel=0.3)
+    assert seen.bottleneck == "cores"
