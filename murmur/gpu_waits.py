@@ -16,6 +16,7 @@ from shared.ledger import since
 
 _ACT = "act"  # the captured function of the inference thread
 _EAGER_TIMES = 7.0  # of an H100: 4 to 12, COMA's updates 7.2
+_FIRST_CAPTURES = 4  # of a function: those of a run that begins
 _NOTABLE = 0.2  # share of the learning time, above which launches are what it waits for
 _WAITING = 0.1  # the same of the run's time that acting waits
 _LATE_S, _LATE_TIMES = 0.05, 5.0  # 99th percentile of acting during updates, and times the idle one
@@ -112,9 +113,11 @@ def _eager(
         acting: look at acts.
     """
 
+    first = _first_captured(before, after)
+
     def counted(metric: str) -> dict[str, float]:
         both = grown(before, after, metric).items()
-        return {name: count for name, count in both if (name == _ACT) == acting}
+        return {n: count for n, count in both if (n == _ACT) == acting and n not in first}
 
     calls, captured = counted("eager_calls"), counted("graph_captures")
     eager, captures = sum(calls.values()), sum(captured.values())
@@ -159,6 +162,13 @@ def _eager(
     else:
         kind, cure = "shapes", (*_one_shape(after, timed=timed), ())
     return GpuWait("eager acts" if acting else kind, found, *cure, lost_s)
+
+
+def _first_captured(before: Snapshot, after: Snapshot) -> set[str]:
+    """Functions that the run has begun to capture meanwhile: their eager calls are the first."""
+    already = _total(before, "graph_captures")
+    now = _total(after, "graph_captures")
+    return {n for n, count in now.items() if not already.get(n) and 0 < count <= _FIRST_CAPTURES}
 
 
 def _one_shape(seen: Snapshot, *, timed: bool) -> tuple[str, str]:

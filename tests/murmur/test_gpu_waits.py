@@ -108,6 +108,19 @@ def test_few_eager_calls_are_no_cause() -> None:
     assert diagnose(*look(**learner(40.0), **calls, **PROMPT)).bottleneck == "learning"
 
 
+def test_first_calls_of_a_run_that_begins_are_no_cause() -> None:
+    """3 eager calls and a capture before the first replay took 25 of 40 s."""
+    calls = {
+        "eager_calls_total": {("critic",): 3.0, ("act",): 9.0},
+        "graph_replays_total": {("critic",): 20.0, ("act",): 10.0},
+        "graph_captures_total": {("critic",): 1.0, ("act",): 3.0},
+        "graph_capture_seconds_total": {("critic",): 15.0, ("act",): 5.0},
+        "eager_seconds_total": {("critic",): 10.0, ("act",): 4.0},
+    }
+    seen = diagnose(*look(**learner(40.0), **calls, **PROMPT))
+    assert (seen.bottleneck, seen.waits) == ("learning", ())
+
+
 def test_eager_calls_on_a_cpu_are_none() -> None:
     """Where there are no graphs all calls are eager."""
     calls = {"eager_calls_total": {("update",): 33.0}, "graph_replays_total": {}}
