@@ -112,7 +112,6 @@ def _eager(
         busy_s: seconds of learning, or of acting, in between.
         acting: look at acts.
     """
-
     first = _first_captured(before, after)
 
     def counted(metric: str) -> dict[str, float]:
