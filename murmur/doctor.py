@@ -208,15 +208,14 @@ def _prober(
 def show(seen: Diagnosis, console: Console) -> None:
     """Say it."""
     agents, unit = max(seen.agents, 1), "samples" if seen.cache else "agent-steps"
-    if seen.bottleneck in GPU_WORDS:
-        console.print(f"[bold]found[/]       {GPU_WORDS[seen.bottleneck]}", soft_wrap=True)
-    else:
+    if seen.bottleneck not in GPU_WORDS:
         message = WORDS[seen.bottleneck]
         if seen.cache and seen.bottleneck == "learning":
             message = "learning: samples wait until the learner has caught up"
         console.print(f"[bold]waits for[/]   {message}", soft_wrap=True)
-    for wait in seen.waits:
-        print_plain(console, f"            {GPU_WORDS[wait.kind]}: {wait.found}")
+    for wait in sorted(seen.waits, key=lambda wait: wait.kind != seen.bottleneck):
+        head = "[bold]found[/]       " if wait.kind == seen.bottleneck else "            "
+        console.print(head, plain(f"{GPU_WORDS[wait.kind]}: {wait.found}"), sep="", soft_wrap=True)
     nvml = {} if seen.kernels_busy is None else {"utilization_ratio": seen.kernels_busy}
     console.print(f"[bold]device[/]      {busy_text(seen.device_busy, nvml)}", highlight=False)
     for line in seen.device:
