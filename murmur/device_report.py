@@ -1,10 +1,14 @@
 """What `murmur doctor` says about the device: its figures between two snapshots, in lines."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
+from murmur.gpu_waits import failed_captures, grown, on_gpu
 from murmur.snapshots import Snapshot
 
 _APART = 0.6  # NVML's share below this part of the busy share: the device waits for launches
+_CAPTURE_S = "graph_capture_seconds"
 _BUSY = 0.3  # below it there is too little work to tell
 
 
@@ -23,20 +27,84 @@ def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
     used = figures.get("utilization_ratio")
     if used is not None and busy > _BUSY and used < _APART * busy:
         lines.append(
-            f"the device waits for launches: kernels run {_percent(used)} of the time, work is "
-            f"under way {_percent(busy)}; CUDA graphs (learner.cuda_graph), larger batches"
+            f"the device waits for launches: kernels run {_percent(used)} of the time by NVML, "
+            f"work is under way {_percent(busy)} by CUDA events; CUDA graphs (learner.cuda_graph), "
+            "larger batches"
         )
     limits = [k.removeprefix("throttled_") for k, v in figures.items() if "throttled_" in k and v]
     if limits:
         lines.append(f"clocks are kept down by {', '.join(sorted(limits))}")
-    if failed := figures.get("graph_fallbacks"):
-        lines.append(
-            f"{failed:.0f} CUDA graphs could not be captured, their calls run eagerly; the log of "
+    failed = failed_captures(before, after)
+    if not failed and (count := figures.get("graph_fallbacks")):
+        failed = [
+            f"{count:.0f} CUDA graphs could not be captured, their calls run eagerly; the log of "
             "the learner says why"
-        )
+        ]
+    lines += failed
     if span > 0:
         lines += _rates(before.device, figures, span)
+        lines += _graphs(before, after)
     return lines
+
+
+def busy_text(busy: float, device: Mapping[str, float]) -> str:
+    """The share of time in which the device works, by each clock that there is.
+
+    Args:
+        busy: by the learner's own clock: CUDA events, or the host's on a CPU.
+        device: figures of the device; see Snapshot.
+    """
+    used = device.get("utilization_ratio")
+    if used is None:
+        return f"works {_percent(busy)} of the time"
+    return f"works {_percent(busy)} of the time by CUDA events, {_percent(used)} by NVML"
+
+
+def gpu_figures(device: Mapping[str, float], busy: float | None = None) -> dict[str, str]:
+    """Utilisation and memory of the GPU by name, as text; empty without a GPU.
+
+    Args:
+        device: figures of the device, as progress.jsonl has them.
+        busy: share of time in which work was under way, by CUDA events; None: unknown.
+    """
+    used, memory = device.get("utilization_ratio"), device.get("memory_used_bytes")
+    if used is None and memory is None and "memory_peak_bytes" not in device:
+        return {}
+    figures = {} if used is None else {"GPU (NVML)": _percent(used)}
+    if busy is not None:
+        figures["GPU (CUDA events)"] = _percent(busy)
+    if memory is not None and device.get("memory_total_bytes"):
+        total = device["memory_total_bytes"]
+        figures["GPU memory"] = f"{memory / 2**30:.1f} of {total / 2**30:.1f} GiB"
+    elif "memory_bytes" in device:  # NVML cannot be asked: torch's own
+        figures["GPU memory"] = f"{device['memory_bytes'] / 2**30:.1f} GiB"
+    return figures
+
+
+def busy_share(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """Share of time in which the device worked, over records of progress; None: unknown.
+
+    Clocks of processes begin at 0; the time between two processes does not count.
+    """
+    worked = span = 0.0
+    for before, after in pairwise(r for r in records if "device_busy_s" in r):
+        took, busy = (
+            after["time"] - before["time"],
+            after["device_busy_s"] - before["device_busy_s"],
+        )
+        if took > 0 and 0 <= busy <= 1.1 * took:
+            worked, span = worked + busy, span + took
+    return min(1.0, worked / span) if span else None
+
+
+def run_busy_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """How busy a run's GPU was by each clock, over its records of progress; empty without a GPU."""
+    devices = [r.get("device", {}) for r in records]
+    used = [of["utilization_ratio"] for of in devices if "utilization_ratio" in of]
+    busy = busy_share(records)
+    if not used or busy is None:
+        return ""
+    return busy_text(busy, {"utilization_ratio": sum(used) / len(used)})
 
 
 def about_text(about: Mapping[str, str]) -> str:
@@ -52,7 +120,7 @@ def _gpu(f: Mapping[str, float]) -> str:
     """NVML's figures in one line; empty without a GPU."""
     parts = []
     if "utilization_ratio" in f:
-        parts.append(f"kernels run {_percent(f['utilization_ratio'])} of the time")
+        parts.append(f"NVML: kernels run {_percent(f['utilization_ratio'])} of the time")
     for name in ("sm", "memory"):
         if f"clock_hertz_{name}" in f:
             most = f.get(f"clock_max_hertz_{name}")
@@ -86,6 +154,24 @@ def _rates(before: Mapping[str, float], after: Mapping[str, float], span: float)
         lines.append(
             f"{replays:.3g} replays of CUDA graphs and {eager or 0:.3g} eager calls a second"
         )
+    return lines
+
+
+def _graphs(before: Snapshot, after: Snapshot) -> list[str]:
+    """Eager calls and captures of each function meanwhile; on the CPU all calls are eager."""
+    captures, seconds = grown(before, after, "graph_captures"), grown(before, after, _CAPTURE_S)
+    eager = grown(before, after, "eager_calls") if on_gpu(after) else {}
+    lines = []
+    if any(eager.values()):
+        counts = ", ".join(f"{name} {n:.0f}" for name, n in eager.items() if n)
+        lines.append(f"eager calls meanwhile: {counts}")
+    if any(captures.values()):
+        counts = ", ".join(
+            f"{name} {n:.0f}" + (f" ({seconds[name]:.3g} s)" if name in seconds else "")
+            for name, n in captures.items()
+            if n
+        )
+        lines.append(f"graphs captured meanwhile: {counts}")
     return lines
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from murmur.gpu_waits import GpuWait, gpu_waits
 from murmur.group_diagnosis import RankFigures, advice
 from murmur.latency import latency_lines
 from murmur.snapshots import Snapshot
@@ -32,6 +33,8 @@ _LEARNING = (
 )
 _FULL = 0.95  # of a station's capacity is all that can be had of it
 _MOST_TIMES = 64  # as many environment servers is as far as advice goes
+_WORTH = 1.02  # times as fast: less is no remedy
+_LATE = 0.1  # share of the time that acts wait, where it sets the rate
 _NEARLY = 0.85  # busier than this, a station sets the rate
 
 # How many times as fast a row is learned from with some settings; None: they do not fit.
@@ -58,6 +61,7 @@ class Remedy:
         rate: environment rows a second, predicted.
         device_busy: share of time the device works, predicted.
         limit: what sets the rate then.
+        cost: what the change costs, as text; empty: nothing worth a word.
     """
 
     what: str
@@ -65,6 +69,7 @@ class Remedy:
     rate: float
     device_busy: float
     limit: str
+    cost: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,9 +78,11 @@ class Diagnosis:
 
     Attributes:
         rate: environment rows a second.
-        device_busy: share of time the device works.
+        device_busy: share of time the device works, by CUDA events or the host's clock.
+        kernels_busy: share of time in which kernels ran, by NVML at the end; None: unknown.
         bottleneck: "environments", "servers" (of samples), "acting", "learning", "processors" or
-            "turns" (sync pipeline).
+            "turns" (sync pipeline); on a GPU also a kind of GpuWait.
+        waits: what the run waits for on a GPU, the most seconds first.
         busy: share of time each station works, by name.
         seconds_per_row: of each station that was seen working.
         remedies: the best last.
@@ -101,6 +108,8 @@ class Diagnosis:
     cache: str = ""
     ranks: tuple[RankFigures, ...] = field(default=())
     advice: tuple[str, ...] = field(default=())
+    kernels_busy: float | None = None
+    waits: tuple[GpuWait, ...] = field(default=())
 
 
 def _window(before: Snapshot, after: Snapshot) -> tuple[float, float]:
@@ -150,6 +159,8 @@ def diagnose(
     bottleneck = "turns" if sync else _bottleneck(busy, waits, after.machine_busy)
     if after.cache and bottleneck == "environments":
         bottleneck = "servers"
+    gpu = tuple(gpu_waits(before, after, learn, config))
+    bottleneck = _gpu_bottleneck(bottleneck, busy["learning"], gpu, span)
     target_ms = config.learner.batcher.latency_target_ms if config else 0.0
     seen = Diagnosis(
         rows / span,
@@ -161,11 +172,16 @@ def diagnose(
         in_flight=after.in_flight,
         latency=latency_lines(since(before.latency, after.latency), target_ms, after.machine_busy),
         cache=after.cache,
+        kernels_busy=after.device.get("utilization_ratio"),
+        waits=gpu,
     )
     if after.cache:  # a run on samples has no acting
         del busy["acting"], per_row["acting"]
         seen = replace(seen, latency=())
     remedies = _remedies(seen, after, config, algorithm, speedup)
+    made_to_wait = waits.get("wait_learning", 0.0)
+    cures = [_without(seen, wait, span, learn, made_to_wait, sync=sync) for wait in gpu]
+    remedies += [cure for cure in cures if cure.rate > _WORTH * seen.rate]
     return replace(seen, remedies=tuple(sorted(remedies, key=lambda r: r.rate)))
 
 
@@ -217,6 +233,63 @@ def _bottleneck(
     if machine_busy is not None and machine_busy > _FULL:
         return "processors"
     return "environments"
+
+
+def _gpu_bottleneck(bottleneck: str, learning: float, gpu: Sequence[GpuWait], span: float) -> str:
+    """What a run on a GPU waits for, if that is behind what its stations say.
+
+    Eager updates explain slow learning. Late acts look like slow environments, and like slow
+    learning if the learner has time left.
+
+    Args:
+        bottleneck: by the stations.
+        learning: share of time that the learner works.
+        gpu: the waits, the most seconds first.
+        span: seconds that were looked at.
+    """
+    for wait in gpu:
+        long = wait.lost_s > _LATE * span
+        if wait.kind == "acts":
+            full = bottleneck == "learning" and learning > _NEARLY
+            behind = bottleneck in ("learning", "acting", "environments") and long and not full
+        elif wait.kind == "eager acts":
+            behind = bottleneck == "acting"
+        else:
+            behind = bottleneck == "learning" or (bottleneck == "turns" and long)
+        if behind:
+            return wait.kind
+    return bottleneck
+
+
+def _without(
+    seen: Diagnosis,
+    wait: GpuWait,
+    span: float,
+    learn_s: float,
+    made_to_wait_s: float,
+    *,
+    sync: bool,
+) -> Remedy:
+    """The rate without a wait: what sessions waited because of it goes to the environments.
+
+    Args:
+        seen: the run as it is.
+        wait: what would be cured.
+        span: seconds that were looked at.
+        learn_s: seconds of learning in them.
+        made_to_wait_s: seconds in which sessions waited for learning.
+        sync: whether acting and learning take turns.
+    """
+    saved, faster = wait.lost_s, 1.0
+    if wait.kind in ("shapes", "captures", "eager"):
+        share = min(wait.lost_s / learn_s, 0.99)
+        faster = 1 / (1 - share)
+        if not sync:  # else they take turns: all of it is saved
+            saved = max(made_to_wait_s, learn_s - _NEARLY * span, 0.0) * share
+    gained = 1 / max(1 - saved / span, 1 / _MOST_TIMES)
+    rate, limit = _limit(seen, seen.rate * gained, faster)
+    device = min(1.0, seen.device_busy * rate / (seen.rate * faster))
+    return Remedy(wait.remedy, wait.settings, rate, device, limit, wait.cost)
 
 
 def _working(spent: Mapping[str, Mapping[str, float]], sync: bool) -> tuple[float, float]:
@@ -349,7 +422,7 @@ def _faster_learning(
     remedies = []
     for what, settings in _learning_changes(config, algorithm):
         factor = speedup(settings)
-        if factor is None or factor <= 1.02:
+        if factor is None or factor <= _WORTH:
             continue
         # How fast the environments are cannot be seen while they are made to wait.
         rate, limit = _limit(seen, math.inf, factor)

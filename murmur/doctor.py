@@ -10,7 +10,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from murmur.device_report import device_lines
+from murmur.device_report import busy_text, device_lines
 from murmur.diagnosis import Diagnosis, Speedup, diagnose, of_group
 from murmur.group_diagnosis import RankFigures, pace_setter, rank_figures
 from murmur.run_folder import RunFolder
@@ -37,6 +37,13 @@ WORDS = {
     "processors": "this machine's processors: environments and learner take turns on them",
     "turns": "the sync pipeline: environments, acting and learning wait for each other",
 }
+GPU_WORDS = {  # of a GpuWait
+    "shapes": "updates run eagerly because shapes of their inputs change",
+    "captures": "updates run eagerly because a CUDA graph could not be captured",
+    "eager": "updates run eagerly: their kernels are launched one by one",
+    "eager acts": "acting runs eagerly: its kernels are launched one by one",
+    "acts": "acting waits for updates",
+}
 HINTS = {
     "environments": "Faster environments do the same as more of them, as far as their machines "
     "have free processors.",
@@ -50,6 +57,7 @@ HINTS = {
     "processors": "Put the environment servers on other machines: `murmur env-server "
     "--set env_server.learner=HOST:PORT`.",
     "turns": "",
+    **dict.fromkeys(GPU_WORDS, ""),
 }
 PROBE_S = 60.0  # the longest that settings are timed without a request
 _PROBED_UPDATES = 16  # of a probe: four settings, four bursts each
@@ -200,13 +208,16 @@ def _prober(
 def show(seen: Diagnosis, console: Console) -> None:
     """Say it."""
     agents, unit = max(seen.agents, 1), "samples" if seen.cache else "agent-steps"
-    message = WORDS[seen.bottleneck]
-    if seen.cache and seen.bottleneck == "learning":
-        message = "learning: samples wait until the learner has caught up"
-    console.print(f"[bold]waits for[/]   {message}", soft_wrap=True)
-    console.print(
-        f"[bold]device[/]      works {100 * seen.device_busy:.0f} % of the time", highlight=False
-    )
+    if seen.bottleneck not in GPU_WORDS:
+        message = WORDS[seen.bottleneck]
+        if seen.cache and seen.bottleneck == "learning":
+            message = "learning: samples wait until the learner has caught up"
+        console.print(f"[bold]waits for[/]   {message}", soft_wrap=True)
+    for wait in sorted(seen.waits, key=lambda wait: wait.kind != seen.bottleneck):
+        head = "[bold]found[/]       " if wait.kind == seen.bottleneck else "            "
+        console.print(head, plain(f"{GPU_WORDS[wait.kind]}: {wait.found}"), sep="", soft_wrap=True)
+    nvml = {} if seen.kernels_busy is None else {"utilization_ratio": seen.kernels_busy}
+    console.print(f"[bold]device[/]      {busy_text(seen.device_busy, nvml)}", highlight=False)
     for line in seen.device:
         print_plain(console, f"            {line}")
     console.print(
@@ -238,10 +249,13 @@ def show(seen: Diagnosis, console: Console) -> None:
                     f"{r.rate / seen.rate:.2f} times as fast: {r.what}; then "
                     f"{number(round(r.rate * agents))} {unit} a second, the device works "
                     f"{100 * r.device_busy:.0f} %, limited by {r.limit}"
-                )
+                    + (f"; {r.cost}" if r.cost else "")
+                ),
+                soft_wrap=bool(r.cost),
             )
-            settings = " ".join(f"--set {s}" for s in r.settings)
-            print_plain(console, f"    {settings}", "bold")
+            if r.settings:
+                settings = " ".join(f"--set {s}" for s in r.settings)
+                print_plain(console, f"    {settings}", "bold")
     if any(r.limit == "policy lag" for r in seen.remedies):
         console.print(f"\n{_LAG_HINT}", soft_wrap=True)
     if hint := HINTS[seen.bottleneck]:

@@ -12,7 +12,7 @@ import jinja2
 
 from env_service.pictures import Snapshot, find_painter
 from murmur import settings
-from murmur.device_report import about_text
+from murmur.device_report import about_text, run_busy_text
 from murmur.drops import dropped_message
 from murmur.evaluation import (
     Recorder,
@@ -176,6 +176,8 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
         "agent steps": number(last.get("agent_steps", 0)),
         "best checkpoint by": str(best),
     }
+    if busy := run_busy_text(progress):
+        facts["device"] = busy
     return (
         page_environment()
         .get_template("report.html.j2")

@@ -8,6 +8,7 @@ import numpy as np
 
 from learner_service.telemetry.figures import compared, png
 from murmur.charts import Chart, Series, line_chart, matrix_chart
+from murmur.device_report import run_busy_text
 from murmur.report import page_environment, page_parts
 from murmur.report_charts import loss_reading
 from murmur.run_folder import RunFolder
@@ -69,6 +70,8 @@ def write_segmentation_report(run: RunFolder, out: Path, *, checkpoint: str, say
         "updates": number(last.get("updates", 0)),
         "images trained": number(last.get("rows_trained", 0)),
     }
+    if busy := run_busy_text(progress):
+        facts["device"] = busy
     parts = page_parts(run, facts, last)
     template = page_environment().get_template("segmentation.html.j2")
     page = template.render(

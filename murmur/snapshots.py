@@ -26,6 +26,11 @@ _DEVICE_FIGURES = {
     "graph_replays_total": "graph_replays",
     "eager_calls_total": "eager_calls",
     "graph_fallbacks_total": "graph_fallbacks",
+    "graph_captures_total": "graph_captures",
+    "graph_capture_seconds_total": "graph_capture_seconds",
+    "eager_seconds_total": "eager_seconds",
+    "acts_waited_total": "acts_waited",
+    "acts_waited_seconds_total": "acts_waited_seconds",
 }
 UPDATES = 4  # an update's phases are seen in their proportions only over several
 
@@ -46,6 +51,8 @@ class Snapshot:
         environments: that are connected for training; 0 if unknown.
         environments_limit: how many may act at once; 0: any number.
         device: figures of the device, by the names of progress.jsonl; empty if unknown.
+        graphs: counts of CUDA graphs: metric -> "function" or "function/reason" -> count; empty if
+            unknown.
         about: the device as text, as describe_device gives it; empty if unknown.
         in_flight: what an update takes, as text; empty if unknown.
         latency: histograms of acting; see murmur.latency.
@@ -70,6 +77,7 @@ class Snapshot:
     latency: Buckets = field(default_factory=dict)
     cache: str = ""
     rank: int = 0
+    graphs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 Look: TypeAlias = tuple[Snapshot, Snapshot]  # before and after
@@ -150,6 +158,7 @@ def _from_record(record: Mapping[str, Any]) -> Snapshot:
             for name, counts in record.get("latency", {}).items()  # records of before lack it
         },
         cache=samples.get("cache", ""),
+        graphs=record.get("graphs", {}),
     )
 
 
@@ -297,9 +306,13 @@ def _snapshot(
     latency: dict[str, dict[float, float]] = {}
     about: dict[str, str] = {}
     threads: dict[str, dict[str, float]] = {}
+    graphs: dict[str, dict[str, float]] = {}
     for name, labels, value in samples:
         rank = labels.get("rank", rank)
         short = name.removeprefix(_PREFIX)
+        if "graph" in labels:
+            function = "/".join(labels[key] for key in ("graph", "reason") if key in labels)
+            graphs.setdefault(short.removesuffix("_total"), {})[function] = value
         if short == "state_seconds_total":
             threads.setdefault(labels["thread"], {})[labels["state"]] = value
         elif short in ("acting_seconds_bucket", "inference_seconds_bucket"):
@@ -337,6 +350,7 @@ def _snapshot(
         latency=latency,
         cache=cache,
         rank=int(rank),
+        graphs=graphs,
     )
 
 

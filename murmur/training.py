@@ -15,6 +15,7 @@ from rich.text import Text
 from env_service.adapters.frames import DRAWING
 from env_service.pictures import DRAWN
 from murmur.child import ChildError
+from murmur.device_report import gpu_figures
 from murmur.drops import dropped_message, rollout_message
 from murmur.interrupts import stopped_by_signals
 from murmur.live_view import LiveView
@@ -147,8 +148,9 @@ class TrainingView(LiveView):
     def _shown(self) -> tuple[dict[str, str], dict[str, str]]:
         """The figures of the training, and those of the environment."""
         r = self._last
+        gpu = gpu_figures(r.get("device", {}))
         if samples := r.get("samples"):
-            return _sample_figures(r, samples), {}
+            return _sample_figures(r, samples) | gpu, {}
         training = {
             "updates": number(r.get("updates", 0)),
             "env steps": number(r.get("env_steps", 0)),
@@ -158,6 +160,7 @@ class TrainingView(LiveView):
         }
         if skipped := r.get("updates_skipped"):
             training["skipped updates"] = number(skipped)
+        training |= gpu
         metrics = list(r.get("metrics", {}).items())[:METRICS_SHOWN]
         return training, {name: number(value) for name, value in metrics}
 

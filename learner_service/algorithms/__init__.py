@@ -20,6 +20,7 @@ SUPPORT = {
     ),
     *(
         "exploration",
+        "fixed_shapes",
         "frozen",
         "imitation",
         "labelled_images",
@@ -31,6 +32,7 @@ SUPPORT = {
     ),
     *(
         "options",
+        "packed_rows",
         "returns",
         "running_moments",
         "schedule",

@@ -37,6 +37,7 @@ _MOST_SEEN = 4096
 # Failed captures of a function before it stays eager for good, and eager calls after the first of
 # them; after each further one there are _RETRY_LATER times as many.
 _MOST_FAILURES, _RETRY_CALLS, _RETRY_LATER = 3, 256, 8
+NEVER = -1  # calls until the next capture of a function that is not captured again
 # One thread at a time captures, or calls libraries eagerly for the first time with a shape: that
 # may do what CUDA forbids while any stream is captured (cuDNN's tuning does), and then both threads
 # fail. Also the default generator and the allocator serve one capture at a time.
@@ -60,6 +61,9 @@ class Graphs:
         signatures: signatures seen by function: more than graphs where shapes keep changing.
         eager_calls: calls without a graph by function, the ones before a capture included.
         fallbacks: failed captures by (function, reason), the reason "memory" or "capture".
+        eager_s: seconds of the host in eager calls, by function.
+        retry_calls: eager calls until a function is captured again after a failure: 0 once it was
+            captured, NEVER if it is not tried again.
         group: see the constructor.
     """
 
@@ -84,10 +88,12 @@ class Graphs:
         self.replays: Counter[str] = Counter()
         self.eager_calls: Counter[str] = Counter()
         self.fallbacks: Counter[tuple[str, ...]] = Counter()
+        self.eager_s: defaultdict[str, float] = defaultdict(float)
+        self.capture_s: defaultdict[str, float] = defaultdict(float)
+        self.retry_calls: dict[str, int] = {}
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self.captures: Counter[str] = Counter()
-        self.capture_s: defaultdict[str, float] = defaultdict(float)
         self.signatures: Counter[str] = Counter()
         self._live: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._functions: weakref.WeakSet[Captured] = weakref.WeakSet()
@@ -101,12 +107,20 @@ class Graphs:
 
     def counts(self) -> dict[str, dict[tuple[str, ...], float]]:
         """Copies of the counts: metric -> labels -> count or seconds. Called by any thread."""
+        by_function: dict[str, Mapping[str, float]] = {
+            "graph_replays": self.replays,
+            "graph_captures": self.captures,
+            "graph_capture_seconds": self.capture_s,
+            "graph_signatures": self.signatures,
+            "graph_retry_calls": self.retry_calls,
+            "eager_calls": self.eager_calls,
+            "eager_seconds": self.eager_s,
+        }
         return {
-            "graph_replays": {(name,): n for name, n in dict(self.replays).items()},
-            "graph_captures": {(name,): n for name, n in dict(self.captures).items()},
-            "graph_capture_seconds": {(name,): s for name, s in dict(self.capture_s).items()},
-            "graph_signatures": {(name,): n for name, n in dict(self.signatures).items()},
-            "eager_calls": {(name,): n for name, n in dict(self.eager_calls).items()},
+            **{
+                metric: {(name,): n for name, n in dict(counted).items()}
+                for metric, counted in by_function.items()
+            },
             "graph_fallbacks": dict(self.fallbacks),
         }
 
@@ -278,8 +292,7 @@ class Captured:
             overwrite them.
         """
         if not self._graphs.enabled:
-            self._graphs.eager_calls[self._name] += 1
-            return self._function(inputs, **options)
+            return self._eagerly(inputs, options)
         signature = self._signature(inputs, options)
         kind = self._agreed(signature)
         if kind == _DUE and not self._capture(signature, inputs, options):
@@ -334,6 +347,14 @@ class Captured:
         self._signatures.move_to_end(key)
         return self._signatures[key]
 
+    def _eagerly(self, inputs: Mapping[str, Tensor], options: Mapping[str, Hashable]) -> Outputs:
+        """Call the function without a graph; count the call and its time."""
+        began = time.perf_counter()
+        outputs = self._function(inputs, **options)
+        self._graphs.eager_calls[self._name] += 1
+        self._graphs.eager_s[self._name] += time.perf_counter() - began
+        return outputs
+
     def _eager(
         self,
         signature: _Signature,
@@ -344,16 +365,17 @@ class Captured:
 
         Autograd and the libraries remember the stream that they were first used on.
         """
-        self._graphs.eager_calls[self._name] += 1
         if signature.calls == self._warm_up_calls:
-            self._eager_for -= bool(self._eager_for) and self._failures < _MOST_FAILURES
-            return self._function(inputs, **options)
+            if self._eager_for and self._failures < _MOST_FAILURES:
+                self._eager_for -= 1
+                self._graphs.retry_calls[self._name] = self._eager_for
+            return self._eagerly(inputs, options)
         signature.calls += 1
         collectives = self._graphs.group.calls
         stream, current = self._graphs.stream, torch.cuda.current_stream()
         stream.wait_stream(current)
         with self._graphs.eager(), torch.cuda.stream(stream):
-            outputs = self._function(inputs, **options)
+            outputs = self._eagerly(inputs, options)
         current.wait_stream(stream)
         self._exchanges |= self._graphs.group.calls > collectives
         return outputs
@@ -385,12 +407,16 @@ class Captured:
             self._fail(failed)
             return False
         self._graphs.captures[self._name] += 1
+        if self._failures:
+            self._graphs.retry_calls[self._name] = 0
         return True
 
     def _fail(self, error: RuntimeError) -> None:
         """Stay eager for a while; log why."""
         self._eager_for = _RETRY_CALLS * _RETRY_LATER**self._failures
         self._failures += 1
+        again = self._eager_for if self._failures < _MOST_FAILURES else NEVER
+        self._graphs.retry_calls[self._name] = again
         cause: BaseException = error
         while isinstance(cause.__context__, RuntimeError):  # leaving the capture raises once more
             cause = cause.__context__

@@ -13,6 +13,8 @@ from shared.timestep import StepType, TimeStep
 
 # NumPy compares with ints faster.
 _MID, _LAST, _ABORTED = int(StepType.MID), int(StepType.LAST), int(StepType.ABORTED)
+# An act waited if it took _WAITED_S and _WAITED_TIMES the usual, in which an act weighs _NEWER.
+_WAITED_S, _WAITED_TIMES, _NEWER = 0.01, 5.0, 0.02
 
 
 class Accounts:
@@ -30,6 +32,22 @@ class Accounts:
         self._num_agents, self._learns_once = spec.num_agents, storage.learns_once
         self._batcher, self._progress, self._metrics = batcher, progress, metrics
         self._batch_ended = time.monotonic()
+        self._usual_s = 0.0  # of an act
+
+    def note_act(self, seconds: float, updating: bool) -> None:
+        """Count an act that waited, told by its time beside that of the acts before.
+
+        Args:
+            seconds: of copying observations, the policy, and copying actions.
+            updating: whether an update was under way when it began.
+        """
+        usual = self._usual_s or seconds
+        most = _WAITED_TIMES * usual
+        self._usual_s = usual + _NEWER * (min(seconds, most) - usual)
+        if seconds >= _WAITED_S and seconds >= most:
+            phase = "update" if updating or self._batcher.updating else "idle"
+            self._metrics.counter("acts_waited", phase=phase).inc()
+            self._metrics.counter("acts_waited_seconds", phase=phase).inc(seconds - usual)
 
     def note_latency(
         self, requests: list[Request], fresh: list[Request], updating: bool, started: float

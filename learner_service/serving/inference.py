@@ -212,7 +212,9 @@ class InferenceLoop:
         batch = _Batch()
         for request in requests:
             self._admit(request, batch)
+        updating, began = self._batcher.updating, time.monotonic()
         self._load(batch)
+        loaded = time.monotonic() - began
         if self._learn is not None and not self._learn():
             self._staging.store()
             return  # the run is complete: requests are not answered any more
@@ -222,6 +224,7 @@ class InferenceLoop:
             self._staging.store()
             return
         enter("act")
+        began = time.monotonic() - loaded  # learning, if it is done here, does not count
         with self._snapshots.acting() as snapshot, self._clock.working("act"):
             policy, version = snapshot.policy, snapshot.version
             memory = self._staging.act(policy, self._generator, self._memory)
@@ -229,6 +232,7 @@ class InferenceLoop:
             others = self._other_teams(batch.requests, policy, self._generator)
             host = self._staging.actions()
         enter("store")
+        self._accounts.note_act(time.monotonic() - began, updating)
         replies = []
         stop = 0
         for place, request in enumerate(batch.requests):

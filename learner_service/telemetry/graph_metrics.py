@@ -59,12 +59,29 @@ GRAPH_METRICS = (
         observed=True,
     ),
     Metric(
+        "eager_seconds",
+        "counter",
+        "time of the host in eager_calls, in which it launches their kernels one by one",
+        "on CUDA, a large part of update_seconds: `murmur doctor` names the cause",
+        ("graph",),
+        observed=True,
+    ),
+    Metric(
         "graph_fallbacks",
         "counter",
         "captures of CUDA graphs that failed; after some eager calls the next is tried, three in "
         "all. memory: the device is out of memory; capture: any other error, which the log gives",
         "memory: smaller batches; capture: report the log's line, or set learner.cuda_graph=false",
         ("graph", "reason"),
+        observed=True,
+    ),
+    Metric(
+        "graph_retry_calls",
+        "gauge",
+        "after a failed capture: eager calls until the next is tried; 0: it was captured since, "
+        "-1: it is not tried again",
+        "-1: see graph_fallbacks; restarting the learner tries again",
+        ("graph",),
         observed=True,
     ),
 )

@@ -113,6 +113,20 @@ SERVING_METRICS = (
         buckets=_ACTING_S,
     ),
     Metric(
+        "acts_waited",
+        "counter",
+        "acts that took 10 ms and five times the usual or more: they waited for kernels, captures "
+        "or the driver, on a CPU for processors; phase: while an update runs, or idle",
+        "on CUDA, grows with each update: acting waits for updates, see `murmur doctor`",
+        ("phase",),
+    ),
+    Metric(
+        "acts_waited_seconds",
+        "counter",
+        "time of acts_waited beyond the usual",
+        labels=("phase",),
+    ),
+    Metric(
         "batch_wait_seconds",
         "gauge",
         "longest wait for a larger batch, as tuned to learner.batcher.latency_target_ms",

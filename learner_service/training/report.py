@@ -62,6 +62,11 @@ class Report:
             "latency": self._metrics.latencies(),
             "rollout": self._storage.chosen,
             "device": self._device_figures(),
+            "graphs": {
+                metric: {"/".join(labels): count for labels, count in counts.items()}
+                for metric, counts in self._metrics.graph_calls().items()
+                if counts
+            },
             "work": work_done(self._metrics),
             **self._duties.figures(),
         }
@@ -75,7 +80,12 @@ class Report:
             "memory_bytes": float(self._memory()),
             "copied_to_device_bytes": float(m.copied.to_device),
             "copied_to_host_bytes": float(m.copied.to_host),
-            **{name: float(sum(of.values())) for name, of in m.graph_calls().items()},
+            **{
+                name: float(sum(of.values()))
+                for name, of in m.graph_calls().items()
+                if name != "graph_retry_calls"
+            },
+            **{name: m.sum_of(name)[0] for name in ("acts_waited", "acts_waited_seconds")},
         }
         if count:
             figures["update_ms"] = 1e3 * seconds / count

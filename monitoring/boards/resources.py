@@ -24,9 +24,23 @@ GPU_PANELS = (
         "waits for launches; CUDA graphs, larger batches. Memory: share of time in which its "
         "memory was read or written.",
         [
-            learner_gauge("murmur_learner_device_busy_ratio", "busy {{instance}}"),
-            learner_gauge("murmur_learner_gpu_utilization_ratio", "kernels {{instance}}"),
+            learner_gauge("murmur_learner_device_busy_ratio", "busy (CUDA events) {{instance}}"),
+            learner_gauge("murmur_learner_gpu_utilization_ratio", "kernels (NVML) {{instance}}"),
             learner_gauge("murmur_learner_gpu_memory_utilization_ratio", "memory {{instance}}"),
+        ],
+        "percentunit",
+        top=1,
+    ),
+    Panel(
+        "Waits for launches and captures",
+        "Share of a thread's time. Eager: the learner's or the inference thread's calls launch "
+        "kernels one by one. Captures: graphs are recorded. Acts: acting waits for updates, "
+        "captures or processors. Any of it for long on a GPU: see `murmur doctor`. On a CPU all "
+        "calls are eager.",
+        [
+            (rate("murmur_learner_eager_seconds_total"), "eager {{graph}} {{instance}}"),
+            (rate("murmur_learner_graph_capture_seconds_total"), "captures {{graph}} {{instance}}"),
+            (rate("murmur_learner_acts_waited_seconds_total"), "acts, {{phase}} {{instance}}"),
         ],
         "percentunit",
         top=1,

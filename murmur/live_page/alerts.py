@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from murmur.diagnosis import diagnose
-from murmur.doctor import HINTS, WORDS
+from murmur.doctor import GPU_WORDS, HINTS, WORDS
 from murmur.drops import dropped_message
 from murmur.log_errors import TROUBLE, log_entry
 from murmur.run_folder import LineTail, RunFolder
@@ -173,6 +173,10 @@ def doctors_finding(run: RunFolder, config: ExperimentConfig) -> Alert | None:
         best = seen.remedies[-1]
         settings = " ".join(f"--set {item}" for item in best.settings)
         fix = f"{best.rate / seen.rate:.2f} times as fast: {best.what}" + (
-            f" ({settings})." if settings else "."
+            f" ({settings})" if settings else ""
         )
+        fix += f"; {best.cost}." if best.cost else "."
+    if seen.bottleneck in GPU_WORDS:
+        found = "; ".join(f"{GPU_WORDS[wait.kind]}: {wait.found}" for wait in seen.waits)
+        return Alert("warning", found[:1].upper() + found[1:], fix)
     return Alert("note", f"Waits for {WORDS[seen.bottleneck]}", fix)

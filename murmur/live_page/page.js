@@ -77,6 +77,7 @@ function withCode(text) {
 }
 
 function define(list, items) {
+  for (const entry of [...list.children]) if (!(entry.firstChild.textContent in items)) entry.remove();
   for (const [name, text] of Object.entries(items)) {
     let entry = [...list.children].find((child) => child.firstChild.textContent === name);
     if (!entry) {

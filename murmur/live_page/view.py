@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from threading import Lock
 from typing import Any
 
+from murmur.device_report import busy_share, gpu_figures
 from murmur.live_page.alerts import (
     SEVERITIES,
     Alert,
@@ -62,6 +63,7 @@ class RunView:
         self._reading: Iterator[None] | None = None
         self._tail = ProgressTail(self._run.progress_file)
         self._last: dict[str, Any] = {}
+        self._busy: float | None = None  # share of time that the device worked lately
         self._rate: tuple[float, float] | None = None  # (seconds, share) some time ago
         self._file: tuple[int, int] = (0, 0)  # inode and size
         self._looked = self._examined = float("-inf")
@@ -80,7 +82,7 @@ class RunView:
                 "state": state,
                 "words": self._text(state, share),
                 "share": share,
-                "figures": _figures(last),
+                "figures": _figures(last) | gpu_figures(last.get("device") or {}, self._busy),
                 "metric": self._metric.name,
                 "supervised": self._config.supervised,
                 "curves": self._curves.since(cursor),
@@ -132,6 +134,7 @@ class RunView:
         elif record.get("kind") == "progress":
             self._curves.add(record)
             self._moved.add(record)
+            self._busy = busy_share([self._last, record])
             self._last = record
 
     def _state(self) -> str:

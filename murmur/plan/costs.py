@@ -32,14 +32,17 @@ class Window:
         rows: environment rows received.
         trained: environment rows that updates took.
         env_steps: environment steps received.
-        grpc_s: processor seconds of the event loop and of gRPC's own threads.
+        grpc_s: processor seconds of the event loop.
+        io_s: of gRPC's own threads.
         host_s: of the inference thread, storing and replying.
+        copy_s: of the inference thread, copying observations.
         act_s: of the inference thread, in the policy.
         learn_s: of learning, and of what follows an update.
         bytes: of observation messages.
         workers_s: processor seconds of the environment servers; None: not known.
         learner_s: of the learner's process.
         others: processors that other programs used meanwhile.
+        eager: share of the learner's calls that ran without a CUDA graph; 0 on a CPU.
     """
 
     seconds: float
@@ -57,6 +60,9 @@ class Window:
     workers_s: float | None = None
     learner_s: float = 0.0
     others: float = 0.0
+    eager: float = 0.0
+    io_s: float = 0.0
+    copy_s: float = 0.0
 
     @property
     def batch(self) -> float:
@@ -77,6 +83,7 @@ def window(before: Mapping[str, Any], after: Mapping[str, Any]) -> Window:
     at_work = {s: v for s, v in inference.items() if s not in _WAITING}
     total = max(sum(at_work.values()), 1e-9)
     acting = sum(at_work.get(s, 0.0) for s in _ACTING) / total
+    copying = at_work.get("transfer", 0.0) / total
     sync = "learner" not in spent
     learning = sum(at_work.get(s, 0.0) for s in (*_LEARNING, "log", "checkpoint")) / total
     of_inference = cpu.get("inference", 0.0)
@@ -96,13 +103,27 @@ def window(before: Mapping[str, Any], after: Mapping[str, Any]) -> Window:
         rows=after["rows_received"] - before["rows_received"],
         trained=after["rows_trained"] - before["rows_trained"],
         env_steps=after["env_steps_received"] - before["env_steps_received"],
-        grpc_s=cpu.get("grpc", 0.0) + others,
-        host_s=of_inference * max(0.0, 1 - acting - (learning if sync else 0.0)),
+        grpc_s=cpu.get("grpc", 0.0),
+        io_s=others,
+        host_s=of_inference * max(0.0, 1 - acting - copying - (learning if sync else 0.0)),
+        copy_s=of_inference * copying,
         act_s=of_inference * acting,
         learn_s=learn,
         bytes=work["received_bytes"],
         learner_s=work["cpu_s"],
+        eager=_eager(before.get("graphs", {}), after.get("graphs", {})),
     )
+
+
+def _eager(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
+    """Share of the learner thread's calls without a graph, where some have one."""
+
+    def counted(metric: str) -> float:
+        first, last = before.get(metric, {}), after.get(metric, {})
+        return float(sum(n - first.get(name, 0) for name, n in last.items() if name != "act"))
+
+    replays, eager = counted("graph_replays"), counted("eager_calls")
+    return eager / (eager + replays) if replays else 0.0
 
 
 def costs_of(windows: Sequence[Window], *, threads: int = 1) -> Costs:
@@ -123,6 +144,8 @@ def costs_of(windows: Sequence[Window], *, threads: int = 1) -> Costs:
     return Costs(
         step_s=sum(w.workers_s or 0.0 for w in windows) / messages,
         message_s=sum(w.grpc_s for w in windows) / messages,
+        io_message_s=sum(w.io_s for w in windows) / messages,
+        copy_message_s=sum(w.copy_s for w in windows) / messages,
         batch_s=batch_s,
         batch_message_s=batch_message_s,
         act_s=act_s,
@@ -133,6 +156,7 @@ def costs_of(windows: Sequence[Window], *, threads: int = 1) -> Costs:
         threads=threads,
         steps_per_row=sum(w.env_steps for w in windows) / max(rows, 1),
         jitter=_JITTER,
+        eager=max(w.eager for w in windows),
     )
 
 

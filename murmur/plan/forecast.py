@@ -13,6 +13,7 @@ from shared.config import ExperimentConfig
 
 _FULL = 0.9  # a resource that works more than this sets the rate
 _WAITS = 0.3  # share of the sessions, or of the time, that wait: more of it is a limit
+_WAITS_EAGER = 0.1  # the same, for updates that are eager and need not be
 _FIRST = Limits(messages=4_000, warm=500, least=1_000, updates=4)
 _RESERVED = 3  # processors that a rank keeps from the workers: event loop, acting, learning
 _MILLION = 1e6
@@ -117,7 +118,7 @@ def system_of(basis: Basis, size: Size, pace: Pace | None = None) -> System:
         sessions=server.sessions_per_worker,
         envs=envs,
         learning=learning_of(config, basis.task, ranks, environments, envs, pace),
-        costs=basis.costs,
+        costs=replace(basis.costs, update_rows=basis.costs.update_rows * size.batch),
         group=Group(ranks, exchange_s(config, basis.network, ranks, basis.costs.parameters)),
         sync=config.learner.pipeline == "sync",
         max_batch_envs=config.learner.batcher.max_batch_envs,
@@ -164,7 +165,7 @@ def of_outcome(system: System, outcome: Outcome, task: Task, size: Size) -> Fore
         rate=rate,
         env_rate=env_rate,
         updates=outcome.updates,
-        bottleneck=bottleneck(outcome),
+        bottleneck=bottleneck(outcome, eager=system.costs.device and system.costs.eager > 0),
         busy=outcome.busy,
         blocked=outcome.blocked,
         peers=outcome.peers,
@@ -176,11 +177,18 @@ def of_outcome(system: System, outcome: Outcome, task: Task, size: Size) -> Fore
     )
 
 
-def bottleneck(outcome: Outcome) -> str:
-    """What sets the rate: the fullest resource or, if none is full, what sessions wait for."""
+def bottleneck(outcome: Outcome, *, eager: bool = False) -> str:
+    """What sets the rate: the fullest resource or, if none is full, what sessions wait for.
+
+    Args:
+        outcome: of a simulation.
+        eager: whether some updates launch their kernels one by one.
+    """
     busy = outcome.busy
     if busy["cores"] > _FULL:
         return "cores"
+    if eager and outcome.blocked > _WAITS_EAGER:
+        return "eager updates"
     full = {k: v for k, v in busy.items() if k not in ("cores", "workers") and v > _FULL}
     if full:
         first = max(full, key=lambda name: full[name])

@@ -13,15 +13,23 @@ class Costs:
         step_s: of a worker, for a message: the environments' step, packing, gRPC, unpacking.
         step_row_s: of a worker, in addition for each environment row of the message.
         message_s: of the learner's event loop, for a message.
+        io_message_s: of gRPC's own threads, for a message; they need no interpreter.
         batch_s: of the inference thread, for a batch: storing and replying.
         batch_message_s: of the inference thread, in addition for each message of the batch.
+        copy_message_s: of the inference thread, for each message of the batch: copies of
+            observations, which need no interpreter.
         act_s: of the policy, for a batch; on a GPU device seconds.
         act_message_s: of the policy, in addition for each message of the batch.
-        update_s: of an update, whatever its rows; on a GPU device seconds.
+        update_s: of an update, see also `update_rows`; on a GPU device seconds.
         update_row_s: of an update, in addition for each environment row of a rank.
-        update_host_s: of an update, beside the device: logging, publishing.
+        update_host_s: of an update, beside the device: launches outside graphs, publishing.
+        update_replays_s: of an update, beside the device: replays of its graphs.
+        update_eager_s: of an update, beside the device, if its kernels are launched one by one.
+        eager: share of updates that are.
         hop_s: seconds from one process to the other, beside the processor time.
         message_bytes: of an observation message.
+        update_rows: environment rows of all ranks that update_s, update_replays_s and
+            update_eager_s are for; more rows, in proportion more minibatches. 0: any number.
         device: whether `act_` and `update_` costs are of a GPU.
         threads: processors that an update on the CPU can use at once.
         steps_per_row: environment steps of a row; rows that begin an episode are none.
@@ -46,6 +54,12 @@ class Costs:
     steps_per_row: float = 1.0
     jitter: float = 0.0
     parameters: int = 0
+    io_message_s: float = 0.0
+    copy_message_s: float = 0.0
+    update_replays_s: float = 0.0
+    update_eager_s: float = 0.0
+    eager: float = 0.0
+    update_rows: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -213,8 +213,10 @@ def basis_of(
         costs, source = costs_by_probe(config, task, seconds, say)
     sources = [source]
     if gpu and not costs.device:
-        costs = stated.on_gpu(costs, config)
+        costs = stated.on_gpu(costs, config, task.agents)
         sources.append("stated, not measured: a GPU, by counted launches at an H100's pace")
+    if costs.device and costs.eager:
+        sources.append(f"measured: {100 * costs.eager:.0f} % of the updates run eagerly")
     if learners > 1:
         if not costs.parameters:
             costs = replace(costs, parameters=parameters_of(config, spec))

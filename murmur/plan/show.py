@@ -15,6 +15,7 @@ WORDS = {
     "acting": "acting: the inference thread works all the time",
     "device": "the GPU: acting and learning fill it",
     "learning": "learning: sessions wait until it has caught up",
+    "eager updates": "updates that launch their kernels one by one: sessions wait for them",
     "all-reduce": "the exchange of gradients between learners",
     "network": "the network from environment servers to learners",
     "policy lag": "policy lag: sessions wait for an update's other unrolls",
@@ -22,6 +23,7 @@ WORDS = {
     "ranks wait for each other": "learners wait for the slowest of them to gather rows",
     "round trips": "round trips: nothing is full; more sessions or environments would be served",
 }
+_CLOCKS = {"device": "kernels (NVML)"}  # whose clock a share is comparable to
 _SHORT = {"ranks wait for each other": "peers"}
 
 
@@ -48,7 +50,7 @@ def show(
         ("rate", f"{_count(last.rate)} agent-steps/s, {_count(last.env_rate)} environment steps/s"),
         ("updates", _updates(last)),
         ("limited by", WORDS[last.bottleneck]),
-        ("busy", ", ".join(f"{k} {100 * v:.0f} %" for k, v in last.busy.items())),
+        ("busy", ", ".join(f"{_CLOCKS.get(k, k)} {100 * v:.0f} %" for k, v in last.busy.items())),
         (
             "a million",
             f"agent-steps: {number(last.device_hours)} learner-hours, "

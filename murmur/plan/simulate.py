@@ -3,7 +3,8 @@
 A session steps its environments on its worker, sends a message, which costs the learner's event
 loop time, waits for the next batch of the inference thread, and gets its action. Unrolls that fill
 up make updates due. Sessions that may not begin an unroll wait until an update makes room. Event
-loop and inference thread share one interpreter; torch's own work does not need it.
+loop and inference thread share one interpreter; gRPC's own threads, copies and torch's own work do
+not need it.
 """
 
 import math
@@ -18,6 +19,7 @@ from murmur.plan.storage import Unroll, make_storage
 _MULTIPLIERS = 4093  # a prime: no pattern of the simulation repeats with them
 _FEW, _MANY = 4, 2  # ranks that are simulated, with few and with many sessions each
 _MANY_SESSIONS = 32
+_SWITCH_S = 5e-4  # threads of an interpreter take turns of this length
 _STREAM_S = 1e-4  # two streams of a device take turns of this length
 
 
@@ -41,10 +43,11 @@ class Limits:
 class _Session:
     """A share of a worker's environments."""
 
-    __slots__ = ("answered", "fresh", "rank", "since", "unroll", "worker")
+    __slots__ = ("answered", "fresh", "io", "rank", "since", "unroll", "worker")
 
     def __init__(self, rank: "_Rank", worker: Thread) -> None:
         self.rank, self.worker = rank, worker
+        self.io = Thread(rank.pool)  # of gRPC, on the learner's side
         self.unroll: Unroll | None = None
         self.fresh = True  # the request is not stored yet
         self.since = -1.0  # when it was made to wait for the learner
@@ -57,6 +60,7 @@ class _Rank:
     def __init__(self, system: System, pool: Pool, device: Pool | None) -> None:
         self.pool, self.device = pool, device
         self.interpreter = Thread(pool)
+        self.copies = Thread(pool)
         self.policy = Thread(device or pool)
         self.learners = [Thread(device or pool)]
         if device is None:
@@ -105,6 +109,7 @@ class Simulation:
         self._messages = self._batches = self._batched = self._updates = 0
         self._turns = self._turned = self._blocked = self._peers = self._acting = 0.0
         self._update_s = self._update_rows = self._lags = self._bytes = 0.0
+        self._eager = 0.0  # updates that are to be eager and were not yet
         self._start: dict[str, float] | None = None
 
     def _continue(self, other: tuple[Thread, float, float]) -> None:
@@ -227,7 +232,15 @@ class Simulation:
         self.engine.after(delay, self._arrive, session)
 
     def _arrive(self, session: _Session) -> None:
-        """They have; the event loop reads them."""
+        """They have; gRPC receives them."""
+        work = self.system.costs.io_message_s
+        if work:
+            session.io.add(work * self._jitter(), self._received, session)
+        else:
+            self._received(session)
+
+    def _received(self, session: _Session) -> None:
+        """The event loop reads them."""
         work = self.system.costs.message_s * self._jitter()
         session.rank.interpreter.add(work, self._submit, session)
 
@@ -262,7 +275,13 @@ class Simulation:
         self._batches += 1
         self._batched += len(batch)
         work = (costs.batch_s + costs.batch_message_s * len(batch)) * self._jitter()
-        rank.interpreter.add(work, self._stored, rank)
+        copied = costs.copy_message_s * len(batch)
+        rank.interpreter.add(work, self._copy if copied else self._stored, (rank, copied))
+
+    def _copy(self, what: tuple[_Rank, float]) -> None:
+        """Copy a batch's observations, beside the interpreter."""
+        rank, work = what
+        rank.copies.add(work * self._jitter(), self._stored, what)
 
     def _admit(self, rank: _Rank, batch: list[_Session]) -> list[Unroll]:
         """Write rows; who may act is put into `served`, the others wait for the learner."""
@@ -289,8 +308,12 @@ class Simulation:
             rank.served.append(session)
         return filled
 
-    def _stored(self, rank: _Rank) -> None:
-        """Rows are stored: learn, first if the two take turns, then act."""
+    def _stored(self, what: tuple[_Rank, float]) -> None:
+        """Rows are stored."""
+        self._learn_or_act(what[0])
+
+    def _learn_or_act(self, rank: _Rank) -> None:
+        """Learn, first if the two take turns, then act."""
         if rank.storage.ready:
             self._learn(rank)
             if self.system.sync:
@@ -346,20 +369,35 @@ class Simulation:
     def _begin_update(self) -> None:
         """All ranks have rows."""
         now, costs = self.engine.now, self.system.costs
+        self._eager += costs.eager
+        eager = self._eager >= 1
+        self._eager -= eager
         for rank in self.ranks:
             self._peers += now - rank.began
             rank.waiting, rank.updating, rank.began = False, True, now
             rows = rank.storage.sample(rank.version)
             self._update_rows += rows
             self._lags += rank.storage.lag
-            work = costs.update_s + costs.update_row_s * rows
-            rank.left = len(rank.learners) + bool(costs.update_host_s)
+            least = costs.update_rows / self.system.group.ranks
+            times = max(1.0, rows / least) if least else 1.0
+            work = costs.update_s * times + costs.update_row_s * rows
+            launches = costs.update_eager_s if eager else costs.update_replays_s
+            host = costs.update_host_s + launches * times
+            rank.left = len(rank.learners) + bool(host)
             for thread in rank.learners:
                 thread.add(work / len(rank.learners), self._learned, rank)
-            if costs.update_host_s:
-                rank.interpreter.add(costs.update_host_s, self._learned, rank)
+            if host:
+                self._launch((rank, host))
             if not self.system.sync:
                 self._wake(rank)
+
+    def _launch(self, left: tuple[_Rank, float]) -> None:
+        """Use the interpreter for an update, in turns with the threads that serve."""
+        rank, host = left
+        if host <= _SWITCH_S:
+            rank.interpreter.add(host, self._learned, rank)
+        else:
+            rank.interpreter.add(_SWITCH_S, self._launch, (rank, host - _SWITCH_S))
 
     def _learned(self, rank: _Rank) -> None:
         rank.left -= 1
@@ -378,7 +416,7 @@ class Simulation:
             self._updates += 1
         for rank in self.ranks:
             if self.system.sync:
-                self._stored(rank)
+                self._learn_or_act(rank)
             else:
                 self._wake(rank)
                 self._learn(rank)

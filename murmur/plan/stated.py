@@ -1,8 +1,8 @@
 """Figures that are stated, not measured here: what a GPU would take, and networks between learners.
 
-They come from committed counts of launches (`murmur bench launches`), from what `murmur bench gpu`
-measured on one H100, and from data sheets; docs/plan.md has the table. A forecast that uses them
-says so.
+They come from counts of launches and from what `murmur bench gpu` measured on one H100, both in
+benchmarks/results, and from data sheets; docs/plan.md has the table. A forecast that uses them says
+so.
 """
 
 import json
@@ -15,14 +15,27 @@ from murmur.plan.model import Costs
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError
 
-# As one H100 had them: a launch from Python, a kernel within a captured graph.
-LAUNCH_S, KERNEL_S = 30e-6, 4e-6
+# As one H100 had them: a launch from Python, a kernel within a captured graph, a replay of one.
+LAUNCH_S, KERNEL_S, REPLAY_S = 30e-6, 4e-6, 7.5e-6
 FLOPS = 60e12
 CPU_FLOPS = 87e9  # of one core in a large fp32 matrix product: at most so much was computed
 # Launches where no preset was counted: of an optimiser step on-policy, of an update off-policy.
 STEP_LAUNCHES, OFF_POLICY_LAUNCHES, ACT_LAUNCHES = 50, 180, 25
-UPDATE_HOST_S = 1e-3  # of a captured update: its replay and what is launched beside it, losses, log
+BLOCK, BLOCK_LAUNCHES = 16, 4  # minibatches of a graph at most; copies into it and out of it
+# Of the host, outside an update's graphs: gathering and returns of rollouts; draws from a replay.
+ROLLOUT_HOST_S, DRAW_HOST_S = 5e-3, 1.1e-3
 AGREE_S = 3e-4  # of a group: one exchange of a few numbers on the host before an update
+
+_PRESETS: Mapping[tuple[str, str], str] = {
+    ("spread", "mappo"): "mappo, spread",
+    ("spread", "qmix"): "qmix, spread",
+    ("formation", "mappo"): "mappo, formation",
+    ("formation", "masac"): "masac, formation, 2x256",
+    ("terrain", "coma"): "coma, terrain-reference",
+    ("snakes", "coma"): "coma, snakes",
+    ("snakes", "mappo"): "mappo, snakes-greedy",
+    ("snakes", "maddpg"): "maddpg, snakes-ddpg",
+}
 
 
 @dataclass(frozen=True)
@@ -93,20 +106,36 @@ def exchange_s(config: ExperimentConfig, net: Network, ranks: int, parameters: i
     return AGREE_S + steps * one
 
 
-def on_gpu(costs: Costs, config: ExperimentConfig) -> Costs:
+def on_gpu(costs: Costs, config: ExperimentConfig, agents: int) -> Costs:
     """The same with acting and updates on a GPU, as counted for a preset or by the rule of thumb.
 
-    An update takes its launches in a captured graph, or its arithmetic if that takes longer; only
-    the arithmetic shrinks with a rank's share of the rows.
+    An update takes its kernels in captured graphs and its arithmetic. A rollout of more rows than
+    an update needs is learned from in as many more minibatches; a rank's minibatches are smaller,
+    not fewer.
+
+    Args:
+        costs: measured on a CPU.
+        config: the experiment, with all options of its algorithm.
+        agents: of an environment.
     """
-    preset = _preset(config)
-    launches, act = counted().get(preset, (0, 0)) if preset else (0, 0)
-    if not launches:
-        on_policy = optimiser_steps(config) > 2
-        launches = STEP_LAUNCHES * optimiser_steps(config) if on_policy else OFF_POLICY_LAUNCHES
+    from learner_service.algorithms.base import algorithm_config
+    from learner_service.algorithms.options import OnPolicyConfig
+
+    options, steps = algorithm_config(config.algorithm), optimiser_steps(config)
+    launches, act = counted().get(_preset(config), (0.0, 0))
     act = act or ACT_LAUNCHES
     # Share of a core's time in which the GPU does the same work, at the most.
     arithmetic = costs.update_row_s * CPU_FLOPS / FLOPS
+    if isinstance(options, OnPolicyConfig):
+        launches = steps * (launches or STEP_LAUNCHES)
+        number = options.batch_number
+        block = max(k for k in range(1, BLOCK + 1) if number % k == 0)
+        replays_s = steps / block * (REPLAY_S + BLOCK_LAUNCHES * LAUNCH_S)
+        host_s = ROLLOUT_HOST_S
+        rows = options.batch_size * number / agents
+    else:
+        launches = launches or OFF_POLICY_LAUNCHES
+        replays_s, host_s, rows = REPLAY_S, DRAW_HOST_S, 0.0
     return replace(
         costs,
         device=True,
@@ -114,40 +143,39 @@ def on_gpu(costs: Costs, config: ExperimentConfig) -> Costs:
         act_message_s=0.0,
         update_s=launches * KERNEL_S,
         update_row_s=arithmetic,
-        update_host_s=UPDATE_HOST_S,
+        update_host_s=host_s,
+        update_replays_s=replays_s,
+        update_eager_s=launches * LAUNCH_S,
+        update_rows=rows,
     )
 
 
 def _preset(config: ExperimentConfig) -> str:
     """The counted preset that a configuration is; empty if it is none."""
-    own = (config.environment.name, config.algorithm.name)
-    return {
-        ("spread", "mappo"): "spread (MAPPO)",
-        ("spread", "qmix"): "QMIX, spread",
-        ("formation", "mappo"): "formation (MAPPO)",
-        ("formation", "masac"): "MASAC, formation, 2x256",
-        ("terrain", "coma"): "terrain-reference (COMA)",
-        ("snakes", "coma"): "snakes (COMA)",
-        ("snakes", "mappo"): "snakes-greedy (MAPPO)",
-        ("snakes", "maddpg"): "snakes-ddpg (MADDPG)",
-    }.get(own, "")
+    return _PRESETS.get((config.environment.name, config.algorithm.name), "")
 
 
 @cache
-def counted() -> dict[str, tuple[int, int]]:
-    """Launches of an update and of an act by preset, of the newest saved comparison."""
-    found: dict[str, tuple[int, int]] = {}
-    for file in sorted(RESULTS.glob("launches-*.json")):
-        try:
-            rows = json.loads(file.read_text())["result"]["launches"]
-            for name, row in rows.items():
-                preset, _, work = name.partition(": ")
-                update, act = found.get(preset, (0, 0))
-                if work == "update, fp32":
-                    update = int(row["launches"])
-                elif work == "act, 16 sessions":
-                    act = int(row["launches"])
-                found[preset] = update, act
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return found
+def counted() -> dict[str, tuple[float, int]]:
+    """Launches of an optimiser step (off-policy of an update) and of an act by preset, on the GPU.
+
+    The newest saved result of `murmur bench gpu` that counted them.
+    """
+    from shared.config import load
+
+    for file in sorted(RESULTS.glob("gpu-2*.json"), reverse=True):
+        figures = json.loads(file.read_text())["result"]["figures"]
+
+        def measured(name: str, of: Mapping[str, Mapping[str, object]] = figures) -> float:
+            value = of.get(name, {}).get("measured")
+            return float(value) if isinstance(value, int | float) else 0.0
+
+        found = {}
+        for (_, algorithm), preset in _PRESETS.items():
+            update = measured(f"{preset}: launches of an eager update")
+            if algorithm in ("mappo", "coma"):
+                update /= optimiser_steps(load(preset.removeprefix(f"{algorithm}, "), [], {}))
+            found[preset] = update, round(measured(f"{preset}: launches of an act"))
+        if any(update for update, _ in found.values()):
+            return {name: counts for name, counts in found.items() if counts[0]}
+    return {}

@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
-from murmur.device_report import device_lines
+from murmur.device_report import device_lines, gpu_figures, run_busy_text
 from murmur.run_folder import RunFolder
 from murmur.snapshots import Snapshot, _snapshot, from_run
+from tests.learner_service.telemetry.test_gpu import Driver
 
 GPU = {
     "utilization_ratio": 0.2,
@@ -31,10 +32,10 @@ def test_figures_of_a_gpu_in_lines() -> None:
     lines = device_lines(snapshot(0, {}), snapshot(10, GPU, ABOUT), busy=0.9)
     assert lines == [
         "NVIDIA H200, driver 570.1, CUDA 12.6, bf16",
-        "kernels run 20 % of the time, sm clock 1620 of 1980 MHz, memory clock 3200 MHz, "
+        "NVML: kernels run 20 % of the time, sm clock 1620 of 1980 MHz, memory clock 3200 MHz, "
         "340 of 700 W, 30.0 of 140.0 GiB, 85 °C",
-        "the device waits for launches: kernels run 20 % of the time, work is under way 90 %; "
-        "CUDA graphs (learner.cuda_graph), larger batches",
+        "the device waits for launches: kernels run 20 % of the time by NVML, work is under way "
+        "90 % by CUDA events; CUDA graphs (learner.cuda_graph), larger batches",
         "clocks are kept down by software_thermal",
     ]
     assert len(device_lines(snapshot(0, {}), snapshot(10, GPU), busy=0.25)) == 2  # it only idles
@@ -98,3 +99,31 @@ def test_a_metrics_port_and_a_log_give_the_same_figures(tmp_path: Path) -> None:
     (tmp_path / "command.json").write_text(json.dumps({"device": ABOUT}))
     from_log = from_run(run, None)[1]
     assert (from_log.device, from_log.about) == (figures, ABOUT)
+
+
+def test_both_clocks_of_a_run_over_its_processes() -> None:
+    """10 s busy for 4.9, then another process, 20 s later, busy for 6.1 of 10: 11 of 20."""
+    gpu = {"device": {"utilization_ratio": 0.25}}
+    records = [
+        {"time": 0.0, "device_busy_s": 2.0, **gpu},
+        {"time": 10.0, "device_busy_s": 6.9, **gpu},
+        {"time": 30.0, "device_busy_s": 0.0, "device": {"utilization_ratio": 0.5}},
+        {"time": 40.0, "device_busy_s": 6.1},
+    ]
+    words = "works 55 % of the time by CUDA events, 33 % by NVML"
+    assert run_busy_text(records) == words
+    assert run_busy_text([{**record, "device": {}} for record in records]) == ""
+
+
+def test_what_a_driver_answers_reaches_terminal_and_page(tmp_path: Path) -> None:
+    driver = Driver(tmp_path)
+    answered, none = driver.recent(), driver.recent(INIT="9")
+    driver.close()
+    assert gpu_figures(answered) == {"GPU (NVML)": "87 %", "GPU memory": "0.0 of 0.0 GiB"}
+    assert gpu_figures(none) == {}
+
+
+def test_memory_of_a_gpu_that_nvml_does_not_know() -> None:
+    device = {"memory_bytes": 3 * 2.0**30, "memory_peak_bytes": 4 * 2.0**30}
+    assert gpu_figures(device) == {"GPU memory": "3.0 GiB"}
+    assert gpu_figures({"memory_bytes": 3 * 2.0**30}, 0.5) == {}

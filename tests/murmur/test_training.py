@@ -48,6 +48,25 @@ def test_rows_hold_what_fits() -> None:
     assert in_rows([], len, gap=2, limit=8) == []
 
 
+GPU = {
+    "utilization_ratio": 0.28,
+    "memory_used_bytes": 13 * 2.0**30,
+    "memory_total_bytes": 79.6 * 2**30,
+}
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_gpu_is_shown_where_there_is_one(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrainingView, "line_every_s", 0.0)
+    for device in (GPU, {"memory_bytes": 3e8}):
+        made, screen = console(200, terminal=terminal)
+        with TrainingView(RunConfig(name="demo", max_updates=200_000), made) as view:
+            view.update({**RECORD, "device": device})
+        shown = screen.getvalue()
+        for text in ("GPU (NVML)", "28 %", "GPU memory", "13.0 of 79.6 GiB"):
+            assert (text in shown) == (device is GPU)
+
+
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_a_terminal_shows_every_name_whole(width: int) -> None:
     made, screen = console(width, terminal=True)

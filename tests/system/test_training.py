@@ -246,11 +246,13 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
     # Of a GPU, fp16, a latency target, a replay, samples, trackers elsewhere: not in this run.
     rooms = ("gpu_", "graph_", "tracker_")
     silent = {m.name for m in LEARNER_METRICS if m.name.startswith(rooms)}
-    silent |= {"batch_preferred_envs", "batch_wait_seconds", "rows_inserted", "eager_calls"}
+    silent |= {"batch_preferred_envs", "batch_wait_seconds", "rows_inserted"}
+    silent |= {"eager_calls", "eager_seconds"}
     silent |= {"device_copied_bytes", "scaler_skipped_steps", *(m.name for m in SAMPLE_METRICS)}
     events = {"sessions_refused", "rejected", "rows_dropped", "episodes_dropped"}  # none happened
     events |= {"rows_undone", "checkpoint_failures", "audit_lines_suppressed", "updates_skipped"}
     events |= {"notices", "outliers_clipped", "ranks_without_sessions"}
+    events |= {"acts_waited", "acts_waited_seconds"}
     missing, still = [], []
     for metric in LEARNER_METRICS:
         name = f"murmur_learner_{metric.name}"
@@ -262,6 +264,7 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
         elif metric.kind in ("counter", "histogram"):
             still += [name] * (not any(after[k] > before.get(k, 0) for k in mine))
     assert (missing, still) == ([], [])
+    assert run.lines("progress")[-1]["graphs"]["eager_calls"]["update"] > 0
     log = (run.run / "logs" / "env-server.log").read_text()
     environment = _scrape(int(log.split("http://127.0.0.1:")[1].split()[0]))
     for metric in ENV_METRICS:

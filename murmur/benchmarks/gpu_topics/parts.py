@@ -121,7 +121,7 @@ class Trial:
         """Replays of graphs so far, and text about the failed captures."""
         counts = self.algorithm.graphs.counts()
         failed = ", ".join(" ".join(labels) for labels in counts["graph_fallbacks"])
-        return sum(counts["graph_replays"].values()), failed
+        return round(sum(counts["graph_replays"].values())), failed
 
 
 class Actor:

@@ -178,6 +178,10 @@ def test_a_failed_capture_leaves_what_eager_calls_leave(
     assert torch.equal(walk.generator.get_state(), eager.generator.get_state())
     assert graphs.fallbacks == {("walk", reason): 1}
     assert graphs.eager_calls["walk"] == 8
+    left = cuda_graph._RETRY_CALLS - 2  # a failure drops graphs: three of the calls warm up again
+    assert graphs.counts()["graph_retry_calls"] == {("walk",): left}
+    assert graphs.eager_s["walk"] > 0
+    assert graphs.capture_s["walk"] > 0
     assert not graphs.replays
     assert recovered == [WARM_UP_CALLS + 1]
     [record] = caplog.records
@@ -208,6 +212,7 @@ def test_a_failed_capture_is_tried_again_a_few_times(monkeypatch: pytest.MonkeyP
         assert torch.equal(got["weights"], expected["weights"])
     assert graphs.fallbacks == {("walk", "capture"): 2}
     assert graphs.captures == {"walk": 1}
+    assert graphs.retry_calls == {"walk": 0}  # it was captured since
     assert graphs.replays["walk"] > 20
     assert torch.equal(walk.generator.get_state(), eager.generator.get_state())
 
@@ -226,6 +231,7 @@ def test_a_capture_that_always_fails_is_given_up(monkeypatch: pytest.MonkeyPatch
     for seed in range(400):
         captured(rows(4, seed))
     assert graphs.fallbacks == {("sum", "capture"): 3}
+    assert graphs.retry_calls == {"sum": cuda_graph.NEVER}
     assert graphs.eager_calls["sum"] == 400
 
 

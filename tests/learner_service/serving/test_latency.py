@@ -4,11 +4,17 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
+from learner_service.serving.accounts import Accounts
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.latency import ActingTime, LatencyTuner, Limits
+from learner_service.storage.rollout_storage import RolloutStorage
+from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.progress import Progress
 from shared.config import BatcherConfig, ExperimentConfig, LearnerConfig, load, validate
 from shared.errors import ConfigError
+from tests.learner_service.toys import vector_spec
 
 TARGET = 20e-3
 
@@ -27,6 +33,31 @@ def test_acting_time_is_a_line() -> None:
         free.add(envs, 1e-3)
     assert free.largest_within(2e-3) == math.inf
     assert free.largest_within(0.5e-3) == 0
+
+
+def test_acts_that_wait_are_told_from_slow_ones() -> None:
+    metrics, batcher = LearnerMetrics(), DynamicBatcher(BatcherConfig())
+    storage = RolloutStorage(vector_spec(), 4, 1, 1, torch.device("cpu"))
+    accounts = Accounts(vector_spec(), batcher, storage, Progress(), metrics)
+
+    def waited(phase: str) -> list[float | None]:
+        labels, names = {"phase": phase}, ("acts_waited", "acts_waited_seconds")
+        samples = (f"murmur_learner_{name}_total" for name in names)
+        return [metrics.registry.get_sample_value(name, labels) for name in samples]
+
+    for _ in range(100):
+        accounts.note_act(2e-3, updating=False)
+    accounts.note_act(8e-3, updating=False)  # four times the usual
+    accounts.note_act(240e-3, updating=True)  # as long as an update
+    assert waited("idle") == [None, None]
+    assert waited("update") == [1, pytest.approx(0.238, abs=1e-3)]
+    for _ in range(200):
+        accounts.note_act(30e-3, updating=False)  # larger batches: soon they are usual
+    before = waited("idle")
+    assert before[0] is not None
+    assert before[0] < 80
+    accounts.note_act(30e-3, updating=False)
+    assert waited("idle") == before
 
 
 class Feed:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,7 +73,7 @@ for line in sys.stdin:
     metrics.gpu = gpu = Gpu("abc")
     lines = generate_latest(metrics.registry).decode().splitlines()
     served = dict(line.split() for line in lines if line.startswith("murmur_learner_gpu"))
-    print(json.dumps([gpu.trouble, served, gpu.describe()]), flush=True)
+    print(json.dumps([gpu.trouble, served, gpu.describe(), gpu.recent(0.0)]), flush=True)
 """
 
 
@@ -95,18 +96,26 @@ class Driver:
             text=True,
         )
 
-    def ask(self, **answers: str) -> tuple[str, dict[str, float], dict[str, str]]:
-        """Trouble, figures and description of a learner whose driver answers like this."""
+    def _answer(self, answers: dict[str, str]) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps({"KNOWN": "GPU-abc", **answers}), file=self._process.stdin, flush=True)
-        trouble, served, about = json.loads(self._process.stdout.readline())
+        return json.loads(self._process.stdout.readline())
+
+    def ask(self, **answers: str) -> tuple[str, dict[str, float], dict[str, str]]:
+        """Trouble, figures and description of a learner whose driver answers like this."""
+        trouble, served, about, _ = self._answer(answers)
         figures = {k.removeprefix("murmur_learner_gpu_"): float(v) for k, v in served.items()}
         return trouble, figures, about
 
     def read(self, **answers: str) -> tuple[str, dict[str, float]]:
         """Trouble and figures."""
         return self.ask(**answers)[:2]
+
+    def recent(self, **answers: str) -> dict[str, float]:
+        """The figures that progress.jsonl gets."""
+        found: dict[str, float] = self._answer(answers)[3]
+        return found
 
     def close(self) -> None:
         self._process.communicate(timeout=30)

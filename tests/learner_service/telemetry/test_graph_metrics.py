@@ -15,7 +15,10 @@ def test_calls_and_fallbacks_are_summed_over_threads() -> None:
         metrics.watch(graphs)
         Captured("act", lambda rows: dict(rows), graphs)({"x": torch.ones(1)})
     graphs.fallbacks["act", "memory"] += 1
+    graphs.retry_calls["act"] = 255
     text = generate_latest(metrics.registry).decode()
     assert 'murmur_learner_eager_calls_total{graph="act"} 2.0' in text
     assert 'murmur_learner_graph_fallbacks_total{graph="act",reason="memory"} 1.0' in text
+    assert 'murmur_learner_graph_retry_calls{graph="act"} 255.0' in text
+    assert 'murmur_learner_eager_seconds_total{graph="act"}' in text
     assert "murmur_learner_graph_replays_total{" not in text

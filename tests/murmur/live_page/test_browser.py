@@ -71,6 +71,17 @@ def opened(chromium: Any, run: RunFolder, **context: Any) -> Iterator[Any]:
     assert wrong == []
 
 
+def test_a_gpu_comes_and_goes_with_its_figures(chromium: Any, run: RunFolder) -> None:
+    gpu = {"utilization_ratio": 0.28, "memory_used_bytes": 2.0**30, "memory_total_bytes": 2.0**36}
+    append(run, progress(40, device=gpu, ledger=_times(40)))
+    with opened(chromium, run) as tab:
+        assert "28 %" in tab.inner_text("#figures")
+        assert "1.0 of 64.0 GiB" in tab.inner_text("#figures")
+        append(run, progress(41, device={}, ledger=_times(41)))  # resumed on a CPU
+        tab.wait_for_function("!document.getElementById('figures').innerText.includes('GPU')")
+        assert "policy lag" in tab.inner_text("#figures").lower()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 768, 1920])
 def test_every_width_and_scheme_fits(

@@ -169,6 +169,23 @@ def test_a_port_in_use_costs_another_port_and_no_training(run: RunFolder) -> Non
         urllib.request.urlopen(address, timeout=10)
 
 
+def test_a_gpu_is_shown_where_there_is_one(run: RunFolder, page: LivePage) -> None:
+    def on_gpu(step: int) -> dict[str, Any]:
+        used = {"utilization_ratio": 0.28, "memory_used_bytes": 2.0**30}
+        device = {**used, "memory_total_bytes": 80 * 2.0**30}
+        return progress(step, device=device, device_busy_s=0.49 * step)
+
+    append(run, progress(1, device={"memory_bytes": 3e8}), progress(2, device_busy_s=2.0))
+    assert not [name for name in state(page)["figures"] if "GPU" in name]
+    append(run, on_gpu(3), on_gpu(4))
+    shown = state(page)["figures"]
+    assert {name: text for name, text in shown.items() if "GPU" in name} == {
+        "GPU (NVML)": "28 %",
+        "GPU (CUDA events)": "49 %",
+        "GPU memory": "1.0 of 80.0 GiB",
+    }
+
+
 def test_a_reader_gets_what_is_new(run: RunFolder, page: LivePage) -> None:
     assert state(page)["curves"]["points"] == []
     append(run, progress(1), progress(2))

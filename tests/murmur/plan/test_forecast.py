@@ -79,14 +79,22 @@ def test_window_splits_processor_time_by_ledger_states() -> None:
     # Of 4 s at work the policy has 1, so a quarter of 2 CPU seconds; gRPC's own threads have
     # 6.5 - 0.4 - 2.0 - 3.5 = 0.6.
     assert (seen.act_s, seen.host_s, seen.learn_s) == pytest.approx((0.5, 1.5, 3.5))
-    assert seen.grpc_s == pytest.approx(0.4 + 0.6)
+    assert (seen.grpc_s, seen.io_s, seen.copy_s) == pytest.approx((0.4, 0.6, 0.0))
+
+
+def test_copies_are_told_from_what_holds_the_interpreter() -> None:
+    later = record(10.0, 2)
+    later["ledger"]["inference"] |= {"transfer": 4.0}  # of 8 s at work, in 2 CPU seconds
+    seen = window(record(0.0, 1), later)
+    assert (seen.act_s, seen.host_s, seen.copy_s) == pytest.approx((0.25, 0.75, 1.0))
+    assert costs_of([replace(seen, workers_s=1.0)]).copy_message_s == pytest.approx(1e-3)
 
 
 def test_costs_are_per_message_batch_and_row() -> None:
     seen = replace(window(record(0.0, 1), record(10.0, 2)), workers_s=0.7)
     costs = costs_of([seen])
     assert costs.step_s == pytest.approx(0.7e-3)
-    assert costs.message_s == pytest.approx(1e-3)
+    assert (costs.message_s, costs.io_message_s) == pytest.approx((0.4e-3, 0.6e-3))
     # 1.5 s / 500 batches = 3 ms for 2 messages: 0.7 of it by the message.
     assert (costs.batch_s, costs.batch_message_s) == pytest.approx((0.9e-3, 1.05e-3))
     assert (costs.act_s, costs.act_message_s) == pytest.approx((1e-3, 0))
@@ -122,7 +130,7 @@ def test_costs_of_a_run_are_its_own_but_for_the_environment(
     lines = [record(float(t), t) for t in range(1, 31)]
     (tmp_path / "progress.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     costs, source = setup.costs_of_run(spread(), RunFolder.open(tmp_path))
-    assert costs.message_s == pytest.approx(1e-3)
+    assert costs.message_s + costs.io_message_s == pytest.approx(1e-3)
     assert costs.update_row_s == pytest.approx(3.5 / 7000)
     assert 107e-6 < costs.step_s < 0.1  # a worker's message, and the step beside it
     assert source.startswith(f"measured: 20 s of '{tmp_path.name}'")
@@ -161,13 +169,29 @@ def test_an_unknown_network_names_those_there_are() -> None:
 
 
 def test_a_gpu_takes_counted_launches() -> None:
-    launches, act = stated.counted()["spread (MAPPO)"]
-    assert launches > 1000
-    costs = stated.on_gpu(replace(COSTS, update_row_s=1e-4), spread())
+    # spread: 32 optimiser steps of 1,739 / 32 launches; 4 minibatches of 4 passes are a graph.
+    launches, act = stated.counted()["mappo, spread"]
+    assert launches == pytest.approx(1739 / 32)
+    costs = stated.on_gpu(replace(COSTS, update_row_s=1e-4), spread(), 3)
     assert costs.device
-    assert costs.update_s == pytest.approx(launches * 4e-6)
+    assert costs.update_s == pytest.approx(1739 * 4e-6)
+    assert costs.update_eager_s == pytest.approx(1739 * 30e-6)
+    assert costs.update_replays_s == pytest.approx(8 * (7.5e-6 + 4 * 30e-6))
+    assert costs.update_rows == 1600  # 4 x 1200 rows of 3 agents
     assert costs.act_s == pytest.approx(90e-6 + act * 4e-6)
     assert costs.update_row_s == pytest.approx(1e-4 * 87e9 / 60e12)
+    twice = stated.on_gpu(COSTS, spread("algorithm.data_passes=8"), 3)
+    assert twice.update_s == pytest.approx(2 * 1739 * 4e-6)
+    replay = stated.on_gpu(COSTS, spread("algorithm.name=qmix"), 3)
+    assert (replay.update_s, replay.update_rows) == (pytest.approx(220 * 4e-6), 0)
+
+
+def test_a_run_on_a_gpu_tells_its_share_of_eager_updates() -> None:
+    graphs = {"graph_replays": {"update": 25.0, "act": 900.0}, "eager_calls": {"update": 8.0}}
+    later = {**record(10.0, 2), "graphs": graphs}
+    assert costs_of([replace(window(record(0.0, 1), later), workers_s=1.0)]).eager == 8 / 33
+    cpu = {**record(10.0, 2), "graphs": {"eager_calls": {"update": 8.0}}}
+    assert window(record(0.0, 1), cpu).eager == 0
 
 
 def test_sizes_of_a_group_are_halves() -> None:
@@ -277,7 +301,7 @@ def test_twice_the_learning_speed_helps_where_learning_limits() -> None:
 
 
 def test_a_forecast_fits_80_columns() -> None:
-    here = basis(costs=stated.on_gpu(COSTS, spread()))
+    here = basis(costs=stated.on_gpu(COSTS, spread(), 3))
     seen = [forecast(here, size, SHORT) for size in sizes_up_to(Size(2, 32))]
     out = io.StringIO()
     console = Console(file=out, width=80)

@@ -48,6 +48,14 @@ def test_an_interpreter_limits_many_workers() -> None:
     assert seen.rows == pytest.approx(4 * messages, rel=0.02)
 
 
+def test_copies_and_grpc_need_no_interpreter() -> None:
+    # A session goes round in 1.4 + 0.5 + 0.3 ms; many share the interpreter for 0.1 ms a message.
+    costs = replace(COSTS, io_message_s=5e-4, copy_message_s=3e-4)
+    assert run(replace(ONE, costs=costs)).rows == pytest.approx(4 / 2.2e-3)
+    many = replace(ONE, cores=256, workers=64, costs=replace(costs, copy_message_s=0.0))
+    assert run(many).rows == pytest.approx(run(replace(many, costs=COSTS)).rows, rel=0.1)
+
+
 def test_one_processor_shares_all_work() -> None:
     # Nothing waits but for the processor: 1 ms + 0.1 + (0.1 + 0.2) / batch of it for each message.
     seen = run(replace(ONE, cores=1, workers=4))
@@ -152,6 +160,25 @@ def test_a_gpu_leaves_processors_free() -> None:
     messages = seen.rows / 4
     assert seen.busy["cores"] == pytest.approx(messages * 1.2e-3 / 8, rel=0.01)
     assert seen.busy["device"] > 0.99
+
+
+def test_more_rows_are_more_minibatches_on_a_gpu() -> None:
+    # 50 ms for 32 rows; an update takes 64: 100 ms.
+    costs = replace(COSTS, update_s=0.05, device=True, update_rows=32)
+    learning = Rollouts(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
+    assert run(replace(ONE, learning=learning, costs=costs)).update_s == pytest.approx(
+        0.1, rel=0.05
+    )
+
+
+def test_eager_updates_share_the_interpreter() -> None:
+    # Every fourth update takes 250 ms of the interpreter, in turns of 0.5 ms with serving, which
+    # needs 0.2 ms a message: 200 ms on average, or a little more.
+    costs = replace(COSTS, update_s=0.02, device=True, update_eager_s=0.25, eager=0.25)
+    learning = Rollouts(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
+    seen = run(replace(ONE, learning=learning, costs=costs))
+    assert 0.75 * 0.02 + 0.25 * 0.25 < seen.update_s < 1.3 * (0.75 * 0.02 + 0.25 * 0.25)
+    assert seen.busy["device"] < 0.5 < seen.busy["learning"]
 
 
 def test_a_narrow_link_sets_the_rate() -> None:
