@@ -8,7 +8,7 @@ action while the others' actions are held fixed. Targets are TD(lambda) from a t
 rollout is learned from in several passes of minibatches, critic first.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal
 
@@ -40,7 +40,6 @@ from learner_service.algorithms.minibatches import (
     uncounted_never_taken,
 )
 from learner_service.algorithms.on_policy import OnPolicyAlgorithm, RecurrentStates, each
-from learner_service.algorithms.packed_rows import Layout, packed, unpacked
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
@@ -56,9 +55,7 @@ from learner_service.networks.forward import forward
 from learner_service.networks.inputs import CriticInputs, Inputs
 from learner_service.networks.recurrent import RecurrentState, memory_size, recurrent_states
 from learner_service.runtime.cuda_graph import Outputs
-from learner_service.storage.flight import LEAST_STEPS
 from learner_service.storage.rollout import Batch, Transitions, transitions
-from learner_service.storage.storage import OBSERVATION
 from shared.spec import ACTION_MASK
 from shared.timestep import StepType
 
@@ -175,7 +172,6 @@ class Coma(OnPolicyAlgorithm):
     def _blocks_of_steps(self) -> dict[str, Callable[[Mapping[str, Tensor]], Outputs]]:
         """See OnPolicyAlgorithm."""
         self._choose = self._fixed.capture("choose", self._choose_block)
-        self._layout_of_last: Layout = ()
         return {"critic": self._critic_block, "actor": self._actor_block}
 
     def _critic_block(self, given: Mapping[str, Tensor]) -> Outputs:
@@ -199,35 +195,16 @@ class Coma(OnPolicyAlgorithm):
         # 1. a ~ pi(. | o) at the row that the targets of the last transition look at.
         action, fixed = arrays["action"].clone(), self._fixed
         last, rows = last_written(arrays["step_type"]), action.view(-1, action.shape[2])
-        for start, stop in self._last_rows(arrays, last):
+        for start, stop in fixed.last_rows(_LAST, arrays, last):
             found = self._call(self._choose, fixed.under(_LAST))["action"]
             rows.index_copy_(0, last[start:stop], found[: stop - start].to(rows.dtype))
         return arrays | {"action": action}
-
-    def _last_rows(self, arrays: dict[str, Tensor], last: Tensor) -> Iterator[tuple[int, int]]:
-        """Copy what `_choose_block` needs to buffers, block by block: yields its environments."""
-        fixed = self._fixed
-        if self.memory_size:
-            yield from fixed.blocks(_LAST, arrays, self._width)
-            return
-        seen = {k: x.flatten(0, 1) for k, x in arrays.items() if k.startswith(OBSERVATION)}
-        self._layout_of_last, words = packed({k: x.unsqueeze(1) for k, x in seen.items()})
-        size = -(-self._rows_at_once // LEAST_STEPS)
-        for start in range(0, len(last), size):
-            index = last[start : start + size]
-            fixed.select(_LAST + "words", words, index, size)
-            yield start, start + len(index)
 
     @torch.no_grad()
     def _choose_block(self, given: Mapping[str, Tensor]) -> Outputs:
         """Actions of the policy for last rows, which may be captured."""
         self._exploration.anneal()
-        if self.memory_size:
-            obs, _, state = self._fixed.fed(given)
-        else:
-            rows = unpacked(self._layout_of_last, given[_LAST + "words"])
-            obs = {k.removeprefix(OBSERVATION): x.squeeze(1) for k, x in rows.items()}
-            state = None
+        obs, state = self._fixed.fed_last(given)
         mask = obs.get(ACTION_MASK)
         logits = self._forward(self.actor, self._actor_inputs(obs), state)
         if state is not None:

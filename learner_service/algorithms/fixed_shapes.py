@@ -25,7 +25,7 @@ from learner_service.algorithms.packed_rows import Layout, packed, unpacked
 from learner_service.networks.inputs import Inputs
 from learner_service.networks.recurrent import RecurrentState
 from learner_service.runtime.cuda_graph import Captured, Outputs, copy_by_type
-from learner_service.storage.flight import MOST_STEPS
+from learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import OBSERVATION
 from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Discrete
@@ -67,6 +67,7 @@ class FixedShapes:
         )
         self._buffers: dict[str, Tensor] = {}
         self._layout: Layout = ()
+        self._layout_of_last: Layout = ()
         self._steps = self._envs = self._rows = 0  # there is room for
         self._now = (0, 0)  # rows of the unrolls, and environments, of the batch
         self._numbers = (0, 0, 0, 0)  # what the buffer holds
@@ -261,6 +262,34 @@ class FixedShapes:
         obs = {k.removeprefix(OBSERVATION): x for k, x in flat.items() if k.startswith(OBSERVATION)}
         action = flat["raw_action" if "raw_action" in flat else "action"]
         return obs, action if action.is_floating_point() else action.long(), state
+
+    def last_rows(self, prefix: str, arrays: Arrays, last: Tensor) -> Iterator[tuple[int, int]]:
+        """Copy what unrolls' last rows show to buffers, block by block; see `blocks`.
+
+        Args:
+            prefix: of the buffers' names.
+            arrays: see `pack`.
+            last: [B] numbers of the rows, time outermost; with memory all rows are fed.
+        """
+        if self._algorithm.memory_size:
+            yield from self.blocks(prefix, arrays, self._algorithm._width)
+            return
+        seen = {k: x.flatten(0, 1) for k, x in arrays.items() if k.startswith(OBSERVATION)}
+        self._layout_of_last, words = packed({k: x.unsqueeze(1) for k, x in seen.items()})
+        size = -(-self._algorithm._rows_at_once // LEAST_STEPS)
+        for start in range(0, len(last), size):
+            index = last[start : start + size]
+            self.select(prefix + _WORDS, words, index, size)
+            yield start, start + len(index)
+
+    def fed_last(self, given: Arrays) -> tuple[dict[str, Tensor], RecurrentState | None]:
+        """Observations of a block of `last_rows`, and the policy's recurrent state."""
+        if self._algorithm.memory_size:
+            obs, _, state = self.fed(given)
+            return obs, state
+        (words,) = given.values()
+        rows = unpacked(self._layout_of_last, words)
+        return {k.removeprefix(OBSERVATION): x.squeeze(1) for k, x in rows.items()}, None
 
     @torch.no_grad()
     def _of_rows(self, given: Arrays, *, again: bool) -> Outputs:

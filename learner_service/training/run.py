@@ -229,7 +229,7 @@ class Run(RunProcess):
                 require_room(
                     algorithm.graph_bytes(rows),
                     f"CUDA graphs of updates of {rows} environment rows",
-                    "lower algorithm.batch_size or batch_number, use fewer environments, or set "
+                    "use fewer environments, rows an update or minibatches, or set "
                     "learner.cuda_graph=false",
                     self.device,
                 )
