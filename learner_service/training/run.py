@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from learner_service.algorithms.base import Algorithm, Policy, algorithm_config, build_algorithm
+from learner_service.algorithms.base import (
+    Algorithm,
+    Policy,
+    algorithm_config,
+    build_algorithm,
+    grown,
+    with_options,
+)
 from learner_service.checkpoint import (
     check_spec,
     load_algorithm,
@@ -26,7 +33,8 @@ from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.flight import Flight
 from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.storage import Storage
-from learner_service.tools.batch_size import fit_batch_size, with_options
+from learner_service.tools.batch_size import fit_batch_size
+from learner_service.tools.precision import in_precision
 from learner_service.tools.probe import update_seconds
 from learner_service.training.agents import in_order
 from learner_service.training.chosen import completed
@@ -139,7 +147,8 @@ class Run(RunProcess):
     def _with_precision(self, spec: EnvSpec) -> ExperimentConfig:
         """The configuration with the fastest precision, if it says auto."""
         how = self.group, spec, self._run_dir, self.device, update_seconds
-        return with_precision(self._config, *how)
+        measured = with_precision(grown(self._config, spec), *how)
+        return in_precision(self._config, measured.learner.precision)
 
     def _build_algorithm(self, spec: EnvSpec, precision: Precision) -> Algorithm[Any]:
         """The configured algorithm, with untrained networks."""
@@ -154,8 +163,19 @@ class Run(RunProcess):
         return algorithm
 
     def _with_batch_size(self, spec: EnvSpec) -> ExperimentConfig:
-        """This rank's share of the configuration, with the largest batch if it says 0."""
-        group, own = self.group, share_of(self._config, self.group)
+        """This rank's share of the configuration, with the largest batch if it says 0.
+
+        Minibatches are as large as the number of environments makes them.
+        """
+        group, whole = self.group, grown(self._config, spec)
+        if whole is not self._config and not group.rank:
+            logger.info(
+                "%d environments: algorithm.batch_size is %d instead of %d, learning rates are "
+                "larger by the square root (algorithm.max_batch_size)",
+                whole.total_envs,
+                *(algorithm_config(c.algorithm).learned_at_once(1) for c in (whole, self._config)),
+            )
+        own = share_of(whole, group)
         with rank_0_first(group):
             fitted = fit_batch_size(own, spec, self._run_dir)
         options = algorithm_config(own.algorithm)
