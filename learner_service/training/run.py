@@ -1,5 +1,6 @@
 """One run: its algorithm, storage, loops and threads, built once the spec is known."""
 
+import math
 import time
 from dataclasses import replace
 from typing import Any
@@ -169,11 +170,16 @@ class Run(RunProcess):
         """
         group, whole = self.group, grown(self._config, spec)
         if whole is not self._config and not group.rank:
+            size, asked = (
+                algorithm_config(c.algorithm).learned_at_once(1) for c in (whole, self._config)
+            )
             logger.info(
-                "%d environments: algorithm.batch_size is %d instead of %d, learning rates are "
-                "larger by the square root (algorithm.max_batch_size)",
+                "%d environments: a minibatch has %d agent-transitions, %d times "
+                "algorithm.batch_size (max_batch_size); learning rates are %.3g times as large",
                 whole.total_envs,
-                *(algorithm_config(c.algorithm).learned_at_once(1) for c in (whole, self._config)),
+                size,
+                size // asked,
+                math.sqrt(size / asked),
             )
         own = share_of(whole, group)
         with rank_0_first(group):

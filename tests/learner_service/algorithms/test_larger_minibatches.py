@@ -65,7 +65,7 @@ def test_minibatches_grow_with_the_rows_up_to_a_bound(
     assert found.model_dump(exclude=own) == asked.model_dump(exclude=own)
     if growth == 1:
         assert (found.actor_lr, found.critic_lr) == (asked.actor_lr, asked.critic_lr)
-    # Once settled it stays, whoever asks again.
+    # Once settled it stays, however often it is asked for.
     assert found.for_environments(2 * environments, 4, 14, remembers=False) is found
 
 
