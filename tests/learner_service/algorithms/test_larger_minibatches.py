@@ -63,6 +63,8 @@ def test_minibatches_grow_with_the_rows_up_to_a_bound(
         assert getattr(found, name) == pytest.approx(math.sqrt(growth) * getattr(asked, name))
     own = {"batch_size", "actor_lr", "critic_lr", "max_batch_size"}
     assert found.model_dump(exclude=own) == asked.model_dump(exclude=own)
+    half = found.for_rank(2)  # of two learners
+    assert (half.batch_size, half.actor_lr) == (found.batch_size // 2, found.actor_lr)
     if growth == 1:
         assert (found.actor_lr, found.critic_lr) == (asked.actor_lr, asked.critic_lr)
     # Once settled it stays, however often it is asked for.
