@@ -11,7 +11,6 @@ memory or without.
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -35,6 +34,7 @@ from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
     moments_of_sets,
+    most_gain,
     of_agents,
     vtrace_returns,
 )
@@ -42,7 +42,7 @@ from learner_service.algorithms.running_moments import CLIPPED
 from learner_service.algorithms.steps import fed, named
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.casting import cast_weights
-from learner_service.networks.distributions import Categorical, Normal
+from learner_service.networks.distributions import Categorical, Normal, logged_entropy
 from learner_service.networks.forward import forward, forward_both
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import RecurrentState, recurrent_states
@@ -114,7 +114,7 @@ class Mappo(OnPolicyAlgorithm):
         norms, imitation = _NORMS[: len(self._learned)], LOGGED if self._imitates else ()
         self._logged = (*_BY_ROW, *imitation, *norms, *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
-        self._steps = Steps(self, "step", self._minibatch)
+        self._steps = Steps(self, "step", self._minibatch, self._before, self._after)
 
     def _learn(self, batch: Batch, number: int) -> Tensor:
         """The update.
@@ -246,39 +246,66 @@ class Mappo(OnPolicyAlgorithm):
         given |= {f"column/{name}": shuffled.each(x) for name, x in shuffled.columns.items()}
         return given | {"share": shuffled.share, "cost": shuffled.cost}
 
+    def _before(self, given: Mapping[str, Tensor]) -> Outputs:
+        """Weights of the loss, for all minibatches of a block.
+
+        Args:
+            given: of `_given`.
+
+        Returns:
+            [n, M, A] those of ratios, the least that a ratio then costs, and those of minus
+            entropies and of errors.
+        """
+        c, cost = self._config, given["cost"]
+        return {
+            "of_ratio": given["column/advantage"] * cost,
+            "least": most_gain(given["column/advantage"], c.clip_ratio) * cost,
+            "of_order": given["share"] * self._schedule.entropy_weight,
+            "of_error": given["share"] * (2.0 if self.critic is not None else 2 * c.value_weight),
+        }
+
+    def _after(self, given: Mapping[str, Tensor], found: Outputs) -> Outputs:
+        """What `_means` needs of a block of minibatches, [n, M, A]: gains, entropies, ..."""
+        gain = clipped_surrogate(
+            found["log_ratio"], given["column/advantage"], self._config.clip_ratio
+        )
+        entropy = logged_entropy(found).expand_as(gain)
+        return found | {"gain": gain, "entropy": entropy, "error": found["error"].square()}
+
     def _minibatch(self, given: Mapping[str, Tensor]) -> Outputs:
         """One step of the policy and of the value function.
 
         Args:
-            given: of `_given`, and learning rates.
+            given: of `_given` and `_before`, and learning rates.
 
         Returns:
-            gains, log ratios, entropies, squared errors and what advice logs [M, A], and norms.
+            log ratios, errors, what entropies and advice need to be logged [M, A], and norms.
         """
         self._schedule.step(given)
         # 5. pi(u | o) and V of the minibatch, [M, A].
-        c, share = self._config, given["share"]
+        c = self._config
         columns = {k.removeprefix("column/"): v for k, v in given.items() if k[:7] == "column/"}
         learned = [network for _, network in self._learned]
         with cast_weights(self._precision, *learned):
             pi, value = self._evaluate(given, columns.get("mask"))
-        # 6. L = -E[min(r A, clip(r) A) + weight H], r = pi / pi_old, and E[(V - G)^2].
-        log_ratio = pi.log_prob(columns["action"]) - columns["log_prob"]
-        gain = clipped_surrogate(log_ratio, columns["advantage"], c.clip_ratio)
-        entropy = pi.entropy()
-        error = F.mse_loss(value.float(), columns["target"], reduction="none")
-        of_error = share if self.critic is not None else c.value_weight * share
+        value, action = value.float(), columns["action"]
         expert = advice(columns, pi.log_prob, given["cost"])
-        cost = expert.spared(given["cost"])
-        terms = [(gain, cost), (error, of_error), *expert.terms]
-        if c.entropy_weight:
-            terms.append((entropy, cost * self._schedule.entropy_weight))
+        # 6. L = -E[min(r A, clip(r) A) + weight H], r = pi / pi_old, and E[(V - G)^2]. The first
+        # has the gradient of -E[r A] where it is not clipped.
+        with torch.no_grad():
+            log_ratio = pi.log_prob(action) - columns["log_prob"]
+            cost = log_ratio.exp() * given["of_ratio"]
+            slope = expert.spared(cost * (cost >= given["least"]))
+            of_order = expert.spared(given["of_order"]) if c.entropy_weight else None
+            terms = pi.gradient(action, slope, of_order)
+            error = value - columns["target"]
+            terms += [(value, error * given["of_error"]), *expert.terms]
         norms = self._precision.step_together(
             terms, self._learned, c.max_grad_norm, self._num_slices
         )
-        found = {"gain": gain, "log_ratio": log_ratio, "entropy": entropy, "error": error}
+        found = {"log_ratio": log_ratio, "error": error, **pi.logged()}
         found |= {f"told {i}": x for i, x in enumerate(expert.logged)}
-        return {name: x.detach() for name, x in found.items()} | {"norms": torch.stack(norms)}
+        return {name: x.detach() for name, x in found.items()} | {"norms": norms}
 
     def _evaluate(
         self, given: Mapping[str, Tensor], mask: Tensor | None

@@ -224,22 +224,36 @@ class Steps:
     Gets tensors [n, ...] by name, and returns what the steps do, [n, ...].
     """
 
-    def __init__(self, algorithm: OnPolicyAlgorithm, name: str, step: Step) -> None:
+    def __init__(
+        self,
+        algorithm: OnPolicyAlgorithm,
+        name: str,
+        step: Step,
+        prepare: Step = lambda _: {},
+        finish: Callable[[Mapping[str, Tensor], Outputs], Outputs] = lambda _, found: found,
+    ) -> None:
         """Capture nothing yet.
 
         Args:
             algorithm: that learns.
             name: see Captured.
             step: of named tensors of one minibatch.
+            prepare: further tensors for the steps, [n, ...] of those of n minibatches: kernels
+                here run once for all of them.
+            finish: outputs, of what the steps were given and what they return, both [n, ...].
         """
         self._algorithm, self._step = algorithm, step
+        self._prepare, self._finish = prepare, finish
         self._captured = algorithm._capture(name, self._together)
 
     def _together(self, given: Mapping[str, Tensor]) -> Outputs:
         """The steps of a block, which may be captured."""
         number = len(next(iter(given.values())))
+        with torch.no_grad():
+            given = {**given, **self._prepare(given)}
         found = [self._step({k: x[i] for k, x in given.items()}) for i in range(number)]
-        return {k: torch.stack([of[k] for of in found]) for k in found[0]}
+        with torch.no_grad():
+            return self._finish(given, {k: torch.stack([of[k] for of in found]) for k in found[0]})
 
     def __call__(self, given: Mapping[str, Tensor]) -> Outputs:
         """Make the steps, on a GPU a block of them at a time."""

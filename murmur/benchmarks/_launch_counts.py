@@ -84,19 +84,22 @@ class Meter:
         self._machine, self._thread = machine, thread
         self._before = self._now()
 
-    def _now(self) -> tuple[collections.Counter[str], int]:
+    def _now(self) -> tuple[collections.Counter[str], collections.Counter[str], int]:
         launches = self._machine.launches.get(self._thread, {})
+        replayed = self._machine.replayed.get(self._thread, {})
         waits = self._machine.waits.get(self._thread, {})
-        return collections.Counter(launches), sum(waits.values())
+        return collections.Counter(launches), collections.Counter(replayed), sum(waits.values())
 
     def read(self) -> dict[str, int]:
         """Since the last reading."""
-        (now, waits), (then, waits_then) = self._now(), self._before
-        self._before = now, waits
+        (now, nodes, waits), (then, nodes_then, waits_then) = self._now(), self._before
+        self._before = now, nodes, waits
         new = now - then
         return {
             "launches": new.total(),
             "graphs": new["graph replay"],
+            "nodes": nodes["nodes"] - nodes_then["nodes"],
+            "kernels": nodes["kernels"] - nodes_then["kernels"],
             "syncs": waits - waits_then,
         }
 

@@ -1,7 +1,9 @@
 """Launches of acting and of updates, counted on a pretended GPU: here, and of another checkout.
 
 What is counted are ATen operations on the device, except views, allocations and profiler marks;
-operations on lists of tensors and fused ones count once, and so does the replay of a graph. An act
+operations on lists of tensors and fused ones count once, and so does the replay of a graph; what
+graphs replayed consist of is counted beside, as operations (nodes) and as kernels that they are
+made of by torch's source. What cuDNN and cuBLAS add for layouts and split sums is not seen. An act
 is a whole turn of the inference thread: staging, storing, acting, replying. Matrix
 products and convolutions are left out: launches do not depend on their results. The package that
 pretends, tests/pretend_cuda, is part of a checkout only.
@@ -86,7 +88,9 @@ def table(here: Counts, there: Counts | None = None) -> dict[str, dict[str, Any]
             before = (there or {}).get(preset, {}).get(work)
             if before is not None:
                 row["launches there"], row["syncs there"] = before["launches"], before["syncs"]
+                row["kernels in graphs there"] = before["kernels"]
             row |= {"launches": found["launches"], "of them graphs": found["graphs"]}
+            row |= {"nodes in graphs": found["nodes"], "kernels in graphs": found["kernels"]}
             row["syncs"] = found["syncs"]
             if before is not None:
                 row["launches / there"] = found["launches"] / before["launches"]

@@ -20,6 +20,9 @@ class Tape:
     Views are not recorded: they stay valid. CUDA computes nothing during a capture, so its effects
     are undone at the end: older memory is restored, newer memory is filled with POISON until the
     first replay.
+
+    Attributes:
+        nodes: operations in order, each with its number of kernels.
     """
 
     def __init__(self, machine: Machine, generators: list[torch.Generator]) -> None:
@@ -31,6 +34,7 @@ class Tape:
         self._saved_ids: set[int] = set()
         self._reads: set[Access] = set()
         self._writes: set[Access] = set()
+        self.nodes: list[tuple[str, int]] = []
         self.generators = generators
         self._states = [g.get_state() for g in generators]
         self._default = torch.default_generator.get_state()
@@ -75,6 +79,7 @@ class Tape:
         """Call all recorded operations."""
         machine = self._machine
         machine.count("graph replay")
+        machine.count_replay(len(self.nodes), sum(kernels for _, kernels in self.nodes))
         use = machine.issue("graph replay", self._reads, self._writes)
         machine.local.replaying = use
         with machine.quiet(), torch.inference_mode(), torch.autocast("cpu", enabled=False):
@@ -134,6 +139,7 @@ class Graphs:
                 machine.local.tape = None
                 machine.capturing -= self._mode == "global"
                 tape.finish()
+                machine.captured.append(tape.nodes)
                 self._tape = tape
 
             def replay(self) -> None:

@@ -52,6 +52,8 @@ class Machine:
         report: what was found.
         launches: thread name -> operation -> number of launches.
         waits: thread name -> operation -> number of synchronisations, allowed or not.
+        captured: of each graph, in the order of captures, operations with their kernels.
+        replayed: thread name -> "nodes" and "kernels" of the graphs it replayed.
     """
 
     def __init__(self, report: Report, *, raises: bool = False, hollow: bool = False) -> None:
@@ -62,6 +64,8 @@ class Machine:
         self.lanes = [Lane(0)]
         self.launches: dict[str, collections.Counter[str]] = {}
         self.waits: dict[str, collections.Counter[str]] = {}
+        self.captured: list[list[tuple[str, int]]] = []
+        self.replayed: dict[str, collections.Counter[str]] = {}
         self._awaited: Clock = {}  # by any thread
         self._freed: collections.deque[Freed] = collections.deque()
         self._waiting: dict[int, list[Freed]] = {}
@@ -127,6 +131,11 @@ class Machine:
     def count(self, name: str) -> None:
         """Count a launch of this thread."""
         _count(self.launches, name)
+
+    def count_replay(self, nodes: int, kernels: int) -> None:
+        """Count what a graph that this thread replays consists of."""
+        _count(self.replayed, "nodes", nodes)
+        _count(self.replayed, "kernels", kernels)
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -258,12 +267,12 @@ class Machine:
         self._transfers = []
 
 
-def _count(table: dict[str, collections.Counter[str]], name: str) -> None:
+def _count(table: dict[str, collections.Counter[str]], name: str, number: int = 1) -> None:
     thread = threading.current_thread().name
     counter = table.get(thread)
     if counter is None:
         counter = table.setdefault(thread, collections.Counter())
-    counter[name] += 1
+    counter[name] += number
 
 
 def _poison(x: Tensor) -> Tensor:
