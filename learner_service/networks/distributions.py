@@ -162,6 +162,7 @@ class Normal:
         self._mean = mean.float()
         self._by_agent = log_std  # [A, U], or [1, U]
         self._log_std = log_std.expand_as(self._mean)
+        self._scored: tuple[Tensor, Tensor, Tensor] | None = None  # action, z, 1 / std
 
     def sample(self, generator: torch.Generator) -> Tensor:
         """[..., U]."""
@@ -174,7 +175,9 @@ class Normal:
 
     def log_prob(self, action: Tensor) -> Tensor:
         """[...] of actions [..., U]: the joint density's logarithm."""
-        z = (action - self._mean) * (-self._log_std).exp()
+        inverse = (-self._by_agent).exp()
+        z = (action - self._mean) * inverse
+        self._scored = action, z, inverse
         constant = -0.5 * math.log(2 * math.pi) - self._log_std
         return torch.addcmul(constant, z, z, value=-0.5).sum(-1)
 
@@ -190,8 +193,10 @@ class Normal:
         self, action: Tensor, of_log_prob: Tensor, of_order: Tensor | None
     ) -> list[tuple[Tensor, Tensor]]:
         """See Categorical: of the means [B, A, U], and of the deviations' logarithms [A, U]."""
-        inverse = (-self._by_agent.detach()).exp()
-        z = (action - self._mean.detach()) * inverse
+        if self._scored is None or self._scored[0] is not action:
+            self.log_prob(action)
+        assert self._scored is not None
+        _, z, inverse = self._scored
         weight = of_log_prob.unsqueeze(-1)
         of_mean = weight * z
         constant = weight if of_order is None else weight + of_order.unsqueeze(-1)

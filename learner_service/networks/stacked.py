@@ -93,9 +93,8 @@ class StackedLinear(nn.Module):
             return F.linear(x, weight.T, bias)
         weight, bias = per_agent(self.weight, self._slices), per_agent(self.bias, self._slices)
         stacked = x if x.dim() == 3 else x.view(-1, len(weight), x.shape[-1]).transpose(0, 1)
-        # `meta`, where a network is weighed, knows no autocast.
-        cast = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
-        if weight.shape[2] == 1 and not cast:
+        on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        if weight.shape[2] == 1 and on_cpu:
             # On a CPU a batch of matrices one column wide takes seven times as long.
             out = (stacked * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
         elif narrow:
