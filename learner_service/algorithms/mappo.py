@@ -39,15 +39,16 @@ from learner_service.algorithms.returns import (
     vtrace_returns,
 )
 from learner_service.algorithms.running_moments import CLIPPED
-from learner_service.algorithms.steps import fed, named
+from learner_service.algorithms.steps import Fed, fed, named
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, Normal, logged_entropy
 from learner_service.networks.forward import forward, forward_both
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
-from learner_service.networks.recurrent import RecurrentState, recurrent_states
+from learner_service.networks.recurrent import RecurrentState, memory_size, recurrent_states
 from learner_service.runtime.cuda_graph import Outputs
 from learner_service.runtime.readback import to_host
+from learner_service.runtime.streams import Branch
 from learner_service.storage.rollout import Batch, transitions
 from shared.spec import ACTION_MASK
 
@@ -114,6 +115,9 @@ class Mappo(OnPolicyAlgorithm):
         norms, imitation = _NORMS[: len(self._learned)], LOGGED if self._imitates else ()
         self._logged = (*_BY_ROW, *imitation, *norms, *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
+        # What shares an encoder waits for it; networks that remember go through time together.
+        together = self.critic is None or encoder is not None or memory_size(net)
+        self._branches, self._branch = self._static and not together, Branch(self._device)
         self._steps = Steps(self, "step", self._minibatch, self._before, self._after)
 
     def _learn(self, batch: Batch, number: int) -> Tensor:
@@ -282,45 +286,79 @@ class Mappo(OnPolicyAlgorithm):
             log ratios, errors, what entropies and advice need to be logged [M, A], and norms.
         """
         self._schedule.step(given)
-        # 5. pi(u | o) and V of the minibatch, [M, A].
-        c = self._config
         columns = {k.removeprefix("column/"): v for k, v in given.items() if k[:7] == "column/"}
-        learned = [network for _, network in self._learned]
-        with cast_weights(self._precision, *learned):
-            pi, value = self._evaluate(given, columns.get("mask"))
-        value, action = value.float(), columns["action"]
+        max_norm = self._config.max_grad_norm
+        if not self._branches:
+            with cast_weights(self._precision, *(network for _, network in self._learned)):
+                pi, value = self._evaluate(given, columns.get("mask"))
+            terms, found = self._policy_terms(pi, given, columns)
+            of_value, error = self._value_terms(value, given, columns)
+            norms = self._precision.step_together(
+                [*terms, *of_value], self._learned, max_norm, self._num_slices
+            )
+            return found | {"error": error, "norms": norms}
+        # Neither needs the other: on a GPU their kernels run side by side.
+        actor, critic = self._learned
+        with self._branch.fork():
+            with cast_weights(self._precision, critic[1]):
+                value, _ = forward(critic[1], self._critic_fed(given)[0])
+            of_value, error = self._value_terms(value.squeeze(-1), given, columns)
+            how = max_norm, self._num_slices
+            critic_norm = self._precision.step_together(of_value, [critic], *how)
+        with cast_weights(self._precision, actor[1]):
+            out, _ = forward(self.actor.network, fed("actor", given)[0])
+        pi = self.actor.distribution(out, columns.get("mask"))
+        terms, found = self._policy_terms(pi, given, columns)
+        actor_norm = self._precision.step_together(terms, [actor], *how)
+        self._branch.join()
+        return found | {"error": error, "norms": torch.cat([actor_norm, critic_norm])}
+
+    def _policy_terms(
+        self, pi: Categorical | Normal, given: Mapping[str, Tensor], columns: Mapping[str, Tensor]
+    ) -> tuple[list[tuple[Tensor, Tensor]], Outputs]:
+        """The policy's part of the loss as outputs with their gradients, and what is logged of it.
+
+        L = -E[min(r A, clip(r) A) + weight H], r = pi / pi_old; the first has the gradient of
+        -E[r A] where it is not clipped.
+        """
+        action = columns["action"]
         expert = advice(columns, pi.log_prob, given["cost"])
-        # 6. L = -E[min(r A, clip(r) A) + weight H], r = pi / pi_old, and E[(V - G)^2]. The first
-        # has the gradient of -E[r A] where it is not clipped.
         with torch.no_grad():
             log_ratio = pi.log_prob(action) - columns["log_prob"]
             cost = log_ratio.exp() * given["of_ratio"]
             slope = expert.spared(cost * (cost >= given["least"]))
-            of_order = expert.spared(given["of_order"]) if c.entropy_weight else None
-            terms = pi.gradient(action, slope, of_order)
-            error = value - columns["target"]
-            terms += [(value, error * given["of_error"]), *expert.terms]
-        norms = self._precision.step_together(
-            terms, self._learned, c.max_grad_norm, self._num_slices
-        )
-        found = {"log_ratio": log_ratio, "error": error, **pi.logged()}
-        found |= {f"told {i}": x for i, x in enumerate(expert.logged)}
-        return {name: x.detach() for name, x in found.items()} | {"norms": norms}
+            weighted = bool(self._config.entropy_weight)
+            of_order = expert.spared(given["of_order"]) if weighted else None
+            terms = pi.gradient(action, slope, of_order) + expert.terms
+        told = {f"told {i}": x for i, x in enumerate(expert.logged)}
+        return terms, {"log_ratio": log_ratio, **pi.logged(), **told}
+
+    @torch.no_grad()
+    def _value_terms(
+        self, value: Tensor, given: Mapping[str, Tensor], columns: Mapping[str, Tensor]
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        """The same of values [M, A] for E[(V - G)^2], and errors V - G."""
+        with torch.enable_grad():
+            value = value.float()
+        error = value - columns["target"]
+        return [(value, error * given["of_error"])], error
+
+    def _critic_fed(self, given: Mapping[str, Tensor]) -> Fed:
+        """What the critic is fed, which may be what the actor is."""
+        inputs, state = fed("critic", given)
+        same = inputs.stored is None and inputs.vector is None
+        return (fed("actor", given)[0] if same else inputs), state
 
     def _evaluate(
         self, given: Mapping[str, Tensor], mask: Tensor | None
     ) -> tuple[Categorical | Normal, Tensor]:
         """The policy's distribution and values [M, A]."""
-        (actor, state), (critic, critic_state) = fed("actor", given), fed("critic", given)
+        (actor, state), (critic, critic_state) = fed("actor", given), self._critic_fed(given)
         if self.critic is None:
             out, _ = forward(self.actor.network, actor, state)
             return self.actor.distribution(out, mask), out[..., -1]
-        same = critic.stored is None and critic.vector is None
-        out, value = forward_both(
-            (self.actor.network, self.critic),
-            (actor, actor if same else critic),
-            (state, critic_state),
-        )
+        networks = self.actor.network, self.critic
+        out, value = forward_both(networks, (actor, critic), (state, critic_state))
         return self.actor.distribution(out, mask), value.squeeze(-1)
 
     @torch.no_grad()

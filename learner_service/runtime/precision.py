@@ -277,7 +277,7 @@ def clip_gradients(
     parts = torch._foreach_norm([row for grad in every for row in grad.unbind(0)])
     by_part = torch.stack(parts).view(len(every), num_slices)
     each = by_part.split([len(of_one) for of_one in grads])
-    by_network = torch.stack([torch.linalg.vector_norm(of_one, dim=0) for of_one in each])  # [n, S]
+    by_network = _stacked([torch.linalg.vector_norm(of_one, dim=0) for of_one in each])  # [n, S]
     if max_norm < math.inf:
         scales = (by_network / max_norm).clamp_min(1)
         _divide(by_slice, scales)
@@ -319,4 +319,9 @@ def gradient_norms(grads: list[list[Tensor]]) -> Tensor:
     sizes = [len(of_one) for of_one in grads]
     if len(set(sizes)) == 1:
         return torch.linalg.vector_norm(parts.view(len(grads), -1), dim=1)
-    return torch.stack([torch.linalg.vector_norm(part) for part in parts.split(sizes)])
+    return _stacked([torch.linalg.vector_norm(part) for part in parts.split(sizes)])
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    """torch.stack, without a copy of one."""
+    return torch.stack(parts) if len(parts) > 1 else parts[0].unsqueeze(0)

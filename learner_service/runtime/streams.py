@@ -5,7 +5,8 @@ than on CUDA all of it does nothing.
 """
 
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -58,6 +59,41 @@ class Fence:
         """Wait, on the host, until the device has passed the last mark."""
         if self._event is not None:
             self._event.synchronize()
+
+
+class Branch:
+    """Work beside that of the current stream, as a branch of the graph that is being captured.
+
+        with branch.fork():
+            fit_critic(rows)  # may run at the same time as what follows
+        improve_actor(rows)
+        branch.join()
+
+    Both sides read what was there before the fork, which must stay referenced until the join, and
+    neither what the other one writes. Where nothing is captured, one runs after the other: events
+    would have to be made.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Take a stream; the graph has no other use for it than order."""
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def fork(self) -> Iterator[None]:
+        """A context whose work is the branch."""
+        if self._stream is None or not torch.cuda.is_current_stream_capturing():
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """Let the current stream continue after the branch."""
+        if self._stream is not None and torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream().wait_stream(self._stream)
 
 
 class Pace:

@@ -100,6 +100,7 @@ class Meter:
             "graphs": new["graph replay"],
             "nodes": nodes["nodes"] - nodes_then["nodes"],
             "kernels": nodes["kernels"] - nodes_then["kernels"],
+            "path": nodes["path"] - nodes_then["path"],
             "syncs": waits - waits_then,
         }
 

@@ -1,12 +1,13 @@
 """Launches of acting and of updates, counted on a pretended GPU: here, and of another checkout.
 
 What is counted are ATen operations on the device, except views, allocations and profiler marks;
-operations on lists of tensors and fused ones count once, and so does the replay of a graph; what
-graphs replayed consist of is counted beside, as operations (nodes) and as kernels that they are
-made of by torch's source. What cuDNN and cuBLAS add for layouts and split sums is not seen. An act
-is a whole turn of the inference thread: staging, storing, acting, replying. Matrix
-products and convolutions are left out: launches do not depend on their results. The package that
-pretends, tests/pretend_cuda, is part of a checkout only.
+operations on lists of tensors and fused ones count once, and so does the replay of a graph. What
+graphs replayed consist of is counted beside: operations (nodes), kernels that they are made of by
+torch's source, and the kernels that have to run one after the other, as branches do not. What cuDNN
+and cuBLAS add for layouts and split sums is not seen. An act is a whole turn of the inference
+thread: staging, storing, acting, replying. Matrix products and convolutions are left out: launches
+do not depend on their results. The package that pretends, tests/pretend_cuda, is part of a checkout
+only.
 
     python -m murmur.benchmarks.launches --against CHECKOUT --save
 
@@ -91,7 +92,7 @@ def table(here: Counts, there: Counts | None = None) -> dict[str, dict[str, Any]
                 row["kernels in graphs there"] = before["kernels"]
             row |= {"launches": found["launches"], "of them graphs": found["graphs"]}
             row |= {"nodes in graphs": found["nodes"], "kernels in graphs": found["kernels"]}
-            row["syncs"] = found["syncs"]
+            row |= {"one after the other": found["path"], "syncs": found["syncs"]}
             if before is not None:
                 row["launches / there"] = found["launches"] / before["launches"]
             rows[f"{preset}: {work}"] = row

@@ -135,7 +135,7 @@ class Dispatch(TorchDispatchMode):
         if not takes_gradient(op, args):
             machine.count(op.name)
             if tape is not None:
-                tape.nodes.append((op.name, num_kernels(op, args, kwargs)))
+                tape.node(machine.lane.number, op.name, num_kernels(op, args, kwargs))
         machine.issue(op.name, accesses(inputs), accesses([*written, *made]))
         if tape is not None:
             # Aliases: the shape of a tensor may be changed in place later.

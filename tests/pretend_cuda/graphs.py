@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .blocks import GPU, Access, Block, block_of
+from .blocks import GPU, Access, Block, Use, block_of
+from .clocks import Clock, merge
 from .machine import POISON, Machine
+from .report import Site
 
 if TYPE_CHECKING:
     from .streams import Streams
@@ -20,6 +22,9 @@ class Tape:
     Views are not recorded: they stay valid. CUDA computes nothing during a capture, so its effects
     are undone at the end: older memory is restored, newer memory is filled with POISON until the
     first replay.
+
+    Streams that wait for the captured one are branches of the graph: nothing orders their
+    operations but waits, and races between them are reported.
 
     Attributes:
         nodes: operations in order, each with its number of kernels.
@@ -35,6 +40,9 @@ class Tape:
         self._reads: set[Access] = set()
         self._writes: set[Access] = set()
         self.nodes: list[tuple[str, int]] = []
+        self._clocks: dict[int, Clock] = {}
+        self._depths: dict[int, int] = {}
+        self._blocks: dict[Block, Block] = {}  # uses within the graph
         self.generators = generators
         self._states = [g.get_state() for g in generators]
         self._default = torch.default_generator.get_state()
@@ -57,10 +65,35 @@ class Tape:
         self._own.add(block)
         self._made.append(x)
 
-    def touch(self, reads: Iterable[Access], writes: Iterable[Access]) -> None:
-        """Record what is read and written, to check the order of replays."""
-        self._reads.update(reads)
-        self._writes.update(writes)
+    @property
+    def path(self) -> int:
+        """Number of kernels that have to run one after the other."""
+        return max(self._depths.values(), default=0)
+
+    def node(self, lane: int, name: str, kernels: int) -> None:
+        """Count an operation of a stream."""
+        self.nodes.append((name, kernels))
+        self._depths[lane] = self._depths.get(lane, 0) + kernels
+
+    def wait(self, lane: int, other: int) -> None:
+        """Order later operations of a stream after earlier ones of another."""
+        merge(self._clocks.setdefault(lane, {}), self._clocks.get(other, {}))
+        self._depths[lane] = max(self._depths.get(lane, 0), self._depths.get(other, 0))
+
+    def issue(
+        self, lane: int, name: str, site: Site, reads: Iterable[Access], writes: Iterable[Access]
+    ) -> Use:
+        """Record what is read and written, to check the order of branches and of replays."""
+        clock = self._clocks.setdefault(lane, {})
+        tick = clock[lane] = clock.get(lane, 0) + 1
+        use, report = Use(lane, tick, name, site), self._machine.report
+        for at in reads:
+            self._blocks.setdefault(at.block, Block(GPU)).read(at, use, clock, report)
+            self._reads.add(at)
+        for at in writes:
+            self._blocks.setdefault(at.block, Block(GPU)).write(at, use, clock, report)
+            self._writes.add(at)
+        return use
 
     def finish(self) -> None:
         """Undo the effects of the capture."""
@@ -79,7 +112,7 @@ class Tape:
         """Call all recorded operations."""
         machine = self._machine
         machine.count("graph replay")
-        machine.count_replay(len(self.nodes), sum(kernels for _, kernels in self.nodes))
+        machine.count_replay(len(self.nodes), sum(kernels for _, kernels in self.nodes), self.path)
         use = machine.issue("graph replay", self._reads, self._writes)
         machine.local.replaying = use
         with machine.quiet(), torch.inference_mode(), torch.autocast("cpu", enabled=False):

@@ -53,7 +53,8 @@ class Machine:
         launches: thread name -> operation -> number of launches.
         waits: thread name -> operation -> number of synchronisations, allowed or not.
         captured: of each graph, in the order of captures, operations with their kernels.
-        replayed: thread name -> "nodes" and "kernels" of the graphs it replayed.
+        replayed: thread name -> "nodes" and "kernels" of the graphs it replayed, and "path", the
+            kernels that had to run one after the other.
     """
 
     def __init__(self, report: Report, *, raises: bool = False, hollow: bool = False) -> None:
@@ -132,10 +133,11 @@ class Machine:
         """Count a launch of this thread."""
         _count(self.launches, name)
 
-    def count_replay(self, nodes: int, kernels: int) -> None:
+    def count_replay(self, nodes: int, kernels: int, path: int) -> None:
         """Count what a graph that this thread replays consists of."""
         _count(self.replayed, "nodes", nodes)
         _count(self.replayed, "kernels", kernels)
+        _count(self.replayed, "path", path)
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -188,8 +190,7 @@ class Machine:
         lane, site = self.lane, self.report.site()
         tape = self.local.tape
         if tape is not None:
-            tape.touch(reads, writes)
-            return Use(lane.number, 0, name, site)
+            return tape.issue(lane.number, name, site, reads, writes)
         with self.lock:
             clock = lane.clock
             merge(clock, self.local.known)

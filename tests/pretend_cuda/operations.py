@@ -23,7 +23,15 @@ _STRICT = {
     *("_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_"),
 }
 # Most of the arithmetic; see pretend_cuda.
-HEAVY = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
+HEAVY = {
+    "mm",
+    "addmm",
+    "_addmm_activation",
+    "bmm",
+    "baddbmm",
+    "convolution",
+    "convolution_backward",
+}
 # Tensors that one kernel of a fused optimiser reads at most.
 _TENSORS_AT_ONCE = 36
 TRANSFERS = {"copy_", "_to_copy", "_foreach_copy_"}

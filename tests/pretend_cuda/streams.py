@@ -80,6 +80,9 @@ def _stream_class(machine: Machine) -> type:
 
         def wait_stream(self, stream: "Stream") -> None:
             """Order later operations of this stream after earlier ones of another."""
+            if machine.local.tape is not None:
+                machine.local.tape.wait(self.lane.number, stream.lane.number)
+                return
             with machine.lock:
                 merge(stream.lane.clock, machine.local.known)
                 merge(self.lane.clock, stream.lane.clock)
