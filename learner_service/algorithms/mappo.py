@@ -115,9 +115,12 @@ class Mappo(OnPolicyAlgorithm):
         norms, imitation = _NORMS[: len(self._learned)], LOGGED if self._imitates else ()
         self._logged = (*_BY_ROW, *imitation, *norms, *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
-        # What shares an encoder waits for it; networks that remember go through time together.
-        together = self.critic is None or encoder is not None or memory_size(net)
-        self._branches, self._branch = self._static and not together, Branch(self._device)
+        # What shares an encoder waits for it; networks that remember go through time together; a
+        # loss has one scale, and ranks one exchange.
+        shared = self.critic is None or encoder is not None or memory_size(net)
+        scaled = self._precision.scaler.is_enabled()
+        self._apart = not (shared or scaled or self._group.size > 1)
+        self._branch = Branch(self._device)
         self._steps = Steps(self, "step", self._minibatch, self._before, self._after)
 
     def _learn(self, batch: Batch, number: int) -> Tensor:
@@ -288,7 +291,7 @@ class Mappo(OnPolicyAlgorithm):
         self._schedule.step(given)
         columns = {k.removeprefix("column/"): v for k, v in given.items() if k[:7] == "column/"}
         max_norm = self._config.max_grad_norm
-        if not self._branches:
+        if not (self._static and self._apart):
             with cast_weights(self._precision, *(network for _, network in self._learned)):
                 pi, value = self._evaluate(given, columns.get("mask"))
             terms, found = self._policy_terms(pi, given, columns)

@@ -181,3 +181,46 @@ def test_a_capture_that_fails_can_raise_and_leaves_all_as_it_was() -> None:
         assert not torch.cuda.is_current_stream_capturing()
         assert (x + 1).tolist() == [2.0, 2.0]
     assert {f.kind for f in cuda.report.faults} == {"sync"}  # by tolist alone
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_branches_of_a_graph_are_ordered_by_waits_alone(joins: bool) -> None:
+    with pretend_cuda() as cuda:
+        x, y = torch.ones(2, device=GPU), torch.ones(2, device=GPU)
+        graph, main, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.Stream()
+        with torch.cuda.graph(graph, stream=main):
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                y.add_(1)
+                y.mul_(2)
+            x.add_(1)
+            if joins:
+                main.wait_stream(side)
+            x.add_(y)
+        graph.replay()
+        nodes = cuda.replayed[threading.current_thread().name]
+        assert (x + 0).tolist() == [6.0, 6.0]  # 1 + 1 + 2 (1 + 1)
+    assert {f.kind for f in cuda.report.faults} == {"sync"} | (set() if joins else {"race"})
+    assert nodes == {"nodes": 4, "kernels": 4, "path": 3 if joins else 2}
+
+
+def test_kernels_that_operations_are_made_of_are_counted() -> None:
+    with pretend_cuda() as cuda:
+        net = nn.Conv2d(2, 3, 2).to(GPU)
+        x, graph = torch.ones(4, 2, 3, 3, device=GPU), torch.cuda.CUDAGraph()
+        a, b, c = torch.ones(3, device=GPU), torch.ones(2, 3, device=GPU), None
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+            out = net(x)
+            torch.autograd.backward([out], [torch.ones_like(out)])
+            c = torch.addmm(a, b, b.T @ b)
+            torch.addmm(c, b, b.T @ b)
+    (nodes,) = cuda.captured
+    assert nodes == [
+        ("convolution", 2),  # and its bias
+        ("ones_like", 1),
+        ("convolution_backward", 2),  # weight and bias: torch keeps both as they are
+        ("mm", 1),
+        ("addmm", 1),
+        ("mm", 1),
+        ("addmm", 2),  # a matrix is copied first
+    ]
