@@ -8,7 +8,7 @@ action while the others' actions are held fixed. Targets are TD(lambda) from a t
 rollout is learned from in several passes of minibatches, critic first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Literal
 
@@ -57,6 +57,7 @@ from learner_service.networks.forward import forward
 from learner_service.networks.inputs import CriticInputs, Inputs
 from learner_service.networks.recurrent import RecurrentState, memory_size, recurrent_states
 from learner_service.runtime.cuda_graph import Outputs
+from learner_service.runtime.streams import Branch
 from learner_service.storage.rollout import Batch, Transitions, transitions
 from shared.spec import ACTION_MASK
 from shared.timestep import StepType
@@ -94,7 +95,9 @@ _NORMS = ("critic_grad_norm", "actor_grad_norm")
 _OF_THE_BATCH = ("target_mean", "target_std", "explained_variance", "epsilon")
 
 
+_AHEAD = "ahead/"  # begins the names of what belongs to the critic's next pass
 _Log = dict[str, Tensor]  # what steps return, by name: [n, ...]
+_Given = tuple[Pass, dict[str, Tensor]]  # a pass, and its learning rates
 
 
 class Coma(OnPolicyAlgorithm):
@@ -127,6 +130,10 @@ class Coma(OnPolicyAlgorithm):
         self._critic_steps = Steps(self, "critic", self._fit)
         own = self._improve, self._before_improving, self._after_improving
         self._actor_steps = Steps(self, "actor", *own)
+        self._both_steps = Steps(self, "both", self._both, *own[1:])
+        # A loss has one scale, and ranks exchange in one order.
+        self._apart = not (self._precision.scaler.is_enabled() or self._group.size > 1)
+        self._branch = Branch(self._device)
         values = partial(self._forward_block, network=self.critic)
         self._value_steps = Steps(self, "values", values)
         self._of_steps = (*_BY_ROW, *(LOGGED if self._imitates else ()), *_NORMS)
@@ -160,14 +167,49 @@ class Coma(OnPolicyAlgorithm):
         # 1. and 2. Targets, once.
         rows = self._prepare(batch)
         # 3. to 7. In each pass the critic, then the actor.
-        log: list[tuple[Pass, _Log, _Log]] = []
-        for shuffled, rates in self._passes(rows, batch, number):
-            critic = self._critic_pass(shuffled, rates)
-            log.append((shuffled, critic, self._actor_pass(shuffled, rates)))
+        passes = self._passes(rows, batch, number)
+        beside = self._static and self._apart
+        log = list(self._side_by_side(passes) if beside else self._in_turn(passes))
         env_steps = batch.env_steps()  # `_means` adds those of the other ranks
         scalars = self._means(log, rows, env_steps)
         self._exploration.advance(env_steps)
         return scalars
+
+    def _in_turn(self, passes: Iterator[_Given]) -> Iterator[tuple[Pass, _Log, _Log]]:
+        """Passes with what their steps of critic and actor return."""
+        for shuffled, rates in passes:
+            fitted = self._critic_steps(self._critic_given(shuffled, rates))
+            critic = self._fitted(shuffled, fitted)
+            yield shuffled, critic, self._actor_steps(self._actor_given(shuffled, rates))
+
+    def _side_by_side(self, passes: Iterator[_Given]) -> Iterator[tuple[Pass, _Log, _Log]]:
+        """As `_in_turn`; while the actor learns, the critic is fitted in its next pass.
+
+        The actor needs no more of the critic than its values, which are taken before.
+        """
+        this = next(passes, None)
+        fitted = self._critic_steps(self._critic_given(*this)) if this is not None else {}
+        while this is not None:
+            critic, given = self._fitted(this[0], fitted), self._actor_given(*this)
+            following = next(passes, None)
+            if following is None:
+                actor = self._actor_steps(given)
+            else:
+                ahead = self._critic_given(*following)
+                found = self._both_steps({**given, **{_AHEAD + k: x for k, x in ahead.items()}})
+                fitted = {k.removeprefix(_AHEAD): x for k, x in found.items() if _AHEAD in k}
+                actor = {k: x for k, x in found.items() if _AHEAD not in k}
+            yield this[0], critic, actor
+            this = following
+
+    def _both(self, given: Mapping[str, Tensor]) -> Outputs:
+        """A step of the actor, and on a branch of the graph one of the critic."""
+        ahead = {k.removeprefix(_AHEAD): x for k, x in given.items() if _AHEAD in k}
+        with self._branch.fork():
+            fitted = self._fit(ahead)
+        improved = self._improve({k: x for k, x in given.items() if _AHEAD not in k})
+        self._branch.join()
+        return improved | {_AHEAD + k: x for k, x in fitted.items()}
 
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> Rows:
@@ -251,8 +293,8 @@ class Coma(OnPolicyAlgorithm):
             self._config.td_lambda,
         )
 
-    def _critic_pass(self, shuffled: Pass, rates: Mapping[str, Tensor]) -> _Log:
-        """Fit the critic; returns squared errors and values of the actions taken, and norms.
+    def _critic_given(self, shuffled: Pass, rates: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Name the tensors of all minibatches for the critic's steps, each [n, ...].
 
         With g = 2 share of the action taken and 0 of the others, the gradient of
         sum share (q - target)^2 is g (q - target).
@@ -262,7 +304,12 @@ class Coma(OnPolicyAlgorithm):
         g = one_hot(action, self._num_actions) * (2 * shuffled.share).flatten(0, 1).unsqueeze(-1)
         inputs, state = shuffled.inputs(shuffled.critic), shuffled.state(shuffled.critic_state)
         given = {"goal": shuffled.each(target).unsqueeze(-1), "of_error": shuffled.each(g), **rates}
-        found = self._critic_steps(named("critic", inputs, state) | given)
+        return named("critic", inputs, state) | given
+
+    @torch.no_grad()
+    def _fitted(self, shuffled: Pass, found: _Log) -> _Log:
+        """Squared errors and values of the actions taken, and norms, of what `_fit` returns."""
+        action, target = shuffled.columns["action"], shuffled.columns["target"]
         q_taken = taken(found["q"].flatten(0, 1), action).view_as(shuffled.share)
         error = (q_taken - target.view_as(q_taken)).square()
         return {"error": error, "q": q_taken, "critic_norm": found["norm"]}
@@ -271,7 +318,7 @@ class Coma(OnPolicyAlgorithm):
         """Fit the critic to a minibatch.
 
         Args:
-            given: see `_critic_pass`.
+            given: see `_critic_given`.
 
         Returns:
             its values and the gradient's norm.
@@ -296,12 +343,8 @@ class Coma(OnPolicyAlgorithm):
         given = named("rows", shuffled.inputs(shuffled.critic), state)
         return self._value_steps(given)["out"].flatten(0, 1)
 
-    def _actor_pass(self, shuffled: Pass, rates: Mapping[str, Tensor]) -> _Log:
-        """Improve the policy.
-
-        Returns:
-            gains, their weights, minus entropies, advantages, what advice logs, and norms.
-        """
+    def _actor_given(self, shuffled: Pass, rates: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Name the tensors of all minibatches for the actor's steps, each [n, ...]."""
         # 4. Q of all own actions by the critic just fitted, [n * M, A, K].
         with torch.no_grad():
             q = self._values(shuffled)
@@ -309,14 +352,14 @@ class Coma(OnPolicyAlgorithm):
         inputs, state = shuffled.inputs(shuffled.actor), shuffled.state(shuffled.actor_state)
         columns = {k: shuffled.each(x) for k, x in shuffled.columns.items() if k != "target"}
         given = {"share": shuffled.share, "cost": shuffled.cost, "lead": shuffled.each(lead)}
-        given |= {f"column/{name}": x for name, x in columns.items()} | rates
-        return self._actor_steps(named("actor", inputs, state) | given)
+        given |= {**{f"column/{name}": x for name, x in columns.items()}, **rates}
+        return named("actor", inputs, state) | given
 
     def _before_improving(self, given: Mapping[str, Tensor]) -> Outputs:
         """Weights of the gradient by the softmax, for all minibatches of a block.
 
         Args:
-            given: see `_actor_pass`.
+            given: see `_actor_given`.
 
         Returns:
             [n, M, A] 1 / pi_old(u | o), and weights of the probability taken and of the entropy.
@@ -333,7 +376,7 @@ class Coma(OnPolicyAlgorithm):
         """Improve the policy by a minibatch.
 
         Args:
-            given: see `_actor_pass` and `_before_improving`.
+            given: see `_actor_given` and `_before_improving`.
 
         Returns:
             probabilities, advantages and what advice logs, [M, A, ...], and the gradient's norm.

@@ -48,7 +48,9 @@ def mixture(
 
 def mixture_gradient(of_softmax: Tensor, softmax: Tensor) -> Tensor:
     """Gradient of the logits of `mixture` [..., K], of that of the softmax."""
-    return torch.ops.aten._softmax_backward_data(of_softmax, softmax, -1, softmax.dtype)
+    backward = torch.ops.aten._softmax_backward_data
+    found: Tensor = backward(of_softmax, softmax, -1, softmax.dtype)
+    return found
 
 
 def log_softmax(logits: Tensor, penalty: Tensor | None) -> Tensor:

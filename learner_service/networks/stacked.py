@@ -173,7 +173,10 @@ class _LinearReLU(torch.autograd.Function):
         x, weight, out = ctx.saved_tensors
         grad = torch.ops.aten.threshold_backward(grad, out, 0)
         of_x = (grad @ weight.T).to(ctx.dtype) if ctx.needs_input_grad[0] else None
-        of_weight = x.T @ grad if ctx.needs_input_grad[1] else None
+        of_weight = None
+        if ctx.needs_input_grad[1]:  # in the weight's layout
+            turned = weight.stride(0) < weight.stride(1)
+            of_weight = (grad.T @ x).T if turned else x.T @ grad
         return of_x, of_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
 
 

@@ -34,7 +34,8 @@ def step_together(optimizers: Sequence[Adam]) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             lists: tuple[list[torch.Tensor], ...] = ([], [], [], [], [], [])
-            optimizer._init_group(group, *lists)  # parameters, gradients, moments, steps
+            # Parameters, gradients, moments, steps.
+            optimizer._init_group(group, *lists)  # type: ignore[no-untyped-call]
             if lists[0]:
                 groups.append((group, getattr(optimizer, "grad_scale", None), lists))
     torch._foreach_add_([step for _, _, (*_, steps) in groups for step in steps], 1)

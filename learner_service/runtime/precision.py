@@ -1,6 +1,5 @@
 """Mixed precision: autocast, loss scaling, clipping and the optimiser step, in one place."""
 
-import functools
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +21,10 @@ _SLOW = 1.5  # times as long as in fp32
 # Of a loss's scale: its first value, and the steps without overflow after which it doubles. Every
 # overflow halves it and costs a step.
 _PRESETS = {"conservative": (2.0**10, 2000), "aggressive": (2.0**16, 1000)}
+
+
+Widths = tuple[tuple[int, ...], ...]  # numbers of a slice of each parameter of each network
+Spreads = dict[Widths, Tensor]
 
 
 class _Scaler(torch.amp.GradScaler):
@@ -71,6 +74,7 @@ class Precision:
             device.type, init_scale=scale, growth_interval=interval, enabled=name == "fp16"
         )
         self._skipped = torch.zeros((), device=device)
+        self._spreads: Spreads = {}
 
     @classmethod
     def of(cls, config: LearnerConfig, device: torch.device, group: Group = ALONE) -> Self:
@@ -201,8 +205,13 @@ class Precision:
         self, parameters: Iterable[nn.Parameter], max_norm: float, num_slices: int = 1
     ) -> Tensor:
         """The second: see `step`. May be called for several sets of the optimiser's parameters."""
-        norms = clip_gradients([list(parameters)], max_norm or float("inf"), num_slices)
+        norms = self._clip([list(parameters)], max_norm, num_slices)
         return self._finite(norms[0])
+
+    def _clip(
+        self, parameters: list[list[nn.Parameter]], max_norm: float, num_slices: int
+    ) -> Tensor:
+        return clip_gradients(parameters, max_norm or float("inf"), num_slices, self._spreads)
 
     def _clip_for(
         self,
@@ -214,7 +223,7 @@ class Precision:
         """`clip` for each; a fused optimiser divides all its gradients by one number itself."""
         fused = all(getattr(o, "_step_supports_amp_scaling", False) for o in optimizers)
         if not fused or not max_norm or num_slices > 1:
-            return self._finite(clip_gradients(parameters, max_norm or float("inf"), num_slices))
+            return self._finite(self._clip(parameters, max_norm, num_slices))
         norms = gradient_norms([_gradients(of_one) for of_one in parameters])
         scales = (norms / max_norm).clamp_min(1)
         for optimizer, scale in zip(optimizers, scales.unbind(), strict=True):
@@ -252,7 +261,10 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def clip_gradients(
-    parameters: list[list[nn.Parameter]], max_norm: float, num_slices: int
+    parameters: list[list[nn.Parameter]],
+    max_norm: float,
+    num_slices: int,
+    spreads: Spreads | None = None,
 ) -> Tensor:
     """Scale gradients of networks down to a norm, each slice's by its own.
 
@@ -260,6 +272,7 @@ def clip_gradients(
         parameters: those of each network.
         max_norm: largest norm; infinity: no clipping.
         num_slices: of each network.
+        spreads: keeps what is the same in every call.
 
     Returns:
         [n] each network's norm before, the largest slice's.
@@ -276,15 +289,15 @@ def clip_gradients(
     every = [grad for of_one in by_slice for grad in of_one]
     parts = torch._foreach_norm([row for grad in every for row in grad.unbind(0)])
     by_part = torch.stack(parts).view(len(every), num_slices)
-    each = by_part.split([len(of_one) for of_one in grads])
+    each = torch.split(by_part, [len(of_one) for of_one in grads])
     by_network = _stacked([torch.linalg.vector_norm(of_one, dim=0) for of_one in each])  # [n, S]
     if max_norm < math.inf:
         scales = (by_network / max_norm).clamp_min(1)
-        _divide(by_slice, scales)
+        _divide(by_slice, scales, {} if spreads is None else spreads)
     return by_network.amax(1)
 
 
-def _divide(by_slice: list[list[Tensor]], scales: Tensor) -> None:
+def _divide(by_slice: list[list[Tensor]], scales: Tensor, spreads: Spreads) -> None:
     """Divide gradients [S, ...] of networks by numbers [n, S]."""
     every = [grad for of_one in by_slice for grad in of_one]
     if scales.device.type == "cpu":
@@ -295,14 +308,15 @@ def _divide(by_slice: list[list[Tensor]], scales: Tensor) -> None:
         ]
     else:  # operations on lists are one kernel where shapes are equal, else one for each tensor
         widths = tuple(tuple(grad.shape[1] for grad in of_one) for of_one in by_slice)
-        spread = scales.view(-1).index_select(0, _spread(widths, len(scales[0]), scales.device))
-        parts = spread.split([grad.numel() for grad in every])
+        if widths not in spreads:
+            spreads[widths] = _spread(widths, len(scales[0]), scales.device)
+        spread = scales.view(-1).index_select(0, spreads[widths])
+        parts = torch.split(spread, [grad.numel() for grad in every])
         rows = [part.view_as(grad) for part, grad in zip(parts, every, strict=True)]
     torch._foreach_div_(every, rows)
 
 
-@functools.cache
-def _spread(widths: tuple[tuple[int, ...], ...], slices: int, device: torch.device) -> Tensor:
+def _spread(widths: Widths, slices: int, device: torch.device) -> Tensor:
     """The number of its scale for each of all networks' gradients, which lie one by one."""
     numbers = torch.arange(len(widths) * slices, device=device).view(len(widths), slices, 1)
     each = [
@@ -318,8 +332,9 @@ def gradient_norms(grads: list[list[Tensor]]) -> Tensor:
     parts = torch.stack(torch._foreach_norm([grad for of_one in grads for grad in of_one]))
     sizes = [len(of_one) for of_one in grads]
     if len(set(sizes)) == 1:
-        return torch.linalg.vector_norm(parts.view(len(grads), -1), dim=1)
-    return _stacked([torch.linalg.vector_norm(part) for part in parts.split(sizes)])
+        norms: Tensor = torch.linalg.vector_norm(parts.view(len(grads), -1), dim=1)
+        return norms
+    return _stacked([torch.linalg.vector_norm(part) for part in torch.split(parts, sizes)])
 
 
 def _stacked(parts: list[Tensor]) -> Tensor:
