@@ -33,9 +33,9 @@ FOLDER = Path("learner_service/algorithms")
 # What the learner and the inference thread call, steps that are captured, and hooks of `update`.
 ENTRIES = {
     *("update", "_learn", "act", "forward", "_explores", "_turn", "_fed"),
-    *("_fit", "_improve", "_minibatch"),
+    *("_fit", "_improve", "_minibatch", "_before", "_before_improving"),
 }
-METRICS = {"_means", "_note", "evaluate", "confusion", "_count"}
+METRICS = {"_after", "_after_improving", "_means", "_note", "evaluate", "confusion", "_count"}
 KINDS = ("algorithm", "imports", "options", "checks", "metrics", "building")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

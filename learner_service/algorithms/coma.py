@@ -25,9 +25,11 @@ from learner_service.algorithms.counterfactual import (
     taken,
 )
 from learner_service.algorithms.exploration import (
+    LEAST,
     Exploration,
     log_softmax,
     mixture,
+    mixture_gradient,
     penalties,
     policy_probabilities,
 )
@@ -41,8 +43,8 @@ from learner_service.algorithms.minibatches import (
 )
 from learner_service.algorithms.on_policy import OnPolicyAlgorithm, RecurrentStates, each
 from learner_service.algorithms.returns import (
-    clipped_surrogate,
     lambda_returns,
+    most_gain,
     of_agents,
     polyak_update,
     target_of,
@@ -249,7 +251,7 @@ class Coma(OnPolicyAlgorithm):
 
     def _of_mask(self, legal: Tensor) -> dict[str, Tensor]:
         """What makes a policy of logits where some actions are illegal."""
-        return {"penalty": penalties(legal), "floor": self._epsilon * uniform(legal)}
+        return {"penalty": penalties(legal), "floor": self._epsilon * uniform(legal) + LEAST}
 
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> Rows:
@@ -380,59 +382,94 @@ class Coma(OnPolicyAlgorithm):
         # 4. Q of all own actions by the critic just fitted, [n * M, A, K].
         with torch.no_grad():
             q = self._values(shuffled)
-            q_taken = taken(q, shuffled.columns["action"])
-            of_order = shuffled.share * self._schedule.entropy_weight
+            lead = taken(q, shuffled.columns["action"]).unsqueeze(-1) - q
         inputs, state = shuffled.inputs(shuffled.actor), shuffled.state(shuffled.actor_state)
         columns = {k: shuffled.each(x) for k, x in shuffled.columns.items() if k != "target"}
-        given = {"share": shuffled.share, "cost": shuffled.cost, "of_order": of_order}
-        given |= {"q": shuffled.each(q), "q_taken": shuffled.each(q_taken), **rates}
-        given |= {f"column/{name}": x for name, x in columns.items()}
-        return each(self._improve, named("actor", inputs, state) | given)
+        given = {"share": shuffled.share, "cost": shuffled.cost, "lead": shuffled.each(lead)}
+        given |= {**{f"column/{name}": x for name, x in columns.items()}, **rates}
+        given |= self._before_improving(given)
+        found = each(self._improve, named("actor", inputs, state) | given)
+        return self._after_improving(given, found)
 
-    def _improve(self, given: Mapping[str, Tensor]) -> Outputs:
-        """Improve the policy by a minibatch.
+    @torch.no_grad()
+    def _before_improving(self, given: Mapping[str, Tensor]) -> Outputs:
+        """Weights of the gradient by the softmax, for all minibatches together.
 
         Args:
             given: see `_actor_pass`.
 
         Returns:
-            gains, their weights, entropies, advantages and what advice logs [M, A], and the
-            gradient's norm.
+            [n, M, A] 1 / pi_old(u | o), and weights of the probability taken and of the entropy.
+        """
+        keep, found = self._exploration.keep, {}
+        of_taken = given["cost"] * keep
+        if self._config.clip_ratio:
+            found["inverse"] = (-given["column/log_prob"]).exp()
+            of_taken = of_taken * found["inverse"]
+        of_order = given["share"] * (self._schedule.entropy_weight * keep)
+        return found | {"of_taken": of_taken, "of_order": of_order}
+
+    def _improve(self, given: Mapping[str, Tensor]) -> Outputs:
+        """Improve the policy by a minibatch.
+
+        Args:
+            given: see `_actor_pass` and `_before_improving`.
+
+        Returns:
+            probabilities, advantages and what advice logs, [M, A, ...], and the gradient's norm.
         """
         self._schedule.step(given)
         # 5. pi(u | o), epsilon included, [M, A, K].
-        c, share, cost = self._config, given["share"], given["cost"]
+        c, share = self._config, given["share"]
         columns = {k.removeprefix("column/"): v for k, v in given.items() if k[:7] == "column/"}
         with cast_weights(self._precision, self.actor):
             logits, _ = forward(self.actor, *fed("actor", given))
-        floor = columns.get("floor", self._exploration.floor)
         logits, penalty = logits.float(), columns.get("penalty")
-        pi = mixture(logits, penalty, self._exploration.keep, floor)
-        expert = advice(columns, lambda u: taken(log_softmax(logits, penalty), u), cost)
-        log_pi = bounded_log(pi)
-        log_prob = taken(log_pi, columns["action"])
-        # 6. A = Q(s, u) - sum_k pi(k) Q(s, (u_others, k)) (section 4).
-        advantage = scaled = counterfactual_advantage(given["q"], pi, given["q_taken"])
-        if c.normalize_advantage:
-            sharing = self._sharing[:, :1] if self._single else self._sharing
-            deviation = deviations(advantage, share, sharing, self._group) + 1e-6
-            scaled = advantage / of_agents(deviation, sharing)
-        # 7. Actor: up E[log pi(u | o) A], or PPO's surrogate, and the entropy.
-        if c.clip_ratio:
-            gain = clipped_surrogate(log_prob - columns["log_prob"], scaled, c.clip_ratio)
-        else:
-            gain, cost = log_prob, cost * scaled
-        order = (pi * log_pi).sum(-1)  # minus the entropy
-        cost = expert.spared(cost)
-        terms = [(gain, cost), *expert.terms]
-        if c.entropy_weight:
-            terms.append((order, expert.spared(given["of_order"])))
+        expert = advice(columns, lambda u: taken(log_softmax(logits, penalty), u), given["cost"])
+        with torch.no_grad():
+            floor = columns.get("floor", self._exploration.floor)
+            softmax, pi = mixture(logits, penalty, self._exploration.keep, floor)
+            pi_taken = taken(pi, columns["action"])
+            # 6. A = Q(s, u) - sum_k pi(k) Q(s, (u_others, k)) (section 4).
+            advantage = scaled = counterfactual_advantage(given["lead"], pi)
+            if c.normalize_advantage:
+                sharing = self._sharing[:, :1] if self._single else self._sharing
+                deviation = deviations(advantage, share, sharing, self._group) + 1e-6
+                scaled = advantage / of_agents(deviation, sharing)
+            # 7. Actor: up E[log pi(u | o) A], or PPO's surrogate r A, r = pi / pi_old, where it is
+            # not clipped, and the entropy: -E[pi log pi]; their gradient by the softmax.
+            of_taken = expert.spared(given["of_taken"]) * scaled
+            if c.clip_ratio:
+                free = pi_taken * given["inverse"] * scaled <= most_gain(scaled, c.clip_ratio)
+                of_taken = of_taken * free
+            else:
+                of_taken = of_taken / pi_taken
+            if c.entropy_weight:  # softmax's gradient is free of constants, as that of log pi is
+                of_softmax = pi.log() * expert.spared(given["of_order"]).unsqueeze(-1)
+            else:
+                of_softmax = torch.zeros_like(pi)
+            of_softmax.scatter_add_(-1, columns["action"].unsqueeze(-1), of_taken.unsqueeze(-1))
+            terms = [(logits, mixture_gradient(of_softmax, softmax)), *expert.terms]
         (norm,) = self._precision.step_together(
             terms, [(self._actor_optimizer, self.actor)], c.max_grad_norm, self._num_slices
         )
         told = {f"told {i}": x for i, x in enumerate(expert.logged)}
-        found = {"gain": gain.detach(), "cost": cost, "order": order.detach()}
-        return found | {"advantage": advantage, **told, "actor_norm": norm}
+        found = {"pi": pi, "taken": pi_taken, "advantage": advantage, "scaled": scaled}
+        return found | told | {"actor_norm": norm}
+
+    @torch.no_grad()
+    def _after_improving(self, given: Mapping[str, Tensor], found: Outputs) -> Outputs:
+        """What `_actor_sums` needs of minibatches, [n, M, A]: gains, their weights, ..."""
+        pi, pi_taken = found.pop("pi"), found.pop("taken")
+        scaled, cost = found.pop("scaled"), given["cost"]
+        if "told 1" in found:
+            cost = cost * (1 - found["told 1"])
+        if self._config.clip_ratio:
+            most = most_gain(scaled, self._config.clip_ratio)
+            gain = torch.minimum(pi_taken * given["inverse"] * scaled, most)
+        else:
+            gain, cost = pi_taken.log(), cost * scaled
+        return found | {"gain": gain, "cost": cost, "order": (pi * pi.log()).sum(-1)}
 
     @torch.no_grad()
     def _critic_sums(self, found: Mapping[str, Tensor]) -> Tensor:

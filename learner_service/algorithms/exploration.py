@@ -5,6 +5,8 @@ from torch import Tensor, nn
 
 from learner_service.networks.distributions import ILLEGAL, explore, over_actions
 
+LEAST = 1e-10  # probability in logarithms, where a saturated policy underflows to zero
+
 
 def policy_probabilities(logits: Tensor, mask: Tensor | None, epsilon: Tensor | float) -> Tensor:
     """Behaviour policy: (1 - epsilon) softmax over legal actions + epsilon uniform over them.
@@ -27,18 +29,28 @@ def penalties(mask: Tensor) -> Tensor:
     return (mask == 0).float() * ILLEGAL
 
 
-def mixture(logits: Tensor, penalty: Tensor | None, keep: Tensor, floor: Tensor) -> Tensor:
-    """`policy_probabilities`, from what does not change during an update.
+def mixture(
+    logits: Tensor, penalty: Tensor | None, keep: Tensor, floor: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Softmax over legal actions, and `policy_probabilities`, none of them less than LEAST.
 
     Args:
         logits: [..., K].
         penalty: [..., K] of `penalties`, or None if all actions are legal.
         keep: scalar 1 - epsilon.
-        floor: [..., K] epsilon uniform over legal actions, or a scalar if all are.
+        floor: [..., K] epsilon uniform over legal actions, or a scalar if all are; plus LEAST.
     """
     if penalty is not None:
         logits = logits + penalty
-    return torch.addcmul(floor, over_actions(torch.softmax, logits), keep)
+    softmax = over_actions(torch.softmax, logits)
+    return softmax, torch.addcmul(floor, softmax, keep)
+
+
+def mixture_gradient(of_softmax: Tensor, softmax: Tensor) -> Tensor:
+    """Gradient of the logits of `mixture` [..., K], of that of the softmax."""
+    backward = torch.ops.aten._softmax_backward_data
+    found: Tensor = backward(of_softmax, softmax, -1, softmax.dtype)
+    return found
 
 
 def log_softmax(logits: Tensor, penalty: Tensor | None) -> Tensor:
@@ -53,7 +65,7 @@ class Exploration(nn.Module):
         env_steps: learned from.
         epsilon: the share of uniform random actions.
         keep: 1 - epsilon.
-        floor: epsilon / K.
+        floor: epsilon / K + LEAST.
     """
 
     STARTS_FRESH = True  # a fine-tuned run explores by its own schedule
@@ -69,7 +81,7 @@ class Exploration(nn.Module):
         self._start, self._end, self._over = start, end, over
         self.register_buffer("env_steps", torch.zeros(()))  # at most as many as matter
         self.register_buffer("epsilon", torch.tensor(start))
-        for name, value in (("keep", 1 - start), ("floor", start / num_actions)):
+        for name, value in (("keep", 1 - start), ("floor", start / num_actions + LEAST)):
             self.register_buffer(name, torch.tensor(value), persistent=False)
         self._num_actions = num_actions
 
@@ -78,7 +90,7 @@ class Exploration(nn.Module):
         done = (self.env_steps / self._over).clamp(max=1)
         self.epsilon.copy_(self._start + (self._end - self._start) * done)
         self.keep.copy_(1 - self.epsilon)
-        self.floor.copy_(self.epsilon / self._num_actions)
+        self.floor.copy_(self.epsilon / self._num_actions + LEAST)
 
     def advance(self, env_steps: Tensor) -> None:
         """Count the steps of an update."""

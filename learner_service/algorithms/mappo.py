@@ -11,7 +11,6 @@ memory or without.
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -35,6 +34,7 @@ from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
     moments_of_sets,
+    most_gain,
     of_agents,
     vtrace_returns,
 )
@@ -42,7 +42,7 @@ from learner_service.algorithms.running_moments import CLIPPED
 from learner_service.algorithms.steps import fed, named
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.casting import cast_weights
-from learner_service.networks.distributions import Categorical, Normal
+from learner_service.networks.distributions import Categorical, Normal, logged_entropy
 from learner_service.networks.forward import forward, forward_both
 from learner_service.networks.inputs import CriticInputs, Inputs
 from learner_service.networks.recurrent import RecurrentState, recurrent_states
@@ -130,7 +130,7 @@ class Mappo(OnPolicyAlgorithm):
         # 5. and 6. Steps of the policy and of the value function.
         every: list[dict[str, Tensor]] = []
         for shuffled, rates in self._passes(rows, batch, number):
-            found = each(self._minibatch, self._given(shuffled) | rates)
+            found = self._steps(shuffled, rates)
             every.append(found | {"share": shuffled.share, "counts": shuffled.counts})
         if not every:
             return self._scalars(torch.zeros_like(self._total), of_batch)
@@ -144,7 +144,7 @@ class Mappo(OnPolicyAlgorithm):
     def _block_of_steps(self, given: Mapping[str, Tensor]) -> Outputs:
         """Steps on the minibatches of a block, which may be captured."""
         own = self._fixed.of_block(given)
-        found = each(self._minibatch, self._given(own) | self._schedule.rates(own.counts))
+        found = self._steps(own, self._schedule.rates(own.counts))
         self._total.add_(self._sums(found | {"share": own.share, "counts": own.counts}))
         return {}
 
@@ -319,39 +319,91 @@ class Mappo(OnPolicyAlgorithm):
         given |= {f"column/{name}": shuffled.each(x) for name, x in shuffled.columns.items()}
         return given | {"share": shuffled.share, "cost": shuffled.cost}
 
+    def _steps(self, shuffled: Pass, rates: Mapping[str, Tensor]) -> Outputs:
+        """Steps on minibatches, one after the other; returns what `_sums` needs, [n, ...]."""
+        given = self._given(shuffled)
+        given |= {**self._before(given), **rates}
+        return self._after(given, each(self._minibatch, given))
+
+    @torch.no_grad()
+    def _before(self, given: Mapping[str, Tensor]) -> Outputs:
+        """Weights of the loss, for all minibatches together.
+
+        Args:
+            given: of `_given`.
+
+        Returns:
+            [n, M, A] those of ratios, the least that a ratio then costs, and those of minus
+            entropies and of errors.
+        """
+        c, cost = self._config, given["cost"]
+        return {
+            "of_ratio": given["column/advantage"] * cost,
+            "least": most_gain(given["column/advantage"], c.clip_ratio) * cost,
+            "of_order": given["share"] * self._schedule.entropy_weight,
+            "of_error": given["share"] * (2.0 if self.critic is not None else 2 * c.value_weight),
+        }
+
+    @torch.no_grad()
+    def _after(self, given: Mapping[str, Tensor], found: Outputs) -> Outputs:
+        """What `_sums` needs of minibatches, [n, M, A]: gains, entropies, ..."""
+        gain = clipped_surrogate(
+            found["log_ratio"], given["column/advantage"], self._config.clip_ratio
+        )
+        entropy = logged_entropy(found).expand_as(gain)
+        return found | {"gain": gain, "entropy": entropy, "error": found["error"].square()}
+
     def _minibatch(self, given: Mapping[str, Tensor]) -> Outputs:
         """One step of the policy and of the value function.
 
         Args:
-            given: of `_given`, and learning rates.
+            given: of `_given` and `_before`, and learning rates.
 
         Returns:
-            gains, log ratios, entropies, squared errors and what advice logs [M, A], and norms.
+            log ratios, errors, what entropies and advice need to be logged [M, A], and norms.
         """
         self._schedule.step(given)
-        # 5. pi(u | o) and V of the minibatch, [M, A].
-        c, share = self._config, given["share"]
         columns = {k.removeprefix("column/"): v for k, v in given.items() if k[:7] == "column/"}
-        learned = [network for _, network in self._learned]
-        with cast_weights(self._precision, *learned):
+        # 5. pi(u | o) and V of the minibatch, [M, A].
+        with cast_weights(self._precision, *(network for _, network in self._learned)):
             pi, value = self._evaluate(given, columns.get("mask"))
-        # 6. L = -E[min(r A, clip(r) A) + weight H], r = pi / pi_old, and E[(V - G)^2].
-        log_ratio = pi.log_prob(columns["action"]) - columns["log_prob"]
-        gain = clipped_surrogate(log_ratio, columns["advantage"], c.clip_ratio)
-        entropy = pi.entropy()
-        error = F.mse_loss(value.float(), columns["target"], reduction="none")
-        of_error = share if self.critic is not None else c.value_weight * share
-        expert = advice(columns, pi.log_prob, given["cost"])
-        cost = expert.spared(given["cost"])
-        terms = [(gain, cost), (error, of_error), *expert.terms]
-        if c.entropy_weight:
-            terms.append((entropy, cost * self._schedule.entropy_weight))
+        # 6. Both parts of the loss.
+        terms, found = self._policy_terms(pi, given, columns)
+        of_value, error = self._value_terms(value, given, columns)
         norms = self._precision.step_together(
-            terms, self._learned, c.max_grad_norm, self._num_slices
+            [*terms, *of_value], self._learned, self._config.max_grad_norm, self._num_slices
         )
-        found = {"gain": gain, "log_ratio": log_ratio, "entropy": entropy, "error": error}
-        found |= {f"told {i}": x for i, x in enumerate(expert.logged)}
-        return {name: x.detach() for name, x in found.items()} | {"norms": torch.stack(norms)}
+        return found | {"error": error, "norms": norms}
+
+    def _policy_terms(
+        self, pi: Categorical | Normal, given: Mapping[str, Tensor], columns: Mapping[str, Tensor]
+    ) -> tuple[list[tuple[Tensor, Tensor]], Outputs]:
+        """The policy's part of the loss as outputs with their gradients, and what is logged of it.
+
+        L = -E[min(r A, clip(r) A) + weight H], r = pi / pi_old; the first has the gradient of
+        -E[r A] where it is not clipped.
+        """
+        action = columns["action"]
+        expert = advice(columns, pi.log_prob, given["cost"])
+        with torch.no_grad():
+            log_ratio = pi.log_prob(action) - columns["log_prob"]
+            cost = log_ratio.exp() * given["of_ratio"]
+            slope = expert.spared(cost * (cost >= given["least"]))
+            weighted = bool(self._config.entropy_weight)
+            of_order = expert.spared(given["of_order"]) if weighted else None
+            terms = pi.gradient(action, slope, of_order) + expert.terms
+        told = {f"told {i}": x for i, x in enumerate(expert.logged)}
+        return terms, {"log_ratio": log_ratio, **pi.logged(), **told}
+
+    @torch.no_grad()
+    def _value_terms(
+        self, value: Tensor, given: Mapping[str, Tensor], columns: Mapping[str, Tensor]
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        """The same of values [M, A] for E[(V - G)^2], and errors V - G."""
+        with torch.enable_grad():
+            value = value.float()
+        error = value - columns["target"]
+        return [(value, error * given["of_error"])], error
 
     def _evaluate(
         self, given: Mapping[str, Tensor], mask: Tensor | None
@@ -374,7 +426,7 @@ class Mappo(OnPolicyAlgorithm):
         """`_of_steps` of minibatches, summed over them, and the number of those that count.
 
         Args:
-            found: of `_minibatch`, share and counts, [n, ...].
+            found: of `_steps`, share and counts, [n, ...].
         """
         gain, log_ratio = found["gain"], found["log_ratio"]
         entropy, error = found["entropy"], found["error"]

@@ -304,4 +304,5 @@ def each(step: Step, given: Mapping[str, Tensor]) -> Outputs:
     """
     number = len(next(iter(given.values())))
     found = [step({k: x[i] for k, x in given.items()}) for i in range(number)]
-    return {k: torch.stack([of[k] for of in found]) for k in found[0]}
+    with torch.no_grad():
+        return {k: torch.stack([of[k] for of in found]) for k in found[0]}

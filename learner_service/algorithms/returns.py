@@ -125,8 +125,12 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tens
     Returns:
         [R] to be maximised.
     """
-    most = torch.add(advantage, advantage.abs(), alpha=clip)
-    return torch.clamp(log_ratio.exp() * advantage, max=most)
+    return torch.clamp(log_ratio.exp() * advantage, max=most_gain(advantage, clip))
+
+
+def most_gain(advantage: Tensor, clip: float) -> Tensor:
+    """The bound in `clipped_surrogate`: A + clip |A|."""
+    return torch.add(advantage, advantage.abs(), alpha=clip)
 
 
 def sharing_agents(slices: tuple[int, ...], device: torch.device) -> Tensor:

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from learner_service.networks.images import ImageConfig, ImageNetwork, image_of
-from learner_service.networks.stacked import StackedConv2d
+from learner_service.networks.stacked import Layers, StackedConv2d
 
 if TYPE_CHECKING:
     from learner_service.networks.inputs import InputShape
@@ -52,7 +52,7 @@ def convolve(
         size = (min(kernel, h), min(kernel, w))
         layers += [StackedConv2d(slices, c, out, size, stride), nn.ReLU()]
         c, h, w = out, (h - size[0]) // stride + 1, (w - size[1]) // stride + 1
-    return nn.Sequential(*layers), c * h * w
+    return Layers(*layers), c * h * w
 
 
 def build(

@@ -100,7 +100,7 @@ class Categorical:
             mask: [..., K] 1 = legal, or None if all are.
             illegal: scalar ILLEGAL, if there is one already; the mask is then of bytes 0 and 1.
         """
-        logits = logits.float()
+        self._outputs = logits = logits.float()
         if mask is not None and illegal is not None:
             logits = torch.where(mask.view(torch.bool), logits, illegal)
         elif mask is not None:
@@ -128,6 +128,31 @@ class Categorical:
         """[...] nats."""
         return -(self._log_pi.exp() * self._log_pi).sum(-1)
 
+    def logged(self) -> dict[str, Tensor]:
+        """What `logged_entropy` needs."""
+        return {"log_pi": self._log_pi.detach()}
+
+    def gradient(
+        self, action: Tensor, of_log_prob: Tensor, of_order: Tensor | None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Outputs of the network, and the gradient that a weighted sum has with respect to them.
+
+        Five kernels, where autograd takes twenty for the sum and its backward pass.
+
+        Args:
+            action: [...] int64.
+            of_log_prob: [...] weights of `log_prob(action)`.
+            of_order: [...] weights of minus `entropy()`; None: it is no part of the sum.
+        """
+        log_pi = self._log_pi.detach()
+        if of_order is None:
+            found = torch.zeros_like(log_pi)
+        else:  # d(pi log pi) / d log pi but for pi, which the softmax takes out again
+            found = log_pi.exp().mul_(log_pi).mul_(of_order.unsqueeze(-1))
+        found.scatter_add_(-1, action.unsqueeze(-1), of_log_prob.unsqueeze(-1))
+        backward = torch.ops.aten._log_softmax_backward_data
+        return [(self._outputs, backward(found, log_pi, -1, log_pi.dtype))]
+
 
 class Normal:
     """U independent normal variables."""
@@ -135,7 +160,9 @@ class Normal:
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
         """Take means [..., U] and logarithms of deviations that broadcast to them."""
         self._mean = mean.float()
+        self._by_agent = log_std  # [A, U], or [1, U]
         self._log_std = log_std.expand_as(self._mean)
+        self._scored: tuple[Tensor, Tensor, Tensor] | None = None  # action, z, 1 / std
 
     def sample(self, generator: torch.Generator) -> Tensor:
         """[..., U]."""
@@ -148,13 +175,45 @@ class Normal:
 
     def log_prob(self, action: Tensor) -> Tensor:
         """[...] of actions [..., U]: the joint density's logarithm."""
-        z = (action - self._mean) * (-self._log_std).exp()
+        inverse = (-self._by_agent).exp()
+        z = (action - self._mean) * inverse
+        self._scored = action, z, inverse
         constant = -0.5 * math.log(2 * math.pi) - self._log_std
         return torch.addcmul(constant, z, z, value=-0.5).sum(-1)
 
     def entropy(self) -> Tensor:
         """[...] nats."""
         return (self._log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+    def logged(self) -> dict[str, Tensor]:
+        """What `logged_entropy` needs; an optimiser changes the parameter in place."""
+        return {"log_std": self._by_agent.detach().clone().unsqueeze(0)}
+
+    def gradient(
+        self, action: Tensor, of_log_prob: Tensor, of_order: Tensor | None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """See Categorical: of the means [B, A, U], and of the deviations' logarithms [A, U]."""
+        if self._scored is None or self._scored[0] is not action:
+            self.log_prob(action)
+        assert self._scored is not None
+        _, z, inverse = self._scored
+        weight = of_log_prob.unsqueeze(-1)
+        of_mean = weight * z
+        constant = weight if of_order is None else weight + of_order.unsqueeze(-1)
+        by_row = torch.addcmul(-constant, of_mean, z)
+        of_log_std = by_row.sum((0, 1) if len(self._by_agent) == 1 else 0)
+        return [
+            (self._mean, of_mean * inverse),
+            (self._by_agent, of_log_std.view_as(self._by_agent)),
+        ]
+
+
+def logged_entropy(logged: dict[str, Tensor]) -> Tensor:
+    """Entropies [..., A] of distributions, of what `logged` took out of them; takes it away."""
+    log_pi = logged.pop("log_pi", None)
+    if log_pi is not None:
+        return -(log_pi.exp() * log_pi).sum(-1)
+    return (logged.pop("log_std") + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
 
 class SquashedNormal:

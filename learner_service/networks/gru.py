@@ -1,6 +1,6 @@
 """A gated recurrent unit through time, in as few kernels as a step can take.
 
-Three kernels go forward through a step, and two back: what does not depend on the order of time is
+Two kernels go forward through a step, and two back: what does not depend on the order of time is
 done for all steps at once.
 """
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import Library
 
+_CLOSED = -1e9  # what a gate is fed that is to be 0
 _LIBRARY: Any = Library("murmur", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("gru_cell(Tensor x, Tensor s, Tensor h) -> (Tensor, Tensor)")
 
@@ -51,6 +52,31 @@ def gru_cell(x: Tensor, s: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     return out, kept
 
 
+def reset_by_inputs(x: Tensor, keep: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs with which a step gives what it gives for a state of zero, whatever the state is.
+
+    For a state of zero h' = (1 - z) n, with r, z and n of the inputs and the biases alone. So does
+    a step with r = z = 0 and n = h'.
+
+    Args:
+        x: [T, S, B, 3H] what comes of the inputs.
+        keep: [T, S, B, 1] 0 where the state is to be zero.
+        bias: [S, 1, 3H] of the state.
+
+    Returns:
+        [T, S, B, 3H] x, changed where keep is 0, and [T, S, B, 5H] the r, z, n, h and s_n there.
+    """
+    width = x.shape[-1] // 3
+    gates = (x[..., : 2 * width] + bias[..., : 2 * width]).sigmoid_()
+    reset, update = gates.chunk(2, -1)
+    of_new = bias[..., 2 * width :].expand_as(reset)
+    new = torch.addcmul(x[..., 2 * width :], reset, of_new).tanh_()
+    after = torch.addcmul(new, update, new, value=-1)
+    changed = torch.cat([torch.full_like(gates, _CLOSED), after.atanh_()], -1)
+    cell = torch.cat([gates, new, torch.zeros_like(new), of_new], -1)
+    return torch.where(keep > 0, x, changed), cell
+
+
 class Unrolled(torch.autograd.Function):
     """All steps, in fp32."""
 
@@ -78,18 +104,25 @@ class Unrolled(torch.autograd.Function):
         """
         sets, rows, width = state.shape
         x = x.contiguous()
+        by_inputs = x.device.type != "cpu"  # a kernel less in each step
+        gates = reset_by_inputs(x, keep, bias)[0] if by_inputs else x
         states, cells, h = [], [], state
         with torch.autocast(x.device.type, enabled=False):
+            from_state = bias.expand(len(x), -1, rows, -1).clone()  # its products are added to it
             for t in range(len(x)):
-                h = h * keep[t]
-                s = torch.baddbmm(bias, h, weight)
+                h = h if by_inputs else h * keep[t]
+                s = from_state[t].baddbmm_(h, weight)
                 flat = s.view(-1, 3 * width), h.view(-1, width)
-                after, cell = gru_cell(x[t].view(-1, 3 * width), *flat)
+                after, cell = gru_cell(gates[t].view(-1, 3 * width), *flat)
                 h = after.view(sets, rows, width)
                 states.append(h)
                 cells.append(cell)
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(torch.stack(cells), keep, weight)
+            kept = torch.stack(cells)
+            if by_inputs:
+                kept = kept.view(len(x), sets, rows, -1)
+                kept = torch.where(keep > 0, kept, reset_by_inputs(x, keep, bias)[1])
+            ctx.save_for_backward(kept, keep, weight)
         return torch.stack(states)
 
     @staticmethod
@@ -112,15 +145,14 @@ class Unrolled(torch.autograd.Function):
         onward = torch.cat([factors, z.unsqueeze(3)], 3) * keep.unsqueeze(3)  # [T, S, B, 4, H]
         unit = torch.eye(width, device=weight.device, dtype=weight.dtype)
         back = torch.cat([weight.transpose(1, 2), unit.expand(sets, -1, -1)], 1)  # [S, 4H, H]
-        found = [grad[-1]]
+        d = grad.clone(memory_format=torch.contiguous_format)  # [T, S, B, H]
         for t in range(length - 1, 0, -1):
-            through = (found[-1].unsqueeze(2) * onward[t]).view(sets, rows, -1)
-            found.append(torch.baddbmm(grad[t - 1], through, back))
+            through = (d[t].unsqueeze(2) * onward[t]).view(sets, rows, -1)
+            d[t - 1].baddbmm_(through, back)
         of_state = None
         if ctx.needs_input_grad[1]:
-            through = (found[-1].unsqueeze(2) * onward[0]).view(sets, rows, -1)
+            through = (d[0].unsqueeze(2) * onward[0]).view(sets, rows, -1)
             of_state = torch.bmm(through, back)
-        d = torch.stack(found[::-1])  # [T, S, B, H]
         gates = (d.unsqueeze(3) * factors).flatten(3)  # [T, S, B, 3H]
         of_x = torch.cat([gates[..., : 2 * width], d * of_new], 3)
         by_set = gates.transpose(0, 1).reshape(sets, -1, 3 * width)

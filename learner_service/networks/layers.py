@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from learner_service.networks.stacked import StackedLayerNorm, StackedLinear
+from learner_service.networks.stacked import Layers, StackedLayerNorm, StackedLinear
 from shared.config import Section
 
 Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
@@ -62,9 +62,7 @@ class NetworkConfig(LayersConfig):
     )
 
 
-def linear_layers(
-    widths: list[int], slices: tuple[int, ...], config: LayersConfig
-) -> nn.Sequential:
+def linear_layers(widths: list[int], slices: tuple[int, ...], config: LayersConfig) -> Layers:
     """Linear layers from each width to the next, with what the options put between them.
 
     Args:
@@ -82,7 +80,7 @@ def linear_layers(
             layers.append(StackedLayerNorm(slices, width))
         if not last:
             layers.append(_ACTIVATIONS[config.activation]())
-    return nn.Sequential(*layers)
+    return Layers(*layers)
 
 
 @torch.no_grad()

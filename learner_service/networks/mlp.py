@@ -32,6 +32,10 @@ class MLP(nn.Module):
 
     def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
         """[B, A, F] -> [B, A, outputs]."""
+        if self._agents == vector.shape[1] > 1 and vector.device.type != "cpu":
+            # As they lie in memory; a CPU reads them faster in order.
+            out: Tensor = self.layers(vector.transpose(0, 1))
+            return out.transpose(0, 1)
         return self.of_rows(vector.flatten(0, 1)).view(*vector.shape[:2], -1)
 
     def of_rows(self, rows: Tensor) -> Tensor:

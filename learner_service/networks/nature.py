@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import nn
 
 from learner_service.networks.images import ImageConfig, ImageNetwork, image_of
-from learner_service.networks.stacked import StackedConv2d
+from learner_service.networks.stacked import Layers, StackedConv2d
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def convolve(
             )
         layers += [StackedConv2d(slices, c, out, (kernel, kernel), stride), nn.ReLU()]
         c, h, w = out, (h - kernel) // stride + 1, (w - kernel) // stride + 1
-    return nn.Sequential(*layers), c * h * w
+    return Layers(*layers), c * h * w
 
 
 def build(

@@ -8,10 +8,13 @@ kernel: torch.baddbmm and grouped convolution, not vmap over modules, which lose
 """
 
 import math
+from itertools import zip_longest
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from learner_service.networks import toom_cook
 from learner_service.networks.gru import Unrolled, gru_cell
@@ -93,9 +96,8 @@ class StackedLinear(nn.Module):
             return F.linear(x, weight.T, bias)
         weight, bias = per_agent(self.weight, self._slices), per_agent(self.bias, self._slices)
         stacked = x if x.dim() == 3 else x.view(-1, len(weight), x.shape[-1]).transpose(0, 1)
-        # `meta`, where a network is weighed, knows no autocast.
-        cast = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
-        if weight.shape[2] == 1 and not cast:
+        on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        if weight.shape[2] == 1 and on_cpu:
             # On a CPU a batch of matrices one column wide takes seven times as long.
             out = (stacked * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
         elif narrow:
@@ -104,6 +106,12 @@ class StackedLinear(nn.Module):
         else:
             out = torch.baddbmm(bias, stacked, weight)
         return out if x.dim() == 3 else out.transpose(0, 1).flatten(0, 1)
+
+    def with_relu(self, x: Tensor) -> Tensor | None:
+        """ReLU of `forward`, of a shared layer on a GPU by one kernel; None where it takes two."""
+        if len(self.weight) > 1 or not _fuses_relu(x, self.weight):
+            return None
+        return linear_relu(x, self.weight.squeeze(0), self.bias.view(-1))
 
     def changed(self, out: Tensor, change: Tensor) -> Tensor:
         """Outputs if the last U inputs were others; gradient reaches the change alone.
@@ -116,6 +124,69 @@ class StackedLinear(nn.Module):
         if len(self.weight) == 1:
             return torch.addmm(out.detach(), change, weight.squeeze(0))
         return torch.baddbmm(out.detach(), change, per_agent(weight, self._slices))
+
+
+class Layers(nn.Sequential):
+    """torch's Sequential; a linear layer and the ReLU after it are one kernel where they can be."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs of the last layer."""
+        layers, done = list(self), False
+        for layer, after in zip_longest(layers, layers[1:]):
+            if done:
+                done = False
+                continue
+            fused = None
+            if type(after) is nn.ReLU and isinstance(layer, StackedLinear | StackedConv2d):
+                fused = layer.with_relu(x)
+            done = fused is not None
+            x = layer(x) if fused is None else fused
+        return x
+
+
+def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """relu(x weight + bias) of x [R, I], weight [I, O] and bias [O], on CUDA by one kernel."""
+    if torch.is_grad_enabled():
+        out: Tensor = _LinearReLU.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        return out
+    return torch._addmm_activation(bias, x.to(weight.dtype), weight)
+
+
+class _LinearReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's own
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+    ) -> Tensor:
+        """See `linear_relu`."""
+        rows = x.to(weight.dtype)
+        out = torch._addmm_activation(bias, rows, weight)
+        ctx.save_for_backward(rows, weight, out)
+        ctx.dtype = x.dtype
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """Gradients as those of the layer and of ReLU."""
+        x, weight, out = ctx.saved_tensors
+        grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        of_x = (grad @ weight.T).to(ctx.dtype) if ctx.needs_input_grad[0] else None
+        of_weight = None
+        if ctx.needs_input_grad[1]:  # in the weight's layout
+            turned = weight.stride(0) < weight.stride(1)
+            of_weight = (grad.T @ x).T if turned else x.T @ grad
+        return of_x, of_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def _fuses_relu(x: Tensor, weight: Tensor) -> bool:
+    """Whether a layer and ReLU are one kernel: on CUDA, weights in the type of the product."""
+    if x.device.type != "cuda" or x.dim() not in (2, 4) or torch.compiler.is_compiling():
+        return False
+    half = torch.is_autocast_enabled("cuda")
+    return weight.dtype == (torch.get_autocast_dtype("cuda") if half else x.dtype)
 
 
 class StackedLayerNorm(nn.Module):
@@ -171,7 +242,7 @@ class StackedConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """[R, C, H, W] -> [R, O, H', W']."""
         padded = self.padding != (0, 0)
-        if self.groups == 1 and x.shape[-2:] == self.kernel_size and not padded:
+        if self._is_linear(x):
             # A linear layer, then: the same sum, on a CPU in half the time
             # (murmur/benchmarks/coma_update.py).
             return F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[..., None, None]
@@ -187,6 +258,18 @@ class StackedConv2d(nn.Conv2d):
         flat = weight.flatten(0, 1), bias.flatten()
         out = F.conv2d(joint, *flat, self.stride, self.padding, groups=agents)
         return out.reshape(x.shape[0], -1, *out.shape[2:])
+
+    def with_relu(self, x: Tensor) -> Tensor | None:
+        """See StackedLinear, of a convolution that is a linear layer."""
+        if not self._is_linear(x) or not _fuses_relu(x, self.weight):
+            return None
+        assert self.bias is not None
+        return linear_relu(x.flatten(1), self.weight.flatten(1).T, self.bias)[..., None, None]
+
+    def _is_linear(self, x: Tensor) -> bool:
+        """Whether the kernel is as large as the map, and one serves all agents."""
+        whole = x.shape[-2:] == self.kernel_size and self.padding == (0, 0)
+        return self.groups == 1 and whole
 
 
 class StackedGRU(nn.Module):

@@ -1,6 +1,7 @@
 """torch's Adam without the import of torch's compiler."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -24,6 +25,33 @@ class Adam(torch.optim.Adam):
     state_dict = _plain(torch.optim.Optimizer.state_dict)
     zero_grad = _plain(torch.optim.Optimizer.zero_grad)
     step = torch.no_grad()(_plain(torch.optim.Adam.step))
+
+
+@torch.no_grad()
+def step_together(optimizers: Sequence[Adam]) -> None:
+    """Step several fused optimisers, the same bit for bit; one kernel counts the steps of all."""
+    groups = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            lists: tuple[list[torch.Tensor], ...] = ([], [], [], [], [], [])
+            # Parameters, gradients, moments, steps.
+            optimizer._init_group(group, *lists)  # type: ignore[no-untyped-call]
+            if lists[0]:
+                groups.append((group, getattr(optimizer, "grad_scale", None), lists))
+    torch._foreach_add_([step for _, _, (*_, steps) in groups for step in steps], 1)
+    for group, grad_scale, lists in groups:
+        torch._fused_adam_(
+            *lists,
+            amsgrad=group["amsgrad"],
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+            grad_scale=grad_scale,
+            found_inf=None,
+        )
 
 
 def decayed(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

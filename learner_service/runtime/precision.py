@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.group.group import ALONE, Group
+from learner_service.runtime.adam import Adam, step_together
 from learner_service.runtime.device import resolve_precision, times_as_long_as_fp32
 from learner_service.runtime.readback import to_host
 from shared.config import LearnerConfig
@@ -20,6 +21,10 @@ _SLOW = 1.5  # times as long as in fp32
 # Of a loss's scale: its first value, and the steps without overflow after which it doubles. Every
 # overflow halves it and costs a step.
 _PRESETS = {"conservative": (2.0**10, 2000), "aggressive": (2.0**16, 1000)}
+
+
+Widths = tuple[tuple[int, ...], ...]  # numbers of a slice of each parameter of each network
+Spreads = dict[Widths, Tensor]
 
 
 class _Scaler(torch.amp.GradScaler):
@@ -69,6 +74,7 @@ class Precision:
             device.type, init_scale=scale, growth_interval=interval, enabled=name == "fp16"
         )
         self._skipped = torch.zeros((), device=device)
+        self._spreads: Spreads = {}
 
     @classmethod
     def of(cls, config: LearnerConfig, device: torch.device, group: Group = ALONE) -> Self:
@@ -131,9 +137,9 @@ class Precision:
             synchronisation); 0 where fp16 overflowed, which skips the step and lowers the scale.
         """
         self.backward(loss, optimizer)
-        norm = self._clip_for(optimizer, parameters, max_norm, num_slices)
+        norms = self._clip_for([optimizer], [list(parameters)], max_norm, num_slices)
         self.apply(optimizer)
-        return norm
+        return norms[0]
 
     def step_together(
         self,
@@ -141,7 +147,7 @@ class Precision:
         learned: Sequence[tuple[torch.optim.Optimizer, nn.Module]],
         max_norm: float,
         num_slices: int = 1,
-    ) -> list[Tensor]:
+    ) -> Tensor:
         """As `step`, for several networks with one loss; each is clipped by its own norm.
 
         Args:
@@ -152,15 +158,14 @@ class Precision:
             num_slices: see `step`.
 
         Returns:
-            each network's norm, as `step` returns it.
+            [n] each network's norm, as `step` returns it.
         """
         optimizers = [optimizer for optimizer, _ in learned]
         values, weights = zip(*terms, strict=True)
         self._backward(values, [self.scaler.scale(weight) for weight in weights], optimizers)
-        norms = [
-            self._clip_for(optimizer, _stepped(optimizer), max_norm, num_slices)
-            for optimizer, _ in learned
-        ]
+        norms = self._clip_for(
+            optimizers, [_stepped(optimizer) for optimizer in optimizers], max_norm, num_slices
+        )
         self.apply(*optimizers)
         return norms
 
@@ -200,23 +205,30 @@ class Precision:
         self, parameters: Iterable[nn.Parameter], max_norm: float, num_slices: int = 1
     ) -> Tensor:
         """The second: see `step`. May be called for several sets of the optimiser's parameters."""
-        norm: Tensor = clip_gradients(list(parameters), max_norm or float("inf"), num_slices)
-        return self._finite(norm)
+        norms = self._clip([list(parameters)], max_norm, num_slices)
+        return self._finite(norms[0])
+
+    def _clip(
+        self, parameters: list[list[nn.Parameter]], max_norm: float, num_slices: int
+    ) -> Tensor:
+        return clip_gradients(parameters, max_norm or float("inf"), num_slices, self._spreads)
 
     def _clip_for(
         self,
-        optimizer: torch.optim.Optimizer,
-        parameters: Iterable[nn.Parameter],
+        optimizers: Sequence[torch.optim.Optimizer],
+        parameters: list[list[nn.Parameter]],
         max_norm: float,
         num_slices: int,
     ) -> Tensor:
-        """`clip`; a fused optimiser divides all its gradients by one number in its own kernel."""
-        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        """`clip` for each; a fused optimiser divides all its gradients by one number itself."""
+        fused = all(getattr(o, "_step_supports_amp_scaling", False) for o in optimizers)
         if not fused or not max_norm or num_slices > 1:
-            return self.clip(parameters, max_norm, num_slices)
-        norm = gradient_norm([p.grad for p in parameters if p.grad is not None])
-        optimizer.grad_scale = (norm / max_norm).clamp_min(1)  # type: ignore[attr-defined]
-        return self._finite(norm)
+            return self._finite(self._clip(parameters, max_norm, num_slices))
+        norms = gradient_norms([_gradients(of_one) for of_one in parameters])
+        scales = (norms / max_norm).clamp_min(1)
+        for optimizer, scale in zip(optimizers, scales.unbind(), strict=True):
+            optimizer.grad_scale = scale  # type: ignore[attr-defined]
+        return self._finite(norms)
 
     def _finite(self, norm: Tensor) -> Tensor:
         """0 where fp16 overflowed."""
@@ -228,8 +240,12 @@ class Precision:
             found = [self.scaler._found_inf_per_device(optimizer) for optimizer in optimizers]
             overflows = [overflow for of_one in found for overflow in of_one.values()]
             self._skipped.add_(torch.stack(overflows).amax())
+        if not self.scaler.is_enabled() and all(isinstance(o, Adam) for o in optimizers):
+            step_together([o for o in optimizers if isinstance(o, Adam)])
+        else:
+            for optimizer in optimizers:
+                self.scaler.step(optimizer)
         for optimizer in optimizers:
-            self.scaler.step(optimizer)
             vars(optimizer).pop("grad_scale", None)  # of `_clip_for`
         self.scaler.update()
         enter("forward")
@@ -240,25 +256,92 @@ def _stepped(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def clip_gradients(parameters: list[nn.Parameter], max_norm: float, num_slices: int) -> Tensor:
-    """Scale gradients down to a norm, each slice's by its own; returns the largest norm before."""
-    grads = [p.grad for p in parameters if p.grad is not None]
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [p.grad for p in parameters if p.grad is not None]
+
+
+def clip_gradients(
+    parameters: list[list[nn.Parameter]],
+    max_norm: float,
+    num_slices: int,
+    spreads: Spreads | None = None,
+) -> Tensor:
+    """Scale gradients of networks down to a norm, each slice's by its own.
+
+    Args:
+        parameters: those of each network.
+        max_norm: largest norm; infinity: no clipping.
+        num_slices: of each network.
+        spreads: keeps what is the same in every call.
+
+    Returns:
+        [n] each network's norm before, the largest slice's.
+    """
+    grads = [_gradients(of_one) for of_one in parameters]
     if num_slices == 1:
-        norm = gradient_norm(grads)
+        norms = gradient_norms(grads)
         if max_norm < math.inf:
-            torch._foreach_div_(grads, (norm / max_norm).clamp_min(1))
-        return norm
-    grads = [grad.view(num_slices, -1) for grad in grads]
-    parts = torch._foreach_norm([row for grad in grads for row in grad.unbind(0)])
-    by_part = torch.stack(parts).view(len(grads), num_slices)
-    norms: Tensor = torch.linalg.vector_norm(by_part, dim=0)  # [S]
+            scales = (norms / max_norm).clamp_min(1)
+            for of_one, scale in zip(grads, scales.unbind(), strict=True):
+                torch._foreach_div_(of_one, scale)
+        return norms
+    by_slice = [[grad.view(num_slices, -1) for grad in of_one] for of_one in grads]
+    every = [grad for of_one in by_slice for grad in of_one]
+    parts = torch._foreach_norm([row for grad in every for row in grad.unbind(0)])
+    by_part = torch.stack(parts).view(len(every), num_slices)
+    each = torch.split(by_part, [len(of_one) for of_one in grads])
+    by_network = _stacked([torch.linalg.vector_norm(of_one, dim=0) for of_one in each])  # [n, S]
     if max_norm < math.inf:
-        scale = (norms / max_norm).clamp_min(1).unsqueeze(1)
-        torch._foreach_div_(grads, [scale] * len(grads))
-    return norms.max()
+        scales = (by_network / max_norm).clamp_min(1)
+        _divide(by_slice, scales, {} if spreads is None else spreads)
+    return by_network.amax(1)
 
 
-def gradient_norm(grads: list[Tensor]) -> Tensor:
-    """The norm of all gradients together, a scalar."""
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-    return norm
+def _divide(by_slice: list[list[Tensor]], scales: Tensor, spreads: Spreads) -> None:
+    """Divide gradients [S, ...] of networks by numbers [n, S]."""
+    every = [grad for of_one in by_slice for grad in of_one]
+    if scales.device.type == "cpu":
+        rows = [
+            row.unsqueeze(1)
+            for of_one, row in zip(by_slice, scales.unbind(), strict=True)
+            for _ in of_one
+        ]
+    else:  # operations on lists are one kernel where shapes are equal, else one for each tensor
+        widths = tuple(tuple(grad.shape[1] for grad in of_one) for of_one in by_slice)
+        if widths not in spreads:
+            spreads[widths] = _spread(widths, len(scales[0]), scales.device)
+        spread = scales.view(-1).index_select(0, spreads[widths])
+        parts = torch.split(spread, [grad.numel() for grad in every])
+        rows = [part.view_as(grad) for part, grad in zip(parts, every, strict=True)]
+    torch._foreach_div_(every, rows)
+
+
+def _spread(widths: Widths, slices: int, device: torch.device) -> Tensor:
+    """The number of its scale for each of all networks' gradients, which lie one by one."""
+    numbers = torch.arange(len(widths) * slices, device=device).view(len(widths), slices, 1)
+    each = [
+        numbers[i].expand(-1, width).flatten()
+        for i, of_one in enumerate(widths)
+        for width in of_one
+    ]
+    return torch.cat(each)
+
+
+def gradient_norms(grads: list[list[Tensor]]) -> Tensor:
+    """[n] the norm of each network's gradients together."""
+    every = [grad for of_one in grads for grad in of_one]
+    if every[0].device.type != "cpu":  # two kernels, where norms of each and of them are five
+        each = torch.cat([grad.flatten() for grad in every])
+        numbers = [sum(grad.numel() for grad in of_one) for of_one in grads]
+        return _stacked([torch.linalg.vector_norm(x) for x in torch.split(each, numbers)])
+    parts = torch.stack(torch._foreach_norm(every))
+    sizes = [len(of_one) for of_one in grads]
+    if len(set(sizes)) == 1:
+        norms: Tensor = torch.linalg.vector_norm(parts.view(len(grads), -1), dim=1)
+        return norms
+    return _stacked([torch.linalg.vector_norm(part) for part in torch.split(parts, sizes)])
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    """torch.stack, without a copy of one."""
+    return torch.stack(parts) if len(parts) > 1 else parts[0].unsqueeze(0)

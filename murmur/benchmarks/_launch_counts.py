@@ -95,23 +95,23 @@ class Meter:
         self._machine, self._thread = machine, thread
         self._before = self._now()
 
-    def _now(self) -> tuple[collections.Counter[str], int, int]:
+    def _now(self) -> tuple[collections.Counter[str], int, collections.Counter[str]]:
         launches = self._machine.launches.get(self._thread, {})
         waits = self._machine.waits.get(self._thread, {})
-        nodes = self._machine.nodes.get(self._thread, {})
-        return collections.Counter(launches), sum(waits.values()), sum(nodes.values())
+        replayed = self._machine.replayed.get(self._thread, {})
+        return collections.Counter(launches), sum(waits.values()), collections.Counter(replayed)
 
     def read(self) -> dict[str, int]:
         """Since the last reading."""
-        (now, waits, nodes), (then, waits_then, nodes_then) = self._now(), self._before
-        self._before = now, waits, nodes
+        (now, waits, replayed), (then, waits_then, replayed_then) = self._now(), self._before
+        self._before = now, waits, replayed
         new = now - then
         replays = new["graph replay"]
         return {
             "launches": new.total(),
             "graphs": replays,
             "outside": new.total() - replays,
-            "nodes": nodes - nodes_then,
+            **{what: replayed[what] - replayed_then[what] for what in ("nodes", "kernels")},
             "syncs": waits - waits_then,
         }
 

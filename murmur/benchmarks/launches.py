@@ -1,10 +1,12 @@
 """Launches of acting and of updates, counted on a pretended GPU: here, and of another checkout.
 
 What is counted are ATen operations on the device, except views, allocations and profiler marks;
-operations on lists of tensors and fused ones count once, and so does the replay of a graph. An act
-is a whole turn of the inference thread: staging, storing, acting, replying. Matrix
-products and convolutions are left out: launches do not depend on their results. The package that
-pretends, tests/pretend_cuda, is part of a checkout only.
+operations on lists of tensors and fused ones count once, and so does the replay of a graph. What
+graphs replayed consist of is counted beside: operations (nodes), and kernels that they are made of
+by torch's source; what cuDNN and cuBLAS add for layouts and split sums is not seen. An act is a
+whole turn of the inference thread: staging, storing, acting, replying. Matrix products and
+convolutions are left out: launches do not depend on their results. The package that pretends,
+tests/pretend_cuda, is part of a checkout only.
 
     python -m murmur.benchmarks.launches --against CHECKOUT --save
 
@@ -92,7 +94,8 @@ def table(here: Counts, there: Counts | None = None) -> dict[str, dict[str, Any]
                 row["outside graphs there"] = before["launches"] - before["graphs"]
             row |= {"launches": found["launches"], "of them graphs": found["graphs"]}
             row["outside graphs"] = found["outside"]
-            row |= {what: found[what] for what in ("nodes", "syncs", "rows") if what in found}
+            row |= {"nodes": found["nodes"], "kernels in graphs": found["kernels"]}
+            row |= {what: found[what] for what in ("syncs", "rows") if what in found}
             if before is not None:
                 row["launches / there"] = found["launches"] / before["launches"]
             rows[f"{preset}: {work}"] = row

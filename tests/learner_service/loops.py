@@ -152,11 +152,12 @@ class LoopPrecision(Precision):
         learned: list[tuple[torch.optim.Optimizer, nn.Module]],
         max_norm: float,
         num_slices: int = 1,
-    ) -> list[Tensor]:
+    ) -> Tensor:
         for optimizer, _ in learned:
             optimizer.zero_grad()
         torch.autograd.backward(*zip(*terms, strict=True))  # type: ignore[misc]
-        return [self._clip_and_step(adam, max_norm, num_slices) for adam, _ in learned]
+        norms = [self._clip_and_step(adam, max_norm, num_slices) for adam, _ in learned]
+        return torch.stack(norms)
 
     def _clip_and_step(
         self, optimizer: torch.optim.Optimizer, max_norm: float, num_slices: int

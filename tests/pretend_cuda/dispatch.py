@@ -8,7 +8,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .blocks import CPU, GPU, Access, Block, block_of
 from .machine import Machine
-from .operations import HEAVY, INDEXING, TRANSFERS, Operation, operation
+from .operations import (
+    HEAVY,
+    INDEXING,
+    TRANSFERS,
+    Operation,
+    num_kernels,
+    operation,
+    takes_gradient,
+)
 from .report import Kind
 
 
@@ -124,7 +132,10 @@ class Dispatch(TorchDispatchMode):
                     tape.made(x, block)
         if op.free:
             return out
-        machine.count(op.name)
+        if not takes_gradient(op, args):
+            machine.count(op.name)
+            if tape is not None:
+                tape.nodes.append((op.name, num_kernels(op, args, kwargs)))
         machine.issue(op.name, accesses(inputs), accesses([*written, *made]))
         if tape is not None:
             # Aliases: the shape of a tensor may be changed in place later.
@@ -166,6 +177,7 @@ def copy(machine: Machine, to: Tensor, source: Tensor, non_blocking: bool) -> No
     tape = machine.local.tape
     machine.count("copy_")
     if tape is not None:
+        tape.nodes.append(("copy_", 1))
         tape.save([to])
     if non_blocking and pinned:
         use = machine.issue("copy_", accesses([source]), accesses([to]))

@@ -26,6 +26,7 @@ class Tape:
         generators: what it may draw from.
         lost: the replay of another graph that has written over what this one's last replay wrote.
         number: position among the captures of its pool.
+        nodes: operations in order, each with its number of kernels.
     """
 
     def __init__(self, machine: Machine, generators: list[torch.Generator], pool: "Pool") -> None:
@@ -39,6 +40,7 @@ class Tape:
         self._saved_ids: set[int] = set()
         self._reads: set[Access] = set()
         self._writes: set[Access] = set()
+        self.nodes: list[tuple[str, int]] = []
         self.generators = generators
         self._states = [g.get_state() for g in generators]
         self._default = torch.default_generator.get_state()
@@ -83,7 +85,7 @@ class Tape:
     def replay(self) -> None:
         """Call all recorded operations; a hollow machine only counts them."""
         machine = self._machine
-        machine.count_replay(len(self._calls))
+        machine.count_replay(self.nodes)
         use = machine.issue("graph replay", self._reads, {*self._writes, self._pool.access})
         if machine.hollow:
             return
@@ -192,6 +194,7 @@ class Graphs:
                 machine.capturing -= self._mode == "global"
                 tape.finish()
                 pools[self._pool].add(tape)
+                machine.captured.append(tape.nodes)
                 self._tape = tape
 
             def replay(self) -> None:

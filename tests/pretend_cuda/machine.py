@@ -52,7 +52,8 @@ class Machine:
         report: what was found.
         launches: thread name -> operation -> number of launches.
         waits: thread name -> operation -> number of synchronisations, allowed or not.
-        nodes: thread name -> "graph replay" -> operations of the graphs that it replayed.
+        captured: of each graph, in the order of captures, operations with their kernels.
+        replayed: thread name -> "nodes" and "kernels" of the graphs that it replayed.
     """
 
     def __init__(self, report: Report, *, raises: bool = False, hollow: bool = False) -> None:
@@ -63,7 +64,8 @@ class Machine:
         self.lanes = [Lane(0)]
         self.launches: dict[str, collections.Counter[str]] = {}
         self.waits: dict[str, collections.Counter[str]] = {}
-        self.nodes: dict[str, collections.Counter[str]] = {}
+        self.captured: list[list[tuple[str, int]]] = []
+        self.replayed: dict[str, collections.Counter[str]] = {}
         self._awaited: Clock = {}  # by any thread
         self._freed: collections.deque[Freed] = collections.deque()
         self._waiting: dict[int, list[Freed]] = {}
@@ -130,10 +132,11 @@ class Machine:
         """Count a launch of this thread."""
         _count(self.launches, name)
 
-    def count_replay(self, nodes: int) -> None:
-        """Count a replay by this thread, one launch, and the operations of its graph."""
+    def count_replay(self, nodes: list[tuple[str, int]]) -> None:
+        """Count a replay by this thread, one launch, and what its graph consists of."""
         _count(self.launches, "graph replay")
-        _count(self.nodes, "graph replay", nodes)
+        _count(self.replayed, "nodes", len(nodes))
+        _count(self.replayed, "kernels", sum(kernels for _, kernels in nodes))
 
     # --- memory ------------------------------------------------------------------------------
 

@@ -23,7 +23,17 @@ _STRICT = {
     *("_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_"),
 }
 # Most of the arithmetic; see pretend_cuda.
-HEAVY = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
+HEAVY = {
+    "mm",
+    "addmm",
+    "_addmm_activation",
+    "bmm",
+    "baddbmm",
+    "convolution",
+    "convolution_backward",
+}
+# Tensors that one kernel of a fused optimiser reads at most.
+_TENSORS_AT_ONCE = 36
 TRANSFERS = {"copy_", "_to_copy", "_foreach_copy_"}
 INDEXING = {"index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index"}
 
@@ -54,6 +64,40 @@ class Operation:
 
 
 _known: dict[Any, Operation] = {}
+
+
+def num_kernels(op: Operation, args: Any, kwargs: Any) -> int:
+    """Estimate the kernels of an operation on CUDA, by torch's source.
+
+    Not seen: what cuDNN and cuBLAS add for a layout or for a product split along its sum.
+    """
+    if op.name == "convolution":  # the bias is added apart
+        return 1 + (args[2] is not None)
+    if op.name == "convolution_backward":
+        return sum(args[-1])
+    if op.name in ("baddbmm", "addmm") and not op.writes:
+        joined = op.name == "addmm" and args[0].dim() == 1  # a bias, added by cuBLASLt
+        return 1 if joined else 2  # else the sum's first part is copied
+    if op.name == "_foreach_norm":  # zeros, parts of norms, norms
+        return 3
+    lists = op.name in ("_foreach_div_", "_foreach_mul_") and isinstance(args[1], list | tuple)
+    if lists and any(x.shape != y.shape for x, y in zip(args[0], args[1], strict=True)):
+        return len(args[0])
+    if op.name == "_fused_adam_":
+        return -(-len(args[0]) // _TENSORS_AT_ONCE)
+    return 1
+
+
+def takes_gradient(op: Operation, args: Any) -> bool:
+    """Whether this is autograd's copy of a gradient that torch itself would keep as it is.
+
+    It sees references of Python to what it would else take over.
+    """
+    if op.name != "copy_" or torch._C._current_graph_task_id() < 0:
+        return False
+    node = torch._C._current_autograd_node()
+    taken = node is not None and node.name() == "torch::autograd::AccumulateGrad"
+    return bool(taken and args[0].stride() == args[1].stride())
 
 
 def operation(func: Any) -> Operation:

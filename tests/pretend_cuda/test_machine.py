@@ -151,7 +151,7 @@ def test_replays_count_the_operations_of_their_graph(hollow: bool) -> None:
             graph.replay()
         me = threading.current_thread().name
         assert cuda.launches[me]["graph replay"] == 4
-        assert cuda.nodes[me].total() == 8
+        assert cuda.replayed[me] == {"nodes": 8, "kernels": 8}
         assert y.tolist() == [0.0 if hollow else 2.0] * 3
 
 
@@ -197,3 +197,25 @@ def test_a_capture_that_fails_can_raise_and_leaves_all_as_it_was() -> None:
         assert not torch.cuda.is_current_stream_capturing()
         assert (x + 1).tolist() == [2.0, 2.0]
     assert {f.kind for f in cuda.report.faults} == {"sync"}  # by tolist alone
+
+
+def test_kernels_that_operations_are_made_of_are_counted() -> None:
+    with pretend_cuda() as cuda:
+        net = nn.Conv2d(2, 3, 2).to(GPU)
+        x, graph = torch.ones(4, 2, 3, 3, device=GPU), torch.cuda.CUDAGraph()
+        a, b, c = torch.ones(3, device=GPU), torch.ones(2, 3, device=GPU), None
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+            out = net(x)
+            torch.autograd.backward([out], [torch.ones_like(out)])
+            c = torch.addmm(a, b, b.T @ b)
+            torch.addmm(c, b, b.T @ b)
+    (nodes,) = cuda.captured
+    assert nodes == [
+        ("convolution", 2),  # and its bias
+        ("ones_like", 1),
+        ("convolution_backward", 2),  # weight and bias: torch keeps both as they are
+        ("mm", 1),
+        ("addmm", 1),
+        ("mm", 1),
+        ("addmm", 2),  # a matrix is copied first
+    ]

@@ -40,7 +40,8 @@ def test_counterfactual_advantage_by_hand() -> None:
     q = torch.tensor([[1.0, 3.0], [2.0, 0.0]], requires_grad=True)
     pi = torch.tensor([[0.5, 0.5], [0.25, 0.75]], requires_grad=True)
     # 3 - (0.5*1 + 0.5*3) = 1.0;  2 - (0.25*2 + 0.75*0) = 1.5
-    got = counterfactual_advantage(q, pi, taken(q, torch.tensor([1, 0])))
+    lead = taken(q, torch.tensor([1, 0])).unsqueeze(-1) - q
+    got = counterfactual_advantage(lead, pi)
     torch.testing.assert_close(got, torch.tensor([1.0, 1.5]))
     assert not got.requires_grad
 

@@ -147,7 +147,7 @@ def test_clipping_by_agent_equals_a_loop() -> None:
     ]
     for p, g in zip(parameters, grads, strict=True):
         p.grad = g.clone()
-    clip_gradients(parameters, 1.0, 2)
+    clip_gradients([parameters], 1.0, 2)
     for agent in range(2):
         alone = [torch.nn.Parameter(torch.zeros_like(g[agent])) for g in grads]
         for p, g in zip(alone, grads, strict=True):

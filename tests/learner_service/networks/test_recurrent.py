@@ -16,6 +16,7 @@ from learner_service.algorithms.exploration import policy_probabilities
 from learner_service.algorithms.mappo import Mappo
 from learner_service.networks.building import build_network
 from learner_service.networks.forward import forward
+from learner_service.networks.gru import gru_cell, reset_by_inputs
 from learner_service.networks.inputs import InputShape
 from learner_service.networks.recurrent import Recurrent, RecurrentState, recurrent_states
 from learner_service.networks.stacked import StackedGRU
@@ -338,3 +339,21 @@ def test_only_memory_recalls_a_cue(name: str, recurrent: int) -> None:
         assert correct >= 0.95
     else:  # one half, give or take five standard deviations of 600 answers
         assert correct == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_reset_by_inputs_gives_the_state_after_zeros() -> None:
+    x, state, bias = 3 * torch.randn(2, 3, 40, 15), torch.randn(3, 40, 5), torch.randn(3, 1, 15)
+    weight, keep = torch.randn(3, 5, 15), (torch.rand(2, 3, 40, 1) < 0.6).float()
+    changed, cells = reset_by_inputs(x, keep, bias)
+
+    def step(inputs: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        s = torch.baddbmm(bias, h, weight)
+        after, cell = gru_cell(inputs.reshape(-1, 15), s.view(-1, 15), h.reshape(-1, 5))
+        return after.view(3, 40, 5), cell.view(3, 40, 25)
+
+    for t in range(2):
+        got, _ = step(changed[t], state)  # whose states are not zero
+        expected, cell = step(x[t], state * keep[t])
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+        reset = keep[t, ..., 0] == 0
+        torch.testing.assert_close(cells[t][reset], cell[reset], rtol=1e-6, atol=1e-6)

@@ -5,9 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.networks.stacked import (
+    Layers,
     StackedConv2d,
     StackedLinear,
     count_slices,
+    linear_relu,
     resolve_sharing,
 )
 from shared.errors import ConfigError
@@ -77,3 +79,28 @@ def test_sharing_by_all_by_none_and_by_groups() -> None:
     for gap in ((0, 2, 2), (1, 1, 2), (0, -1, 1)):
         with pytest.raises(ConfigError, match="must number the networks 0, 1, 2, … and use each"):
             resolve_sharing(gap, 3, "x")
+
+
+def test_a_layer_fused_with_relu_equals_both_to_the_bit() -> None:
+    x, weight, bias = torch.randn(40, 7), torch.randn(7, 5), torch.randn(5)
+    found = []
+    for fused in (True, False):
+        given = [t.clone().requires_grad_() for t in (x, weight, bias)]
+        rows, matrix, offset = given
+        plain = torch.addmm(offset, rows, matrix).relu() if not fused else None
+        out = linear_relu(*given) if plain is None else plain
+        out.backward(torch.ones_like(out).cumsum(0))
+        found.append([out.detach(), *(t.grad for t in given)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    with torch.no_grad():
+        assert torch.equal(linear_relu(x, weight, bias), found[0][0])
+
+
+def test_layers_are_torchs_sequential_by_name_and_result() -> None:
+    parts = [StackedLinear((0, 0), 4, 8), nn.ReLU(), StackedLinear((0, 0), 8, 2)]
+    ours, plain = Layers(*parts), nn.Sequential(*parts)
+    assert list(ours.state_dict()) == list(plain.state_dict())
+    x = torch.randn(6, 4)
+    assert torch.equal(ours(x), plain(x))
+    assert isinstance(ours[1:], Layers)
+    assert Layers()(x) is x

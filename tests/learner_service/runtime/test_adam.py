@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from learner_service.runtime.adam import Adam
+from learner_service.runtime.adam import Adam, step_together
 from murmur.machine import ROOT
 
 # A process of its own: this one may have imported the compiler for another test.
@@ -52,3 +52,28 @@ def test_adam_equals_torchs_to_the_bit(fused: bool) -> None:
     for ours, theirs in zip(trained(Adam), trained(torch.optim.Adam), strict=True):
         assert torch.equal(ours, theirs)
         assert not ours.requires_grad
+
+
+def test_optimizers_that_step_together_step_as_alone_to_the_bit() -> None:
+    starts = [torch.randn(4, 3), torch.randn(3)]
+    gradients = [[torch.randn_like(p) for p in starts] for _ in range(4)]
+    found = []
+    for together in (False, True):
+        parameters = [torch.nn.Parameter(p.clone()) for p in starts]
+        optimizers = [
+            Adam([p], lr=0.1 / (i + 1), eps=1e-5, fused=True) for i, p in enumerate(parameters)
+        ]
+        for gradient in gradients:
+            for parameter, part, optimizer in zip(parameters, gradient, optimizers, strict=True):
+                parameter.grad = part.clone()
+                optimizer.grad_scale = torch.tensor(2.0)
+            if together:
+                step_together(optimizers)
+            else:
+                for optimizer in optimizers:
+                    optimizer.step()
+        steps = [
+            optimizer.state[p]["step"] for optimizer, p in zip(optimizers, parameters, strict=True)
+        ]
+        found.append([*(p.detach() for p in parameters), *steps])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -9,7 +9,7 @@ from torch import nn
 
 from learner_service.runtime import precision as module
 from learner_service.runtime.device import times_as_long_as_fp32
-from learner_service.runtime.precision import Precision, clip_gradients
+from learner_service.runtime.precision import Precision, _spread, clip_gradients
 from shared.config import LearnerConfig
 from tests.learner_service.toys import CPU
 
@@ -44,7 +44,7 @@ def test_a_fused_optimizer_clips_as_a_plain_division_does(max_norm: float) -> No
         )
         plain.zero_grad()
         layers[1](rows).square().sum().backward()
-        expected = clip_gradients(list(layers[1].parameters()), max_norm, 1)
+        expected = clip_gradients([list(layers[1].parameters())], max_norm, 1)[0]
         plain.step()
         assert torch.equal(norm, expected)
         for mine, its in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
@@ -146,3 +146,31 @@ def test_slow_arithmetic_on_the_cpu_is_told(
     with caplog.at_level(logging.WARNING):
         Precision.of(LearnerConfig.model_validate({"precision": precision}), CPU).warn_if_slow()
     assert ("set learner.precision=fp32" in caplog.text) == told
+
+
+@pytest.mark.parametrize("num_slices", [1, 3])
+def test_networks_clipped_together_are_clipped_as_alone(num_slices: int) -> None:
+    shapes = [[(3, 4, 2), (3, 5)], [(3, 2), (3, 4), (3, 1)]]
+    grads = [[torch.randn(shape) for shape in of_one] for of_one in shapes]
+    together, alone = (
+        [[nn.Parameter(torch.zeros_like(grad)) for grad in of_one] for of_one in grads]
+        for _ in range(2)
+    )
+    for networks in (together, alone):
+        for of_one, its in zip(networks, grads, strict=True):
+            for parameter, grad in zip(of_one, its, strict=True):
+                parameter.grad = grad.clone()
+    norms = clip_gradients(together, 0.5, num_slices)
+    apart = torch.cat([clip_gradients([of_one], 0.5, num_slices) for of_one in alone])
+    assert torch.equal(norms, apart)
+    for mine, its in zip(together, alone, strict=True):
+        for p, q in zip(mine, its, strict=True):
+            assert p.grad is not None
+            assert torch.equal(p.grad, q.grad)
+
+
+def test_each_gradient_finds_the_scale_of_its_slice() -> None:
+    widths = ((2, 1), (3,))
+    scales = torch.tensor([[1.0, 2.0], [3.0, 4.0]])  # of two networks of two slices
+    spread = scales.view(-1)[_spread(widths, 2, CPU)]
+    assert spread.tolist() == [1, 1, 2, 2, 1, 2, 3, 3, 3, 4, 4, 4]

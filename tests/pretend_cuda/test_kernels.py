@@ -1,0 +1,29 @@
+"""Kernels of an update by its minibatches, of presets on the pretended GPU."""
+
+import pytest
+
+from learner_service.algorithms.base import algorithm_options
+from murmur.benchmarks._launch_counts import PRESETS, _config, count_update
+from tests import pretend_cuda
+
+_UPDATES = 6  # the last one is captured
+
+
+@pytest.mark.parametrize(
+    ("preset", "most"),
+    [
+        ("spread (MAPPO)", 81),
+        pytest.param("snakes-greedy (MAPPO)", 77, marks=pytest.mark.long),
+        pytest.param("formation (MAPPO)", 104, marks=pytest.mark.long),
+        pytest.param("formation, recurrent 64 (MAPPO)", 495, marks=pytest.mark.long),
+        pytest.param("terrain-reference (COMA)", 105, marks=pytest.mark.long),
+    ],
+)
+def test_a_minibatch_takes_few_kernels(preset: str, most: int) -> None:
+    name, changes = PRESETS[preset]
+    config = _config(name, changes, "fp32")
+    own, _ = count_update(pretend_cuda, config, _UPDATES)
+    options = algorithm_options(config.algorithm)
+    minibatches = options["batch_number"] * options["data_passes"]
+    assert own["kernels"] / minibatches <= most
+    assert own["graphs"] > 0
