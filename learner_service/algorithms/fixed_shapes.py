@@ -175,10 +175,11 @@ class FixedShapes:
     def _most_steps(self, steps: int) -> int:
         """Rows of the longest unroll that is to be expected, the last one included."""
         configured = self._algorithm._config.unroll_steps
-        longest = (
-            configured or min(MOST_STEPS, self._algorithm._spec.max_episode_steps or MOST_STEPS) + 1
-        )
-        return max(steps, longest + 1)
+        if configured:
+            return max(steps, configured + 1)
+        longest = min(MOST_STEPS, self._algorithm._spec.max_episode_steps or MOST_STEPS) + 1
+        # Unrolls get longer when sessions are lost: others fill what an update wants.
+        return max(steps + steps // 4, longest + 1)
 
     @property
     def _spread(self) -> int:

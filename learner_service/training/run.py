@@ -186,8 +186,8 @@ class Run(RunProcess):
                 algorithm_config(c.algorithm).learned_at_once(1) for c in (whole, self._config)
             )
             logger.info(
-                "%d environments: a minibatch has %d agent-transitions, %d times "
-                "algorithm.batch_size (max_batch_size); learning rates are %.3g times as large",
+                "%d environments: a minibatch has %d agent-transitions, %d times those configured; "
+                "learning rates are %.3g times as large",
                 whole.total_envs,
                 size,
                 size // asked,

@@ -44,7 +44,7 @@ def test_the_shell_completes_commands_and_configurations() -> None:
         return out.stdout.split()
 
     assert "config" in complete("murmur conf")
-    assert complete("murmur train spr") == ["spread"]
+    assert complete("murmur train spr") == ["spread", "spread-large"]
     # Typer asks the processes above for the shell: here one is surely a bash.
     words = [sys.executable, "-m", "murmur", "--show-completion"]
     shell = ["bash", "-c", f"{shlex.join(words)}; exit $?"]

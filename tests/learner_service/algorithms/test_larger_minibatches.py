@@ -197,7 +197,7 @@ def test_a_large_minibatch_is_the_mean_of_its_parts(
             kept.clear()
         shuffled = rows.shuffled(number, torch.Generator().manual_seed(1))
         if name == "mappo":
-            algorithm._steps(algorithm._given(shuffled))
+            algorithm._steps(shuffled, {})
         else:
             algorithm._critic_pass(shuffled, {})
             algorithm._actor_pass(shuffled, {})
