@@ -21,6 +21,7 @@ from rich.console import Console
 
 from benchmarks._trainings import run_training
 from benchmarks.figures import Panel, draw
+from learner_service.checkpoint.files import load
 from murmur import machine
 from murmur.comparison import Comparison, compare
 from murmur.comparison.analysis import TaskResult
@@ -38,6 +39,7 @@ _COLUMNS = (
     "score",
     "steps",
     "updates",
+    "optimiser steps",
     "minutes",
     "CPU-s",
     "lag",
@@ -123,8 +125,18 @@ def run_records(comparison: Comparison) -> list[dict[str, Any]]:
         for name, members in task.groups.items():
             for run in members:
                 record = {"task": task.name, "group": name, "seed": run.seed}
-                found.append({**record, "score": run.curve.last, **progress_of(run.path)})
+                record |= {"score": run.curve.last, **progress_of(run.path)}
+                found.append(record | {"optimiser_steps": optimiser_steps(run.path)})
     return found
+
+
+def optimiser_steps(path: Path) -> int:
+    """Steps of all optimisers of a run's algorithm, as its latest checkpoint counts them."""
+    state = load(RunFolder(path).checkpoint("latest"))
+    parts = [part for part in state["algorithm"]["parts"].values() if "param_groups" in part]
+    return sum(
+        max((int(of.get("step", 0)) for of in part["state"].values()), default=0) for part in parts
+    )
 
 
 def progress_of(path: Path) -> dict[str, Any]:
@@ -169,7 +181,8 @@ def _row(run: dict[str, Any]) -> str:
         return "" if value is None else f"{value:.{digits}f}"
 
     cells = [run["task"], run["group"], run["seed"], short(run["score"], 2), run["env_steps"]]
-    cells += [run["updates"], short(run["minutes"], 1), short(run["learner_cpu_s"], 0)]
+    cells += [run["updates"], run["optimiser_steps"]]
+    cells += [short(run["minutes"], 1), short(run["learner_cpu_s"], 0)]
     cells += [short(run["mean_lag"], 1), run["rows_dropped"].get("lag", 0)]
     return "| " + " | ".join(map(str, cells)) + " |"
 

@@ -31,7 +31,7 @@ from learner_service.storage.frames import Frames, find_frames
 from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.storage import OBSERVATION, Storage
 from shared.augmentation import AugmentConfig
-from shared.config import PluginConfig, validate
+from shared.config import ExperimentConfig, PluginConfig, validate
 from shared.config_text import plain_data
 from shared.errors import ConfigError, SpecError
 from shared.registry import load_plugin, plugin_failures
@@ -298,6 +298,26 @@ def algorithm_config(config: PluginConfig) -> AlgorithmConfig:
     module = load_plugin(FOLDER, GROUP, config.name)
     options = validate(module.Config, config.options, "algorithm")
     return options if isinstance(options, AlgorithmConfig) else AlgorithmConfig()
+
+
+def with_options(config: ExperimentConfig, options: AlgorithmConfig) -> ExperimentConfig:
+    """The configuration with these options of its algorithm."""
+    algorithm = PluginConfig(name=config.algorithm.name, **plain_data(options))
+    return config.model_copy(update={"algorithm": algorithm})
+
+
+def grown(config: ExperimentConfig, spec: EnvSpec) -> ExperimentConfig:
+    """The configuration, of the whole group, with minibatches as its environments make them.
+
+    Raises:
+        ConfigError: see AlgorithmConfig.for_environments.
+    """
+    options = algorithm_config(config.algorithm)
+    remembers = bool(config.network.options.get("recurrent"))
+    settled = options.for_environments(
+        config.total_envs, spec.num_agents, spec.max_episode_steps, remembers=remembers
+    )
+    return config if settled is options else with_options(config, settled)
 
 
 def algorithm_options(config: PluginConfig) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pydantic import Field
 from learner_service.networks.building import RESERVED
 from learner_service.networks.layers import LayersConfig
 from learner_service.networks.stacked import Sharing, resolve_sharing
+from learner_service.storage.flight import Demand, Flight, transitions_in, unmeasured
 from shared.config import PluginConfig, Section
 from shared.errors import ConfigError
 
@@ -78,6 +79,22 @@ class AlgorithmConfig(Section):
 
         Raises:
             ConfigError: if an option cannot be divided.
+        """
+        return self
+
+    def for_environments(
+        self, environments: int, agents: int, max_episode_steps: int, *, remembers: bool
+    ) -> Self:
+        """The same with what depends on the number of environments settled.
+
+        Args:
+            environments: that train, of all learners; 0: not known.
+            agents: of an environment.
+            max_episode_steps: of the spec.
+            remembers: the policy has a memory.
+
+        Raises:
+            ConfigError: if something does and they are not known.
         """
         return self
 
@@ -201,6 +218,13 @@ class OnPolicyConfig(AlgorithmConfig):
 
     batch_size: BatchSize
     batch_number: BatchNumber
+    max_batch_size: int = Field(
+        0,
+        ge=0,
+        description="agent-transitions that a minibatch may grow to, by a whole factor k, if the "
+        "environments give k * batch_size * batch_number or more at once, learning rates by "
+        "sqrt(k); settled at the start by their number; 0: more minibatches instead",
+    )
     data_passes: DataPasses
     unroll_steps: int = Field(
         0,
@@ -236,6 +260,42 @@ class OnPolicyConfig(AlgorithmConfig):
         """See AlgorithmConfig: minibatches, and unrolls of an update."""
         return self.model_copy(update=shares(self, size, "batch_size", "unrolls_per_update"))
 
+    def for_environments(
+        self, environments: int, agents: int, max_episode_steps: int, *, remembers: bool
+    ) -> Self:
+        """See AlgorithmConfig: the size of minibatches, which then has no room to grow left.
+
+        They are as many as configured, if the bound allows it.
+        """
+        if not self.max_batch_size:
+            return self
+        option = f"algorithm.max_batch_size={self.max_batch_size}"
+        if not self.batch_size:
+            raise ConfigError(
+                f"{option}: with algorithm.batch_size=0 minibatches are as large as the memory "
+                "allows and cannot grow; set batch_size, or max_batch_size=0"
+            )
+        if self.max_batch_size < self.batch_size:
+            raise ConfigError(
+                f"{option} is less than algorithm.batch_size={self.batch_size}, from which "
+                "minibatches grow; set max_batch_size to more, or to 0"
+            )
+        if not environments:
+            raise ConfigError(
+                f"{option}: minibatches grow with the number of environments, which is not known "
+                "at the start; set env_server.num_workers, or max_batch_size=0"
+            )
+        asked = self.batch_size * self.batch_number
+        rows = math.ceil(asked / agents)
+        demand = Demand(rows, environments, 1, max_episode_steps, remembers)
+        given = Flight(self.unroll_steps, self.unrolls_per_update, None)
+        flight = unmeasured(demand, given, environments)
+        each = transitions_in(flight.unroll_steps, max_episode_steps)
+        at_once = flight.unrolls_per_update * each * agents
+        growth = max(1, min(at_once // asked, self.max_batch_size // self.batch_size))
+        size = growth * self.batch_size
+        return self.model_copy(update={"batch_size": size, "max_batch_size": 0})
+
     def waiting_advice(self) -> str:
         """See AlgorithmConfig: an update that takes unrolls of more environments."""
         if self.unrolls_per_update:
@@ -255,6 +315,8 @@ class OnPolicyConfig(AlgorithmConfig):
             by = min(4, self.batch_number)
             fewer = math.ceil(self.batch_number / by)
             options = {"batch_size": self.batch_size * by, "batch_number": fewer}
+            if 0 < self.max_batch_size < self.batch_size * by:
+                options["max_batch_size"] = self.batch_size * by
             changes.append((f"minibatches {by} times as large, {by} times fewer", options))
         if self.data_passes > 1:
             half = self.data_passes // 2
@@ -285,3 +347,20 @@ class OnPolicyCriticConfig(CriticConfig, OnPolicyConfig):
     )
     entropy_weight: EntropyWeight
     max_grad_norm: GradNorm = 10.0
+
+    def for_environments(
+        self, environments: int, agents: int, max_episode_steps: int, *, remembers: bool
+    ) -> Self:
+        """See AlgorithmConfig: with minibatches learning rates grow, by the square root.
+
+        Malladi, Lyu, Panigrahi, Arora 2022, "On the SDEs and Scaling Rules for Adaptive Gradient
+        Algorithms" (arXiv:2205.10287): Adam's noise then stays what it was.
+        """
+        grown = super().for_environments(
+            environments, agents, max_episode_steps, remembers=remembers
+        )
+        if grown.batch_size == self.batch_size:
+            return grown
+        by = math.sqrt(grown.batch_size / self.batch_size)
+        rates = {"actor_lr": by * self.actor_lr, "critic_lr": by * self.critic_lr}
+        return grown.model_copy(update=rates)

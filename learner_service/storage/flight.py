@@ -99,6 +99,30 @@ def unroll_length(
     return max(least, min(length, MOST_STEPS))
 
 
+def unmeasured(demand: Demand, given: Flight, connected: int) -> Flight:
+    """What the number of environments alone chooses.
+
+    Args:
+        demand: what the unrolls must fit; its environments are those that act at once.
+        given: what is configured; it stays.
+        connected: environments of which an update takes an unroll each, at least, where neither
+            an unroll's length nor an update's unrolls are configured.
+    """
+    steps = demand.max_episode_steps
+    length = given.unroll_steps or unroll_length(
+        demand.rows,
+        given.unrolls_per_update or demand.environments,
+        steps,
+        remembers=demand.remembers,
+    )
+    unrolls = math.ceil(demand.rows / transitions_in(length, steps))
+    if given.unrolls_per_update:
+        unrolls = max(unrolls, given.unrolls_per_update)
+    elif not given.unroll_steps:
+        unrolls = max(unrolls, connected)
+    return Flight(length, unrolls, given.max_policy_lag)
+
+
 def useful_environments(speed: Speed, environments: int, session: int = 1) -> int:
     """Environments that bring what the learner can take, in whole sessions; all if it takes more.
 

@@ -23,7 +23,7 @@ from learner_service.storage.flight import (
     Speed,
     plan,
     transitions_in,
-    unroll_length,
+    unmeasured,
 )
 from learner_service.storage.frames import Frames
 from learner_service.storage.joining import part_of, side_by_side
@@ -147,20 +147,10 @@ class RolloutStorage(Storage[Batch]):
 
     def _unmeasured(self) -> Flight:
         """What is chosen by the number of environments alone."""
-        given, steps, sync = self._given, self.spec.max_episode_steps, self._max_lag is None
+        sync = self._max_lag is None
         known = self._expected if sync else max(self._expected, self._connected)
-        length = given.unroll_steps or unroll_length(
-            self._rows_wanted,
-            given.unrolls_per_update or known,
-            steps,
-            remembers=self._memory_size > 0,
-        )
-        unrolls = math.ceil(self._rows_wanted / transitions_in(length, steps))
-        if given.unrolls_per_update:
-            unrolls = max(unrolls, given.unrolls_per_update)
-        elif not given.unroll_steps:
-            unrolls = max(unrolls, self._expected if sync else self._connected)
-        return Flight(length, unrolls, self._max_lag)
+        demand = replace(self._demand(), environments=known)
+        return unmeasured(demand, self._given, self._expected if sync else self._connected)
 
     @property
     def fixed_unrolls(self) -> int:

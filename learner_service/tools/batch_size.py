@@ -16,14 +16,12 @@ from typing import Any
 import psutil
 import torch
 
-from learner_service.algorithms.base import algorithm_config, algorithm_options
-from learner_service.algorithms.options import AlgorithmConfig
+from learner_service.algorithms.base import algorithm_config, algorithm_options, with_options
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.device import resolve_precision, select_device
 from learner_service.storage.replay import ReplayStorage
 from learner_service.tools.probe import Probe
 from shared.config import ExperimentConfig, PluginConfig
-from shared.config_text import plain_data
 from shared.errors import ConfigError, SpecError
 from shared.files import read_json
 from shared.process import logger
@@ -140,12 +138,6 @@ def largest(fits: Callable[[int], bool], first: int, most: int) -> int:
             bad = size
         size = min(2 * good, most) if bad > most else (good + bad) // 2
     return good
-
-
-def with_options(config: ExperimentConfig, options: AlgorithmConfig) -> ExperimentConfig:
-    """The configuration with these options of its algorithm."""
-    algorithm = PluginConfig(name=config.algorithm.name, **plain_data(options))
-    return config.model_copy(update={"algorithm": algorithm})
 
 
 def _depends_on(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from learner_service.algorithms.base import algorithm_config, algorithm_options
+from learner_service.algorithms.base import algorithm_config, algorithm_options, with_options
 from learner_service.runtime.device import half_precision
-from learner_service.tools.batch_size import with_options
 from learner_service.tools.probe import update_seconds
 from shared.augmentation import AugmentConfig
 from shared.config import ExperimentConfig

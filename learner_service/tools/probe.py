@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.algorithms.base import Algorithm, build_algorithm, grown
 from learner_service.algorithms.supervised import build_supervised, supervised_config
 from learner_service.checkpoint import CheckpointFolder, saved_spec
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE, Graphs
@@ -52,7 +52,7 @@ class Probe:
         """
         device = select_device(config.learner)
         precision = Precision.of(config.learner, device)
-        self._spec = spec
+        self._spec, config = spec, grown(config, spec)
         with limited(config.learner.memory_limit_gib):  # the run's own ask comes after it
             self._algorithm = build_algorithm(
                 config.algorithm, spec, config.network, precision, device, 0, config.augment

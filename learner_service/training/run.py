@@ -1,12 +1,20 @@
 """One run: its algorithm, storage, loops and threads, built once the spec is known."""
 
+import math
 import time
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from learner_service.algorithms.base import Algorithm, Policy, algorithm_config, build_algorithm
+from learner_service.algorithms.base import (
+    Algorithm,
+    Policy,
+    algorithm_config,
+    build_algorithm,
+    grown,
+    with_options,
+)
 from learner_service.checkpoint import (
     check_spec,
     load_algorithm,
@@ -27,7 +35,8 @@ from learner_service.storage.flight import Flight
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.storage import Storage
-from learner_service.tools.batch_size import fit_batch_size, with_options
+from learner_service.tools.batch_size import fit_batch_size
+from learner_service.tools.precision import in_precision
 from learner_service.tools.probe import update_seconds
 from learner_service.training.agents import in_order
 from learner_service.training.chosen import completed
@@ -151,7 +160,8 @@ class Run(RunProcess):
     def _with_precision(self, spec: EnvSpec) -> ExperimentConfig:
         """The configuration with the fastest precision, if it says auto."""
         how = self.group, spec, self._run_dir, self.device, update_seconds
-        return with_precision(self._config, *how)
+        measured = with_precision(grown(self._config, spec), *how)
+        return in_precision(self._config, measured.learner.precision)
 
     def _build_algorithm(self, spec: EnvSpec, precision: Precision) -> Algorithm[Any]:
         """The configured algorithm, with untrained networks."""
@@ -166,8 +176,24 @@ class Run(RunProcess):
         return algorithm
 
     def _with_batch_size(self, spec: EnvSpec) -> ExperimentConfig:
-        """This rank's share of the configuration, with the largest batch if it says 0."""
-        group, own = self.group, share_of(self._config, self.group)
+        """This rank's share of the configuration, with the largest batch if it says 0.
+
+        Minibatches are as large as the number of environments makes them.
+        """
+        group, whole = self.group, grown(self._config, spec)
+        if whole is not self._config and not group.rank:
+            size, asked = (
+                algorithm_config(c.algorithm).learned_at_once(1) for c in (whole, self._config)
+            )
+            logger.info(
+                "%d environments: a minibatch has %d agent-transitions, %d times "
+                "algorithm.batch_size (max_batch_size); learning rates are %.3g times as large",
+                whole.total_envs,
+                size,
+                size // asked,
+                math.sqrt(size / asked),
+            )
+        own = share_of(whole, group)
         with rank_0_first(group):
             fitted = fit_batch_size(own, spec, self._run_dir)
         options = algorithm_config(own.algorithm)

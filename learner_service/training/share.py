@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from learner_service.algorithms.base import Algorithm, algorithm_config
+from learner_service.algorithms.base import Algorithm, algorithm_config, with_options
 from learner_service.group.group import Group
-from learner_service.tools.batch_size import with_options
 from learner_service.tools.precision import Measure, fit_precision, in_precision
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError

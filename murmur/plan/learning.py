@@ -72,6 +72,9 @@ def learning_of(
             None if sync else config.learner.policy_lag,
         )
     _require_batch(options.batch_size, "algorithm.batch_size")
+    options = options.for_environments(
+        environments * ranks, task.agents, task.max_episode_steps, remembers=task.remembers
+    )
     rows = math.ceil(options.batch_size * options.batch_number / task.agents / ranks)
     given = Rollouts(options.unroll_steps, math.ceil(options.unrolls_per_update / ranks), lag)
     if sync or pace is None:

@@ -115,7 +115,7 @@ CONFIG, METRICS = LearnerConfig(max_sessions=2), LearnerMetrics()
 
 
 def server_of(host: Host) -> RolloutServer:
-    """A server that nobody starts: streams are handed to it."""
+    """A server that is not started: streams are handed to it."""
     return RolloutServer(EnvSessions(host, CONFIG, METRICS), Admission(CONFIG, METRICS), CONFIG)
 
 

@@ -37,6 +37,9 @@ murmur_learner_gpu_clock_hertz{clock="sm"} 1.6e9
 murmur_learner_gpu_clock_max_hertz{clock="sm"} 2e9
 murmur_learner_gpu_throttled{reason="power_cap"} 1
 murmur_learner_gpu_pcie_bytes_per_second{direction="to_device"} 1e9
+murmur_learner_eager_seconds_total{graph="step"} 2
+murmur_learner_graph_capture_seconds_total{graph="step"} 1
+murmur_learner_acts_waited_seconds_total{phase="update"} 1
 """
 
 

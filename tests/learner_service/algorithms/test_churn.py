@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.algorithms.base import build_algorithm
+from learner_service.algorithms.base import algorithm_config, build_algorithm
 from learner_service.algorithms.fixed_shapes import FixedShapes
 from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.runtime.cuda_graph import WARM_UP_CALLS
@@ -24,6 +24,7 @@ from learner_service.storage.flight import Speed
 from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.storage import Unroll
 from shared.config import PluginConfig
+from shared.config_text import plain_data
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from shared.timestep import StepType
 from tests.learner_service.taped_graphs import taped
@@ -43,7 +44,11 @@ def build(options: dict[str, Any], recurrent: int = 0) -> OnPolicyAlgorithm:
     """An algorithm as it is on a GPU."""
     network = PluginConfig(name="mlp", hidden=(4,), recurrent=recurrent)
     precision = Precision("fp32", CPU)
-    built = build_algorithm(PluginConfig(**options, **_SMALL), SPEC, network, precision, CPU, 5)
+    settled = algorithm_config(PluginConfig(**options, **_SMALL)).for_environments(
+        WORKERS * SESSIONS * ENVS, SPEC.num_agents, EPISODE, remembers=recurrent > 0
+    )
+    config = PluginConfig(name=options["name"], **plain_data(settled))
+    built = build_algorithm(config, SPEC, network, precision, CPU, 5)
     assert isinstance(built, OnPolicyAlgorithm)
     built._static = built._schedule._static = True
     built.graphs.enabled = True
@@ -204,8 +209,13 @@ class Simulation:
 )
 @pytest.mark.parametrize(
     ("options", "recurrent"),
-    [(_COMA, 0), ({"name": "mappo"}, 0), ({"name": "mappo"}, 4)],
-    ids=["coma", "mappo", "recurrent"],
+    [
+        (_COMA, 0),
+        ({"name": "mappo"}, 0),
+        ({"name": "mappo"}, 4),
+        ({"name": "mappo", "max_batch_size": 1000}, 0),
+    ],
+    ids=["coma", "mappo", "recurrent", "grown"],
 )
 def test_no_update_is_eager_after_the_first_few(
     options: dict[str, Any], recurrent: int, seconds: float

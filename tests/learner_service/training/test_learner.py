@@ -1,6 +1,7 @@
 """Acting and learning together: lag, parking, evaluation, stopping, and an exact resume."""
 
 import json
+import logging
 import threading
 import time
 from pathlib import Path
@@ -428,6 +429,23 @@ def test_a_lockstep_run_resumes_to_the_bit(tmp_path: Path, recurrent: int) -> No
     parts = sync_run(tmp_path / "parts", 16, slots=(2, 0), resume=True, recurrent=recurrent)
     for name in ("algorithm", "slots", "memory", "returns"):
         assert same(whole[name], parts[name]), name
+
+
+def test_minibatches_of_a_run_grow_with_its_environments(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Four environments bring more at once than is asked for; a resumed run settles the same."""
+    options: dict[str, Any] = {"unroll_steps": 0, "max_batch_size": 12}
+    caplog.set_level(logging.INFO, "murmur")
+    whole = sync_run(tmp_path / "whole", 8, slots=(0, 2), **options)
+    assert "4 environments: a minibatch has 12 agent-transitions, 3 times" in caplog.text
+    assert "learning rates are 1.73 times as large" in caplog.text
+    sync_run(tmp_path / "parts", 4, slots=(0, 2), **options)
+    parts = sync_run(tmp_path / "parts", 8, slots=(2, 0), resume=True, **options)
+    assert same(whole["algorithm"], parts["algorithm"])
+    text = (tmp_path / "whole" / "config.yaml").read_text()
+    assert "batch_size: 4\n" in text
+    assert "max_batch_size: 12\n" in text
 
 
 @pytest.mark.parametrize("batch_number", [6, 12, 20])

@@ -151,6 +151,9 @@ def test_curves_of_a_sweep_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ((group,),) = [task["groups"].values() for task in kept["tasks"].values()]
     assert group["iqm"] == pytest.approx(sum(group["scores"]) / 2)
     assert [run["rows_dropped"].get("lag", 0) for run in kept["runs"]] == [0, 0]
+    per_minibatch = 2  # of policy and of critic, each once a pass
+    assert {run["optimiser_steps"] % (4 * 4 * per_minibatch) for run in kept["runs"]} == {0}
+    assert all(run["optimiser_steps"] for run in kept["runs"])
     assert "A note." in (tmp_path / "smoke-curves.md").read_text()
 
 

@@ -220,6 +220,13 @@ def test_a_rank_has_its_share_of_the_batch() -> None:
     assert learning_of(config, TASK, 2, 40, 4) == Rollouts(25, 32, 1)
 
 
+def test_grown_minibatches_are_of_the_same_updates() -> None:
+    for environments in (64, 512, 960):
+        config = spread("algorithm.max_batch_size=16384")
+        one, whole = learning_of(config, TASK, 1, environments, 4), spread()
+        assert one == learning_of(whole, TASK, 1, environments, 4)
+
+
 def test_what_is_in_flight_follows_the_first_updates() -> None:
     # 64 environments bring 64 / 10 ms, the learner takes 1000 rows/s: 1.25 x 10 are of use, in
     # sessions of 4: 16, so 800 / 16 = 50 steps and one row after an episode of 25.
