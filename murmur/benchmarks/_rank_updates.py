@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from learner_service.group.group import ALONE, Extreme, Group
@@ -58,9 +57,9 @@ class TimedGroup(Group):
         exchanges: seconds of each, in order.
     """
 
-    def __init__(self, rank: int, size: int, store: dist.Store | None = None) -> None:
+    def __init__(self, *how: Any) -> None:  # noqa: ANN401 - as Group takes them
         """See Group."""
-        super().__init__(rank, size, store)
+        super().__init__(*how)
         self.exchanges: list[float] = []
 
     def _reduce(self, tensors: Sequence[Tensor], how: Extreme, scale: float = 1) -> None:
