@@ -1,4 +1,4 @@
-"""Dynamic batching of inference requests across sessions. No torch here.
+"""Dynamic batching of inference requests across sessions; arrays are NumPy's, no tensors yet.
 
 The terms and the behaviour are those of Triton's dynamic batcher: whatever is pending goes as one
 batch as soon as the device is free; only if a preferred size is set does the oldest request wait,

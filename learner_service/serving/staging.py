@@ -20,8 +20,8 @@ from shared.timestep import Array, StepType, TimeStep
 _FIRST = int(StepType.FIRST)
 
 
-class Placement(NamedTuple):
-    """Rows of one session, and where they go.
+class RowTarget(NamedTuple):
+    """A time step of each environment of one session, and where they go.
 
     Attributes:
         timestep: [n, ...] rows.
@@ -57,7 +57,7 @@ class Staging(ABC):
     """
 
     @abstractmethod
-    def load(self, acting: Sequence[Placement], others: Sequence[Placement] = ()) -> None:
+    def load(self, acting: Sequence[RowTarget], others: Sequence[RowTarget] = ()) -> None:
         """Take a batch.
 
         Args:
@@ -126,11 +126,11 @@ class HostStaging(Staging):
     """Where the policy acts on the host: rows are stored at once, and gathered to act on."""
 
     def __init__(self) -> None:
-        self._acting: Sequence[Placement] = ()
+        self._acting: Sequence[RowTarget] = ()
         self._actions: Array | None = None
         self._gathered: dict[str, tuple[Array, Tensor]] = {}
 
-    def load(self, acting: Sequence[Placement], others: Sequence[Placement] = ()) -> None:
+    def load(self, acting: Sequence[RowTarget], others: Sequence[RowTarget] = ()) -> None:
         """See Staging."""
         for timestep, unroll, row, _ in (*acting, *others):
             if unroll is not None:

@@ -3,8 +3,8 @@
 An unroll is L transitions of the n environments of one session, so L + 1 rows: the last one is
 there for its reward, discount and observation, and is the first row of the next unroll.
 
-The inference thread appends, the learner thread takes; one lock guards what they share, none the
-rows of open unrolls.
+The inference thread appends, the thread that learns takes (sync: the same one); one lock guards
+what they share, none the rows of open unrolls.
 """
 
 import copy
@@ -26,7 +26,7 @@ from shared.spec import ACTION_MASK, EnvSpec, action_layout
 from shared.timestep import Array, StepType
 
 OBSERVATION = "observation/"
-FILLED_WITH_ONES = ("discount", OBSERVATION + ACTION_MASK)  # of a ABORTED row; all else is 0
+FILLED_WITH_ONES = ("discount", OBSERVATION + ACTION_MASK)  # of an ABORTED row; else 0
 R = TypeVar("R")
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
@@ -114,7 +114,7 @@ class Unroll:
         self.versions[row] = version
         if row == 0:
             self.first_version = version
-        self._acted = row, memory  # last: the learner's thread may cut here from now on
+        self._acted = row, memory  # last: the thread that learns may cut here from now on
 
     def cut(self) -> "Unroll | None":
         """Split off the transitions so far; rows are still written behind them.
@@ -186,7 +186,8 @@ class Storage(Feed[B]):
     Attributes, beside those of a Feed:
         length: L, transitions of one unroll.
         arena: memory of the unrolls.
-        turns: the inference thread, which writes, and the learner thread use its memory in turns.
+        turns: the inference thread, which writes, and the thread that learns use its memory in
+            turns.
         learns_once: each row is learned from once; else it may be learned from again and again.
     """
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
 
 from learner_service.telemetry.figures import Figures, png
-from learner_service.telemetry.histograms import Distributions
 from learner_service.telemetry.scalars import scalars_of
+from learner_service.telemetry.tensorboard_distributions import Distributions
 from learner_service.telemetry.tracking.processes import TrackerProcesses
 from shared.config import RunConfig, TrackingConfig
 from shared.errors import ResourceError
