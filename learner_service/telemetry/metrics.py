@@ -213,8 +213,7 @@ class KeptCounter:
 class LearnerMetrics:
     """All of METRICS, by name, in a registry of their own, and those of the process.
 
-    A name that METRICS does not have, or labels that it does not have there, raise when they are
-    used: tests play every place that uses one.
+    Names are strings: a test compares those in the code with METRICS.
 
     With persistent counters, counts never go back, however often the process is started again.
 
