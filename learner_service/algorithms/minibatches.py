@@ -1,5 +1,7 @@
 """Minibatches of a rollout: all of its rows in a random order, gathered once for each pass.
 
+A row is a joint transition; by `Rows.of_single_agents` that of one agent.
+
 On a CPU rows that do not count are left out. On a GPU they weigh nothing, and fill minibatches up
 to one size: see `fixed_shapes`.
 

@@ -28,7 +28,7 @@ class Request:
     Attributes:
         session: who asks.
         sequence: the number to answer with.
-        timestep: [n, ...] rows, views of the message; in a league those of the learning team.
+        timestep: [n, ...] time steps, views of the message; in a league those of the learning team.
         reply: gets the packed Action message; belongs to the server's event loop.
         other: in a league, the same rows of the other team.
         arrived: time.monotonic() of arrival.

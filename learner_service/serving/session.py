@@ -32,11 +32,11 @@ class Session:
         first_slot: its environments sit in slots first_slot .. first_slot + n - 1; -1 if it
             evaluates.
         closed: set by the server when the stream is gone; no request is answered any more.
-        waiting: its last rows are kept and not answered yet.
+        waiting: its last time step is kept and not answered yet.
         resumed: its first rows were counted before the checkpoint that the run continued from.
-        unroll: rows being gathered.
+        unroll: where its time steps go; None between two of them.
         unrolls: how many were begun.
-        messages: how many came.
+        messages: time steps that came, [n, ...] each.
         complete: whether its evaluation has been reported.
         given_up: whether the worker has said that it gives up its evaluation.
         answered: time.monotonic() of the last answer; 0 before the first.

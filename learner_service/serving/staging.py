@@ -1,5 +1,7 @@
 """Rows of a batch on their way: from messages to unrolls and the policy, actions back.
 
+A row is a time step of one environment.
+
 On the host rows are written straight into their unrolls. For a device see
 learner_service.serving.packed.
 """
@@ -26,7 +28,7 @@ class RowTarget(NamedTuple):
     Attributes:
         timestep: [n, ...] rows.
         unroll: they belong to; None: they are not stored.
-        row: of the unroll.
+        row: time step of the unroll.
         first_slot: of their environments.
     """
 

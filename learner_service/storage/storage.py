@@ -1,7 +1,8 @@
 """What every storage does: hand out unrolls to write rows to, and batches to learn from.
 
-An unroll is L transitions of the n environments of one session, so L + 1 rows: the last one is
-there for its reward, discount and observation, and is the first row of the next unroll.
+An unroll is L joint transitions of each of the n environments of one session, so L + 1 time steps,
+called rows here and, counted by environment, environment rows. The last one is there for its
+reward, discount and observation, and is the first row of the next unroll.
 
 The inference thread appends, the thread that learns takes (sync: the same one); one lock guards
 what they share, none the rows of open unrolls.
@@ -72,7 +73,8 @@ class Unroll:
         first_column: of the arena.
         cursor: rows written so far.
         start: first row that is still to be learned from; earlier ones were, or are too old.
-        rows: transitions from there on, L at most; fewer if it was closed before it was full.
+        rows: joint transitions of each environment from there on, L at most; fewer if it was
+            closed before it was full.
         taken: environments that were learned from, the first ones.
         first_version: policy version that chose the action of row `start`.
         versions: of each row's action; -1 where that is not known.

@@ -36,6 +36,8 @@ _FLUSH_S = 10  # how late TensorBoard shows a point
 class Progress:
     """Counters and recent results. Each field has one writing thread.
 
+    An environment row is a time step of one environment with all its agents.
+
     Attributes:
         updates: updates made, which is also the policy's version.
         updates_skipped: updates undone because a loss or a weight was not finite.
