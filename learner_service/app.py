@@ -103,7 +103,7 @@ def run_learner(
             run.lock = lock
             ports_file = run_dir / ("serve.json" if serve_only else f"{_name(group.rank)}.json")
             config = _with_own_ports(config, group, ports_file)
-            _serve(config, run, credentials, stop, ports_file, on_ready)
+            _listen(config, run, credentials, stop, ports_file, on_ready)
     except ConnectionLostError as error:
         logger.error("%s", error)
         return exit_code(error)
@@ -272,7 +272,7 @@ def _is_complete(config: ExperimentConfig, path: Path, state: dict[str, Any]) ->
     return bool(limit)
 
 
-def _serve(
+def _listen(
     config: ExperimentConfig,
     run: Run | SupervisedRun,
     credentials: CredentialFolder | None,

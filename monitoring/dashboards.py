@@ -6,6 +6,7 @@ scraped a training. Grafana's own library builds the JSON.
 
 import json
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from grafana_foundation_sdk.builders import common as common_builders
@@ -16,6 +17,7 @@ from grafana_foundation_sdk.models import common, dashboard
 
 from monitoring.boards import env_servers, learning, overview, queues, resources
 from monitoring.panel import LEARNER, Board, Panel
+from shared.errors import MurmurError
 
 FOLDER = Path(__file__).parent / "grafana" / "dashboards"
 _SOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="prometheus")
@@ -76,7 +78,12 @@ def _panel(panel: Panel) -> stat.Panel | timeseries.Panel:
         built.min(0)
     if panel.top is not None:
         built.max(panel.top)
-    for letter, (expression, legend) in zip("ABCDEF", panel.queries, strict=False):
+    if len(panel.queries) > len(ascii_uppercase):
+        raise MurmurError(
+            f"panel '{panel.title}' has {len(panel.queries)} queries, one for each letter at "
+            f"most: {len(ascii_uppercase)}; split it into two panels"
+        )
+    for letter, (expression, legend) in zip(ascii_uppercase, panel.queries, strict=False):
         built.with_target(
             prometheus.Dataquery()
             .datasource(_SOURCE)

@@ -39,7 +39,7 @@ from env_service.environment import (
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.evaluation_result import EvaluationResult, joined_result
 from env_service.sessions.expert import Expert
-from env_service.sessions.ranks import Placement, Ranks
+from env_service.sessions.ranks import LearnerChoice, Ranks
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.recording import EpisodeRecorder
 from env_service.sessions.worker import Stream, closing_all, run_until
@@ -343,8 +343,8 @@ def run_policy(
         evaluator = _Evaluator(config, metrics, "evaluation", heartbeat, copies)
         with closing(evaluator):
             async with Ranks(config, metrics, *_ROLES, number=0) as ranks:
-                placement = ranks.placement(1)
-                return await evaluator.evaluate(placement, episodes, first_seed, on_row)
+                choice = ranks.choice(1)
+                return await evaluator.evaluate(choice, episodes, first_seed, on_row)
 
     return run_coroutine(evaluate())
 
@@ -375,11 +375,11 @@ async def serve_evaluations(
     async def loop() -> None:
         # The first learner evaluates for all.
         async with Ranks(config, metrics, *_ROLES, number=0) as ranks:
-            placement = ranks.placement(1)
+            choice = ranks.choice(1)
             while not stop.is_set():
                 spare = itertools.count(first + episodes)
                 try:
-                    await evaluator.session(placement, _Seeds(first, episodes, spare), on_row)
+                    await evaluator.session(choice, _Seeds(first, episodes, spare), on_row)
                 except EndlessEpisode as error:
                     logger.warning("%s", error)
 
@@ -423,14 +423,14 @@ class _Evaluator:
             environment.close()
 
     async def evaluate(
-        self, placement: Placement, episodes: int, first_seed: int, on_row: OnRow | None
+        self, choice: LearnerChoice, episodes: int, first_seed: int, on_row: OnRow | None
     ) -> EvaluationResult:
         """One evaluation, in sessions of bounded size."""
         parts, seed, version = [], first_seed, 0
         spare = itertools.count(first_seed + episodes)
         for size in _shares(episodes, _SESSION_EPISODES):
             part, version = await self.session(
-                placement, _Seeds(seed, size, spare), on_row if seed == first_seed else None
+                choice, _Seeds(seed, size, spare), on_row if seed == first_seed else None
             )
             parts.append(part)
             seed += size
@@ -438,7 +438,7 @@ class _Evaluator:
         return joined_result(name, f"learned, version {version}", first_seed, parts)
 
     async def session(
-        self, placement: Placement, seeds: _Seeds, on_row: OnRow | None = None
+        self, choice: LearnerChoice, seeds: _Seeds, on_row: OnRow | None = None
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
         """The episodes of one session: their curves and the policy's version.
 
@@ -446,16 +446,16 @@ class _Evaluator:
         """
         while True:
             try:
-                async with placement.channel() as channel:
-                    return await self._play(placement, channel, seeds.values, on_row)
+                async with choice.channel() as channel:
+                    return await self._play(choice, channel, seeds.values, on_row)
             except Disconnected as error:
-                await asyncio.sleep(placement.pause_s(error))
+                await asyncio.sleep(choice.pause_s(error))
             except _Dropped as dropped:
                 seeds.replace(dropped.episodes)
 
     async def _play(
         self,
-        placement: Placement,
+        choice: LearnerChoice,
         channel: aio.Channel,
         seeds: NDArray[np.uint64],
         on_row: OnRow | None,
@@ -477,7 +477,7 @@ class _Evaluator:
         stream = Stream(channel, expert.spec, size, self._metrics)
         try:
             welcome = await stream.open(self._name, pb.MODE_EVALUATE, episodes=len(seeds))
-            async with placement.playing(stream):
+            async with choice.playing(stream):
                 play = _Episodes(environment, seeds, on_row, self._limit_key)
                 environment.notices.repeat()
                 while True:

@@ -65,8 +65,8 @@ def worth_moving(here: int, there: int, weight: int, chance: float) -> bool:
     return there + weight < here and chance < 1 - there / here
 
 
-class Placement:
-    """Where one session plays. Used by the session's task.
+class LearnerChoice:
+    """Which learner one session plays with. Used by the session's task.
 
     Attributes:
         weight: its environments; 1 if it supplies samples.
@@ -77,7 +77,7 @@ class Placement:
     """
 
     def __init__(self, ranks: "Ranks", turn: int, weight: int) -> None:
-        """See Ranks.placement."""
+        """See Ranks.choice."""
         self._ranks, self.turn, self.weight = ranks, turn, weight
         self.rank: Rank | None = None
         self.target: Rank | None = None
@@ -218,7 +218,7 @@ class Ranks:
         self._ports = [found[1] for found in names if found]
         self._looked_up = False  # the addresses are those that were found for the name
         self._turn = first_turn + zlib.crc32(socket.gethostname().encode())
-        self._placements: list[Placement] = []
+        self._choices: list[LearnerChoice] = []
         self._known: dict[str, Rank] = {}  # also those that are only still played with
         self._ranks = [self._rank(address) for address in addresses]
         self._looking_up: asyncio.Task[None] | None = None
@@ -250,23 +250,23 @@ class Ranks:
         several = bool(self._name) or len(self._ranks) > 1
         return several and self._number is None and self._server.balance_every_s > 0
 
-    def placement(self, weight: int) -> Placement:
-        """A place for one more session with this number of environments."""
-        placement = Placement(self, self._turn + len(self._placements), weight)
-        self._placements.append(placement)
-        return placement
+    def choice(self, weight: int) -> LearnerChoice:
+        """Return the choice of one more session with this number of environments."""
+        choice = LearnerChoice(self, self._turn + len(self._choices), weight)
+        self._choices.append(choice)
+        return choice
 
     def called(self, rank: Rank | None) -> str:
         """A learner's address, as messages have it."""
         return rank.address if rank is not None and len(self._ranks) > 1 else self._server.learner
 
-    async def choose(self, placement: Placement) -> Rank:
+    async def choose(self, choice: LearnerChoice) -> Rank:
         """The learner that a session connects to next.
 
         Raises:
             Disconnected: if it is to be a certain one that is not there.
         """
-        target, placement.target = placement.target, None
+        target, choice.target = choice.target, None
         if len(self._ranks) == 1:
             return self._ranks[0]
         if self._number is not None:
@@ -274,10 +274,10 @@ class Ranks:
         if target in self._ranks:
             assert target is not None
             return target
-        old = placement.rank
+        old = choice.rank
         if old in self._ranks and old is not None and not self._given_up(old):
             return old
-        chosen = await self._least_loaded(placement)
+        chosen = await self._least_loaded(choice)
         if old is not None and chosen is not old:
             reason = "full" if old.full else "lost"
             self._metrics.moved[reason] += 1
@@ -286,11 +286,11 @@ class Ranks:
             )
         return chosen
 
-    async def look(self, placement: Placement) -> None:
+    async def look(self, choice: LearnerChoice) -> None:
         """Look now and then whether another learner has fewer environments; if so, move there."""
         while True:
-            blocked = await self._next_look(placement)
-            here, there = placement.rank, self._ranks[int(self._random() * len(self._ranks))]
+            blocked = await self._next_look(choice)
+            here, there = choice.rank, self._ranks[int(self._random() * len(self._ranks))]
             if here is None or here is there:
                 continue
             try:
@@ -301,7 +301,7 @@ class Ranks:
             if mine is None or its is None or not its.free_sessions:
                 continue
             more, less = self._amount(mine), self._amount(its)
-            if worth_moving(more, less, placement.weight, self._random()):
+            if worth_moving(more, less, choice.weight, self._random()):
                 self._metrics.moved["balance"] += 1
                 logger.info(
                     "a session moves from learner %s (load %d) to %s (load %d)",
@@ -310,9 +310,9 @@ class Ranks:
                     there.address,
                     less,
                 )
-                await placement.leave(there, blocked=blocked)
+                await choice.leave(there, blocked=blocked)
 
-    async def _next_look(self, placement: Placement) -> bool:
+    async def _next_look(self, choice: LearnerChoice) -> bool:
         """Wait for the next look, which comes early for a session that waits for its learner.
 
         Nothing is lost by a move then, and the learner may wait for one that has no session.
@@ -323,13 +323,13 @@ class Ranks:
         every = self._server.balance_every_s
         due = time.monotonic() + every * (0.5 + self._random())
         while True:
-            silent = await placement.stays_silent(min(every, _WAITING_S) * (0.5 + self._random()))
+            silent = await choice.stays_silent(min(every, _WAITING_S) * (0.5 + self._random()))
             if silent or time.monotonic() >= due:
                 return silent
 
-    def pause_s(self, placement: Placement, error: Disconnected) -> float:
-        """See Placement.pause_s."""
-        rank = placement.rank
+    def pause_s(self, choice: LearnerChoice, error: Disconnected) -> float:
+        """See LearnerChoice.pause_s."""
+        rank = choice.rank
         backoff = rank.backoff if rank is not None else self._ranks[0].backoff
         pause = self.reconnect.pause_s(self.called(rank), backoff, error)
         if rank is None or len(self._ranks) == 1:
@@ -357,7 +357,7 @@ class Ranks:
     def _amount(self, load: pb.LoadReply) -> int:
         return load.supply_sessions if self._config.supervised else load.environments
 
-    async def _least_loaded(self, placement: Placement) -> Rank:
+    async def _least_loaded(self, choice: LearnerChoice) -> Rank:
         """The learner with the fewest environments, those of sessions on their way included.
 
         A learner that does not answer counts as one with as many as the others have: it may be
@@ -372,13 +372,13 @@ class Ranks:
             rank, load = ranks[index], loads[index]
             coming = sum(
                 other.weight
-                for other in self._placements
-                if other.rank is rank and other is not placement and not other.welcomed
+                for other in self._choices
+                if other.rank is rank and other is not choice and not other.welcomed
             )
             amount = usual if load is None else self._amount(load)
             full = load is not None and not load.free_sessions
-            silent = load is None and placement.rank is not None
-            turn = (index - placement.turn) % len(ranks)
+            silent = load is None and choice.rank is not None
+            turn = (index - choice.turn) % len(ranks)
             return self._given_up(rank) or full, silent, amount + coming, turn
 
         return ranks[min(range(len(ranks)), key=order)]
@@ -425,7 +425,7 @@ class Ranks:
         logger.info(
             "%s has %d learners: %s", self._server.learner, len(ranks), ", ".join(self.addresses)
         )
-        used = {id(placement.rank) for placement in self._placements}
+        used = {id(choice.rank) for choice in self._choices}
         for rank in [r for r in self._known.values() if r not in ranks and id(r) not in used]:
             del self._known[rank.address]
             await rank.connection.__aexit__()

@@ -11,7 +11,7 @@ import socket
 
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.call import Call
-from env_service.sessions.ranks import Placement, Ranks
+from env_service.sessions.ranks import LearnerChoice, Ranks
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.worker import closing_all, run_until
 from env_service.sources.source import (
@@ -54,7 +54,7 @@ class SupplySession:
         self._codec = SampleCodec(source.spec)
         self._broken_lines = 0
 
-    async def run(self, placement: Placement, metrics: WorkerMetrics) -> None:
+    async def run(self, choice: LearnerChoice, metrics: WorkerMetrics) -> None:
         """Supply until told to stop, through as many streams as that takes.
 
         Raises:
@@ -62,18 +62,18 @@ class SupplySession:
         """
         while not self._stop.is_set():
             try:
-                async with placement.channel() as channel:
+                async with choice.channel() as channel:
                     call = Call(channel, metrics)
                     try:
-                        await placement.greeted(self._open(call))
-                        if placement.leaving.is_set():
+                        await choice.greeted(self._open(call))
+                        if choice.leaving.is_set():
                             continue
-                        async with placement.playing(call):
-                            await self._supply(call, metrics, placement.leaving)
+                        async with choice.playing(call):
+                            await self._supply(call, metrics, choice.leaving)
                     finally:
                         call.cancel()
             except Disconnected as error:
-                await placement.pause(error, self._stop)
+                await choice.pause(error, self._stop)
 
     async def _open(self, call: Call) -> None:
         """Hello and Welcome.
@@ -179,4 +179,4 @@ async def run_supply(
     session = SupplySession(source, f"{socket.gethostname()}-{worker}", stop, heartbeat)
     with closing_all((), heartbeat):
         async with Ranks(config, metrics, "environment", first_turn=worker) as ranks:
-            await run_until(stop, metrics, [session.run(ranks.placement(1), metrics)])
+            await run_until(stop, metrics, [session.run(ranks.choice(1), metrics)])

@@ -21,7 +21,7 @@ from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.call import Call
 from env_service.sessions.expert import Expert
-from env_service.sessions.ranks import Placement, Ranks
+from env_service.sessions.ranks import LearnerChoice, Ranks
 from env_service.sessions.reconnect import Disconnected
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment, aborted_rows
 from env_service.watchdog.heartbeat import Heartbeat
@@ -155,7 +155,7 @@ class Session:
         self._slots = np.arange(first_slot, first_slot + n)
         self._episodes = np.zeros(n, np.uint64)
 
-    async def run(self, placement: Placement, metrics: WorkerMetrics) -> None:
+    async def run(self, choice: LearnerChoice, metrics: WorkerMetrics) -> None:
         """Play until told to stop, through as many streams as that takes.
 
         Raises:
@@ -164,21 +164,21 @@ class Session:
         spec = self._expert.spec
         while not self._stop.is_set():
             try:
-                async with placement.channel() as channel:
+                async with choice.channel() as channel:
                     stream = Stream(channel, spec, self._environment.num_envs, metrics)
                     try:
                         opening = stream.open(
                             self._worker_id, pb.MODE_TRAIN, self._preferred_first_slot
                         )
-                        welcome = await placement.greeted(opening)
+                        welcome = await choice.greeted(opening)
                         if welcome is None:
                             continue
-                        async with placement.playing(stream):
-                            await self._play(stream, welcome, metrics, placement.leaving)
+                        async with choice.playing(stream):
+                            await self._play(stream, welcome, metrics, choice.leaving)
                     finally:
                         stream.cancel()
             except Disconnected as error:
-                await placement.pause(error, self._stop)
+                await choice.pause(error, self._stop)
 
     async def _play(
         self, stream: Stream, welcome: pb.Welcome, metrics: WorkerMetrics, leaving: asyncio.Event
@@ -217,7 +217,7 @@ class Session:
         The replays may differ in length. Copies with shorter ones start later, so that all end
         together; until its start a copy plays episodes that are not recorded. A replay's last
         action may be the one that answered the episode's LAST row: then the next one begins. A copy
-        that fails in its replay has a ABORTED row to show, and loses that episode.
+        that fails in its replay has an ABORTED row to show, and loses that episode.
 
         Raises:
             WireError: if a replay's bytes are no whole number of actions.
@@ -344,7 +344,7 @@ async def run_sessions(
                         f"{socket.gethostname()}-{worker}/{i}",
                         preferred_first_slot + i * share,
                         stop,
-                    ).run(ranks.placement(share), metrics)
+                    ).run(ranks.choice(share), metrics)
                     for i, environment in enumerate(environments)
                 ],
             )

@@ -1,11 +1,11 @@
 """Environments that fail: what goes wrong in one ends its episode, and no more.
 
-A copy that raises, or returns what its spec forbids, gets a ABORTED row: the learner learns nothing
-from the step that led to it, and the copy starts its next episode in the following step. What can
-be attributed to one copy costs one episode; where it cannot (a vectorised environment that raises)
-all copies are recreated. A step that hangs can only be ended with its process: the worker writes on
-a `Heartbeat` what it does, and its parent, which does not depend on the worker's interpreter lock,
-looks.
+A copy that raises, or returns what its spec forbids, gets an ABORTED row: the learner learns
+nothing from the step that led to it, and the copy starts its next episode in the following step.
+What can be attributed to one copy costs one episode; where it cannot (a vectorised environment that
+raises) all copies are recreated. A step that hangs can only be ended with its process: the worker
+writes on a `Heartbeat` what it does, and its parent, which does not depend on the worker's
+interpreter lock, looks.
 """
 
 import asyncio

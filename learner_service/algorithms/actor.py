@@ -26,7 +26,7 @@ class ActorAlgorithm(Algorithm[Batch]):
 
     All agents share the actor, which may be recurrent. Rows come in unrolls, each learned from
     once. Arrays of a batch have the leading dimensions [L, B, A]: time, environments, agents.
-    Used by the learner thread.
+    Used by the thread that learns.
 
     Attributes:
         actor: the network with the distribution of its actions; its parameters are to be learned.

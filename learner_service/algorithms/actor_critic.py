@@ -67,7 +67,7 @@ class SnapshotPolicy(Policy):
 
 
 class ActorCritic(Algorithm[B], Generic[B]):
-    """See the module. Used by the learner thread, but for the policies it hands out.
+    """See the module. Used by the thread that learns, but for the policies it hands out.
 
     Networks, optimisers and all other modules that `_build` makes are parts of checkpoints.
 

@@ -89,7 +89,7 @@ class Policy(ABC):
 
 
 class Algorithm(ABC, Generic[B]):
-    """Learns from batches. Used by the learner thread, but for the policies it hands out.
+    """Learns from batches. Used by the thread that learns, but for the policies it hands out.
 
     Attributes:
         IMITATES: whether it learns from what an expert would have done, see `imitation`.

@@ -45,7 +45,7 @@ Arrays = Mapping[str, Tensor]
 
 
 class FixedShapes:
-    """Buffers and graphs of one algorithm. Used by the learner thread.
+    """Buffers and graphs of one algorithm. Used by the thread that learns.
 
     Attributes:
         columns: names of the numbers that `prepare` finds for each row of an agent.
@@ -372,7 +372,8 @@ class FixedShapes:
             for k, x in given.items()
             if k.startswith(_FLAT)
         }
-        values = {k.removeprefix(_VALUE): spread(x) for k, x in given.items() if k[:6] == _VALUE}
+        spread_out = {k: spread(x) for k, x in given.items() if k.startswith(_VALUE)}
+        values = {k.removeprefix(_VALUE): x for k, x in spread_out.items()}
         columns, weight, of_batch = algorithm._learnable(Batch(arrays, []), values, (t1 - 1) * b)
         algorithm._of_batch.copy_(of_batch)
         algorithm._total.zero_()

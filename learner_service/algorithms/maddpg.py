@@ -184,7 +184,7 @@ class MaddpgPolicy(SnapshotPolicy):
 
 
 class Maddpg(OffPolicyAlgorithm):
-    """See the module. Used by the learner thread."""
+    """See the module. Used by the thread that learns."""
 
     POLICY = MaddpgPolicy
     _config: Config

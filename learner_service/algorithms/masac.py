@@ -202,7 +202,7 @@ def action_range(spec: EnvSpec) -> tuple[float, float]:
 
 
 class Masac(OffPolicyAlgorithm):
-    """See the module. Used by the learner thread."""
+    """See the module. Used by the thread that learns."""
 
     POLICY = MasacPolicy
     actor: Actor

@@ -1,5 +1,7 @@
 """Minibatches of a rollout: all of its rows in a random order, gathered once for each pass.
 
+A row is a joint transition; by `Rows.of_single_agents` that of one agent.
+
 On a CPU rows that do not count are left out. On a GPU they weigh nothing, and fill minibatches up
 to one size: see `fixed_shapes`.
 
@@ -25,7 +27,7 @@ from shared.spec import AGENT_MASK
 
 @dataclass
 class Minibatch:
-    """Some joint rows of a batch, [M, A, ...].
+    """Some joint transitions of a batch, [M, A, ...]; a row is one of them.
 
     Attributes:
         actor: the policy's inputs.
@@ -211,12 +213,15 @@ def counted_actions(batch: Batch, t: Transitions, num_agents: int) -> Tensor:
 
 @dataclass
 class Rows:
-    """All transitions of a batch as joint rows, [R, A, ...], time outermost.
+    """All joint transitions of a batch: R rows, each of all A agents at one step, time outermost.
+
+    Inputs and columns may hold more than R rows, those of last observations behind the others; no
+    minibatch takes from these.
 
     Attributes:
         actor: the policy's inputs.
         critic: the critic's; may be the same object.
-        columns: name -> [R, A, ...], what else belongs to a row.
+        columns: name -> [R or more, A, ...], what else belongs to a row.
         weight: [R, A] 1 where the agent's transition counts, else 0.
         sharing: [S, A] of `sharing_agents`.
         actor_state: what the policy remembered before each environment's first row. Minibatches are

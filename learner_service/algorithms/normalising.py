@@ -145,7 +145,7 @@ class NormalisingPolicy(WrappingPolicy):
 
 
 class Normalising(Wrapping[B], Generic[B]):
-    """See the module. Used by the learner thread.
+    """See the module. Used by the thread that learns.
 
     Attributes:
         observations: their statistics; None: observations stay.

@@ -148,7 +148,7 @@ class OffPolicyConfig(SharingConfig, AlgorithmConfig):
 
 
 class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
-    """Learns from transitions, whatever policy made them. Used by the learner thread.
+    """Learns from transitions, whatever policy made them. Used by the thread that learns.
 
     `_learn(rows)` gets `_rows_of` a batch, multiplies the critics' losses by its "weight" [B], and
     returns PRIORITY, the new td_error [B], among the scalars.

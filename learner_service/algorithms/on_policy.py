@@ -42,7 +42,7 @@ _ROOM = 33 / 32  # of a minibatch of fixed size: the number of minibatches is a 
 
 
 class OnPolicyAlgorithm(ActorCritic[Batch]):
-    """Learns from each rollout once. Used by the learner thread.
+    """Learns from each rollout once. Used by the thread that learns.
 
     `_learn(batch, number)` learns from a Batch in `number` minibatches a pass, and returns scalars
     in the order of `_logged`. It may change `batch.arrays`, not what is in them.

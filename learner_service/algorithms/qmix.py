@@ -155,7 +155,7 @@ class QmixPolicy(SnapshotPolicy):
 
 
 class Qmix(OffPolicyAlgorithm):
-    """See the module. Used by the learner thread."""
+    """See the module. Used by the thread that learns."""
 
     POLICY, REMEMBERS = QmixPolicy, True
     _config: Config

@@ -14,7 +14,7 @@ class Schedule:
     """Sets learning rates and the entropy's weight for each update.
 
     Both fall linearly. Tensors only change in place, so that a captured update sees their change.
-    Used by the learner thread.
+    Used by the thread that learns.
 
     Attributes:
         entropy_weight: scalar.

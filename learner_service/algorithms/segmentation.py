@@ -200,7 +200,7 @@ class SegmentationPolicy(NetworkPolicy):
 
 
 class Segmentation(SupervisedNetwork):
-    """See the module. Used by the learner thread."""
+    """See the module. Used by the thread that learns."""
 
     POLICY, metrics = SegmentationPolicy, SCORES
     _config: Config

@@ -48,7 +48,7 @@ class SupervisedConfig(AlgorithmConfig):
 
 
 class Supervised(Algorithm[SampleBatch]):
-    """Learns from batches of samples. Used by the learner thread.
+    """Learns from batches of samples. Used by the thread that learns.
 
     Attributes:
         metrics: names of what `evaluate` returns; evaluation.best_metric "return", the default,

@@ -86,7 +86,7 @@ class NetworkPolicy(Policy):
 
 
 class SupervisedNetwork(Supervised):
-    """See the module. Used by the learner thread.
+    """See the module. Used by the thread that learns.
 
     Networks, optimisers and all other modules are parts of checkpoints, see Algorithm.
 

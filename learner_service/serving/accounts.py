@@ -80,7 +80,7 @@ class Accounts:
         """Count the steps, episodes and results of rows that a session sent."""
         step_type = timestep.step_type
         self._metrics.counter("rows_received").inc(session.num_envs)
-        if session.resumed and session.rows == 1:
+        if session.resumed and session.messages == 1:
             return
         self._progress.rows_received += session.num_envs
         all_mid = step_type.tobytes() == session.all_mid  # as most rows are

@@ -376,7 +376,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if self._credentials is None:
             return None
         for key, value in metadata:
-            if key == "authorization" and isinstance(value, str) and value[:7] == "Bearer ":
+            if key == "authorization" and isinstance(value, str) and value.startswith("Bearer "):
                 role = self._credentials.current().role_of(value[7:])
                 if role is not None:
                     return role

@@ -1,4 +1,4 @@
-"""Dynamic batching of inference requests across sessions. No torch here.
+"""Dynamic batching of inference requests across sessions; arrays are NumPy's, no tensors yet.
 
 The terms and the behaviour are those of Triton's dynamic batcher: whatever is pending goes as one
 batch as soon as the device is free; only if a preferred size is set does the oldest request wait,
@@ -28,7 +28,7 @@ class Request:
     Attributes:
         session: who asks.
         sequence: the number to answer with.
-        timestep: [n, ...] rows, views of the message; in a league those of the learning team.
+        timestep: [n, ...] time steps, views of the message; in a league those of the learning team.
         reply: gets the packed Action message; belongs to the server's event loop.
         other: in a league, the same rows of the other team.
         arrived: time.monotonic() of arrival.

@@ -23,7 +23,7 @@ from learner_service.serving.packed import make_staging
 from learner_service.serving.session import Session
 from learner_service.serving.slot_memory import SlotMemory
 from learner_service.serving.snapshots import Snapshots
-from learner_service.serving.staging import Placement
+from learner_service.serving.staging import RowTarget
 from learner_service.storage.storage import Storage, Unroll
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
@@ -38,8 +38,8 @@ _FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
 
 
 @dataclass(slots=True)
-class _Batch:
-    """Training rows that are served together.
+class _ServingBatch:
+    """Time steps of training sessions that are served together.
 
     Attributes:
         requests: that are answered.
@@ -49,8 +49,8 @@ class _Batch:
     """
 
     requests: list[Request] = field(default_factory=list)
-    acting: list[Placement] = field(default_factory=list)
-    others: list[Placement] = field(default_factory=list)
+    acting: list[RowTarget] = field(default_factory=list)
+    others: list[RowTarget] = field(default_factory=list)
     filled: list[Unroll] = field(default_factory=list)
 
 
@@ -69,6 +69,7 @@ class InferenceLoop:
 
     def __init__(
         self,
+        *,
         spec: EnvSpec,
         batcher: DynamicBatcher,
         storage: Storage[Any],
@@ -78,7 +79,7 @@ class InferenceLoop:
         progress: Progress,
         metrics: LearnerMetrics,
         clock: DeviceClock,
-        learn: Callable[[], bool] | None,
+        learn_ready: Callable[[], bool] | None,
         league: League,
         evaluation_generator: torch.Generator | None,
         graphs: Graphs,
@@ -96,8 +97,8 @@ class InferenceLoop:
             progress: counters.
             metrics: Prometheus metrics.
             clock: notified when the device works.
-            learn: sync pipeline: learns from what is ready, between storing rows and acting on
-                them, and returns whether the run continues; None: another thread does (async).
+            learn_ready: sync pipeline: learns from what is ready, between storing rows and acting
+                on them, and returns whether the run continues; None: another thread does (async).
             league: acts for the teams that the policy does not act for.
             evaluation_generator: randomness of evaluations; None: they are greedy.
             graphs: CUDA graphs of acting.
@@ -105,7 +106,7 @@ class InferenceLoop:
         """
         self._spec, self._batcher, self._storage = spec, batcher, storage
         self._snapshots, self._generator, self._scheduler = snapshots, generator, scheduler
-        self._progress, self._metrics, self._learn = progress, metrics, learn
+        self._progress, self._metrics, self._learn_ready = progress, metrics, learn_ready
         self._clock, self._league = clock, league
         self._evaluation_generator = evaluation_generator
         self._accounts = Accounts(spec, batcher, storage, progress, metrics)
@@ -148,7 +149,7 @@ class InferenceLoop:
         self._accounts.note_latency(requests, fresh, updating, started)
 
     def during_update(self, updating: bool) -> None:
-        """An update begins or ends. Called by the learner thread."""
+        """An update begins or ends. Called by the thread that learns."""
         self._batcher.updating = updating
 
     def wake(self) -> None:
@@ -175,12 +176,12 @@ class InferenceLoop:
         if self._memory is not None:
             self._memory.dismiss(session)
         if request is not None and not request.stored:
-            batch = _Batch()
+            batch = _ServingBatch()
             placed = self._keep(request, batch)
             if placed is not None:
                 batch.others.append(placed)
                 self._load(batch)
-        if not session.rows:
+        if not session.messages:
             return
         self._environments -= session.num_envs
         self._storage.connect(self._environments)
@@ -206,16 +207,17 @@ class InferenceLoop:
                 self._evaluate(request)
         training = [r for r in requests if not r.session.evaluating]
         if training:
-            self._train(training)
+            self._serve_training(training)
 
-    def _train(self, requests: list[Request]) -> None:
-        batch = _Batch()
+    def _serve_training(self, requests: list[Request]) -> None:
+        """Store time steps; sync: learn from what is ready; then act and answer."""
+        batch = _ServingBatch()
         for request in requests:
             self._admit(request, batch)
         updating, began = self._batcher.updating, time.monotonic()
         self._load(batch)
         loaded = time.monotonic() - began
-        if self._learn is not None and not self._learn():
+        if self._learn_ready is not None and not self._learn_ready():
             self._staging.store()
             return  # the run is complete: requests are not answered any more
         if not batch.requests:
@@ -241,21 +243,21 @@ class InferenceLoop:
             action = _joined(host[start:stop], others.get(place))
             assert session.unroll is not None
             session.unroll.act(version, None if memory is None else memory[start:stop])
-            if self._learn is not None:
+            if self._learn_ready is not None:
                 session.taken.append(action.copy())
             replies.append((request, session.pack(request.sequence, version, action)))
         self._metrics.histogram("batch_envs").observe(stop)
         enter("reply")
         _deliver(replies)
 
-    def _load(self, batch: _Batch) -> None:
+    def _load(self, batch: _ServingBatch) -> None:
         """Store the rows that are not acted on, and hand over the unrolls that are full now."""
         with state("transfer"):
             self._staging.load(batch.acting, batch.others)
         for unroll in batch.filled:
             self._storage.add(unroll)
 
-    def _admit(self, request: Request, batch: _Batch) -> None:
+    def _admit(self, request: Request, batch: _ServingBatch) -> None:
         """Add a session's rows to a batch: to be acted on if they may be now, else to be stored."""
         session = request.session
         placed = None if request.stored else self._keep(request, batch)
@@ -287,12 +289,12 @@ class InferenceLoop:
         session.unrolls += 1
         return True
 
-    def _keep(self, request: Request, batch: _Batch) -> Placement | None:
+    def _keep(self, request: Request, batch: _ServingBatch) -> RowTarget | None:
         """Count a session's rows; returns their place in its unroll, if one is open."""
         session, unroll = request.session, request.session.unroll
         request.stored = session.waiting = True
         session.observe(request.timestep.step_type)
-        if session.rows == 1:
+        if session.messages == 1:
             if self._memory is not None:
                 self._memory.admit(session)
             self._environments += session.num_envs
@@ -314,7 +316,7 @@ class InferenceLoop:
         last = int((request.timestep.step_type == _LAST).sum())
         self._metrics.counter("episodes", mode="evaluate").inc(last)
         staging, policy = self._staging, evaluation.policy
-        staging.load([Placement(request.timestep)])
+        staging.load([RowTarget(request.timestep)])
         memory = None
         if policy.memory_size:
             memory = _load_memory(session, policy, staging.step_type(), self._spec.num_agents)
@@ -370,13 +372,13 @@ def _load_memory(session: Session, policy: Policy, step_type: Tensor, num_agents
     return memory.masked_fill((step_type == _FIRST).view(-1, 1, 1), 0)
 
 
-def _append(request: Request) -> Placement:
+def _append(request: Request) -> RowTarget:
     """The next row of a session's unroll."""
     session = request.session
     unroll = session.unroll
     assert unroll is not None
     row, unroll.cursor = unroll.cursor, unroll.cursor + 1
-    return Placement(request.timestep, unroll, row, session.first_slot)
+    return RowTarget(request.timestep, unroll, row, session.first_slot)
 
 
 def _deliver(replies: list[tuple[Request, bytes]]) -> None:

@@ -143,8 +143,8 @@ class Pairing:
 class League:
     """Draws opponents and acts for them.
 
-    The inference thread plays, the learner thread adds (async); the tuples that they share are
-    replaced whole, and a lock is held where one of them changes points.
+    The inference thread plays, the thread that learns adds (sync: the same one); the tuples that
+    they share are replaced whole, and a lock is held where one of them changes points.
     """
 
     def __init__(

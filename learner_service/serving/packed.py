@@ -20,7 +20,7 @@ from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE, Captured, Graph
 from learner_service.runtime.readback import Readback
 from learner_service.runtime.streams import Fence
 from learner_service.serving.slot_memory import SlotMemory
-from learner_service.serving.staging import HostStaging, Placement, Staging, write_rows
+from learner_service.serving.staging import HostStaging, RowTarget, Staging, write_rows
 from learner_service.storage.arena import Record
 from learner_service.storage.storage import OBSERVATION, Storage
 from learner_service.telemetry.copied import Copied
@@ -123,7 +123,7 @@ class PackedStaging(Staging):
         self._before: dict[int, Tensor] = {}  # by size: what was remembered, which graphs read
         self._back, self._others_back = (Readback(storage.device, sleeps=False) for _ in range(2))
 
-    def load(self, acting: Sequence[Placement], others: Sequence[Placement] = ()) -> None:
+    def load(self, acting: Sequence[RowTarget], others: Sequence[RowTarget] = ()) -> None:
         """See Staging."""
         if others:
             self._write(self._send(others))
@@ -147,7 +147,7 @@ class PackedStaging(Staging):
         given = {"packet": packet.data} | ({} if before is None else {"memory": before})
         self._generator = generator
         if self._on_graph:
-            outputs = self._captured_step(generator)(given, policy=policy)
+            outputs = self._captured_act(generator)(given, policy=policy)
         else:
             outputs = self._uncaptured_step(given, policy)
         self._return(self._back, outputs["action"][: self._acting])
@@ -187,7 +187,7 @@ class PackedStaging(Staging):
                 given["memory"] = self._remembered(packet, memory)
             self._generator = generator
             for _ in range(CALLS_TO_CAPTURE):
-                self._captured_step(generator)(given, policy=policy)
+                self._captured_act(generator)(given, policy=policy)
             if size >= most:
                 break
             size *= 2
@@ -216,11 +216,11 @@ class PackedStaging(Staging):
             self._before[len(before)] = torch.empty_like(before)
         return self._before[len(before)].copy_(before)
 
-    def _captured_step(self, generator: torch.Generator) -> Captured:
+    def _captured_act(self, generator: torch.Generator) -> Captured:
         if self._captured is None:
             self._captured = Captured(
                 "act",
-                self._step,
+                self._act,
                 self._graphs,
                 [generator],
                 max_graphs=_MAX_GRAPHS,
@@ -244,13 +244,13 @@ class PackedStaging(Staging):
                 self._most,
             )
         with self._graphs.eager("act", size):
-            return self._step(given, policy=policy)
+            return self._act(given, policy=policy)
 
     def actions(self) -> Array:
         """See Staging."""
         return self._arrived(self._back)
 
-    def _step(self, given: Mapping[str, Tensor], *, policy: Policy) -> dict[str, Tensor]:
+    def _act(self, given: Mapping[str, Tensor], *, policy: Policy) -> dict[str, Tensor]:
         """Act, all on the device: what is captured. What others may move is written elsewhere.
 
         Returns:
@@ -282,7 +282,7 @@ class PackedStaging(Staging):
 
     def gather(self, parts: Sequence[TimeStep]) -> dict[str, Tensor]:
         """See Staging."""
-        return self._observation(self._send([Placement(part) for part in parts]))
+        return self._observation(self._send([RowTarget(part) for part in parts]))
 
     def to_host(self, action: Tensor) -> Array:
         """See Staging."""
@@ -301,7 +301,7 @@ class PackedStaging(Staging):
             buffer.busy = False
         return actions
 
-    def _send(self, placements: Sequence[Placement], *, fills_up: bool = False) -> Packet:
+    def _send(self, placements: Sequence[RowTarget], *, fills_up: bool = False) -> Packet:
         """Gather rows and copy them to the device.
 
         Args:
@@ -342,7 +342,7 @@ class PackedStaging(Staging):
 
     def _gather(
         self,
-        placements: Sequence[Placement],
+        placements: Sequence[RowTarget],
         views: Mapping[str, Array],
         packet: Packet,
         count: int,

@@ -32,11 +32,11 @@ class Session:
         first_slot: its environments sit in slots first_slot .. first_slot + n - 1; -1 if it
             evaluates.
         closed: set by the server when the stream is gone; no request is answered any more.
-        waiting: its last rows are kept and not answered yet.
+        waiting: its last time step is kept and not answered yet.
         resumed: its first rows were counted before the checkpoint that the run continued from.
-        unroll: rows being gathered.
+        unroll: where its time steps go; None between two of them.
         unrolls: how many were begun.
-        rows: how many messages came.
+        messages: time steps that came, [n, ...] each.
         complete: whether its evaluation has been reported.
         given_up: whether the worker has said that it gives up its evaluation.
         answered: time.monotonic() of the last answer; 0 before the first.
@@ -63,7 +63,7 @@ class Session:
     resumed: bool = False
     unroll: Unroll | None = None
     unrolls: int = 0
-    rows: int = 0
+    messages: int = 0
     complete: bool = False
     given_up: bool = False
     answered: float = 0.0
@@ -133,7 +133,7 @@ class Session:
 
         An episode whose FIRST row is ABORTED has begun and failed: it has a number like any other.
         """
-        self.rows += 1
+        self.messages += 1
         if self.going_on and step_type.tobytes() == self.all_mid:
             return  # the usual rows
         begins = (step_type == _FIRST) | self.over
@@ -141,7 +141,7 @@ class Session:
         self.going_on = not self.over.any()
         if not begins.any():
             return
-        if self.rows > 1:
+        if self.messages > 1:
             self.episode += begins
         self.started[begins] = len(self.taken)
         # Forget actions that no episode under way began with.

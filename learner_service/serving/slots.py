@@ -107,7 +107,7 @@ class SlotTable:
             if session not in self._sessions:
                 return
             self._sessions.remove(session)
-            if session.rows:
+            if session.messages:
                 self._remember(session.slots.tolist(), (session.episode + 1).tolist())
             elif session.resumed:
                 self._take_back(session)
@@ -123,7 +123,7 @@ class SlotTable:
         with self._lock:
             slots = {slot: (slot, episode, "") for slot, episode in self._next_episode.items()}
             for session in self._sessions:
-                if not session.rows and not session.resumed:
+                if not session.messages and not session.resumed:
                     continue  # it has only said Hello
                 for i, slot in enumerate(session.slots.tolist()):
                     actions = session.open_actions(i).hex() if self._exact else ""

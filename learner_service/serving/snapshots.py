@@ -29,12 +29,12 @@ class Snapshot:
 class Snapshots:
     """Publishes by writing the snapshot that does not act, and swapping the two.
 
-    So the inference thread never waits for the learner thread; publishing waits for an act that
-    began before the last swap, if it still lasts.
+    So acting never waits for an update; publishing waits for an act that began before the last
+    swap, if it still lasts.
 
     Attributes:
-        published: marked behind whatever the learner thread makes for the inference thread to act
-            with: also the policies of evaluations.
+        published: marked behind whatever the thread that learns makes for acting: also the
+            policies of evaluations.
     """
 
     def __init__(self, make: Callable[[], Policy], version: int, device: torch.device) -> None:

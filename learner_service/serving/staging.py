@@ -1,5 +1,7 @@
 """Rows of a batch on their way: from messages to unrolls and the policy, actions back.
 
+A row is a time step of one environment.
+
 On the host rows are written straight into their unrolls. For a device see
 learner_service.serving.packed.
 """
@@ -20,13 +22,13 @@ from shared.timestep import Array, StepType, TimeStep
 _FIRST = int(StepType.FIRST)
 
 
-class Placement(NamedTuple):
-    """Rows of one session, and where they go.
+class RowTarget(NamedTuple):
+    """A time step of each environment of one session, and where they go.
 
     Attributes:
         timestep: [n, ...] rows.
         unroll: they belong to; None: they are not stored.
-        row: of the unroll.
+        row: time step of the unroll.
         first_slot: of their environments.
     """
 
@@ -57,7 +59,7 @@ class Staging(ABC):
     """
 
     @abstractmethod
-    def load(self, acting: Sequence[Placement], others: Sequence[Placement] = ()) -> None:
+    def load(self, acting: Sequence[RowTarget], others: Sequence[RowTarget] = ()) -> None:
         """Take a batch.
 
         Args:
@@ -126,11 +128,11 @@ class HostStaging(Staging):
     """Where the policy acts on the host: rows are stored at once, and gathered to act on."""
 
     def __init__(self) -> None:
-        self._acting: Sequence[Placement] = ()
+        self._acting: Sequence[RowTarget] = ()
         self._actions: Array | None = None
         self._gathered: dict[str, tuple[Array, Tensor]] = {}
 
-    def load(self, acting: Sequence[Placement], others: Sequence[Placement] = ()) -> None:
+    def load(self, acting: Sequence[RowTarget], others: Sequence[RowTarget] = ()) -> None:
         """See Staging."""
         for timestep, unroll, row, _ in (*acting, *others):
             if unroll is not None:

@@ -17,7 +17,7 @@ class Taken(Protocol):
 
     @property
     def rows(self) -> int:
-        """Environment rows an update learns from."""
+        """Joint transitions that an update learns from; of images, samples."""
 
     @property
     def version(self) -> Sequence[int]:

@@ -45,7 +45,7 @@ class ReplayBatch:
 
     @property
     def rows(self) -> int:
-        """B."""
+        """Joint transitions: B."""
         return len(self.index)
 
     def observation(self) -> dict[str, Tensor]:

@@ -15,8 +15,8 @@ class Batch:
 
     Attributes:
         arrays: name -> [L + 1, B, ...]; "memory", if there is one, [1, B, A, H].
-        version: [B] oldest policy version of each unroll's rows.
-        padding: rows that only fill up unrolls of sessions that ended.
+        version: [B] oldest policy version of each unroll's time steps.
+        padding: time steps that only fill up unrolls of sessions that ended.
         times: how many times the rows of an update there are, 1 or more: where there are more
             environments than an update needs, or a row would be too old for the next one.
     """
@@ -28,7 +28,7 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        """L x B, less the padding."""
+        """Joint transitions, padding left out: at most L x B."""
         length, num_unrolls = self.arrays["step_type"].shape
         return (length - 1) * num_unrolls - self.padding
 

@@ -72,7 +72,7 @@ class RolloutStorage(Storage[Batch]):
         super().__init__(spec, length, device, extras, memory_size, frames)
         self._given = Flight(length, unrolls_per_update, max_policy_lag)
         self._speed: Speed | None = None
-        self._rows_wanted = math.ceil(rows_per_update / spec.num_agents)
+        self._rows_wanted = math.ceil(rows_per_update / spec.num_agents)  # joint transitions
         self._max_lag = max_policy_lag
         self._expected = self._connected = self._largest_session = 0
         self._resize()
@@ -139,7 +139,7 @@ class RolloutStorage(Storage[Batch]):
             flight = self._unmeasured()
         self.length, self._unrolls_per_update = flight.unroll_steps, flight.unrolls_per_update
         self._rows_enough = math.ceil(self._rows_wanted / transitions_in(self.length, steps))
-        self._rows_enough *= self.length
+        self._rows_enough *= self.length  # transitions of that number of whole unrolls
         fixed = given.unrolls_per_update or (given.unroll_steps and not measured)
         if self._max_lag is not None:  # see may_begin
             limit = (self._max_lag + 1) * self._unrolls_per_update

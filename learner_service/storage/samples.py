@@ -1,7 +1,8 @@
 """Samples on the device: received once each and kept, or a window of them that moves on.
 
-The event loop puts what sessions send, the learner thread takes batches. One lock guards the
-bookkeeping; on CUDA, turns order what the two threads' streams do to the memory.
+The event loop puts what sessions send; the learner thread, which both pipelines have here, takes
+batches. One lock guards the bookkeeping; on CUDA, turns order what the two threads' streams do to
+the memory.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

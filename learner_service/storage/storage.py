@@ -1,10 +1,11 @@
 """What every storage does: hand out unrolls to write rows to, and batches to learn from.
 
-An unroll is L transitions of the n environments of one session, so L + 1 rows: the last one is
-there for its reward, discount and observation, and is the first row of the next unroll.
+An unroll is L joint transitions of each of the n environments of one session, so L + 1 time steps,
+called rows here and, counted by environment, environment rows. The last one is there for its
+reward, discount and observation, and is the first row of the next unroll.
 
-The inference thread appends, the learner thread takes; one lock guards what they share, none the
-rows of open unrolls.
+The inference thread appends, the thread that learns takes (sync: the same one); one lock guards
+what they share, none the rows of open unrolls.
 """
 
 import copy
@@ -26,7 +27,7 @@ from shared.spec import ACTION_MASK, EnvSpec, action_layout
 from shared.timestep import Array, StepType
 
 OBSERVATION = "observation/"
-FILLED_WITH_ONES = ("discount", OBSERVATION + ACTION_MASK)  # of a ABORTED row; all else is 0
+FILLED_WITH_ONES = ("discount", OBSERVATION + ACTION_MASK)  # of an ABORTED row; else 0
 R = TypeVar("R")
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
@@ -72,7 +73,8 @@ class Unroll:
         first_column: of the arena.
         cursor: rows written so far.
         start: first row that is still to be learned from; earlier ones were, or are too old.
-        rows: transitions from there on, L at most; fewer if it was closed before it was full.
+        rows: joint transitions of each environment from there on, L at most; fewer if it was
+            closed before it was full.
         taken: environments that were learned from, the first ones.
         first_version: policy version that chose the action of row `start`.
         versions: of each row's action; -1 where that is not known.
@@ -114,7 +116,7 @@ class Unroll:
         self.versions[row] = version
         if row == 0:
             self.first_version = version
-        self._acted = row, memory  # last: the learner's thread may cut here from now on
+        self._acted = row, memory  # last: the thread that learns may cut here from now on
 
     def cut(self) -> "Unroll | None":
         """Split off the transitions so far; rows are still written behind them.
@@ -186,7 +188,8 @@ class Storage(Feed[B]):
     Attributes, beside those of a Feed:
         length: L, transitions of one unroll.
         arena: memory of the unrolls.
-        turns: the inference thread, which writes, and the learner thread use its memory in turns.
+        turns: the inference thread, which writes, and the thread that learns use its memory in
+            turns.
         learns_once: each row is learned from once; else it may be learned from again and again.
     """
 

@@ -211,7 +211,9 @@ class KeptCounter:
 
 
 class LearnerMetrics:
-    """All of METRICS, by attribute, in a registry of their own, and those of the process.
+    """All of METRICS, by name, in a registry of their own, and those of the process.
+
+    Names are strings: a test compares those in the code with METRICS.
 
     With persistent counters, counts never go back, however often the process is started again.
 

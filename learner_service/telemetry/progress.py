@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
 
 from learner_service.telemetry.figures import Figures, png
-from learner_service.telemetry.histograms import Distributions
 from learner_service.telemetry.scalars import scalars_of
+from learner_service.telemetry.tensorboard_distributions import Distributions
 from learner_service.telemetry.tracking.processes import TrackerProcesses
 from shared.config import RunConfig, TrackingConfig
 from shared.errors import ResourceError
@@ -35,6 +35,8 @@ _FLUSH_S = 10  # how late TensorBoard shows a point
 
 class Progress:
     """Counters and recent results. Each field has one writing thread.
+
+    An environment row is a time step of one environment with all its agents.
 
     Attributes:
         updates: updates made, which is also the policy's version.

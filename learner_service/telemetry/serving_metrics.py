@@ -92,7 +92,8 @@ SERVING_METRICS = (
     Metric(
         "batch_envs",
         "histogram",
-        "environments in an inference batch",
+        "training environments that were acted on and answered together; evaluations, blocked and "
+        "ended sessions do not count",
         "small: raise envs_per_worker, or set preferred_batch_envs",
         buckets=_SIZES,
     ),
@@ -148,7 +149,7 @@ SERVING_METRICS = (
     Metric(
         "parked_sessions",
         "gauge",
-        "sessions that wait for the learner before they may begin another unroll",
+        "blocked sessions: they wait for the learner before they may begin another unroll",
         "always all: the update is the bottleneck",
     ),
 )

@@ -11,7 +11,7 @@ from learner_service.algorithms.base import Algorithm
 
 
 class LastFinite:
-    """A copy of all that an update changes, on the same device. Used by the learner thread.
+    """A copy of all that an update changes, on the same device. Used by the thread that learns.
 
     Whole updates are undone, not single steps of optimisers: what is not finite also spoils running
     statistics and targets, and so no algorithm has to know of it. Nothing here waits for the

@@ -23,10 +23,10 @@ from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import OBSERVATION
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.figures import Figures
-from learner_service.telemetry.histograms import distributions
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog, reached_limit
+from learner_service.telemetry.tensorboard_distributions import distributions
 from learner_service.training.duties import Duties
 from learner_service.training.last_finite import LastFinite
 from learner_service.training.report import Report
@@ -42,7 +42,7 @@ _TOTAL = "the sum of all weights"
 
 
 class Learner:
-    """Makes updates, on the learner thread or, sync in an environment, the inference thread.
+    """Makes updates: on the learner thread or, in the sync pipeline, on the inference thread.
 
     Attributes:
         best: score of the best evaluation so far.
@@ -103,13 +103,16 @@ class Learner:
         duties.begin(self)
 
     def run(self) -> None:
-        """The learner thread of the async pipeline."""
+        """Make updates until the run ends: the learner thread (async, and of images always)."""
         enter_stream(self._storage.device)
         while not self.finished.is_set():
             self.step(_WAIT_S)
 
     def learn_ready(self) -> bool:
-        """The sync pipeline: learn from all ready rows now; returns whether the run continues."""
+        """Learn from all that is ready; returns whether the run continues.
+
+        In the sync pipeline the inference thread calls it, between storing time steps and acting.
+        """
         while self._storage.ready and not self.finished.is_set():
             self.step(0.0)
         return not self.finished.is_set()

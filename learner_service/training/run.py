@@ -121,23 +121,25 @@ class Run(RunProcess):
         graphs = Graphs(self.device, enabled=c.learner.cuda_graph, priority=-1)
         self.metrics.watch(graphs)
         self.inference = inference = InferenceLoop(
-            spec,
-            self.batcher,
-            storage,
-            snapshots,
-            generator,
-            self.scheduler,
-            self.progress,
-            self.metrics,
-            self._clock,
-            self._learn_ready if self._sync and not self._serve_only else None,
-            self._league,
-            torch.Generator(self.device).manual_seed(c.run.seed) if c.evaluation.sample else None,
-            graphs,
-            self._most_acting,
+            spec=spec,
+            batcher=self.batcher,
+            storage=storage,
+            snapshots=snapshots,
+            generator=generator,
+            scheduler=self.scheduler,
+            progress=self.progress,
+            metrics=self.metrics,
+            clock=self._clock,
+            learn_ready=self._learn_ready if self._sync and not self._serve_only else None,
+            league=self._league,
+            evaluation_generator=torch.Generator(self.device).manual_seed(c.run.seed)
+            if c.evaluation.sample
+            else None,
+            graphs=graphs,
+            most_rows=self._most_acting,
         )
         if self._serve_only:
-            self._serve(algorithm)
+            self._serve_evaluations(algorithm)
         else:
             self._start_learning(spec, algorithm, generator, storage, snapshots)
         self.spec = spec
@@ -342,7 +344,7 @@ class Run(RunProcess):
         )
         learner.on_update = warm_up.updated
 
-    def _serve(self, algorithm: Algorithm[Any]) -> None:
+    def _serve_evaluations(self, algorithm: Algorithm[Any]) -> None:
         """Answer every evaluation session at once, with the policy of the checkpoint."""
         p = self.progress
 

@@ -16,7 +16,8 @@ LEARNER_TIME = ledger(
     "What the learner thread does",
     "Mostly wait_rows: more environment servers. Mostly forward, backward, optimize or "
     "synchronize: the update is the bottleneck, which is where it should be; a faster device, "
-    "lower precision or fewer data_passes make it faster. Empty with pipeline=sync.",
+    "lower precision or fewer data_passes make it faster. Empty with pipeline=sync: then the "
+    "inference thread learns, and has these states.",
 )
 INFERENCE_TIME = ledger(
     "inference",

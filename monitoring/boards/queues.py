@@ -14,7 +14,8 @@ from monitoring.panel import (
 SESSIONS = Panel(
     "Sessions",
     "Streams of environment servers: servers * workers * sessions_per_worker. Fewer than "
-    "expected: see the servers' logs. Always all blocked: the update is the bottleneck.",
+    "expected: see the servers' logs. Blocked (parked_sessions): of those that train, the ones "
+    "that wait for the learner. Always all blocked: the update is the bottleneck.",
     [
         (f"sum by (mode) (murmur_learner_sessions{{{LEARNER}}})", "{{mode}}"),
         (f"sum(murmur_learner_parked_sessions{{{LEARNER}}})", "blocked"),
@@ -51,7 +52,8 @@ RANKS = (
     Panel(
         "Work of an update, by learner",
         "Seconds of work in an update, without waiting. One learner far above the others: its "
-        "device is slower, hotter or shared. Empty with pipeline=sync.",
+        "device is slower, hotter or shared. Empty with pipeline=sync, where the inference thread "
+        "learns.",
         [
             (
                 "sum by (instance, rank) ("
@@ -111,12 +113,14 @@ _LATENCY = [
 _BATCHES = [
     Panel(
         "Environments in a batch",
-        "Small: raise envs_per_worker, or set preferred_batch_envs.",
+        "Training environments acted on together, without evaluations and blocked sessions. Small: "
+        "raise envs_per_worker, or set preferred_batch_envs.",
         [(mean("murmur_learner_batch_envs"), "mean"), *quantiles("murmur_learner_batch_envs")],
     ),
     Panel(
         "Batches a second",
-        "One forward pass each.",
+        "Acts for training: one forward pass of the policy each, and more for opponents. "
+        "Evaluations do not count.",
         [(f"sum({rate('murmur_learner_batch_envs_count')})", "batches")],
         "ops",
     ),

@@ -158,7 +158,7 @@ def play_production(
                 )
                 for i, environment in enumerate(environments)
             ]
-            plays = [session.run(ranks.placement(num_envs), metrics) for session in sessions]
+            plays = [session.run(ranks.choice(num_envs), metrics) for session in sessions]
             await run_until(stop, metrics, plays)
 
     run_loop(play())

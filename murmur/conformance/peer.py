@@ -255,7 +255,7 @@ class Peer:
         if self._credentials is None:
             return ""
         for key, value in context.invocation_metadata() or ():
-            if key == "authorization" and isinstance(value, str) and value[:7] == "Bearer ":
+            if key == "authorization" and isinstance(value, str) and value.startswith("Bearer "):
                 return self._credentials.current().role_of(value[7:]) or "none"
         return "none"
 

@@ -64,19 +64,19 @@ class Serving:
         self.progress = Progress()
         self._batcher = DynamicBatcher(BatcherConfig())
         self._loop = InferenceLoop(
-            spec,
-            self._batcher,
-            self.storage,
-            self.snapshots,
-            torch.Generator().manual_seed(0),
-            EvaluationScheduler(lambda _: None),
-            self.progress,
-            LearnerMetrics(),
-            DeviceClock(CPU),
-            self._learn if learns else None,
-            League(LeagueConfig(), 0, CPU),
-            None,
-            graphs or Graphs(CPU),
+            spec=spec,
+            batcher=self._batcher,
+            storage=self.storage,
+            snapshots=self.snapshots,
+            generator=torch.Generator().manual_seed(0),
+            scheduler=EvaluationScheduler(lambda _: None),
+            progress=self.progress,
+            metrics=LearnerMetrics(),
+            clock=DeviceClock(CPU),
+            learn_ready=self._learn if learns else None,
+            league=League(LeagueConfig(), 0, CPU),
+            evaluation_generator=None,
+            graphs=graphs or Graphs(CPU),
         )
         if isinstance(self._loop._staging, PackedStaging):
             self._loop._staging._fills_up = graphs is not None

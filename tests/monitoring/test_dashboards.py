@@ -6,7 +6,9 @@ import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from monitoring.dashboards import BOARDS, FOLDER, files, panels
+from monitoring.dashboards import BOARDS, FOLDER, build, files, panels
+from monitoring.panel import Board, Panel
+from shared.errors import MurmurError
 from tests.monitoring.names import FOREIGN, named, served
 
 FILES = sorted(FOLDER.glob("*.json"))
@@ -51,6 +53,23 @@ def test_every_panel_is_whole(file: object) -> None:
                 assert '=~"$learner"' in query, query
             if "murmur_env_" in query and "label_values" not in query:
                 assert '=~"$server"' in query, query
+
+
+def test_all_queries_of_a_panel_are_drawn() -> None:
+    def board(queries: int) -> Board:
+        panel = Panel(
+            "Many lines", "One for each letter.", [("up", str(i)) for i in range(queries)]
+        )
+        return Board("murmur-x", "X", "Of a test.", [("Row", [panel])])
+
+    for queries in (1, 6, 7, 26):
+        (panel,) = panels(build(board(queries)))
+        assert [target["legendFormat"] for target in panel["targets"]] == list(
+            map(str, range(queries))
+        )
+        assert len({target["refId"] for target in panel["targets"]}) == queries
+    with pytest.raises(MurmurError, match=r"'Many lines' has 27 queries.*split it"):
+        build(board(27))
 
 
 def test_uids_are_unique() -> None:

@@ -1,11 +1,13 @@
 """docs/reference is what the code says."""
 
+import ast
 from pathlib import Path
 
 import pytest
 
 from env_service.metrics import METRICS as ENV_METRICS
 from learner_service.telemetry.metrics import METRICS as LEARNER_METRICS
+from murmur.machine import ROOT
 from murmur.reference import FOLDER, pages, write
 
 
@@ -24,6 +26,25 @@ def test_reference_page_equals_the_code(written: Path, name: str) -> None:
 
 def test_every_file_of_the_reference_is_generated() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == set(pages())
+
+
+def test_every_metric_that_the_learner_names_exists() -> None:
+    """Its metrics are looked up by strings, when they are used."""
+    known = {(m.kind, m.name, frozenset(m.labels)) for m in LEARNER_METRICS if not m.observed}
+    kinds = {kind for kind, _, _ in known}
+    used = {
+        (node.func.attr, node.args[0].value, frozenset(k.arg for k in node.keywords))
+        for path in (ROOT / "learner_service").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in kinds
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+        and all(k.arg for k in node.keywords)  # no **labels
+    }
+    assert len(used) > len(known) / 2
+    assert used - known == set()
 
 
 def test_every_metric_has_a_row_with_five_cells(written: Path) -> None:

@@ -188,7 +188,7 @@ def test_one_read_an_update_and_one_an_act(tmp_path: Path) -> None:
         DrivenRun(MAPPO.config(), make_spec("discrete"), tmp_path) as run,
     ):
         run.play_until(4, run.player(3), run.player(3))
-    reads = {function: 0 for function in ("Learner._update", "InferenceLoop._train")}
+    reads = {function: 0 for function in ("Learner._update", "InferenceLoop._serve_training")}
     for (_, site), count in cuda.report.syncs.items():
         reads[site.function] = reads.get(site.function, 0) + count
     assert reads["Learner._update"] == run.updates + run.run.progress.updates_skipped

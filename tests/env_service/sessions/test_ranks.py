@@ -15,7 +15,7 @@ from env_service.environment import make_environment
 from env_service.metrics import MOVES, WorkerMetrics
 from env_service.sessions.expert import Expert
 from env_service.sessions.rank import Rank
-from env_service.sessions.ranks import Placement, Ranks, look_up, worth_moving
+from env_service.sessions.ranks import LearnerChoice, Ranks, look_up, worth_moving
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.supply import run_supply
 from env_service.sessions.worker import Session, run_sessions, run_until
@@ -110,7 +110,7 @@ def test_one_learner_is_asked_nothing() -> None:
         metrics = WorkerMetrics("train", CollectorRegistry())
         async with Ranks(experiment("127.0.0.1:1"), metrics, "environment") as ranks:
             assert not ranks.movable
-            assert (await ranks.choose(ranks.placement(4))).address == "127.0.0.1:1"
+            assert (await ranks.choose(ranks.choice(4))).address == "127.0.0.1:1"
 
     asyncio.run(main())
 
@@ -224,7 +224,7 @@ def test_session_leaves_a_learner_that_does_not_answer(monkeypatch: pytest.Monke
         assert workers.moved("lost") == 0
 
 
-async def _always_first(ranks: Ranks, _: Placement) -> Rank:
+async def _always_first(ranks: Ranks, _: LearnerChoice) -> Rank:
     return ranks._ranks[0]
 
 
@@ -286,16 +286,16 @@ def test_a_refusal_for_want_of_room_moves_a_session() -> None:
         metrics = WorkerMetrics("train", CollectorRegistry())
         config = experiment(f"127.0.0.1:1,{address}", move_after_s=60.0)
         async with Ranks(config, metrics, "environment") as ranks:
-            placement = ranks.placement(4)
+            choice = ranks.choice(4)
             full, other = ranks._ranks
-            placement.rank = full
+            choice.rank = full
             error = Disconnected(grpc.StatusCode.RESOURCE_EXHAUSTED, "learner.max_sessions=1")
-            assert placement.pause_s(error) <= config.env_server.reconnect_min_s
-            assert await ranks.choose(placement) is other
+            assert choice.pause_s(error) <= config.env_server.reconnect_min_s
+            assert await ranks.choose(choice) is other
             assert metrics.moved == {"balance": 0, "lost": 0, "full": 1}
-            placement.rank = other  # lost, but not long enough to be given up
-            placement.pause_s(Disconnected(grpc.StatusCode.UNAVAILABLE, "gone"))
-            assert await ranks.choose(placement) is other
+            choice.rank = other  # lost, but not long enough to be given up
+            choice.pause_s(Disconnected(grpc.StatusCode.UNAVAILABLE, "gone"))
+            assert await ranks.choose(choice) is other
 
     with ServingLearner() as learner:
         asyncio.run(main(learner.address))
@@ -340,7 +340,7 @@ def test_name_is_resolved_again_and_its_certificate_checked(tmp_path: Path) -> N
         config = validate(ExperimentConfig, sections)
         async with Ranks(config, metrics, "environment", look_up=names) as ranks:
             sessions = [_session(config, metrics, i, stop) for i in range(4)]
-            plays = [session.run(ranks.placement(4), metrics) for session in sessions]
+            plays = [session.run(ranks.choice(4), metrics) for session in sessions]
             task = asyncio.create_task(run_until(stop, metrics, plays))
             while counts(learners) != [8, 8, 0]:
                 await asyncio.sleep(0.01)
@@ -379,7 +379,7 @@ def test_numbered_learners_of_a_name_are_connected_by_number() -> None:
             chosen = []
             for number in range(3):
                 async with Ranks(config, metrics, number=number, look_up=names) as ranks:
-                    chosen.append((await ranks.choose(ranks.placement(1))).address)
+                    chosen.append((await ranks.choose(ranks.choice(1))).address)
             return chosen
 
         assert asyncio.run(main()) == [first.address, second.address, first.address]

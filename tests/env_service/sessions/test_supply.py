@@ -40,7 +40,7 @@ def test_stopped_session_closes_its_stream_in_order() -> None:
             )
             server = SupplySession(SOURCE, "s", stop, Heartbeat.private(1))
             async with Ranks(config, metrics, "environment") as ranks:
-                running = asyncio.create_task(server.run(ranks.placement(1), metrics))
+                running = asyncio.create_task(server.run(ranks.choice(1), metrics))
                 session = await asyncio.wait_for(came, TIMEOUT_S)
                 await session.write(pb.LearnerMessage(welcome=pb.Welcome()).SerializeToString())
                 grant = Grant(1, 0, 0, (2, 3))

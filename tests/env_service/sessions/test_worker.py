@@ -50,7 +50,7 @@ def play(
         guarded = GuardedEnvironment(make, faults, max_abs_reward=bound)
         session = Session(guarded, Expert(config, guarded, asked=True), "test-0/0", 0, stop)
         async with Ranks(config, metrics, "environment") as ranks:
-            await run_until(stop, metrics, [session.run(ranks.placement(4), metrics)])
+            await run_until(stop, metrics, [session.run(ranks.choice(4), metrics)])
 
     async def main() -> None:
         stop = asyncio.Event()

@@ -20,7 +20,7 @@ from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
-from tests.learner_service.loops import looped, stacked_layers
+from tests.learner_service.reference_layers import looped, stacked_layers
 from tests.learner_service.toys import (
     ABORTED,
     CPU,

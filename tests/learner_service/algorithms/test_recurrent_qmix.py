@@ -98,7 +98,7 @@ def mortal_spec() -> EnvSpec:
 
 
 def some_sequences(spec: EnvSpec) -> ReplayBatch:
-    """Five rows of six sequences: ends of episodes, a ABORTED row, dead agents, stored states."""
+    """Five rows of six sequences: ends of episodes, an ABORTED row, dead agents, stored states."""
     torch.manual_seed(3)
     arrays = random_batch(spec, 4, 6, seed=2).arrays
     arrays["step_type"][0, ::2] = MID

@@ -15,7 +15,7 @@ from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK
 from tests.learner_service.algorithms.test_contract import make_spec, rollout
-from tests.learner_service.loops import unstack
+from tests.learner_service.reference_layers import unstack
 from tests.learner_service.toys import CPU
 
 

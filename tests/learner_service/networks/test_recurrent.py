@@ -26,7 +26,7 @@ from shared.config import PluginConfig
 from shared.errors import ConfigError
 from shared.spec import EnvSpec
 from shared.timestep import TimeStep
-from tests.learner_service.loops import as_loop
+from tests.learner_service.reference_layers import as_loop
 from tests.learner_service.serving_learner import Serving
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, vector_spec
 

@@ -128,8 +128,7 @@ def test_rows_cut_by_an_update_survive_their_session(after: int) -> None:
 
 
 def test_episode_counts_do_not_depend_on_the_mid_shortcut() -> None:
-    """Random rows of three environments: an episode begins with FIRST, or after LAST and "
-    "ABORTED."""
+    """Random rows of three environments: episodes begin with FIRST, or after LAST or ABORTED."""
     random = np.random.default_rng(0)
     met = session(3)
     episode, over = np.zeros(3, np.int64), np.zeros(3, np.bool_)

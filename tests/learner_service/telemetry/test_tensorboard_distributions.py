@@ -7,8 +7,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from learner_service.telemetry.histograms import MOST_VALUES, distributions
 from learner_service.telemetry.progress import Progress, ProgressLog
+from learner_service.telemetry.tensorboard_distributions import MOST_VALUES, distributions
 from shared.config import load
 from shared.errors import ConfigError
 
