@@ -99,7 +99,7 @@ _Log = dict[str, Tensor]  # what steps return, by name: [n, ...]
 
 
 class Coma(OnPolicyAlgorithm):
-    """See the module. Used by the learner thread."""
+    """See the module. Used by the thread that learns."""
 
     POLICY, IMITATES = ComaPolicy, True
     _OF_BATCH = 3  # mean, variance and deviation of targets

@@ -131,14 +131,14 @@ def test_an_update_has_as_many_steps_whatever_the_environments(name: str) -> Non
         probe = Probe(_config(workers, name=name, max_batch_size=bound), vector_spec())
         algorithm = probe.algorithm
         assert isinstance(algorithm, OnPolicyAlgorithm)
-        count = 0
+        count, apply = 0, algorithm._precision.apply
 
-        def counted(*_: Any) -> None:
+        def counted(*optimizers: torch.optim.Optimizer) -> None:
             nonlocal count
-            count += 1
+            count += len(optimizers)
+            apply(*optimizers)
 
-        for optimizer, _ in algorithm._learned:
-            optimizer.register_step_pre_hook(counted)
+        algorithm._precision.apply = counted  # type: ignore[method-assign]
         probe.fill()
         probe.update()
         return count
@@ -183,14 +183,16 @@ def test_a_large_minibatch_is_the_mean_of_its_parts(
     batch = batch_for(algorithm, spec) if name == "mappo" else random_batch(spec, 5, 6)
     found = algorithm._prepare(batch)
     rows = found[0] if isinstance(found, tuple) else found
-    grads: dict[int, list[list[Tensor]]] = {}
-    for i, (optimizer, network_) in enumerate(algorithm._learned):
-        grads[i] = []
+    grads: dict[int, list[list[Tensor]]] = {i: [] for i in range(len(algorithm._learned))}
 
-        def keep(*_: Any, at: list[list[Tensor]] = grads[i], of: Any = network_) -> None:
-            at.append([p.grad.clone() for p in of.parameters() if p.grad is not None])
+    def keep(*optimizers: torch.optim.Optimizer) -> None:
+        for i, (optimizer, network_) in enumerate(algorithm._learned):
+            if optimizer in optimizers:
+                grads[i].append(
+                    [p.grad.clone() for p in network_.parameters() if p.grad is not None]
+                )
 
-        optimizer.register_step_pre_hook(keep)
+    algorithm._precision.apply = keep  # type: ignore[method-assign]
 
     def learn(number: int) -> tuple[Pass, dict[int, list[list[Tensor]]]]:
         for kept in grads.values():
