@@ -1,4 +1,4 @@
-"""What a run is called, where it lives, when it ends."""
+"""The section `run` of the configuration."""
 
 from pydantic import Field, field_validator
 
