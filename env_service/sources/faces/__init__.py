@@ -49,7 +49,7 @@ class Config(Section):
 
 
 class Faces:
-    """See the module."""
+    """A source of drawn portraits and their masks."""
 
     def __init__(self, config: Config) -> None:
         """Prepare textures."""
@@ -83,7 +83,7 @@ class Faces:
 
 
 def build(config: Config) -> Faces:
-    """The source."""
+    """Make the source."""
     import cv2
 
     cv2.setNumThreads(1)  # workers share the cores
