@@ -277,7 +277,7 @@ def _is_image(space: spaces.Box, images: str) -> bool:
 
 
 def _channels(shape: tuple[int, ...]) -> tuple[bool, bool]:
-    """Tell whether the last axis of an image holds its channels, and whether that is a guess."""
+    """Return whether an image's last axis holds its channels, and whether that is a guess."""
     first, middle, last = shape
     if first == middle != last:  # two equal sides are height and width
         return True, False

@@ -1,4 +1,4 @@
-"""Messages about what environments of other libraries returned."""
+"""Messages about values that environments of other libraries return."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -60,7 +60,7 @@ class SequentialVectorEnv(VectorEnvironment):
 
     Metrics:
         length: steps of the episode.
-        return/<team>: rewards of a team's agents, summed over the episode, where there are teams.
+        return/<team>: rewards of a team's agents, summed over the episode, if there are teams.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class SequentialVectorEnv(VectorEnvironment):
 
     @abstractmethod
     def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
-        """Start an episode in copy i and write what its agents observe."""
+        """Start an episode in copy i and write its agents' observations."""
 
     @abstractmethod
     def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
@@ -186,6 +186,7 @@ class SequentialVectorEnv(VectorEnvironment):
                     raise
                 message = str(self._fault(i, f"raised {error_message(error)}"))
                 self._fail(i, "raised", message, error)
+        # From here on all copies at once, [N]: step types, metrics, checks, shared rewards.
         np.take(_STEP_TYPE, outcome, out=self._step_type)
         np.take(_DISCOUNT, outcome, out=self._discount)
         self._metrics["length"][:] = ages
@@ -410,7 +411,7 @@ class SequentialVectorEnv(VectorEnvironment):
             self._masks[i, agent] = self._noop
 
     def _report(self) -> None:
-        """Read the configured metrics of the copies whose episode has ended."""
+        """Read the configured metrics of the copies that ended an episode."""
         for i in np.flatnonzero(self._step_type == StepType.LAST).tolist():
             infos = self._infos[i]
             if not isinstance(infos, Mapping):
