@@ -67,7 +67,7 @@ class Vmas(VectorEnvironment):
 
     Metrics:
         length: steps of the episode.
-        return/<team>: rewards of a team's agents, summed over the episode, where there are teams.
+        return/<team>: rewards of a team's agents, summed over the episode, if there are teams.
     """
 
     def __init__(self, config: Config, num_envs: int) -> None:

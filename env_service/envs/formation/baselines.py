@@ -18,7 +18,7 @@ Floats = NDArray[np.float32]
 
 
 class PursuitPolicy:
-    """A policy whose leader waits for its followers, then flies slowly to the goal.
+    """A policy in which the leader waits for its followers, then flies slowly to the goal.
 
     The leader passes the obstacle along its tangent. Followers steer at the leader's next position
     if it flies straight, and match its speed when they are near. The policy reads the environment,
@@ -91,7 +91,7 @@ def _wrapped(angle: Floats) -> Floats:
 
 
 def hasty_pursuit(environment: VectorEnvironment) -> ScriptedPolicy:
-    """Make a pursuit policy whose leader flies to the goal at full speed without waiting."""
+    """Make a pursuit policy in which the leader flies to the goal at full speed, no waiting."""
     return PursuitPolicy(environment, wait=False, slow=False)
 
 

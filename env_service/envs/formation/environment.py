@@ -148,6 +148,7 @@ class Formation(VectorEnvironment):
 
         self._steps += 1
         self._steps[starting] = 0
+        # The leader alone ends episodes: at the goal, at the obstacle, or when time is over.
         leader_to_goal, leader_to_obstacle = self._distance[0, 0], self._distance[1, 0]
         success = leader_to_goal < np.float32(_GOAL)
         collision = leader_to_obstacle < np.float32(_COLLISION)

@@ -42,7 +42,7 @@ class GreedyPolicy:
 
 @compiled()
 def _act_greedily(games: Games, turns: bool, action: NDArray[np.int32]) -> None:
-    """Fill action [N, A] for the agents of every game; as turns, if that is how they act."""
+    """Fill action [N, A] for the agents of every game; with `turns`, in their own frame."""
     move = np.empty(NUM_SNAKES, np.int32)
     for n in range(len(action)):
         opponents.greedy(games, n, 0, move)

@@ -119,7 +119,7 @@ def _search(ground: Ground, count: int, move: Cells, leaving: bool, before: Cell
         ground: memory; its queue holds the first cells, then all that are reached.
         count: number of first cells.
         move: [CELLS] number of the move that reaches a cell; NEVER if none has yet.
-        leaving: true if snakes move meanwhile (`free_at`), false if they stay.
+        leaving: true if snakes move during the search (`free_at`), false if they stay.
         before: [CELLS] number of the move before which a cell must be entered.
     """
     done = 0

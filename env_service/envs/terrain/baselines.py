@@ -128,7 +128,7 @@ class InformationGain:
         self._gains = np.zeros(shape)
 
     def act(self, timestep: TimeStep) -> NDArray[np.int32]:
-        """[N, A] actions."""
+        """Return the actions, [N, A] int32."""
         env, shares = self._env, self._gains
         mask = np.asarray(timestep.observation[ACTION_MASK], np.uint8)
         expected_gains(env.mission, env.state, mask, 1, shares)
@@ -168,7 +168,7 @@ class Planner:
         self._looks = np.zeros((environment.num_envs, beliefs, *blocks), np.int16)
 
     def act(self, timestep: TimeStep) -> NDArray[np.int32]:
-        """[N, A] actions."""
+        """Return the actions, [N, A] int32."""
         mask = np.asarray(timestep.observation[ACTION_MASK])
         action: NDArray[np.int32] = mask.argmax(axis=2).astype(np.int32)
         self._looks[timestep.step_type == StepType.FIRST] = 0

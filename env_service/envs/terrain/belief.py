@@ -259,7 +259,7 @@ def settle_row(
         odds: [n] belief after the step.
         entropy: [n] H before the step; overwritten.
         label: [n] label before the step (see UNDECIDED); overwritten.
-        looked: [n] 1 if a cell has ever been looked at; set to 1.
+        looked: [n] flags, 1 if a cell has ever been looked at; set to 1.
         truth: [n] ground truth.
         scratch: working memory.
 
@@ -348,7 +348,7 @@ def settle(
         odds: [X, Y] global belief after the step.
         entropy: [X, Y] entropy of each cell, bits; see settle_row.
         label: [X, Y] label of each cell; see settle_row.
-        looked: [X, Y] 1 for cells looked at; see settle_row.
+        looked: [X, Y] flags, 1 for cells looked at; see settle_row.
         truth: [X, Y] ground truth.
         totals: sums of all environments; entry n is updated.
         scratch: working memory.

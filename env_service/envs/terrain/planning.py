@@ -118,7 +118,7 @@ class Beliefs:
         self._blocks = game.rows, game.columns
 
     def __call__(self, odds: NDArray[np.float32]) -> Floats:
-        """[B, B] each block's share of the interest, by a belief [X, Y]."""
+        """Return each block's share of the interest, [B, B], by a belief [X, Y]."""
         p = odds.astype(np.float64)
         p /= 1 + p
         return block_sums(p / p.sum(), *self._blocks)
@@ -149,7 +149,7 @@ class Worlds:
         self._cells = np.outer(*map(np.diff, ends))
 
     def __call__(self, odds: NDArray[np.float32]) -> Floats:
-        """[B, B] each block's share of the interest, by a belief [X, Y]."""
+        """Return each block's share of the interest, [B, B], by a belief [X, Y]."""
         gathered = block_sums(np.log(odds), self._rows, self._columns)
         likelihood = (self._maps @ gathered.ravel()).astype(np.float64)
         posterior = np.exp(likelihood - likelihood.max())
@@ -216,7 +216,7 @@ def plan(
         paths: [A, steps] plan to improve; None if there is none yet.
 
     Returns:
-        [A, steps] positions after each move; -1 for an agent whose way the others block.
+        [A, steps] positions after each move; -1 for an agent blocked by the others.
     """
     agents = len(now)
     flown = [a for a in range(agents) if paths is not None]
@@ -370,7 +370,8 @@ def best_path(
         if count == 0:
             return -1.0
         at, scores, states = places[t, :count].copy(), kept[:count].copy(), following
-    best = 0  # they are in the order of their worth
+    # Follow the parents back from the best path's end; paths are sorted by worth.
+    best = 0
     for t in range(steps - 1, -1, -1):
         path[t], best = places[t, best], parents[t, best]
     return float(scores[0])

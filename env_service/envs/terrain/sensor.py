@@ -23,7 +23,7 @@ class Camera(NamedTuple):
         radius_x: [Z] int64, half the footprint's side along x at each altitude, map cells.
         radius_y: [Z] int64, half the footprint's side along y, map cells.
         noise: [Z] float64, probability of a wrong cell.
-        ratio: [Z] float32, odds (1 - noise) / noise that a cell is what the camera says.
+        ratio: [Z] float32, odds (1 - noise) / noise that the camera's report of a cell is right.
     """
 
     centre_x: NDArray[np.int64]
