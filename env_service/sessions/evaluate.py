@@ -5,8 +5,8 @@ episodes. At most env_server.envs_per_worker copies of the environment are made:
 the episodes c, c + n, c + 2n, ... A copy that has played its episodes continues stepping, unseen,
 until all have.
 
-An episode whose environment fails is dropped: the session is played again from its start, with the
-next unused seed in the place of that episode's. So there are always as many as were asked for.
+An episode is dropped if its environment fails: the session is played again from its start, with the
+next unused seed in place of that episode's. So the number of episodes is always the requested one.
 
 An episode that does not end ends the evaluation: a policy that stands still may never finish an
 environment without a time limit.
@@ -80,7 +80,7 @@ class _Seeds:
         self._spare = spare
 
     def replace(self, episodes: NDArray[np.int64]) -> None:
-        """Other seeds for some episodes."""
+        """Replace the seeds of some episodes by spare ones."""
         for i in episodes.tolist():
             old, self.values[i] = self.values[i], next(self._spare)
             logger.warning(
@@ -143,7 +143,7 @@ class _Episodes:
         return not self._counts.any()
 
     def advance(self, action: Array) -> None:
-        """Take one step; copies whose last row was LAST start their next episode.
+        """Take one step; copies after a LAST row start their next episode.
 
         Raises:
             _Dropped: if an environment fails in an episode that counts.
@@ -215,6 +215,7 @@ class _Episodes:
 
     def curves(self) -> dict[str, NDArray[np.float64]]:
         """Return each metric's curves by name, [E, T+1], NaN after each episode's end."""
+        # Sort the rows of all copies by episode, then scatter each episode into its curve.
         episode = np.stack(self._episodes)  # [calls, n]
         order = np.argsort(episode.T, axis=None, kind="stable")  # by episode, then by time
         played = episode.T.ravel()[order]

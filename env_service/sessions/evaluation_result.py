@@ -16,7 +16,7 @@ class Summary:
     """One metric over the episodes of an evaluation.
 
     Attributes:
-        mean, std, min, max: over episodes; std with one degree of freedom less (0 for one episode).
+        mean, std, min, max: statistics over episodes; std of n - 1 degrees of freedom, 0 if n = 1.
         low, high: 95 % confidence interval of the mean, by percentile bootstrap.
     """
 

@@ -77,7 +77,7 @@ class Placement:
     """
 
     def __init__(self, ranks: "Ranks", turn: int, weight: int) -> None:
-        """See Ranks.placement."""
+        """Make a placement; `turn` is its number, by which ties of load are broken."""
         self._ranks, self.turn, self.weight = ranks, turn, weight
         self.rank: Rank | None = None
         self.target: Rank | None = None
@@ -328,7 +328,7 @@ class Ranks:
                 return silent
 
     def pause_s(self, placement: Placement, error: Disconnected) -> float:
-        """See Placement.pause_s."""
+        """Return the pause before a session reconnects, s, and mark its learner lost or full."""
         rank = placement.rank
         backoff = rank.backoff if rank is not None else self._ranks[0].backoff
         pause = self.reconnect.pause_s(self.called(rank), backoff, error)
@@ -379,6 +379,7 @@ class Ranks:
             full = load is not None and not load.free_sessions
             silent = load is None and placement.rank is not None
             turn = (index - placement.turn) % len(ranks)
+            # Available learners first, then those that answer, then the least loaded, then turns.
             return self._given_up(rank) or full, silent, amount + coming, turn
 
         return ranks[min(range(len(ranks)), key=order)]
