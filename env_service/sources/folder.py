@@ -99,7 +99,7 @@ class Folder:
         """List the files and choose the splits.
 
         Raises:
-            ConfigError: if the folder cannot be used, naming what is missing.
+            ConfigError: if the folder cannot be used, naming the missing or invalid part.
         """
         root = Path(config.path).expanduser()
         if not root.is_dir():
@@ -136,7 +136,14 @@ class Folder:
         )
 
     def read(self, split: str, index: int) -> dict[str, Array]:
-        """See Source.read."""
+        """Read an image and its mask, resized.
+
+        Returns:
+            "image" uint8 [3, H, W] in RGB, and "mask" uint8 [H, W] of class indices.
+
+        Raises:
+            BrokenSample: if one of the files cannot be used, naming it.
+        """
         stem = self._splits[split][index]
         image_file, mask_file = self._images[stem], self._masks[stem]
         image_bytes, mask_bytes = self._num_bytes[stem]

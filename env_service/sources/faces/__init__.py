@@ -69,7 +69,7 @@ class Faces:
         )
 
     def read(self, split: str, index: int) -> dict[str, Array]:
-        """See Source.read."""
+        """Draw a portrait, uint8 [3, H, W] in RGB, and its mask, uint8 [H, W] of classes."""
         import cv2
 
         rng = np.random.default_rng([self._seed, SPLITS.index(split), index])
