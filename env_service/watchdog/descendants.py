@@ -23,7 +23,7 @@ _KILLED_S, _LOOK_EVERY_S = 1.0, 0.01  # for a killed process to be gone
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose parent ends (Linux); elsewhere do nothing."""
+    """Adopt descendants after their parent ends (Linux); elsewhere do nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
 

@@ -1,11 +1,11 @@
 """Environments that fail: a fault in one ends only its episode.
 
-A copy that raises, or returns what its spec forbids, gets a ABORTED row: the learner learns nothing
-from the step that led to it, and the copy starts its next episode in the following step. What can
-be attributed to one copy costs one episode; where it cannot (a vectorised environment that raises)
-all copies are recreated. A step that hangs can only be ended with its process: the worker writes on
-a `Heartbeat` what it does, and its parent, which does not depend on the worker's interpreter lock,
-looks.
+A copy that raises, or returns values that its spec forbids, gets an ABORTED row: nothing is learned
+from the step that led to it, and the copy starts its next episode in the following step. A fault of
+one copy loses one episode; if the copy is not known (a vectorized environment that raises), all
+copies are recreated. A step that hangs can only be ended with its process: the worker writes its
+state to a `Heartbeat`, and its parent, which does not depend on the worker's interpreter lock,
+reads it.
 """
 
 import asyncio
@@ -190,6 +190,7 @@ class GuardedEnvironment:
             message = self._name(f"returned what its spec forbids: {wrong}", self._all)
             return self._anew(Fault(self._all, "contents", message))
         failed = {i for fault in self._failed for i in fault.copies}
+        # Rows of copies that did not raise: their contents, then the order of their step types.
         broken = self._check.broken(timestep)
         if timestep.step_type.tobytes() != self._mids or np.count_nonzero(restart):
             broken |= _out_of_order(timestep.step_type, restart)

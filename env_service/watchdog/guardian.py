@@ -1,7 +1,7 @@
 """Script that ends processes left behind by a killed environment server's workers.
 
-A script of its own, in a process of its own: it waits for the end of its standard input, then
-kills every process whose environment has a variable that begins with its argument.
+It runs in a separate process: it waits for the end of its standard input, then kills every process
+with an environment variable that begins with its argument. See descendants.Guardian.
 """
 
 import contextlib

@@ -29,7 +29,7 @@ class Heartbeat:
 
     @classmethod
     def size(cls, num_envs: int) -> int:
-        """Return the size, in words of 64 bits, of a heartbeat of `num_envs` environments."""
+        """Return the number of 64-bit words of a heartbeat of `num_envs` environments."""
         return cls._HEAD + 2 * num_envs
 
     @classmethod
@@ -73,7 +73,7 @@ class Heartbeat:
 
     @property
     def stop_asked(self) -> bool:
-        """See `ask_to_stop`."""
+        """Return whether `ask_to_stop` was called."""
         return bool(self._stop[0])
 
     def give_up(self) -> None:
@@ -85,7 +85,7 @@ class Heartbeat:
 
     @property
     def gave_up(self) -> bool:
-        """See `give_up`."""
+        """Return whether `give_up` was called."""
         return bool(self._gave_up[0])
 
     @property
@@ -95,7 +95,7 @@ class Heartbeat:
 
     @property
     def closing(self) -> bool:
-        """See `begin_closing`."""
+        """Return whether `begin_closing` was called."""
         return bool(self._closing[0])
 
     @property
