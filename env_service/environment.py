@@ -59,17 +59,17 @@ class VectorEnvironment(ABC):
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """Start new episodes where asked, advance all other copies by one action.
+        """Start new episodes in some copies, advance all others by one action.
 
         Args:
-            action: [N, A] int32 or [N, A, U] float32; ignored where restart is True.
+            action: actions, [N, A] int32 or [N, A, U] float32; ignored if restart is True.
             restart: [N] bool, true for copies that begin a new episode. The caller sets it for
                 every copy after a LAST row; it may set it for any other copy too.
             seeds: [N] uint64 below 2**63; the new episode is a pure function of its seed and of
-                the actions taken in it. Ignored where restart is False.
+                the actions taken in it. Ignored if restart is False.
 
         Returns:
-            FIRST rows (reward 0, discount 1) where restart is True, else MID or LAST rows.
+            FIRST rows (reward 0, discount 1) if restart is True, else MID or LAST rows.
         """
 
     def reset(self, seeds: NDArray[np.uint64]) -> TimeStep:
@@ -143,11 +143,11 @@ class RandomPolicy:
         self.seed(np.arange(environment.num_envs, dtype=np.uint64))
 
     def seed(self, seeds: NDArray[np.uint64]) -> None:
-        """See SeededPolicy."""
+        """Seed the draws for episodes that begin, by their seeds [N] alone."""
         self._seeds, self._calls = np.array(seeds, np.uint64), 0
 
     def act(self, timestep: TimeStep) -> Array:
-        """See ScriptedPolicy."""
+        """Draw actions for the rows, [N, A] int32 or [N, A, U] float32."""
         draws = episode_seeds(0, self._seeds, np.full(len(self._seeds), self._calls))
         self._calls += 1
         mask = timestep.observation.get(ACTION_MASK) if self._legal else None

@@ -61,7 +61,7 @@ def channel_options(address: str) -> list[tuple[str, int]]:
 def proxy_in_use(address: str) -> str:
     """Return the environment variable, with its value, that sends a channel through a proxy.
 
-    gRPC takes lower-case names only, and leaves out what no_grpc_proxy or no_proxy lists.
+    gRPC takes lower-case names only, and uses no proxy for hosts in no_grpc_proxy or no_proxy.
 
     Args:
         address: host:port of the channel.

@@ -132,7 +132,7 @@ class EnvServerConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Greedy evaluation during training, by a session of its own."""
+    """Greedy evaluation during training, by a separate session."""
 
     every_updates: int = Field(0, ge=0, description="0: never")
     episodes: int = Field(

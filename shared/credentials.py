@@ -83,7 +83,7 @@ class CredentialFolder:
         """Read the folder.
 
         Raises:
-            ConfigError: if a file is missing, is not what its name says, does not fit the others,
+            ConfigError: if a file is missing, has invalid contents, does not fit the others,
                 or the certificate is not valid now.
         """
         self._folder, self._lock = folder, threading.Lock()

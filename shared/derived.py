@@ -40,7 +40,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class DerivedMap:
-    """A map [C, H, W] that replaces its sources in what networks see.
+    """A map [C, H, W] that replaces its sources in the networks' inputs.
 
     Attributes:
         name: key of the map in observations.

@@ -48,7 +48,7 @@ class Notices:
     """Collector of notices, one for each pair of kind and subject. Used by one thread.
 
     Attributes:
-        pending: notices said since the last `take`.
+        pending: notices given since the last `take`.
         dropped: calls of `say` after _MOST different notices.
     """
 

@@ -343,10 +343,10 @@ def _refuse_twice(where: str, keys: str, first: yaml.Node, again: yaml.Node) -> 
 
 
 def _check_scalar(node: yaml.ScalarNode, where: str, keys: str) -> None:
-    """Refuse a scalar that YAML 1.1 and 1.2 read differently, except where murmur's types decide.
+    """Refuse a scalar that YAML 1.1 and 1.2 read differently, unless murmur's types decide.
 
     Raises:
-        ConfigError: with both readings, and what to write.
+        ConfigError: for such a scalar, with both readings and the fix.
     """
     text, kind = node.value, node.tag.removeprefix(_TAG)
     word = kind == "bool" and _WORDS.fullmatch(text) and is_untyped(keys)
