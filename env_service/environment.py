@@ -45,7 +45,8 @@ class VectorEnvironment(ABC):
     Returned arrays may be views of buffers that the next call overwrites.
 
     An environment that fails raises; it is then closed and recreated, and all its episodes are
-    dropped. If copies are separate objects, only the failed ones need to be: see CopiesFailed.
+    dropped. If copies are separate objects, it can recreate the failed ones alone: see
+    CopiesFailed.
 
     Attributes:
         spec: observations, actions and metrics of the environment; fixed for life.

@@ -58,7 +58,7 @@ class MemoryKills:
         self._before = self._counts()
 
     def explanation(self) -> str:
-        """Return the memory limit that a process was killed for; "" if no kill was counted."""
+        """Explain a kill for memory since the counts were taken; "" if none was counted."""
         before, now = self._before, self._counts()
         for folder, (count, limit) in now.items():
             if count <= before.get(folder, (0, None))[0]:
