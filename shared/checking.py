@@ -29,7 +29,7 @@ def validate(model: type[Model], data: Mapping[str, Any], where: str = "") -> Mo
         where: dotted path of this model within the configuration, for the messages.
 
     Raises:
-        ConfigError: naming each key, its value, and the fix.
+        ConfigError: if values are invalid, naming each key, its value, and the fix.
     """
     try:
         return model.model_validate(dict(data))

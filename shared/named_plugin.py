@@ -194,7 +194,7 @@ def _require_signature(target: Any, given: tuple[str, ...], *, taking_options: b
     """Refuse an object that cannot be called with `given`.
 
     Raises:
-        ConfigError: naming the parameters it has and those it needs.
+        ConfigError: if it cannot be called so, naming its parameters and those it needs.
     """
     parameters = _parameters(target)
     if parameters is None:
