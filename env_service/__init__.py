@@ -1,1 +1,1 @@
-"""The CPU service: environments, vectorisation and the session to the learner. No torch here."""
+"""The CPU service: environments, vectorization and sessions with the learner. Without torch."""

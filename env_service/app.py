@@ -1,4 +1,4 @@
-"""The environment server: a parent process that keeps its workers alive and reports for them."""
+"""The environment server: a parent process that restarts its workers and serves their metrics."""
 
 import contextlib
 import logging
@@ -38,10 +38,10 @@ _USER_ERROR = 2  # exit code of an error that no restart fixes
 
 
 def _mode(config: ExperimentConfig, evaluate: bool) -> str:
-    """What the sessions of this server do.
+    """Return the mode of this server's sessions: "supply", "evaluate" or "train".
 
     Raises:
-        ConfigError: if it is to evaluate a run that its learner evaluates.
+        ConfigError: if `evaluate` is set for a run that its learner evaluates.
     """
     if config.supervised and evaluate:
         raise ConfigError(
@@ -51,7 +51,7 @@ def _mode(config: ExperimentConfig, evaluate: bool) -> str:
 
 
 def _log_end(registry: CollectorRegistry, mode: str) -> None:
-    """Log what all workers have sent."""
+    """Log the number of samples or rows that all workers have sent."""
     sent = registry.get_sample_value("murmur_env_steps_total", {"mode": mode}) or 0
     if mode == "supply":
         logger.info("stopped: %d samples sent", sent)
@@ -61,7 +61,7 @@ def _log_end(registry: CollectorRegistry, mode: str) -> None:
 
 
 def _registry(config: ExperimentConfig, mode: str, folder: str) -> CollectorRegistry:
-    """The metrics that the workers keep in `folder`, added up."""
+    """Make a registry of the sums of the workers' metrics in `folder`."""
     registry = CollectorRegistry()
     _Collector(registry, path=folder)  # type: ignore[no-untyped-call]
     set_info(registry, config.run.name, config.environment.name or config.source.name, mode)
@@ -71,7 +71,7 @@ def _registry(config: ExperimentConfig, mode: str, folder: str) -> CollectorRegi
 def _workers(
     config: ExperimentConfig, first: int, evaluate: bool, folder: str, name: str
 ) -> list[WorkerProcess]:
-    """The server's workers, not started yet."""
+    """Describe the server's workers, not started yet."""
     return [
         WorkerProcess(config, first + i, evaluate, folder, name)
         for i in range(1 if evaluate else config.env_server.num_workers)
@@ -87,25 +87,27 @@ def run_env_server(
 ) -> int:
     """Run the workers until `stop` is set.
 
-    A worker that ends is restarted after a pause, and counted, and so is one whose environment
-    takes longer than env_server.step_timeout_s for a step or start_timeout_s to be made, or that
-    grows beyond env_server.worker_memory_mib. One that ends with a user's error, or hangs time
-    after time, ends the server. What a worker's environments have started ends with it. To be
-    called from a process's main thread that has not used gRPC and is not itself a daemonic child.
+    A worker that ends is restarted after a pause, and counted. So is a worker with an environment
+    that takes longer than env_server.step_timeout_s for a step or start_timeout_s to be made, and
+    one that grows beyond env_server.worker_memory_mib. A worker that ends with a user's error, or
+    hangs repeatedly, ends the server. Processes that a worker's environments have started end with
+    the worker. Call it from the main thread of a process that has not used gRPC and is not itself
+    a daemonic child.
 
     Args:
-        config: the experiment.
-        first_worker: number of this server's first worker, where several servers share a run; its
+        config: configuration of the experiment.
+        first_worker: number of this server's first worker, if several servers share a run; its
             environments prefer the learner's slots from first_worker * envs_per_worker.
-        stop: ends the server.
-        evaluate: instead of training sessions, run one worker that evaluates when the learner asks.
+        stop: event that ends the server.
+        evaluate: true to run one worker that evaluates when the learner asks, and no training.
 
     Returns:
-        The exit code: 0 after `stop`, 2 after a user's error.
+        exit code: 0 after `stop`, 2 after a user's error.
 
     Raises:
         ResourceError: if the metrics port is not available.
-        ConfigError: if the learner is elsewhere and nothing says how to protect the connection.
+        ConfigError: if the learner is on another machine and neither credentials nor `insecure`
+            are configured.
     """
     config = with_workers(config)
     server = config.env_server
@@ -131,7 +133,7 @@ def run_env_server(
 
 
 def _trouble(workers: list[WorkerProcess]) -> str:
-    """Which workers are down; "" if none is."""
+    """Name the workers that are down; "" if none is."""
     down = [str(worker.number) for worker in workers if not worker.alive]
     return f"not ready: worker {', '.join(down)} is down" if down else ""
 
@@ -139,7 +141,7 @@ def _trouble(workers: list[WorkerProcess]) -> str:
 def _keep_alive(
     workers: list[WorkerProcess], own: set[int], restarts: Counter, stop: threading.Event
 ) -> int:
-    """Start and replace workers until `stop` is set or one of them cannot run; the exit code."""
+    """Start and replace workers until `stop` is set or one cannot run; return the exit code."""
     reaped = time.monotonic()
     try:
         while not stop.is_set():
@@ -159,10 +161,10 @@ def _keep_alive(
 
 @contextlib.contextmanager
 def _descendants_end(name: str) -> Iterator[set[int]]:
-    """Let nothing outlive this process that its workers started; yields its other children.
+    """End the processes that workers started when this one ends; yield ids of other children.
 
     Args:
-        name: of this server, with which the marks of its workers begin.
+        name: name of this server, the prefix of its workers' marks.
     """
     adopt_orphans()
     resource_tracker.ensure_running()  # else it would bear the first worker's mark
@@ -177,10 +179,10 @@ def _descendants_end(name: str) -> Iterator[set[int]]:
 
 
 class _Collector(MultiProcessCollector):
-    """Adds up the workers' files; waits for one that a starting worker is about to fill."""
+    """Collector that sums the workers' files; waits for one that a new worker is about to fill."""
 
     def collect(self) -> list[Metric]:
-        """All metrics."""
+        """Return all metrics."""
         for _ in range(_COLLECT_TRIES - 1):
             try:
                 return list(super().collect())  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Plays an environment at random and reports what breaks the contract."""
+"""Checks of an environment by random play, which report violations of the contract."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ _LARGE_SEEDS = (2**31 + 7, 2**63 - 9)
 
 
 def _plays(longest: int) -> Sequence[tuple[str, str, list[int], int, int]]:
-    """What to play, and what is wrong if episodes differ: see _Check.play for the order."""
+    """Return the plays: arguments of _Check.play, in its order."""
     short = min(longest, 40)
     return (
         (
@@ -71,18 +71,18 @@ def _plays(longest: int) -> Sequence[tuple[str, str, list[int], int, int]]:
 
 
 def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 500) -> list[str]:
-    """Find out, by playing random episodes, what an implementation does wrong.
+    """Find violations of the contract by playing random episodes.
 
-    What a row holds must follow from its episode's seed and actions alone. So the rows of one
-    episode are noted when it is first played, and compared when it is played again: in a new
+    The contents of a row must follow from its episode's seed and actions alone. So the rows of one
+    episode are recorded when it is first played, and compared when it is played again: in a new
     environment, after LAST, after a restart in its middle, alone, and beside other copies.
 
     Args:
-        make: builds the environment with this number of copies.
-        max_rows: longest play; an episode that is longer is not seen to its end.
+        make: function that builds the environment with a number of copies.
+        max_rows: steps of the longest play; the rest of a longer episode is not checked.
 
     Returns:
-        the problems as messages; none if the contract is kept as far as was seen.
+        messages about the problems; empty if none was found.
     """
     try:
         check = _Check(make)
@@ -100,10 +100,10 @@ def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 
 
 
 def assert_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 500) -> None:
-    """`check_environment`, for a test.
+    """Fail a test if `check_environment` finds problems.
 
     Raises:
-        AssertionError: listing the problems, if there are any.
+        AssertionError: if there are problems, listing them.
     """
     problems = check_environment(make, max_rows)
     if problems:
@@ -111,11 +111,14 @@ def assert_environment(make: Callable[[int], VectorEnvironment], max_rows: int =
 
 
 def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 500) -> list[str]:
-    """What an environment looks like from outside, in a few lines; it must keep the contract.
+    """Describe agents, observations, actions and episodes of an environment in a few lines.
 
     Args:
-        make: builds the environment with this number of copies.
-        rows: steps of random play to look at.
+        make: function that builds the environment with a number of copies.
+        rows: number of steps of random play.
+
+    Returns:
+        lines of text.
 
     Raises:
         EnvironmentFault: if a row of this play, which has other episodes than the check's, breaks
@@ -165,18 +168,18 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
 
 @dataclass(frozen=True)
 class Look:
-    """Rows that one process sees of an environment, to be compared with another process.
+    """Rows of an environment in one process, for comparison with another process.
 
     Attributes:
-        agents: their names, in the order of their rows; empty if it does not say.
-        rows: of some episodes, each a digest by the array's name.
+        agents: names of the agents, in the order of their rows; empty if it gives none.
+        rows: rows of some episodes, each a digest by the array's name.
     """
 
     agents: tuple[str, ...]
     rows: list[dict[str, bytes]]
 
     def difference(self, other: "Look") -> str:
-        """Return the problem if another process sees something else; empty if it does not."""
+        """Return the problem if another process's rows differ; "" if they are equal."""
         if self.agents != other.agents:
             return (
                 f"the agents are {', '.join(self.agents)} here and {', '.join(other.agents)} in "
@@ -198,7 +201,7 @@ def look_at(make: Callable[[int], VectorEnvironment]) -> Look:
     """Play some steps at random, for a comparison with another process.
 
     Args:
-        make: builds the environment with this number of copies.
+        make: function that builds the environment with a number of copies.
     """
     seeds = np.array(_LOOK_SEEDS, np.uint64)
     environment = make(len(seeds))
@@ -223,13 +226,13 @@ class _Check:
     """The plays of one `check_environment`.
 
     Attributes:
-        problems: what is wrong -> the row in which it was first seen.
-        broken: whether a play could not be continued.
-        max_episode_steps: of the spec.
+        problems: message -> row in which the problem was first seen.
+        broken: true if a play could not be continued.
+        max_episode_steps: longest episode that the spec allows, steps.
     """
 
     def __init__(self, make: Callable[[int], VectorEnvironment]) -> None:
-        """Look at the spec."""
+        """Make one copy and read its spec."""
         self._make, self._notices = make, list[Notices]()
         self._seen: dict[tuple[int, int], dict[str, Array]] = {}  # (seed, age) -> row
         self.problems: dict[str, int] = {}
@@ -247,7 +250,7 @@ class _Check:
 
     @property
     def longer(self) -> bool:
-        """Whether max_episode_steps turned out to be a hint that episodes exceed."""
+        """Return whether episodes exceeded max_episode_steps, which then is only a hint."""
         return any(notices.said(*LONGER) for notices in self._notices)
 
     def _problem(self, text: str, row: int) -> None:
@@ -256,17 +259,17 @@ class _Check:
     def play(
         self, if_it_differs: str, hint: str, seeds: Sequence[int], rows: int, every: int
     ) -> bool:
-        """Play in a new environment of one copy per seed; each copy plays its one seed for ever.
+        """Play in a new environment of one copy per seed; each copy repeats its one seed.
 
         Args:
-            if_it_differs: the problem, should a row differ from when its episode was first played.
-            hint: what may be the reason then.
-            seeds: [N] of the copies.
-            rows: how many steps to take.
-            every: copy i is restarted in every (every + i)th row; 0: only after LAST.
+            if_it_differs: message if a row differs from the first play of its episode.
+            hint: possible reason of a difference.
+            seeds: [N] seeds of the copies.
+            rows: number of steps.
+            every: restart interval: copy i restarts in every (every + i)th row; 0: only after LAST.
 
         Returns:
-            whether no row differed.
+            true if no row differed.
         """
         environment = self.make(len(seeds))
         try:
@@ -286,14 +289,14 @@ class _Check:
             self._problem(f"close raises {type(error).__name__}: {error}", 0)
 
     def _stop(self, text: str, row: int) -> None:
-        """A problem after which playing on makes no sense."""
+        """Record a problem that ends the play."""
         self._problem(text, row)
         self.broken = True
 
     def _play(
         self, environment: VectorEnvironment, seeds: Sequence[int], rows: int, every: int
     ) -> tuple[int, list[str]] | None:
-        """See `play`; the first row that differed, and in which arrays."""
+        """Play in an environment; return the first row that differed and the arrays' names."""
         n = len(seeds)
         if environment.num_envs != n:
             self._stop(f"num_envs is {environment.num_envs} where {n} were asked for", 0)
@@ -337,15 +340,15 @@ class _Check:
     def only_row(
         self, step: Callable[[NDArray[np.uint64]], TimeStep], seed: int, age: int
     ) -> TimeStep:
-        """The next row of an environment of one copy.
+        """Step an environment of one copy, and check its row.
 
         Args:
-            step: gives it; called with the seed.
-            seed: of the episode under way.
-            age: the row's number in it, 0 for FIRST.
+            step: function from the seed to the next row.
+            seed: seed of the episode under way.
+            age: number of the row in its episode, 0 for FIRST.
 
         Raises:
-            EnvironmentFault: for the first thing that is wrong with it.
+            EnvironmentFault: for the first problem of the row.
         """
         where = f"in the episode with seed {seed} at step {age}"
         try:
@@ -363,7 +366,7 @@ class _Check:
         return timestep
 
     def _check_arrays(self, timestep: TimeStep, n: int, row: int) -> bool:
-        """Names, shapes and dtypes; returns whether they are as the spec says."""
+        """Check names, shapes and dtypes; return whether they fit the spec."""
         wanted = expected_arrays(self.spec, n)
         before = len(self.problems)
         for problem in shape_errors(wanted, timestep):
@@ -375,7 +378,7 @@ class _Check:
     def _check_rows(
         self, timestep: TimeStep, restart: NDArray[np.bool_], ages: NDArray[np.int64], row: int
     ) -> None:
-        """Everything that one row can do wrong by itself."""
+        """Check the values of one row."""
         kind, discount = timestep.step_type, timestep.discount
         first, last = kind == StepType.FIRST, kind == StepType.LAST
         limit = 0 if self.longer else self.max_episode_steps
@@ -418,10 +421,10 @@ class _Check:
     def _compare(
         self, timestep: TimeStep, seeds: Sequence[int], ages: NDArray[np.int64]
     ) -> list[str]:
-        """Compare each copy's row with the same row of the same episode, or note it.
+        """Compare each copy's row with the same row of the same episode, or record it.
 
         Returns:
-            the arrays in which one of them differs.
+            names of the arrays that differ in a copy.
         """
         arrays = named_arrays(timestep)
         differing: set[str] = set()
@@ -443,9 +446,9 @@ class _Check:
 
 
 def _with_ends(spec: EnvSpec, draws: NDArray[np.uint64], action: Array) -> Array:
-    """Random actions [N, A, U] with a quarter of their numbers at an end of what is allowed.
+    """Move a quarter of the numbers of random actions [N, A, U] to a bound of the action space.
 
-    There rounding may lead outside, and chance alone hardly ever gets there.
+    Rounding may exceed a bound there, and uniform draws almost never reach it.
     """
     if isinstance(spec.action, Discrete):
         return action

@@ -1,4 +1,4 @@
-"""The decorator of the environments' machine code, and where that code is kept."""
+"""The decorator of the environments' machine code, and the folder of that code."""
 
 import hashlib
 import os
@@ -14,11 +14,11 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def cache_folder() -> Path:
-    """A folder for machine code that only these very sources share.
+    """Return a folder for machine code that only these exact sources share.
 
     numba notices a change in the file of the function it compiled, but not in the files of the
-    functions that this one calls; so the folder's name follows from all sources that may hold such
-    functions together. It lies in NUMBA_CACHE_DIR if set, else in the user's cache folder.
+    functions that this one calls. So the folder's name is a digest of all sources that may hold
+    such functions. It is in NUMBA_CACHE_DIR if set, else in the user's cache folder.
     """
     digest = hashlib.sha256()
     here = Path(__file__).parent
@@ -40,11 +40,11 @@ numba.config.CACHE_DIR = str(cache_folder())
 def compiled(reassociate: bool = False) -> Callable[[Function], Function]:
     """Compile a function at its first call, without the GIL, and keep the result on disk.
 
-    Where `cache_folder` cannot be written (a read-only image) the function is compiled again in
-    each process, 10 to 20 s for an environment.
+    If `cache_folder` cannot be written (a read-only image), each process compiles the function
+    again, 10 to 20 s for an environment.
 
     Args:
-        reassociate: whether sums of floats may be reordered, so that they use vector registers.
+        reassociate: true if sums of floats may be reordered, so that they use vector registers.
     """
     fastmath = {"contract", "reassoc"} if reassociate else {"contract"}
 

@@ -9,7 +9,7 @@ group `murmur.environments`) that has
 
 `package.module:Name` names a class that is a plug-in by itself: see shared.named_plugin.
 
-`env_service.checks.check_environment()` reports what an implementation does wrong.
+`env_service.checks.check_environment()` reports violations by an implementation.
 """
 
 from abc import ABC, abstractmethod
@@ -40,16 +40,17 @@ from shared.timestep import Array, TimeStep
 class VectorEnvironment(ABC):
     """N copies of one environment.
 
-    Copies share nothing that matters: what happens in one follows from its own seed and actions
-    alone, never from the others, their number or the time of day. All methods are called from one
-    thread. Returned arrays may be views of buffers that the next call overwrites.
+    Copies are independent: the episode in one follows from its own seed and actions alone, never
+    from the others, their number or the time of day. All methods are called from one thread.
+    Returned arrays may be views of buffers that the next call overwrites.
 
     An environment that fails raises; it is then closed and recreated, and all its episodes are
-    dropped. One whose copies are objects of their own can do better: see CopiesFailed.
+    dropped. If copies are separate objects, it can recreate the failed ones alone: see
+    CopiesFailed.
 
     Attributes:
-        spec: what the environment observes, accepts and reports; fixed for life.
-        num_envs: N.
+        spec: observations, actions and metrics of the environment; fixed for life.
+        num_envs: number of copies N.
     """
 
     spec: EnvSpec
@@ -59,17 +60,17 @@ class VectorEnvironment(ABC):
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """Start new episodes where asked, advance all other copies by one action.
+        """Start new episodes in some copies, advance all others by one action.
 
         Args:
-            action: [N, A] int32 or [N, A, U] float32; ignored where restart is True.
-            restart: [N] copies that begin a new episode. The caller sets it for every copy whose
-                last row was LAST; it may set it for any other copy too.
+            action: actions, [N, A] int32 or [N, A, U] float32; ignored if restart is True.
+            restart: [N] bool, true for copies that begin a new episode. The caller sets it for
+                every copy after a LAST row; it may set it for any other copy too.
             seeds: [N] uint64 below 2**63; the new episode is a pure function of its seed and of
-                the actions taken in it. Ignored where restart is False.
+                the actions taken in it. Ignored if restart is False.
 
         Returns:
-            FIRST rows (reward 0, discount 1) where restart is True, else MID or LAST rows.
+            FIRST rows (reward 0, discount 1) if restart is True, else MID or LAST rows.
         """
 
     def reset(self, seeds: NDArray[np.uint64]) -> TimeStep:
@@ -79,7 +80,7 @@ class VectorEnvironment(ABC):
         return self.step(action, np.ones(self.num_envs, np.bool_), seeds)
 
     def render_state(self, index: int) -> Mapping[str, Array]:
-        """What a picture of copy `index` needs, by name; environments without pictures have none.
+        """Return the arrays that a picture of copy `index` needs, by name.
 
         Raises:
             NotImplementedError: if the environment cannot be drawn.
@@ -87,30 +88,30 @@ class VectorEnvironment(ABC):
         raise NotImplementedError(f"environment '{self.spec.name}' cannot be rendered")
 
     def watch(self, at: NDArray[np.int64]) -> None:  # noqa: B027 - nothing to tell of one step
-        """Where copies are stepped one by one: keep at[0] the number of the one being stepped.
+        """Keep the number of the copy being stepped in at[0], if copies are stepped one by one.
 
-        If a step hangs, another process reads it and names the episode, and a copy
-        has the whole step timeout for itself. While a copy is recreated, set at[1] to 1, else to
-        0: that may take env_server.start_timeout_s.
+        If a step hangs, another process reads it and names the episode, and each copy has the
+        whole step timeout for itself. While a copy is recreated, set at[1] to 1, else to 0: that
+        may take env_server.start_timeout_s.
         """
 
     @cached_property
     def notices(self) -> Notices:
-        """Return the collector of what is changed, ignored or guessed; the run says each once."""
+        """Return the collector of notices about values that are changed, ignored or guessed."""
         return Notices()
 
     def close(self) -> None:  # noqa: B027 - nothing to release unless an environment says so
-        """Release what the environment holds."""
+        """Release the environment's resources."""
 
 
 class ScriptedPolicy(Protocol):
-    """A policy that needs no learner: it may look into the environment itself.
+    """A policy that needs no learner and may read the environment itself.
 
-    One that changes the environment has the attribute `advises = False`: imitation refuses it.
+    A policy that changes the environment has the attribute `advises = False`: imitation refuses it.
     """
 
     def act(self, timestep: TimeStep) -> Array:
-        """Actions for the rows just returned by the environment: [N, A] or [N, A, U]."""
+        """Return actions, [N, A] or [N, A, U], for the rows just returned by the environment."""
         ...
 
 
@@ -119,7 +120,7 @@ class SeededPolicy(ScriptedPolicy, Protocol):
     """A scripted policy that draws random numbers."""
 
     def seed(self, seeds: NDArray[np.uint64]) -> None:
-        """Episodes with these seeds [N] begin; what it draws is to follow from them alone."""
+        """Seed the draws for episodes that begin, by their seeds [N] alone."""
         ...
 
 
@@ -127,27 +128,27 @@ BaselineFactory = Callable[[VectorEnvironment], ScriptedPolicy]
 
 
 class RandomPolicy:
-    """Uniform over the legal actions.
+    """A policy that is uniform over the legal actions.
 
-    What it does in a copy follows from the copy's seed and from how often it has acted since.
+    Its actions in a copy follow from the copy's seed and the number of actions since.
     """
 
     def __init__(self, environment: VectorEnvironment, *, legal: bool = True) -> None:
-        """Copy i has the seed i until `seed` says otherwise.
+        """Seed copy i with i, until `seed` is called.
 
         Args:
-            environment: the copies to act for.
-            legal: keep to the legal actions, where the environment tells them.
+            environment: copies to act for.
+            legal: true to apply the environment's action masks, if it has them.
         """
         self._spec, self._legal = environment.spec, legal
         self.seed(np.arange(environment.num_envs, dtype=np.uint64))
 
     def seed(self, seeds: NDArray[np.uint64]) -> None:
-        """See SeededPolicy."""
+        """Seed the draws for episodes that begin, by their seeds [N] alone."""
         self._seeds, self._calls = np.array(seeds, np.uint64), 0
 
     def act(self, timestep: TimeStep) -> Array:
-        """See ScriptedPolicy."""
+        """Draw actions for the rows, [N, A] int32 or [N, A, U] float32."""
         draws = episode_seeds(0, self._seeds, np.full(len(self._seeds), self._calls))
         self._calls += 1
         mask = timestep.observation.get(ACTION_MASK) if self._legal else None
@@ -155,12 +156,12 @@ class RandomPolicy:
 
 
 def random_action(spec: EnvSpec, draws: NDArray[np.uint64], mask: Array | None) -> Array:
-    """For each copy a random legal action, a pure function of its draw and its mask.
+    """Draw a random legal action for each copy, a pure function of its seed and mask.
 
     Args:
-        spec: what the environment accepts.
-        draws: [N] seeds, one for each action.
-        mask: [N, A, K] which actions are legal, not 0; None: all.
+        spec: spec of the environment.
+        draws: [N] seeds, one for each copy's action.
+        mask: [N, A, K] legal actions, not 0; None: all are legal.
 
     Returns:
         [N, A] int32 or [N, A, U] float32.
@@ -184,10 +185,10 @@ FOLDER, GROUP = "env_service.envs", "murmur.environments"
 
 
 def environment_module(name: str) -> ModuleType:
-    """The environment plug-in of that name.
+    """Load the environment plug-in of that name.
 
     Raises:
-        ConfigError: if there is none, or what is named is no VectorEnvironment.
+        ConfigError: if there is none, or the named class is no VectorEnvironment.
     """
     try:
         target = find_object(name) if ":" in name else None
@@ -199,7 +200,7 @@ def environment_module(name: str) -> ModuleType:
 
 
 def _how_foreign(factory: str) -> str:
-    """How an environment of another library is named."""
+    """Return advice about the configuration of an environment of another library."""
     return (
         "one of PettingZoo or Gymnasium is configured as "
         f"environment: {{name: pettingzoo (or gymnasium), factory: {factory}}}"
@@ -207,11 +208,11 @@ def _how_foreign(factory: str) -> str:
 
 
 def make_environment(plugin: PluginConfig, num_envs: int) -> VectorEnvironment:
-    """N copies of the environment that the configuration names, with its options.
+    """Make N copies of the environment that the configuration names, with its options.
 
     Raises:
-        ConfigError: for an unknown environment, an unknown option or an ill-typed one, and if what
-            is named as module:Name raises or makes something else.
+        ConfigError: for an unknown environment, an unknown option or an ill-typed one, and if the
+            class or function named as module:Name raises or makes no valid VectorEnvironment.
     """
     name = plugin.name
     module = environment_module(name)
@@ -234,7 +235,7 @@ def make_environment(plugin: PluginConfig, num_envs: int) -> VectorEnvironment:
 
 
 def baselines(plugin: PluginConfig) -> Mapping[str, BaselineFactory]:
-    """The scripted baselines that come with an environment, by name.
+    """Return the scripted baselines that come with an environment, by name.
 
     Raises:
         ConfigError: for an unknown environment.
@@ -245,10 +246,10 @@ def baselines(plugin: PluginConfig) -> Mapping[str, BaselineFactory]:
 
 
 def find_baseline(plugin: PluginConfig, name: str) -> BaselineFactory:
-    """A baseline of an environment, or what package.module:Name names.
+    """Find a baseline of an environment, or one named as package.module:Name.
 
     Raises:
-        ConfigError: if there is none, naming those there are.
+        ConfigError: if there is none, naming the known ones.
     """
     if ":" in name:
         module = named_plugin("baseline", name)
@@ -271,7 +272,7 @@ def find_baseline(plugin: PluginConfig, name: str) -> BaselineFactory:
 def expected_arrays(
     spec: EnvSpec, num_envs: int
 ) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    """Dtype and shape of each array of a time step, by the name that messages give it."""
+    """Return dtype and shape of each array of a time step, by its name in messages."""
     n, a = num_envs, spec.num_agents
     wanted: dict[str, tuple[str, tuple[int, ...]]] = {
         "step_type": ("uint8", (n,)),
@@ -287,7 +288,7 @@ def expected_arrays(
 def shape_errors(
     wanted: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], timestep: TimeStep
 ) -> Iterator[str]:
-    """Messages: each array that is missing or differs from `expected_arrays`, with both values."""
+    """Yield a message for each array that is missing or differs from `expected_arrays`."""
     arrays = named_arrays(timestep)
     for name, (dtype, shape) in wanted.items():
         array = arrays.get(name)
@@ -303,7 +304,7 @@ def shape_errors(
 
 
 def named_arrays(timestep: TimeStep) -> dict[str, Array]:
-    """All arrays of a time step, by the name that messages give them."""
+    """Return all arrays of a time step, by their names in messages."""
     arrays: dict[str, Array] = {
         "step_type": timestep.step_type,
         "reward": timestep.reward,

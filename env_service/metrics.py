@@ -1,7 +1,7 @@
-"""What an environment server reports to Prometheus, and how its workers count it.
+"""The metrics of an environment server, and the counts of its workers.
 
-A worker adds to plain numbers and hands them over to Prometheus a few times a second: an increment
-of a multi-process counter costs as much as several environment steps.
+A worker adds to plain numbers and reports them to Prometheus a few times a second: an increment of
+a multi-process counter takes as long as several environment steps.
 """
 
 import time
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class Metric(NamedTuple):
-    """One metric: what it is called, what it means, what to do when it looks wrong."""
+    """One metric: its name, its meaning, and the remedy for unusual values."""
 
     name: str
     type: str
@@ -124,20 +124,20 @@ METRICS: list[Metric] = [
 
 
 def counter(name: str, registry: CollectorRegistry) -> Counter:
-    """A counter of the table, registered."""
+    """Register a counter of the table."""
     metric = next(m for m in METRICS if m.name == name)
     return Counter(name, metric.meaning, metric.labels, registry=registry)
 
 
 def set_info(registry: CollectorRegistry, run: str, environment: str, mode: str) -> None:
-    """Say in `murmur_env_info` which run this server works for. Called by the parent process."""
+    """Set `murmur_env_info` to this server's run. Called by the parent process."""
     metric = next(m for m in METRICS if m.name == "murmur_env_info")
     gauge = Gauge(metric.name, metric.meaning, metric.labels, registry=registry)
     gauge.labels(run, environment, mode).set(1)
 
 
 def _gauge(name: str, registry: CollectorRegistry) -> Gauge:
-    """A gauge of the table, registered; the server reports the sum over its running workers."""
+    """Register a gauge of the table; the server reports the sum over its running workers."""
     metric = next(m for m in METRICS if m.name == name)
     return Gauge(
         name, metric.meaning, metric.labels, registry=registry, multiprocess_mode="livesum"
@@ -154,7 +154,7 @@ class WorkerMetrics:
     Attributes:
         episodes, rows_unanswered, messages_sent, messages_received, bytes_sent, bytes_received,
         reconnects, sessions: plain counts; add to them, `flush` reports them.
-        moved: the same by reason, one of MOVES.
+        moved: plain counts of moved sessions by reason, one of MOVES.
     """
 
     STATES = ("step", "pack", "unpack", "wait")
@@ -163,8 +163,8 @@ class WorkerMetrics:
         """Start counting, in state "wait".
 
         Args:
-            mode: "train" or "evaluate".
-            registry: where the metrics are registered.
+            mode: label of the sessions: "train", "evaluate" or "supply".
+            registry: registry of the metrics.
         """
         self.episodes = self.rows_unanswered = 0
         self.messages_sent = self.messages_received = 0
@@ -199,15 +199,15 @@ class WorkerMetrics:
         self._sessions = _gauge("murmur_env_sessions", registry)
 
     def enter(self, state: str) -> None:
-        """From now on the worker's time belongs to `state`."""
+        """Count the worker's time as `state` from now on."""
         now = time.monotonic()
         self._seconds[self._state] += now - self._since
         self._state, self._since = state, now
 
     def count_rows(self, rows: int) -> None:
-        """Rows are about to be sent. Reported at once: the count is exact for a killed worker too.
+        """Count rows that are about to be sent, at once: also exact if the worker is killed.
 
-        Costs 3 us, once a message.
+        Takes 3 us, once per message.
         """
         self._steps.inc(rows)
 

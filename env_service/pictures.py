@@ -25,7 +25,7 @@ class Snapshot:
     """One row of an episode.
 
     Attributes:
-        state: what the environment's render_state gave.
+        state: arrays from the environment's render_state, by name.
         metrics: the environment's own results so far.
     """
 
@@ -34,14 +34,14 @@ class Snapshot:
 
 
 def painters() -> dict[str, ModuleType]:
-    """The `pictures` module of each environment that has one, by the environment's name."""
+    """Import the `pictures` module of each environment that has one, by the environment's name."""
     return {name: import_module(f"env_service.envs.{name}.pictures") for name in sorted(DRAWN)}
 
 
 def find_painter(snapshots: Sequence[Snapshot]) -> ModuleType | None:
-    """What draws such states; None if nothing does.
+    """Find the `pictures` module that draws such states; None if there is none.
 
-    An environment of your own may give what one of murmur's gives.
+    An environment of your own may give the same arrays as one of murmur's.
     """
     if not snapshots:
         return None

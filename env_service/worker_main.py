@@ -1,4 +1,4 @@
-"""A worker process from inside: its outermost function."""
+"""The outermost function of a worker process."""
 
 import asyncio
 import atexit
@@ -39,11 +39,11 @@ class Job:
     """The start parameters of a worker.
 
     Attributes:
-        config: the experiment.
-        number: the worker's number.
-        evaluate: whether it evaluates.
-        parent: the parent's process id.
-        lost: why and how many episodes the previous process lost.
+        config: configuration of the experiment.
+        number: number of the worker.
+        evaluate: true if it evaluates.
+        parent: process id of the parent.
+        lost: (reason, number of episodes) that the previous process lost, or None.
     """
 
     config: ExperimentConfig
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def num_envs(self) -> int:
-        """Environments of the worker; one that reads samples counts as one."""
+        """Return the number of the worker's environments; 1 if it reads samples."""
         config = self.config
         if config.supervised:
             return 1
@@ -64,10 +64,10 @@ class Job:
 
 
 def worker_variables(folder: str) -> dict[str, str]:
-    """What a worker must find in its environment when it imports its modules.
+    """Return the environment variables that a worker needs when it imports its modules.
 
     Args:
-        folder: where its metrics go.
+        folder: folder of its metrics.
     """
     defaults = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     kept = {name: os.environ.get(name, value) for name, value in defaults.items()}
@@ -75,7 +75,7 @@ def worker_variables(folder: str) -> dict[str, str]:
 
 
 def work(job: Job, memory: Any) -> None:  # noqa: ANN401 - a ctypes array
-    """Play until told to stop by SIGTERM. `memory` is the heartbeat's."""
+    """Run a worker until SIGTERM. `memory` is the heartbeat's."""
     die_with_parent(job.parent)
     lead_session()
     wake_without_preempting()
@@ -113,7 +113,7 @@ async def _watch(heartbeat: Heartbeat, stop: asyncio.Event) -> None:
 
 
 async def _play(job: Job, heartbeat: Heartbeat) -> None:
-    """All sessions, until SIGTERM."""
+    """Run all sessions until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     mode = "supply" if job.config.supervised else "evaluate" if job.evaluate else "train"

@@ -1,4 +1,4 @@
-"""A worker process from outside: its start, its death, its memory and its time."""
+"""Supervision of a worker process: its start, death, memory and time."""
 
 import contextlib
 import ctypes
@@ -45,8 +45,8 @@ class WorkerProcess:
     """A worker process, its deaths and its next start. Used by the parent's main thread.
 
     Attributes:
-        process: the running process, or None.
-        number: the worker's, unique over all environment servers.
+        process: running process, or None.
+        number: number of the worker, unique over all environment servers.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class WorkerProcess:
         """Describe the worker; `start_if_due` starts it.
 
         Args:
-            config: the experiment.
-            number: the worker's.
-            evaluate: whether it evaluates.
-            folder: of its metrics.
-            mark: of the environment server, with which that of the worker's processes begins.
+            config: configuration of the experiment.
+            number: number of the worker.
+            evaluate: true if it evaluates.
+            folder: folder of its metrics.
+            mark: mark of the environment server, the prefix of the worker's mark.
         """
         self._job = Job(config, number, evaluate, os.getpid(), None)
         self._server, self.number, self._folder = config.env_server, number, folder
@@ -83,12 +83,12 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs. Called from the metrics thread too."""
+        """Return whether the process runs. Called from the metrics thread too."""
         process = self.process
         return process is not None and process.exitcode is None
 
     def start_if_due(self) -> int:
-        """Start the process if it does not run and its pause is over; returns 1 for a restart."""
+        """Start the process if it does not run and its pause is over; return 1 for a restart."""
         if self.process or time.monotonic() < self._due:
             return 0
         # What the last process cannot report any more, this one does.
@@ -116,13 +116,13 @@ class WorkerProcess:
         """Replace the process if it has ended, hangs or is too large.
 
         Returns:
-            whether another start cannot help; the log says why.
+            true if a restart cannot help; the log has the reason.
         """
         self._end_if_too_large()
         return self._end_if_hung() or self._collect()
 
     def _patience_s(self) -> float:
-        """How long the process may stay where it is."""
+        """Return the longest time, s, that the process may spend in its current position."""
         heartbeat = self._heartbeat
         if heartbeat.closing:
             return KILL_AFTER_S
@@ -135,10 +135,10 @@ class WorkerProcess:
         return limit or math.inf
 
     def _end_if_hung(self) -> bool:
-        """Kill the process if its environment takes too long; True: once too often.
+        """Kill the process if its environment takes too long; return True after too many hangs.
 
-        Time counts only as far as this process saw it pass: neither a stopped or suspended machine
-        nor a changed clock makes a step too long.
+        Time counts only while this process runs: neither a stopped or suspended machine nor a
+        changed clock makes a step too long.
         """
         if not self.alive:
             return False
@@ -158,7 +158,7 @@ class WorkerProcess:
         return self._end_hung()
 
     def _remind(self, patience: float) -> None:
-        """Say once that environments take long to be made."""
+        """Log once that environments take long to be made."""
         if self._reminded or not self._heartbeat.making or self._still_s < _REMIND_AFTER_S:
             return
         self._reminded = True
@@ -172,7 +172,7 @@ class WorkerProcess:
         )
 
     def _end_hung(self) -> bool:
-        """Kill the process, with a traceback of where it hangs in the log; True: once too often."""
+        """Kill the process after a traceback in the log; return True after too many hangs."""
         assert self.process is not None
         heartbeat = self._heartbeat
         making, closing, started = heartbeat.making, heartbeat.closing, heartbeat.turns > 0
@@ -216,14 +216,14 @@ class WorkerProcess:
         return True
 
     def _where(self) -> str:
-        """Text: what the process was working on."""
+        """Describe the episode or sample that the process was working on."""
         if not self._job.config.supervised:
             return self._heartbeat.where()
         index, split = self._heartbeat.sample()
         return f"reading sample {index} of split '{SPLITS[split]}'"
 
     def _end_if_too_large(self) -> None:
-        """End the process in order if it takes too much memory; by force if it does not obey."""
+        """End the process if it takes too much memory; kill it if it does not stop in time."""
         limit = self._server.worker_memory_mib
         now = time.monotonic()
         if not limit or not self.alive or now - self._weighed < _WEIGH_EVERY_S:
@@ -251,7 +251,7 @@ class WorkerProcess:
             self.ask_to_stop()
 
     def _collect(self) -> bool:
-        """Plan the next start if the process has just ended; True if there must not be one."""
+        """Plan the next start if the process has just ended; return True to plan none."""
         process = self.process
         if process is None or process.exitcode is None:
             return False
@@ -292,19 +292,19 @@ class WorkerProcess:
         return True
 
     def _why_ended(self, code: int) -> str:
-        """Text to follow an exit code."""
+        """Explain an exit code, as text to append to it."""
         if code == -signal.SIGKILL and (why := self._memory_kills.explanation()):
             return f", {why}"
         return "" if code else ", though it was not asked to end"
 
     def ask_to_stop(self) -> None:
-        """Let the process end in order."""
+        """Ask the process to end in order."""
         assert self.process is not None
         self._heartbeat.ask_to_stop()
         self.process.terminate()
 
     def release(self) -> None:
-        """Release a process that has ended, its gauges, and what it started."""
+        """Release a process that has ended and its gauges, and kill processes that it started."""
         assert self.process is not None
         self.process.join()
         mark_process_dead(self.process.pid, self._folder)  # type: ignore[no-untyped-call]
@@ -320,7 +320,7 @@ class WorkerProcess:
 
 
 def stop_all(workers: list[WorkerProcess]) -> None:
-    """SIGTERM, then, to those that do not end in time, SIGKILL."""
+    """Stop all workers by SIGTERM, then by SIGKILL if they do not end in time."""
     running = [(worker, worker.process) for worker in workers if worker.process]
     for worker, _ in running:
         worker.ask_to_stop()

@@ -1,1 +1,1 @@
-"""What both services agree on: the wire, the specs, the configuration. Never imports torch."""
+"""The contract of both services: wire, specs, configuration. Never imports torch."""

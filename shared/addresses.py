@@ -1,4 +1,4 @@
-"""Addresses: which of this machine's a service listens on, which ones can only be this machine."""
+"""Addresses: those that a service listens on, and those that can only be this machine."""
 
 import ipaddress
 import re
@@ -14,7 +14,7 @@ _PORTS = re.compile(r"(.+):(\d{1,5})-(\d{1,5})")  # host, first, last
 
 
 def own_addresses(hosts: str, setting: str) -> list[str]:
-    """The addresses to listen on.
+    """Return the addresses to listen on.
 
     Args:
         hosts: addresses or names with commas between them, IPv6 as ::1 or [::1]. A network,
@@ -22,7 +22,7 @@ def own_addresses(hosts: str, setting: str) -> list[str]:
         setting: its key in the configuration, for the message.
 
     Raises:
-        ConfigError: for a network that is none, or that this machine has no address in.
+        ConfigError: for an invalid network, or one that this machine has no address in.
     """
     found: list[str] = []
     for host in filter(None, (bare_host(part.strip()) for part in hosts.split(","))):
@@ -52,18 +52,18 @@ def _in_network(host: str, setting: str) -> list[str]:
 
 
 def bare_host(host: str) -> str:
-    """A host without the brackets that IPv6 addresses have in front of a port."""
+    """Strip the brackets that enclose an IPv6 address in front of a port."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def host_and_port(host: str, port: int) -> str:
-    """host:port as clients take it, with an IPv6 address in brackets."""
+    """Join host and port as clients take them, with an IPv6 address in brackets."""
     host = bare_host(host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def own_client_host(host: str) -> str:
-    """The host that processes of this machine connect to where a service listens on `host`."""
+    """Return the host that local processes connect to if a service listens on `host`."""
     host = bare_host(host)
     try:
         address = ipaddress.ip_address(host)
@@ -75,10 +75,10 @@ def own_client_host(host: str) -> str:
 
 
 def learner_addresses(text: str) -> list[str]:
-    """The learners of env_server.learner: host:port or host:first-last, with commas between them.
+    """Parse env_server.learner: host:port or host:first-last, with commas between them.
 
     Raises:
-        ConfigError: if one is named twice, there is an empty one among several, or an IPv6 address
+        ConfigError: if a learner is named twice, one of several is empty, or an IPv6 address
             has no brackets.
     """
     found: list[str] = []
@@ -103,7 +103,7 @@ def learner_addresses(text: str) -> list[str]:
 
 
 def name_and_port(address: str) -> tuple[str, int] | None:
-    """Host and port where the host is a name that may have several addresses; else None."""
+    """Split host:port if the host is a name that may have several addresses; else None."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or not host or set(host) & set(":/[]"):
         return None
@@ -115,7 +115,7 @@ def name_and_port(address: str) -> tuple[str, int] | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether host or host:port can only be this machine."""
+    """Return whether host or host:port can only be this machine."""
     if address.startswith("unix:"):
         return True
     host = address.removeprefix("dns:///")
@@ -132,7 +132,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_own(address: str) -> bool:
-    """Whether host:port is an address of this machine, loopback or not."""
+    """Return whether host:port is an address of this machine, loopback or not."""
     if is_loopback(address):
         return True
     host = bare_host(address.removeprefix("dns:///").rpartition(":")[0])
@@ -141,12 +141,12 @@ def is_own(address: str) -> bool:
 
 
 def port_or_any(host: str, port: int, setting: str = "host") -> int:
-    """`port` if it is free on `host` just now, else 0: any free port.
+    """Return `port` if it is free on `host` now, else 0 (any free port).
 
     Args:
-        host: as `own_addresses` takes it.
-        port: wanted.
-        setting: see own_addresses.
+        host: addresses or networks, as in `own_addresses`.
+        port: wanted port.
+        setting: key of `host` in the configuration, for messages.
     """
     for address in own_addresses(host, setting):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET

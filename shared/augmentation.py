@@ -1,4 +1,4 @@
-"""What augmentation does to the batches that a learner trains on; the `augment` section."""
+"""The `augment` section: augmentation of the batches that a learner trains on."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -69,5 +69,5 @@ class AugmentConfig(BaseModel):
         return self
 
     def used(self) -> dict[str, Any]:
-        """The options that differ from their defaults."""
+        """Return the options that differ from their defaults."""
         return self.model_dump(exclude_defaults=True)

@@ -54,14 +54,14 @@ PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")  # that gRPC takes
 
 
 def channel_options(address: str) -> list[tuple[str, int]]:
-    """Options of a channel to host:port. No proxy leads back to this machine."""
+    """Return the options of a channel to host:port. Channels to this machine use no proxy."""
     return [*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)] if is_own(address) else CHANNEL_OPTIONS
 
 
 def proxy_in_use(address: str) -> str:
     """Return the environment variable, with its value, that sends a channel through a proxy.
 
-    gRPC takes lower-case names only, and leaves out what no_grpc_proxy or no_proxy lists.
+    gRPC takes lower-case names only, and uses no proxy for hosts in no_grpc_proxy or no_proxy.
 
     Args:
         address: host:port of the channel.
@@ -79,7 +79,7 @@ def proxy_in_use(address: str) -> str:
 
 
 def _covers(part: str, host: str) -> bool:
-    """Whether an entry of no_proxy, the end of a name or a network, covers a host."""
+    """Return whether an entry of no_proxy, the end of a name or a network, covers a host."""
     if "/" not in part:
         return bool(part) and host.endswith(part)
     try:

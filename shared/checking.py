@@ -1,4 +1,4 @@
-"""Checks values of the configuration and names; says in one line what is wrong with them."""
+"""Checks of configuration values and names, with one-line error messages."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -13,7 +13,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def known_names(name: str, known: Iterable[str]) -> str:
-    """Which names there are, and which of them may be meant: for messages about an unknown one."""
+    """List the known names and the closest match, for a message about an unknown name."""
     names = list(known)
     close = get_close_matches(name, names, 1)
     hint = f"did you mean '{close[0]}'? " if close else ""
@@ -21,15 +21,15 @@ def known_names(name: str, known: Iterable[str]) -> str:
 
 
 def validate(model: type[Model], data: Mapping[str, Any], where: str = "") -> Model:
-    """Build a model, turning every complaint into one readable line.
+    """Build a model, and report all validation errors in one readable line.
 
     Args:
-        model: the pydantic model.
-        data: its values.
+        model: pydantic model.
+        data: values of its fields.
         where: dotted path of this model within the configuration, for the messages.
 
     Raises:
-        ConfigError: naming each key, its value, and the fix.
+        ConfigError: if values are invalid, naming each key, its value, and the fix.
     """
     try:
         return model.model_validate(dict(data))
@@ -64,7 +64,7 @@ def validate(model: type[Model], data: Mapping[str, Any], where: str = "") -> Mo
 
 
 def _plugin_advice(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
-    """What to add where a plug-in's options are given without its name."""
+    """Return the key to add if a plug-in's options are given without its name; else ""."""
     if len(path) != 2 or path[1] != "name":
         return ""
     section = str(path[0])
@@ -81,7 +81,7 @@ def _plugin_advice(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
 
 
 def _keys_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    """Field names of the model found by following `path` from `model`."""
+    """Return the field names of the model found by following `path` from `model`."""
     for part in path:
         field = model.model_fields.get(part)
         if field is None or not isinstance(field.annotation, type):

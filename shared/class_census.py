@@ -16,11 +16,11 @@ _LISTED = 12  # classes whose values are listed
 
 
 class ClassCensus:
-    """Note which values occur in the masks of each split, looking at each sample once.
+    """Record of the values that occur in the masks of each split. Reads each sample once.
 
     Attributes:
-        seen: [2, 256] whether a mask of the split holds the value.
-        looked: of each split, [N] whether the sample's mask was looked at.
+        seen: [2, 256] bool, true if a mask of the split holds the value.
+        looked: one array per split, [N] bool, true if the sample's mask was read.
     """
 
     def __init__(self, spec: SampleSpec) -> None:
@@ -30,7 +30,7 @@ class ClassCensus:
         self._wanted = [*range(len(spec.classes)), spec.ignore_index]
 
     def look(self, split: int, indices: Sequence[int], masks: Array) -> None:
-        """Take masks [n, H, W] of samples of a split; those looked at before cost nothing."""
+        """Record the values of masks [n, H, W] of a split; skip them if all were read before."""
         if not len(indices) or self.looked[split][indices].all():
             return
         self.looked[split][indices] = True
@@ -44,12 +44,12 @@ class ClassCensus:
 
 
 class ClassProblem(NamedTuple):
-    """What masks do not hold.
+    """A defect of the data set: classes that the masks do not hold.
 
     Attributes:
-        subject: the classes concerned, in few words.
-        text: one sentence.
-        fatal: whether fewer than two classes are left, so that nothing is learned or scored.
+        subject: short name of the classes concerned.
+        text: message of one sentence.
+        fatal: true if fewer than two classes are left, so that nothing is learned or scored.
     """
 
     subject: str
@@ -58,12 +58,12 @@ class ClassProblem(NamedTuple):
 
 
 def class_problems(spec: SampleSpec, seen: Flags, counts: tuple[int, int]) -> list[ClassProblem]:
-    """Tell what cannot be learned or scored, as the masks do not hold it.
+    """Find the classes that cannot be learned or scored because the masks do not hold them.
 
     Args:
-        spec: of the data set.
-        seen: [2, 256] whether masks of each split hold each value.
-        counts: masks looked at of each split; of a split with 0 nothing is said.
+        spec: spec of the data set.
+        seen: [2, 256] bool, true if the split's masks hold the value.
+        counts: number of masks read in each split; a split with 0 is not checked.
     """
     k, ignored = len(spec.classes), spec.ignore_index
     train, valid = seen[:, :k]
@@ -94,7 +94,7 @@ def class_problems(spec: SampleSpec, seen: Flags, counts: tuple[int, int]) -> li
 
 
 def _hint(spec: SampleSpec, absent: Flags) -> str:
-    """Advice for masks whose ignored pixels may be those of an absent class."""
+    """Return advice for masks with ignored pixels that may belong to an absent class."""
     classes, ignored, indices = spec.classes, spec.ignore_index, np.flatnonzero(absent).tolist()
     if len(indices) > 1:
         return "if it means a class, write the class's index, or set source.values"

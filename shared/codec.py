@@ -27,7 +27,7 @@ from shared.timestep import Array, TimeStep
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each array of a message lies in its payload: back to back, in order.
+    """Layout of a message's arrays in its payload: back to back, in order.
 
     Attributes:
         fields: (name, dtype, shape) of every array, leading dimensions included.
@@ -37,11 +37,11 @@ class Layout:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Length of the payload."""
+        """Return the length of the payload, bytes."""
         return sum(d.itemsize * math.prod(s) for _, d, s in self.fields)
 
     def views(self, payload: memoryview | bytes | bytearray) -> dict[str, Array]:
-        """The arrays of a payload, by name, without a copy.
+        """Return the arrays of a payload, by name, without a copy.
 
         Raises:
             WireError: if the payload has the wrong number of bytes, naming the arrays expected.
@@ -58,7 +58,7 @@ class Layout:
 
     @cached_property
     def _places(self) -> list[tuple[str, np.dtype[np.generic], tuple[int, ...], int]]:
-        """Fields and where in the payload each begins."""
+        """Return the fields, each with its byte offset in the payload."""
         sizes = [d.itemsize * math.prod(s) for _, d, s in self.fields]
         starts = accumulate(sizes, initial=0)
         return [(*field, start) for field, start in zip(self.fields, starts, strict=False)]
@@ -71,7 +71,7 @@ _OBSERVATION, _METRIC = "observation/", "metric/"
 
 
 def timestep_layout(spec: EnvSpec, num_envs: int) -> Layout:
-    """The payload of an Observation: reward, discount, observations, metrics, step_type."""
+    """Return the layout of an Observation: reward, discount, observations, metrics, step_type."""
     n, a = num_envs, spec.num_agents
     f32, u8 = np.dtype("<f4"), np.dtype("u1")
     fields: list[tuple[str, np.dtype[np.generic], tuple[int, ...]]] = [
@@ -88,16 +88,16 @@ def timestep_layout(spec: EnvSpec, num_envs: int) -> Layout:
 
 
 def action_array_layout(spec: EnvSpec, num_envs: int) -> Layout:
-    """The payload of an Action: one array, int32 [N, A] or float32 [N, A, U]."""
+    """Return the layout of an Action: one array, int32 [N, A] or float32 [N, A, U]."""
     dtype, shape = action_layout(spec.action)
     return Layout(((_ACTION, dtype.newbyteorder("<"), (num_envs, spec.num_agents, *shape)),))
 
 
 def check_size(spec: EnvSpec, num_envs: int) -> None:
-    """Refuse a session whose messages would be too large; sets no memory aside.
+    """Refuse a session with messages that are too large. Allocates no memory.
 
     Raises:
-        SpecError: naming the bytes of a message and the limit.
+        SpecError: if a message is too large, naming its bytes and the limit.
     """
     limit = MAX_OBSERVATION_BYTES - ENCODING_BYTES
     for what, layout in (
@@ -124,23 +124,23 @@ def timestep_from_views(spec: EnvSpec, views: Mapping[str, Array]) -> TimeStep:
 
 
 def message_bytes(spec: EnvSpec, num_envs: int) -> int:
-    """What one observation and one action of a session take, together."""
+    """Return the bytes of one observation and one action of a session, together."""
     layouts = timestep_layout(spec, num_envs), action_array_layout(spec, num_envs)
     return sum(layout.num_bytes for layout in layouts)
 
 
 class ObservationCodec:
-    """Packs and unpacks the observations of one session. Used by one thread.
+    """Codec of one session's observations. Used by one thread.
 
     An observation of up to PART_BYTES is one message; a larger one is several, the parts of
-    shared.parts. `messages` and `receive` do both; `pack` and `unpack` know the first kind alone.
+    shared.parts. `messages` and `receive` handle both; `pack` and `unpack` only the first.
 
     Attributes:
-        num_parts: messages of one observation.
+        num_parts: number of messages of one observation.
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int) -> None:
-        """Prepare for sessions of `num_envs` environments of this spec; sets no memory aside.
+        """Prepare for sessions of `num_envs` environments of this spec. Allocates no memory.
 
         Raises:
             SpecError: if an observation would be too large.
@@ -153,7 +153,7 @@ class ObservationCodec:
         self.num_parts = max(1, len(self._part_frames))
 
     def messages(self, sequence: int, timestep: TimeStep) -> list[bytes]:
-        """The messages that carry a time step, in order.
+        """Encode a time step as messages, in order.
 
         Raises:
             WireError: if an array does not have the shape or type of the spec, naming it.
@@ -164,7 +164,7 @@ class ObservationCodec:
         return list(split(self._part_frames, sequence, self._frame.payload))
 
     def pack(self, sequence: int, timestep: TimeStep) -> bytes:
-        """The message that carries a time step that needs no parts.
+        """Encode a time step that needs no parts as one message.
 
         Raises:
             WireError: if an array does not have the shape or type of the spec, naming it.
@@ -174,11 +174,11 @@ class ObservationCodec:
         return self._frame.tobytes(sequence)
 
     def receive(self, message: bytes) -> tuple[int, TimeStep] | None:
-        """Take the next message of a stream; None if the observation has further parts.
+        """Decode the next message of a stream; None if the observation has further parts.
 
         Returns:
-            sequence number and time step, whose arrays are read-only views: of the message, or of
-            memory that the next observation is put together in.
+            sequence number and time step. Its arrays are read-only views of the message, or of a
+            buffer that the next observation overwrites.
 
         Raises:
             WireError: if the message is no Observation, has the wrong number of bytes, or is not
@@ -193,7 +193,7 @@ class ObservationCodec:
         return sequence, timestep_from_views(self._spec, self._layout.views(payload))
 
     def unpack(self, message: bytes) -> tuple[int, TimeStep]:
-        """Sequence number and time step of a message that has no parts; see `receive`.
+        """Decode sequence number and time step of a message that has no parts; see `receive`.
 
         Raises:
             WireError: if the message is no Observation or has the wrong number of bytes.
@@ -213,12 +213,12 @@ class ObservationCodec:
 
     @cached_property
     def _out(self) -> TimeStep:
-        """Where `pack` copies the arrays to."""
+        """Return views of the frame, the destination of `_fill`."""
         return timestep_from_views(self._spec, self._layout.views(self._frame.payload))
 
     @cached_property
     def _assembly(self) -> Assembly:
-        """Where `receive` puts parts together."""
+        """Return the buffer in which `receive` joins parts."""
         return Assembly(self._part_frames, self._layout.num_bytes)
 
     def _fill(self, timestep: TimeStep) -> None:
@@ -234,7 +234,7 @@ class ObservationCodec:
 
 
 class ActionCodec:
-    """Packs and unpacks LearnerMessage.action for one session. Used by one thread."""
+    """Codec of LearnerMessage.action for one session. Used by one thread."""
 
     def __init__(self, spec: EnvSpec, num_envs: int) -> None:
         """Prepare the frame for sessions of `num_envs` environments of this spec."""
@@ -244,16 +244,16 @@ class ActionCodec:
 
     @cached_property
     def _out(self) -> Array:
-        """Where `pack` copies the actions to."""
+        """Return the view of the frame that `pack` writes actions to."""
         return self._layout.views(self._frame.payload)[_ACTION]
 
     def pack(self, sequence: int, policy_version: int, action: Array) -> bytes:
-        """The message that carries actions, int32 [N, A] or float32 [N, A, U]."""
+        """Encode actions, int32 [N, A] or float32 [N, A, U], as a message."""
         _copy(self._out, action, "action")
         return self._frame.tobytes(sequence, policy_version)
 
     def unpack(self, message: bytes) -> tuple[int, int, Array]:
-        """Sequence number, policy version and actions (a read-only view) of a message.
+        """Decode sequence number, policy version and actions (a read-only view) of a message.
 
         Raises:
             WireError: if the message is no Action or has the wrong number of bytes.
@@ -268,10 +268,10 @@ class ActionCodec:
         return sequence, version, self._layout.views(payload)[_ACTION]
 
     def require_accepted(self, action: NDArray[Any]) -> None:
-        """Refuse actions outside the spec: the environment would be blamed for what they do.
+        """Refuse actions outside the spec, before an environment fails on them.
 
         Raises:
-            WireError: naming the first.
+            WireError: for actions outside the spec, naming the first.
         """
         if isinstance(self._spec, Discrete):
             accepted = f"0 to {self._spec.num_actions - 1}"
@@ -295,7 +295,11 @@ class ActionCodec:
 
 
 def _copy(view: NDArray[np.generic], value: Array | None, name: str) -> None:
-    """Copy an array into its place in the frame."""
+    """Copy an array to its place in the frame.
+
+    Raises:
+        WireError: if the array is missing, or has another shape or dtype than the spec says.
+    """
     if value is None:
         raise WireError(f"{name} is missing: the spec declares it, the environment left it out")
     if value.shape != view.shape:

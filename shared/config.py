@@ -132,7 +132,7 @@ class EnvServerConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Greedy evaluation during training, by a session of its own."""
+    """Greedy evaluation during training, by a separate session."""
 
     every_updates: int = Field(0, ge=0, description="0: never")
     episodes: int = Field(
@@ -176,10 +176,10 @@ class EvaluationConfig(Section):
 
 
 class ImitationConfig(Section):
-    """Imitation before reinforcement: a baseline says what it would do where the policy acts.
+    """Imitation before reinforcement learning, from the advice of a baseline.
 
-    DAgger (Ross, Gordon, Bagnell 2011, arXiv:1011.0686): the policy acts, and learns from what the
-    baseline would have done in the same states. The critic learns from rewards, as ever.
+    DAgger (Ross, Gordon, Bagnell 2011, arXiv:1011.0686): the policy acts, and learns the actions
+    that the baseline advises in the same states. The critic learns from rewards.
     """
 
     baseline: str = Field(
@@ -192,7 +192,7 @@ class ImitationConfig(Section):
 
 
 class LeagueConfig(Section):
-    """Opponents in games of two teams: the first half of the agents learns, they play the rest."""
+    """Opponents in games of two teams: the first half of the agents learns against them."""
 
     size: int = Field(
         0, ge=0, description="past policies of this run that are kept as opponents, the latest ones"
@@ -210,12 +210,12 @@ class LeagueConfig(Section):
 
     @property
     def on(self) -> bool:
-        """Whether there is a league; if not, all agents of an environment learn."""
+        """Return whether there is a league; if not, all agents of an environment learn."""
         return self.size > 0 or bool(self.checkpoints)
 
 
 class SupplyConfig(Section):
-    """How samples of a `source` get to the learner."""
+    """Transport of a `source`'s samples to the learner."""
 
     cache: Literal["auto", "device", "stream"] = Field(
         "auto",
@@ -269,7 +269,7 @@ class ExperimentConfig(Section):
 
     @model_serializer(mode="wrap")
     def _leave_out_what_is_not_used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """`environment` or `source`, with `supply`, whichever the run has."""
+        """Leave out `source` and `supply`, or `environment`, whichever the run does not use."""
         data: dict[str, Any] = handler(self)
         for key in ("environment",) if self.supervised else ("source", "supply"):
             data.pop(key, None)
@@ -277,7 +277,7 @@ class ExperimentConfig(Section):
 
     @property
     def supervised(self) -> bool:
-        """Whether the run learns from a source of samples; if not, from an environment."""
+        """Return whether the run learns from a source of samples, not from an environment."""
         return bool(self.source.name)
 
     @model_validator(mode="after")
@@ -300,11 +300,11 @@ class ExperimentConfig(Section):
 
     @property
     def total_envs(self) -> int:
-        """Training environments of one environment server; 0 while their number is not chosen."""
+        """Return the training environments of one environment server; 0 if not chosen yet."""
         return self.env_server.num_workers * self.env_server.envs_per_worker
 
     def for_evaluation(self) -> "ExperimentConfig":
-        """The same with the environment as evaluations have it."""
+        """Return a copy with the environment's options for evaluation."""
         options = merged(self.environment.options, self.evaluation.environment)
         environment = PluginConfig(**options | {"name": self.environment.name})
         return self.model_copy(update={"environment": environment})
@@ -315,17 +315,17 @@ def load(
     overrides: Overrides = (),
     environ: Mapping[str, str] | None = None,
 ) -> ExperimentConfig:
-    """The configuration of an experiment.
+    """Load the configuration of an experiment.
 
-    Modules that it names are looked for in its run.plugin_folders from now on.
+    From then on the process looks for modules that it names in its run.plugin_folders.
 
     Args:
         name: a path, the name of a configuration that comes with murmur, or the sections of one.
         overrides: "a.b=value" items with values in YAML syntax, or a mapping of dotted keys.
-        environ: where MURMUR__A__B=value items are looked up; None: the process's environment.
+        environ: environment variables with MURMUR__A__B=value items; None: the process's own.
 
     Raises:
-        ConfigError: for anything wrong, naming the key, the value and the fix.
+        ConfigError: for an invalid configuration, naming the key, the value and the fix.
     """
     data, own_name, file = read_config(name)
     changes: list[Change] = []
@@ -360,13 +360,13 @@ def load(
 
 
 def code_of(config: ExperimentConfig) -> list[str]:
-    """All code that a configuration names, as package.module:Name."""
+    """Return all code that a configuration names, as package.module:Name."""
     plugins = [getattr(config, section).model_dump() for section in PLUGINS]
     return named_code([plugins, config.evaluation.environment, config.imitation.baseline])
 
 
 def _path_of_variable(key: str) -> list[Any]:
-    """The keys that MURMUR__A__B names: in lower case, but parameters of a factory as written.
+    """Return the keys that MURMUR__A__B names: in lower case, factory parameters as written.
 
     MURMUR__ENVIRONMENT__ARGUMENTS__TOLL is `toll`, and ...__maxSteps is `maxSteps`.
     """
@@ -379,7 +379,7 @@ def _path_of_variable(key: str) -> list[Any]:
 
 
 def _plugin_folders(run: RunConfig, file: Path | None) -> tuple[str, ...]:
-    """Absolute paths where named code is looked for, also when the run is resumed."""
+    """Return the absolute folders to search for named code, also when the run is resumed."""
     if run.plugin_folders:
         return tuple(os.path.abspath(folder) for folder in run.plugin_folders)
     beside = [] if file is None or file.parent in CONFIG_DIRS else [str(file.resolve().parent)]

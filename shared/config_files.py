@@ -31,15 +31,15 @@ Change = tuple[list[Any], Any, str]  # path of keys, value, where it comes from
 
 
 def config_names() -> list[str]:
-    """Names of the configurations that come with murmur."""
+    """Return the names of the configurations that come with murmur."""
     return sorted({p.stem for d in CONFIG_DIRS if d.is_dir() for p in d.glob("*.yaml")})
 
 
 def find_config(name: str) -> Path:
-    """The file of a configuration, given as a path or as the name of one that comes with murmur.
+    """Find the file of a configuration, given as a path or as a name that comes with murmur.
 
     Raises:
-        ConfigError: if there is none, naming those there are.
+        ConfigError: if there is none, naming the known configurations.
     """
     own = name.replace("_", "-")
     for path in (Path(name), *(folder / f"{own}.yaml" for folder in CONFIG_DIRS)):
@@ -51,7 +51,7 @@ def find_config(name: str) -> Path:
 
 
 def _why_none(name: str) -> str:
-    """What is wrong with the name of a configuration that does not exist."""
+    """Explain why a name is no configuration, and what to give instead."""
     with contextlib.suppress(OSError, ValueError):
         if (Path(name) / "config.yaml").is_file():
             return (
@@ -67,7 +67,7 @@ def _why_none(name: str) -> str:
 
 
 def read_config(config: str | Mapping[str, Any]) -> tuple[dict[str, Any], str, Path | None]:
-    """The sections of a configuration, its default name of the run, and its file if it has one.
+    """Read a configuration's sections, its default run name, and its file if it has one.
 
     Args:
         config: a path, the name of a configuration that comes with murmur, or its sections, with
@@ -88,7 +88,15 @@ def read_config(config: str | Mapping[str, Any]) -> tuple[dict[str, Any], str, P
 
 
 def read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """A YAML file, on top of the one it extends."""
+    """Read a YAML file, merged over the one it extends.
+
+    Args:
+        path: file to read.
+        seen: files that led to this one by `extends`.
+
+    Raises:
+        ConfigError: if the file extends itself, cannot be read, or holds no sections.
+    """
     if path in seen:
         raise ConfigError(f"{path} extends itself")
     try:
@@ -105,7 +113,7 @@ def read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _extended(data: dict[str, Any], where: str, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The sections merged into the configuration that they extend, if any."""
+    """Merge the sections into the configuration that they extend, if any."""
     base = data.pop("extends", None)
     if base is not None and not isinstance(base, str):
         raise ConfigError(f"{where}: extends is {base!r}; expected the name of a configuration")
@@ -115,12 +123,13 @@ def _extended(data: dict[str, Any], where: str, seen: tuple[Path, ...]) -> dict[
 def merged(
     base: dict[Any, Any], top: dict[Any, Any], plugins: tuple[str, ...] = ()
 ) -> dict[Any, Any]:
-    """`top` over `base`, key by key.
+    """Merge `top` over `base`, key by key.
 
     Args:
-        base: what is kept where `top` says nothing.
-        top: what takes precedence.
-        plugins: keys of sections that name a plug-in; one of another name keeps nothing of `base`.
+        base: values used for keys that `top` lacks.
+        top: values that take precedence.
+        plugins: keys of sections that name a plug-in; another plug-in's name drops the options
+            in `base`.
     """
     result = dict(base)
     for key, value in top.items():
@@ -172,7 +181,7 @@ def _leaves(path: list[Any], value: object) -> Iterator[Change]:
 
 
 def path_of(key: str, where: str) -> list[Any]:
-    """The keys of a dotted key; in options of plug-ins what YAML reads as a number is one.
+    """Split a dotted key; within options of plug-ins, parse the parts as YAML (1 is a number).
 
     Raises:
         ConfigError: for a key that YAML 1.1 and 1.2 read differently.
@@ -190,7 +199,7 @@ def path_of(key: str, where: str) -> list[Any]:
 
 
 def dotted(path: list[Any], where: str) -> str:
-    """A path as a dotted key, which `path_of` reads back.
+    """Return a path as a dotted key, which `path_of` reads back.
 
     Raises:
         ConfigError: if a key has a dot, or is text that reads as a number.
@@ -202,10 +211,10 @@ def dotted(path: list[Any], where: str) -> str:
 
 
 def value_of(text: str, where: str, path: list[Any]) -> Any:  # noqa: ANN401 - whatever YAML can say
-    """A value given as YAML text; what is no YAML is text in murmur's own options.
+    """Parse a value given as YAML text; invalid YAML is plain text in murmur's own options.
 
     Raises:
-        ConfigError: if it is no YAML, for an option of a plug-in.
+        ConfigError: if the value of a plug-in's option is invalid YAML.
     """
     keys = ".".join(map(str, path))
     try:
@@ -221,7 +230,7 @@ def value_of(text: str, where: str, path: list[Any]) -> Any:  # noqa: ANN401 - w
 
 
 def replace_plugin(data: dict[str, Any], section: str, name: object) -> None:
-    """Before a plug-in of another name is set: drop the options of the file's, and say so."""
+    """Drop a plug-in's options, with a warning, before a plug-in of another name replaces it."""
     below = data.get(section)
     before = below.get("name") if isinstance(below, dict) else None
     if before in (None, name):
@@ -239,7 +248,11 @@ def replace_plugin(data: dict[str, Any], section: str, name: object) -> None:
 
 
 def set_value(data: dict[Any, Any], path: list[Any], value: object, source: str) -> None:
-    """Put one value at a dotted path."""
+    """Set the value at a path of keys, making sections that are missing.
+
+    Raises:
+        ConfigError: if a key of the path holds a value, not a section; names `source`.
+    """
     for part in path[:-1]:
         data = data.setdefault(part, {})
         if not isinstance(data, dict):

@@ -1,7 +1,7 @@
 """A configuration as plain data and as YAML text, from which it is read back unchanged.
 
-What murmur's own options hold is written as JSON would have it (lists for tuples); what options of
-plug-ins hold keeps its types: whole numbers as keys, infinities, dates, sets, bytes, tuples.
+Values of murmur's own options are written in JSON's types (lists for tuples). Values of plug-in
+options keep their types: whole numbers as keys, infinities, dates, sets, bytes, tuples.
 """
 
 import json
@@ -23,14 +23,14 @@ _SECRET_KEY = re.compile(
 
 
 def plain_data(model: BaseModel, where: str = "") -> dict[str, Any]:
-    """A model's values in types that YAML gives back.
+    """Return a model's values in types that survive YAML.
 
     Args:
         model: a section of the configuration, or options of a plug-in.
         where: dotted key of the section, for messages.
 
     Raises:
-        ConfigError: for a value that YAML cannot say, naming its key.
+        ConfigError: for a value that YAML cannot represent, naming its key.
     """
     raw = model.model_dump()
     data: dict[str, Any] = {}
@@ -43,7 +43,7 @@ def plain_data(model: BaseModel, where: str = "") -> dict[str, Any]:
 
 
 def _as_json(model: BaseModel, key: str, value: object, raw: object, where: str) -> Any:  # noqa: ANN401
-    """A field's value as JSON has it, if validation makes the same of that; else as it is."""
+    """Return a field's JSON value if it validates to the same value, else the value itself."""
     kind = type(model)
     if key not in kind.model_fields or type(raw) in _SAME_IN_JSON:
         return plain_value(raw, where)
@@ -58,16 +58,16 @@ def _as_json(model: BaseModel, key: str, value: object, raw: object, where: str)
 
 
 def config_text(config: BaseModel) -> str:
-    """The whole configuration as a file that `murmur train` takes.
+    """Return the whole configuration as the text of a file for `murmur train`.
 
     Raises:
-        ConfigError: for a value that YAML cannot say, naming its key.
+        ConfigError: for a value that YAML cannot represent, naming its key.
     """
     return to_yaml(plain_data(config))
 
 
 def read_config_text(text: str, where: str) -> dict[str, Any]:
-    """The sections that `config_text` wrote, or those that a checkpoint of 0.2 has as JSON.
+    """Read sections written by `config_text`, or as JSON by a checkpoint of 0.2.
 
     Raises:
         ConfigError, yaml.YAMLError, ValueError, RecursionError: if it is neither.
@@ -79,7 +79,7 @@ def read_config_text(text: str, where: str) -> dict[str, Any]:
 
 
 def comparable(data: object) -> object:
-    """A value as it comes back from JSON; as YAML text if JSON cannot say it."""
+    """Return the value if JSON preserves it, else its YAML text."""
     try:
         lossless = difference(data, json.loads(json.dumps(data, allow_nan=False))) is None
     except (TypeError, ValueError):
@@ -88,11 +88,11 @@ def comparable(data: object) -> object:
 
 
 def without_secrets(value: Any, key: str = "") -> Any:  # noqa: ANN401 - whatever YAML can say
-    """A value for others to see: without users and passwords in URIs, without tokens and keys.
+    """Hide users and passwords in URIs, tokens and keys in a value, for display.
 
     Args:
-        value: a section, list or scalar.
-        key: its name.
+        value: section, list or scalar.
+        key: name of the value; names such as "api_key" mark secrets.
     """
     if isinstance(value, Mapping):
         return {name: without_secrets(part, str(name)) for name, part in value.items()}

@@ -7,18 +7,18 @@ from pathlib import Path, PurePosixPath
 
 @dataclass(frozen=True)
 class ControlGroup:
-    """One group.
+    """A control group.
 
     Attributes:
-        folder: where the kernel shows its files.
-        version: 1 or 2.
+        folder: folder of the group's files in the kernel's file system.
+        version: version of the kernel's interface, 1 or 2.
     """
 
     folder: Path
     version: int
 
     def number(self, file: str, key: str = "") -> int | None:
-        """Return a number of one of the group's files; None if there is none, as of "max".
+        """Return a number from one of the group's files; None if it holds none, such as "max".
 
         Args:
             file: name of the file.
@@ -37,7 +37,7 @@ def own_groups(controller: str, root: Path = Path("/")) -> Iterator[ControlGroup
 
     Args:
         controller: "cpu" or "memory".
-        root: where /proc and /sys are looked for.
+        root: folder that contains proc and sys.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -66,12 +66,12 @@ def own_groups(controller: str, root: Path = Path("/")) -> Iterator[ControlGroup
 
 
 def _mounts(controller: str, root: Path) -> dict[int, list[tuple[Path, str]]]:
-    """Find where the hierarchies of a controller are mounted, and which group is mounted there.
+    """Find the mount points of a controller's hierarchies, and the group mounted at each.
 
     proc_pid_mountinfo(5): "36 35 0:31 /group /mount/point rw - cgroup source rw,cpu,cpuacct".
 
     Returns:
-        version, 1 or 2 -> mount points with the group that each shows.
+        version, 1 or 2 -> (mount point, group mounted there) pairs.
     """
     found: dict[int, list[tuple[Path, str]]] = {1: [], 2: []}
     try:

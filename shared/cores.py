@@ -1,4 +1,4 @@
-"""How many processors this process may use, and what murmur chooses to do with them.
+"""The processors that this process may use, and the default numbers of workers and threads.
 
 `env_server.num_workers` and `learner.num_threads` are 0 (auto) by default. The services choose
 when they start, each for its own machine; the sync pipeline takes SYNC_CHOICE on every machine,
@@ -20,10 +20,10 @@ _PLACES_KEPT = 2  # of learner.max_sessions: for evaluators
 
 @dataclass(frozen=True)
 class Choice:
-    """What 0 stands for.
+    """The numbers chosen for options that are 0 (auto).
 
     Attributes:
-        num_workers: of an environment server.
+        num_workers: worker processes of an environment server.
         num_threads: torch threads, for each of acting and learning.
     """
 
@@ -35,10 +35,10 @@ SYNC_CHOICE = Choice(num_workers=1, num_threads=1)
 
 
 def available_cores(root: Path = Path("/")) -> float:
-    """Processors that this process may use: by its affinity mask and its control groups' quotas.
+    """Return the processors this process may use, by affinity mask and control-group quotas.
 
     Args:
-        root: where /proc and /sys are looked for.
+        root: folder that contains proc and sys.
     """
     try:
         cores = float(len(os.sched_getaffinity(0)))
@@ -48,14 +48,14 @@ def available_cores(root: Path = Path("/")) -> float:
 
 
 def _quotas(root: Path) -> list[float]:
-    """Quotas of this process's control group and those above it, in processors."""
+    """Return the quotas of this process's control group and those above it, in processors."""
     read = {1: _quota_v1, 2: _quota_v2}
     quotas = [read[group.version](group.folder) for group in own_groups("cpu", root)]
     return [quota for quota in quotas if quota > 0]
 
 
 def _quota_v2(group: Path) -> float:
-    """Processors of a group of version 2; 0: it has no quota."""
+    """Return the quota of a version 2 group, in processors; 0 if it has none."""
     try:
         quota, period = (group / "cpu.max").read_text().split()
         return 0.0 if quota == "max" else int(quota) / int(period)
@@ -64,7 +64,7 @@ def _quota_v2(group: Path) -> float:
 
 
 def _quota_v1(group: Path) -> float:
-    """The same of version 1."""
+    """Return the quota of a version 1 group, in processors; 0 if it has none."""
     try:
         quota = int((group / "cpu.cfs_quota_us").read_text())
         period = int((group / "cpu.cfs_period_us").read_text())
@@ -76,17 +76,17 @@ def _quota_v1(group: Path) -> float:
 def choose(
     config: ExperimentConfig, cores: float, *, alone: bool = False, learners: int = 1
 ) -> Choice:
-    """What 0 stands for on a machine.
+    """Choose numbers of workers and threads for a machine.
 
-    The learner has a quarter of the processors for learning, and one for acting and the network
-    where there are more than two; every other one has a worker. Several learners share that
-    quarter, and each has a worker at least.
+    The learner gets a quarter of the processors for learning, and one for acting and the network
+    if there are more than two; each other processor gets a worker. Several learners share that
+    quarter, and each has at least one worker.
 
     Args:
-        config: the experiment.
-        cores: processors that may be used.
-        alone: the learner is on another machine, so that workers have all processors here.
-        learners: of the run on this machine.
+        config: configuration of the experiment.
+        cores: number of processors that may be used.
+        alone: true if the learner is on another machine, so that workers use all processors here.
+        learners: number of the run's learners on this machine.
     """
     if config.learner.pipeline == "sync":  # a worker for each learner
         workers = max(learners, len(learner_addresses(config.env_server.learner)))
@@ -101,11 +101,11 @@ def choose(
 
 
 def with_workers(config: ExperimentConfig, learners: int = 1) -> ExperimentConfig:
-    """The configuration with as many workers as suit this machine, if it says 0.
+    """Return the configuration with num_workers chosen for this machine if it is 0.
 
     Args:
-        config: the experiment.
-        learners: see choose.
+        config: configuration of the experiment.
+        learners: number of the run's learners on this machine.
     """
     server = config.env_server
     if server.num_workers:
@@ -117,13 +117,13 @@ def with_workers(config: ExperimentConfig, learners: int = 1) -> ExperimentConfi
 
 
 def with_threads(config: ExperimentConfig, learners: int = 1) -> ExperimentConfig:
-    """The configuration with as many of the learner's threads as suit this machine, if it says 0.
+    """Return the configuration with num_threads chosen for this machine if it is 0.
 
-    In the sync pipeline also with the number of workers: the learner waits for all of them.
+    In the sync pipeline num_workers is chosen too, because the learner waits for all workers.
 
     Args:
-        config: the experiment.
-        learners: see choose.
+        config: configuration of the experiment.
+        learners: number of the run's learners on this machine.
     """
     learner, choice = config.learner, choose(config, available_cores(), learners=learners)
     if not learner.num_threads:
@@ -133,5 +133,5 @@ def with_threads(config: ExperimentConfig, learners: int = 1) -> ExperimentConfi
 
 
 def _on_this_machine(learners: str) -> bool:
-    """Whether a learner has a loopback address."""
+    """Return whether one of the learners has a loopback address."""
     return any(is_loopback(address) for address in learner_addresses(learners))

@@ -1,4 +1,4 @@
-"""Runs a coroutine to its end, also in a notebook, whose thread already runs an event loop."""
+"""Running a coroutine to its end, also in a notebook's thread, which runs an event loop."""
 
 import asyncio
 import contextlib
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Like `asyncio.run`; uses a thread of its own if this thread already runs an event loop.
+    """Run a coroutine to its end, in another thread if this one already runs an event loop.
 
     Raises:
-        BaseException: what the coroutine raises; KeyboardInterrupt after cancelling it.
+        BaseException: any exception of the coroutine; KeyboardInterrupt after cancelling it.
     """
     try:
         asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Who may connect: certificates and tokens from a folder, read again when its files change.
+"""Credentials: certificates and tokens from a folder, read again when its files change.
 
 `murmur certs` makes such folders, one for each role; docs/security.md says what they protect.
 """
@@ -35,13 +35,13 @@ _WARN_BEFORE = timedelta(days=14)
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a folder held at one moment. Secrets stay out of its repr.
+    """The contents of a credential folder at one moment. Its repr hides the secrets.
 
     Attributes:
-        ca: PEM of the authorities whose certificates the peer may show.
-        certificate, key: PEM of this side's own.
-        tokens: (role, token), in the file's order.
-        end: when the certificate ends.
+        ca: PEM of the authorities that sign peers' certificates.
+        certificate, key: PEM of this side's certificate and its private key.
+        tokens: (role, token) pairs, in the file's order.
+        end: time in UTC at which the certificate ends.
     """
 
     ca: bytes = field(repr=False)
@@ -51,9 +51,9 @@ class Credentials:
     end: datetime
 
     def role_of(self, token: str) -> Role | None:
-        """The role that a token gives, or None.
+        """Return the role that a token gives, or None.
 
-        Takes as long for a wrong token as for a right one: all are compared, as digests of one
+        The time does not depend on the token: all known tokens are compared, as digests of one
         length, each in constant time.
         """
         given = hashlib.sha256(token.encode()).digest()
@@ -64,7 +64,7 @@ class Credentials:
         return found
 
     def token_for(self, *roles: Role) -> str:
-        """The first token of the first of these roles that has one.
+        """Return the first token of the first of these roles that has one.
 
         Raises:
             ConfigError: if none of them has.
@@ -77,13 +77,13 @@ class Credentials:
 
 
 class CredentialFolder:
-    """A folder of credentials. Any thread may ask for them."""
+    """A folder of credentials. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         """Read the folder.
 
         Raises:
-            ConfigError: if a file is missing, is not what its name says, does not fit the others,
+            ConfigError: if a file is missing, has invalid contents, does not fit the others,
                 or the certificate is not valid now.
         """
         self._folder, self._lock = folder, threading.Lock()
@@ -93,11 +93,10 @@ class CredentialFolder:
         self._warn(self._current)
 
     def current(self) -> Credentials:
-        """The credentials as they are now; the same object for as long as no file changes.
+        """Return the current credentials; the same object until a file changes.
 
-        Files that do not fit each other, as in the middle of being replaced, change nothing: what
-        was read before stays in use, and a line in the log says so; so it does where the
-        certificate ends meanwhile.
+        Files that do not fit each other, such as during a replacement, are logged and not used:
+        the credentials read before stay in use. A certificate that ends is logged too.
         """
         with self._lock:
             signature = self._signature()
@@ -118,7 +117,7 @@ class CredentialFolder:
             return self._current
 
     def _signature(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """What changes when a file is replaced or written."""
+        """Return inode, mtime (ns) and size of each file, to notice changes; None if missing."""
 
         def of(name: str) -> tuple[int, int, int] | None:
             try:
@@ -130,7 +129,7 @@ class CredentialFolder:
         return tuple(of(name) for name in FILES)
 
     def _warn(self, credentials: Credentials) -> None:
-        """Say once that the certificate is about to end, and once that it has."""
+        """Log once that the certificate is about to end, and once that it has ended."""
         left = credentials.end - datetime.now(UTC)
         level = 2 if left < timedelta(0) else int(left < _WARN_BEFORE)
         if level <= self._warned:
@@ -148,16 +147,16 @@ class CredentialFolder:
 def credentials_for(
     security: SecurityConfig, address: str, setting: str
 ) -> CredentialFolder | None:
-    """The credentials to use at an address; None where plain text is right.
+    """Return the credentials to use at an address; None if it uses plain text.
 
     Args:
-        security: the configuration.
+        security: section `security` of the configuration.
         address: host or host:port to listen on or to connect to.
-        setting: its key in the configuration, for the message.
+        setting: key of the address in the configuration, for the message.
 
     Raises:
-        ConfigError: if the address is not this machine's own loopback and nothing says how to
-            protect it; and whatever is wrong with the folder.
+        ConfigError: if the address is not loopback and neither a folder nor `insecure` is set, or
+            if the folder cannot be used.
     """
     if security.folder:
         return CredentialFolder(Path(security.folder))
@@ -171,7 +170,7 @@ def credentials_for(
 
 
 def warn_if_insecure(security: SecurityConfig) -> None:
-    """Say at the start what `security.insecure` means."""
+    """Log the meaning of `security.insecure` if it is set."""
     if security.insecure:
         logger.warning(
             "security.insecure=true: every client that reaches the learner's port can read and "
@@ -180,7 +179,7 @@ def warn_if_insecure(security: SecurityConfig) -> None:
 
 
 def server_credentials(folder: CredentialFolder) -> grpc.ServerCredentials:
-    """Mutual TLS for a server: each new connection is held to the files as they are then."""
+    """Make mutual TLS for a server; each new connection is checked against the current files."""
     used = folder.current()
 
     def configuration(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
@@ -188,7 +187,7 @@ def server_credentials(folder: CredentialFolder) -> grpc.ServerCredentials:
         return grpc.ssl_server_certificate_configuration([pair], credentials.ca)
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC, on a thread of its own, for every new connection."""
+        """Return the new files if they changed. gRPC calls it on its own thread per connection."""
         nonlocal used
         now = folder.current()
         if now is used:
@@ -204,7 +203,7 @@ def server_credentials(folder: CredentialFolder) -> grpc.ServerCredentials:
 
 
 def channel_credentials(credentials: Credentials, *roles: Role) -> grpc.ChannelCredentials:
-    """Mutual TLS for a client, and the token of the first of these roles with every RPC.
+    """Make mutual TLS for a client that sends the token of the first of these roles per RPC.
 
     Raises:
         ConfigError: if there is no such token.
@@ -218,7 +217,7 @@ def _read(folder: Path) -> Credentials:
     """Read and check the files of a folder.
 
     Raises:
-        ConfigError: naming the file, what is wrong and the fix.
+        ConfigError: if a file cannot be used, naming the file, the problem and the fix.
     """
     contents = {}
     for name in FILES:
@@ -263,10 +262,10 @@ def _read(folder: Path) -> Credentials:
 
 
 def parse_tokens(text: bytes, path: Path) -> tuple[tuple[Role, str], ...]:
-    """The lines "role token" of a file; # begins a comment.
+    """Parse the lines "role token" of a file; # begins a comment.
 
     Raises:
-        ConfigError: naming the file and the line. The token itself is never shown.
+        ConfigError: for an invalid line, naming file and line, never the token itself.
     """
     tokens: list[tuple[Role, str]] = []
     for number, line in enumerate(text.decode(errors="replace").splitlines(), start=1):

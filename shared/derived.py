@@ -1,4 +1,4 @@
-"""Maps that the learner computes from observations that travel.
+"""Maps that the learner computes from observations that the environment sends.
 
 An environment may send less than its networks see: a number instead of a map that is equal
 everywhere, probabilities instead of both probabilities and their entropy. Its spec then names, for
@@ -27,7 +27,7 @@ class Channel:
             of a map that agents share). "entropy": weighted binary entropy of channel `index` of
             the source.
         source: name of an observation; empty for "constant".
-        index: see `kind`.
+        index: channel or entry of the source; unused for "constant".
         values: "constant": one value per agent. "entropy": (p_min, low, high); probabilities are
             clamped to [p_min, 1 - p_min], the weight is 0 below `low`, 1 above `high`, 0.5 between.
     """
@@ -40,11 +40,11 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class DerivedMap:
-    """A map [C, H, W] that replaces its sources in what networks see.
+    """A map [C, H, W] that replaces its sources in the networks' inputs.
 
     Attributes:
-        name: its key in observations.
-        channels: C of them; at least one is taken from a map, which gives H and W.
+        name: key of the map in observations.
+        channels: C channels; at least one is taken from a map, which gives H and W.
     """
 
     name: str
@@ -52,7 +52,7 @@ class DerivedMap:
 
     @property
     def sources(self) -> Iterator[str]:
-        """Names of the observations that it is computed from; a name may come twice."""
+        """Yield the names of the observations it is computed from; names may repeat."""
         return (channel.source for channel in self.channels if channel.source)
 
 
@@ -69,12 +69,12 @@ def check_derived(
     find: Callable[[str], tuple[tuple[int, ...], str, bool] | None],
     num_agents: int,
 ) -> MapShape:
-    """The shape of a derived map.
+    """Check a derived map against its sources, and return its shape.
 
     Args:
-        derived: the map.
-        find: name of an observation -> shape, dtype, per_agent; None if there is none.
-        num_agents: A.
+        derived: map to check.
+        find: function from the name of an observation to (shape, dtype, per_agent), or None.
+        num_agents: number of agents A.
 
     Raises:
         SpecError: for a source that does not exist or does not fit, naming map and channel.

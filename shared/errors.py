@@ -17,32 +17,32 @@ class MurmurError(Exception):
 
 
 class ConfigError(MurmurError):
-    """The configuration is wrong."""
+    """An invalid configuration."""
 
 
 class SpecError(MurmurError):
-    """Two specs that must be equal are not, or a spec is impossible."""
+    """A mismatch of two specs, or an impossible spec."""
 
 
 class WireError(MurmurError):
-    """A message breaks the wire contract."""
+    """A message that breaks the wire contract."""
 
 
 class EnvironmentFault(MurmurError):  # noqa: N818 - EnvironmentError is a builtin
-    """An environment broke its contract."""
+    """A violation of the environment contract."""
 
 
 class RasterError(MurmurError):
-    """A terrain raster cannot be used."""
+    """A terrain raster that cannot be used."""
 
 
 class CheckpointError(MurmurError):
-    """A checkpoint cannot be read, written or used here."""
+    """A checkpoint that cannot be read, written or used here."""
 
 
 class ConnectionLostError(MurmurError):
-    """The peer could not be reached within the configured time."""
+    """A peer that could not be reached within the configured time."""
 
 
 class ResourceError(MurmurError):
-    """Something of the machine is not available: port, device, disk, memory."""
+    """A resource of the machine that is not available: port, device, disk, memory."""

@@ -51,15 +51,15 @@ _EXTRAS = {
 
 
 def extra_of(module: str) -> str | None:
-    """The extra that brings a module; None for a module that is no optional dependency."""
+    """Return the extra that installs a module; None if it is no optional dependency."""
     return _EXTRAS.get(module.partition(".")[0])
 
 
 def install_command(extra: str = "") -> str:
-    """The pip command that installs murmur with an extra, from where this murmur came from.
+    """Return the pip command that installs murmur with an extra, from this murmur's origin.
 
     Args:
-        extra: "zoo", for example; "" for murmur alone.
+        extra: name of the extra, such as "zoo"; "" for murmur alone.
     """
     suffix = f"[{extra}]" if extra else ""
     folder = _checkout()
@@ -73,14 +73,14 @@ def install_command(extra: str = "") -> str:
 
 
 def missing_advice(module: str, extra: str) -> str:
-    """Says that a module is not installed and gives the command that installs it."""
+    """Return a message that a module is missing, with the command that installs it."""
     package = module.partition(".")[0]
     return f"this needs '{package}', which is not installed: {install_command(extra)}"
 
 
 @contextlib.contextmanager
 def advising() -> Iterator[None]:
-    """Replace ModuleNotFoundError by how to install the module; a context or a decorator.
+    """Replace ModuleNotFoundError by install instructions; a context or a decorator.
 
     Raises:
         ConfigError: if the missing module is an optional dependency.
@@ -95,7 +95,7 @@ def advising() -> Iterator[None]:
 
 
 def _checkout() -> Path | None:
-    """The folder with murmur's source that runs; None if murmur was copied into site-packages."""
+    """Return the folder of the running murmur's source; None if copied into site-packages."""
     origin = _direct_url()
     if origin.get("dir_info", {}).get("editable"):
         folder = _local_path(origin)
@@ -105,7 +105,7 @@ def _checkout() -> Path | None:
 
 
 def _source() -> str:
-    """What follows the name in a requirement: " @ URL", or "" for a package of an index."""
+    """Return the requirement's suffix after the name: " @ URL", or "" for an index package."""
     origin = _direct_url()
     url = str(origin.get("url", ""))
     path = _local_path(origin)
@@ -117,7 +117,7 @@ def _source() -> str:
 
 
 def _direct_url() -> dict[str, Any]:
-    """How pip installed murmur (PEP 610); empty if from an index or not by pip."""
+    """Return pip's record of a direct URL install (PEP 610); empty if there is none."""
     try:
         data = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError, OSError):
@@ -131,7 +131,7 @@ def _local_path(origin: dict[str, Any]) -> Path | None:
 
 
 def _pip() -> str:
-    """The pip of this Python: `pip` if the shell finds that one, else its path."""
+    """Return this Python's pip: `pip` if the shell finds that one, else its path."""
     own = Path(sys.prefix) / "bin" / "pip"
     found = shutil.which("pip")
     if found is not None and Path(found).parent.resolve() == own.parent.resolve():

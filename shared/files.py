@@ -25,11 +25,11 @@ _FIXES = {
 
 
 def disk_error(error: OSError, path: Path | None = None) -> ResourceError | None:
-    """A message for the error of a file operation; None if it is no matter of the disk.
+    """Return a readable error for a failed file operation; None if it is no disk error.
 
     Args:
-        error: what was raised.
-        path: the file or folder, where the error does not name it.
+        error: error of the file operation.
+        path: file or folder, if the error does not name it.
     """
     fix = _FIXES.get(error.errno or 0)
     if fix is None:
@@ -46,7 +46,7 @@ def make_folder(folder: Path) -> None:
     """Make a run folder if it does not exist.
 
     Raises:
-        ResourceError: if that is impossible.
+        ResourceError: if the folder cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def make_folder(folder: Path) -> None:
 
 
 def size_text(size: float) -> str:
-    """Bytes in the unit that suits them: 3.4 MiB."""
+    """Format bytes in a suitable unit, such as 3.4 MiB."""
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024 or unit == "GiB":
@@ -72,7 +72,7 @@ def size_text(size: float) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object that a file holds; empty if it is missing, half written or something else."""
+    """Read a file's JSON object; empty if the file is missing, half written or no object."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -82,13 +82,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Write a file that the user has named beside it; it takes its place at the block's end.
+    """Provide a temporary file that replaces the user's file at the end of the block.
 
-    If the block raises, the file is as it was. A pipe, a device, and a file in a folder that cannot
-    be written are written in place.
+    If the block raises, the user's file is unchanged. A pipe, a device, and a file in a folder
+    that cannot be written are written in place.
 
     Yields:
-        the file to write, with the same suffix.
+        path of the file to write, with the same suffix.
 
     Raises:
         ConfigError: if a file operation in the block fails.
@@ -125,9 +125,9 @@ def write_json(path: Path, data: object, stdout: TextIO | None = None) -> None:
     """Write JSON to a file that the user has named, or to standard output if its name is "-".
 
     Args:
-        path: the file.
-        data: of JSON's types.
-        stdout: standard output; None: sys.stdout.
+        path: file to write; "-" for standard output.
+        data: value of JSON's types.
+        stdout: stream used as standard output; None: sys.stdout.
 
     Raises:
         ConfigError: if it cannot be written.

@@ -1,4 +1,4 @@
-"""The protobuf framing around the arrays of a message, written once and recognised on arrival."""
+"""The protobuf framing around a message's arrays, written once and recognized on arrival."""
 
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ _FIXED64 = np.dtype("<u8")
 
 
 def varint(value: int) -> bytes:
-    """Protobuf's base-128 varint."""
+    """Encode a number as protobuf's base-128 varint."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -25,19 +25,19 @@ def varint(value: int) -> bytes:
 class Frame:
     """A reusable protobuf frame: fixed64 fields 1..n, then one `bytes` field, in a oneof.
 
-    Equal, byte for byte, to what protobuf's own code writes. Used by one thread. Who only reads
-    never sets aside memory for a message.
+    Equal, byte for byte, to the output of protobuf's own code. Used by one thread. A frame that
+    only reads never allocates the buffer of a message.
 
     Attributes:
-        max_bytes: no encoding of such a message is longer.
+        max_bytes: upper bound on the bytes of any encoding of such a message.
     """
 
     def __init__(self, oneof_field: int, num_counters: int, num_bytes: int) -> None:
         """Lay out the frame.
 
         Args:
-            oneof_field: number of this message in the outer oneof.
-            num_counters: how many fixed64 fields come first (sequence, policy_version).
+            oneof_field: field number of this message in the outer oneof.
+            num_counters: number of fixed64 fields that come first (sequence, policy_version).
             num_bytes: length of the `bytes` field that follows.
         """
         arrays_header = bytes([(num_counters + 1) << 3 | 2]) + varint(num_bytes)
@@ -71,17 +71,17 @@ class Frame:
 
     @cached_property
     def payload(self) -> memoryview:
-        """The writable bytes of the arrays; fill them, then call `tobytes`."""
+        """Return the writable bytes of the arrays; fill them, then call `tobytes`."""
         return memoryview(self._buffer)[self._payload_at :]
 
     def tobytes(self, *counters: int) -> bytes:
-        """The finished message."""
+        """Set the counters and return the finished message."""
         for view, value in zip(self._counters, counters, strict=True):
             view[0] = value
         return bytes(self._buffer)
 
     def match(self, message: bytes) -> tuple[list[int], memoryview] | None:
-        """Counters and payload of a message of exactly this layout, else None."""
+        """Return counters and payload of a message of exactly this layout, else None."""
         if len(message) != self._length:
             return None
         for start, expected in self._common:
@@ -92,10 +92,10 @@ class Frame:
 
 
 def parse(kind: type[Message], message: bytes, field: str, max_bytes: int) -> Any:  # noqa: ANN401
-    """The wanted member of a message's oneof, by protobuf's general parser, which copies it.
+    """Return the wanted member of a message's oneof, by protobuf's general parser (a copy).
 
     Raises:
-        WireError: if the message is too long, or another one.
+        WireError: if the message is too long, invalid, or holds another member.
     """
     if len(message) > max_bytes:
         raise WireError(

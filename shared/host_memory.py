@@ -1,4 +1,4 @@
-"""Memory that this machine, or this control group, has left, and kills for the lack of it."""
+"""Free memory of this machine or control group, and the kernel's out-of-memory kills."""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ _NO_LIMIT = 1 << 60  # version 1 has no word for it but a number that no machine
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Memory that processes may still take: of the host, or of a control group if it is less.
+    """Return the bytes that processes may still take: of the host, or a control group if less.
 
     Args:
-        root: where /proc and /sys are looked for.
+        root: folder that contains proc and sys.
     """
     left: int = psutil.virtual_memory().available
     for group in own_groups("memory", root):
@@ -31,13 +31,13 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def total_bytes(root: Path = Path("/")) -> int:
-    """Memory of the host, or the limit of a control group if it is less."""
+    """Return the bytes of the host's memory, or a control group's limit if it is less."""
     limits = [_limit(group) for group in own_groups("memory", root)]
     return min([psutil.virtual_memory().total, *(x for x in limits if x is not None)])
 
 
 def _limit(group: ControlGroup) -> int | None:
-    """The group's limit, bytes; None if it has none."""
+    """Return the group's limit, bytes; None if it has none."""
     limits = [group.number(file) for file in _LIMITS[group.version]]
     return min((x for x in limits if x is not None and x < _NO_LIMIT), default=None)
 
@@ -52,13 +52,13 @@ class MemoryKills:
         """Take the counts.
 
         Args:
-            root: where /proc and /sys are looked for.
+            root: folder that contains proc and sys.
         """
         self._root = root
         self._before = self._counts()
 
     def explanation(self) -> str:
-        """Return why a process was killed, if it was for memory; else ""."""
+        """Explain a kill for memory since the counts were taken; "" if none was counted."""
         before, now = self._before, self._counts()
         for folder, (count, limit) in now.items():
             if count <= before.get(folder, (0, None))[0]:
@@ -69,7 +69,7 @@ class MemoryKills:
         return ""
 
     def _counts(self) -> dict[str, tuple[int, int | None]]:
-        """Kills and limit by group; those of the whole machine last, as ""."""
+        """Return (kills, limit in bytes) by group; those of the whole machine last, as ""."""
         groups = [*own_groups("memory", self._root)]
         counts = {
             str(group.folder): (group.number(_KILLS[group.version], "oom_kill") or 0, _limit(group))

@@ -1,4 +1,4 @@
-"""Why a module that a plug-in needs cannot be imported, and what to do."""
+"""Messages about modules that a plug-in needs and that cannot be imported, with the fix."""
 
 import os
 import pkgutil
@@ -26,7 +26,7 @@ _DISTRIBUTIONS = {
 
 
 def import_advice(module_name: str, error: ImportError) -> str:
-    """Why a module cannot be imported and what to do."""
+    """Explain why a module cannot be imported and what to do."""
     missing = error.name or ""
     top, package = missing.partition(".")[0], module_name.partition(".")[0]
     if module_name.startswith("pettingzoo.mpe"):
@@ -50,7 +50,7 @@ def import_advice(module_name: str, error: ImportError) -> str:
 
 
 def hidden_advice(top: str) -> str:
-    """Says that a file or folder of the user's is hidden by another module; "" if none is."""
+    """Report a user's file or folder that another module hides; "" if none is hidden."""
     hidden = _hidden_folder(top)
     if not hidden:
         return ""
@@ -63,7 +63,7 @@ def hidden_advice(top: str) -> str:
 
 
 def _how(top: str) -> str:
-    """How to get a module that is missing."""
+    """Return the command or advice that installs a missing module."""
     if extra := extra_of(top):
         return install_command(extra)
     if top in _DISTRIBUTIONS:
@@ -72,13 +72,13 @@ def _how(top: str) -> str:
 
 
 def _looked_in() -> str:
-    """The folders in which a user's own file was looked for."""
+    """List the folders that were searched for a user's own file."""
     folders = [f if os.path.isdir(f) else f"{f}, which does not exist" for f in folders_in_use()]
     return f" (looked in: {'; '.join(folders)}; to change it, set run.plugin_folders)"
 
 
 def _near(missing: str) -> str:
-    """What a package has instead of a module."""
+    """Name the closest module of the package that lacks `missing`, or all its modules."""
     parent, _, wanted = missing.rpartition(".")
     folders = getattr(import_module(parent), "__path__", None)
     if folders is None:
@@ -90,7 +90,7 @@ def _near(missing: str) -> str:
 
 
 def _hidden_folder(top: str) -> str:
-    """The user's folder or file of that name, if another package of the name is imported."""
+    """Find the user's folder or file of that name if another package of the name is imported."""
     file = getattr(sys.modules.get(top), "__file__", None)
     if not file:
         return ""

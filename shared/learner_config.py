@@ -1,4 +1,4 @@
-"""How the learner listens, learns, and batches what environments ask of it."""
+"""The section `learner` of the configuration: ports, device, pipeline, limits, batching."""
 
 from typing import Literal
 
@@ -182,5 +182,5 @@ class LearnerConfig(Section):
 
     @property
     def policy_lag(self) -> int:
-        """`max_policy_lag`, or what it is until it is chosen."""
+        """Return `max_policy_lag`, or 1 until it is chosen."""
         return 1 if self.max_policy_lag is None else self.max_policy_lag

@@ -1,8 +1,8 @@
 """The time ledger: a thread is always in exactly one named state, and every second is counted.
 
-A thread that keeps a ledger makes it its own with `Ledger.adopt`; from then on whatever runs on the
-thread says `enter("state")`, without being handed anything. Code that runs on threads without a
-ledger (tests, tools) may say so too: it does nothing there.
+A thread adopts a ledger with `Ledger.adopt`; from then on all code on the thread calls
+`enter("state")` without an argument for the ledger. On threads without a ledger (tests, tools) the
+call does nothing.
 """
 
 import threading
@@ -19,8 +19,8 @@ class Ledger:
     """Seconds by state of one thread. Written by that thread, read by any.
 
     Attributes:
-        thread: its name, the `thread` label of the metric.
-        watcher: called with every state that the thread enters, on that thread; None: not called.
+        thread: name of the thread, the `thread` label of the metric.
+        watcher: callback for every state that the thread enters, on that thread; or None.
     """
 
     def __init__(self, thread: str, state: str = "start") -> None:
@@ -39,14 +39,14 @@ class Ledger:
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
 
     def cpu_seconds(self) -> float:
-        """Processor time of the thread so far; of one that has ended, up to the last call."""
+        """Return the thread's processor time, s; if it has ended, as of the last call before."""
         if self._clock is not None:
             with suppress(OSError):  # it has ended
                 self._cpu_s = time.clock_gettime(self._clock)
         return self._cpu_s
 
     def enter(self, state: str) -> str:
-        """From now on the thread's time belongs to `state`; returns the state it was in."""
+        """Change the thread's state; return the state it was in."""
         before, since, had = self._now
         now = time.perf_counter()
         self._seconds[before] = had + now - since
@@ -57,12 +57,12 @@ class Ledger:
         return before
 
     def current(self) -> tuple[str, float]:
-        """The state that the thread is in, and the seconds since it entered it."""
+        """Return the thread's state, and the seconds since it entered that state."""
         state, since, _ = self._now
         return state, time.perf_counter() - since
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by state up to this instant; they add up to the ledger's age."""
+        """Return the seconds by state up to now; they add up to the ledger's age."""
         while True:
             state, since, had = now = self._now
             totals = dict(self._seconds)
@@ -74,7 +74,7 @@ class Ledger:
 def since(
     before: Mapping[str, Mapping[Key, float]], after: Mapping[str, Mapping[Key, float]]
 ) -> dict[str, dict[Key, float]]:
-    """What was added between two readings of totals, as of ledgers: by thread and state."""
+    """Subtract two readings of totals, such as a ledger's, by thread and state."""
     return {
         name: {key: total - before.get(name, {}).get(key, 0.0) for key, total in totals.items()}
         for name, totals in after.items()
@@ -82,14 +82,14 @@ def since(
 
 
 def enter(state: str) -> str | None:
-    """Change the calling thread's state; returns the one it was in, None without a ledger."""
+    """Change the calling thread's state; return the one it was in, None without a ledger."""
     ledger: Ledger | None = getattr(_current, "ledger", None)
     return None if ledger is None else ledger.enter(state)
 
 
 @contextmanager
 def state(name: str) -> Iterator[None]:
-    """Be in a state for a while, then in the one before."""
+    """Enter a state for the block, then return to the state before."""
     before = enter(name)
     try:
         yield
@@ -99,9 +99,9 @@ def state(name: str) -> Iterator[None]:
 
 
 class ThreadClock:
-    """A thread that cannot name its states: `serve` while it has the processor, else `wait`.
+    """Clock of a thread that names no states: `serve` while it has the processor, else `wait`.
 
-    For event loops. Costs nothing but when read.
+    For event loops. Only reading it takes time.
     """
 
     def __init__(self, thread: threading.Thread) -> None:
@@ -112,11 +112,11 @@ class ThreadClock:
         self._started = time.perf_counter()
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by state since the watch began; they add up to its age."""
+        """Return the seconds by state since the clock began; they add up to its age."""
         age = time.perf_counter() - self._started
         serve = min(time.clock_gettime(self._clock), age)
         return {"serve": serve, "wait": age - serve}
 
     def cpu_seconds(self) -> float:
-        """Processor time of the thread since the watch began."""
+        """Return the thread's processor time since the clock began, s."""
         return self.seconds()["serve"]

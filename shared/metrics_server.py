@@ -23,26 +23,26 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 
 
 class MetricsServer:
-    """GET /metrics (Prometheus text) and GET /healthz (200, or 503 and why), on one thread.
+    """HTTP server, on one thread, of /metrics (Prometheus text) and /healthz (200, or 503).
 
-    Every connection carries one request, has TIMEOUT_S for it, and is ended after the answer. A
-    flood of half-sent requests ends its own oldest connections: an honest request, which takes
-    milliseconds, is answered all the same.
+    Every connection carries one request, has TIMEOUT_S for it, and ends after the answer. A flood
+    of half-sent requests ends the oldest connections; a normal request, which takes milliseconds,
+    is still answered.
 
     Attributes:
-        port: the port it listens on.
+        port: TCP port that the server listens on.
     """
 
     def __init__(
         self, host: str, port: int, registry: CollectorRegistry, trouble: Callable[[], str]
     ) -> None:
-        """Listen.
+        """Bind the sockets and start the thread.
 
         Args:
-            host: where to listen, as `own_addresses` takes it.
-            port: 0: any free port.
-            registry: what /metrics shows.
-            trouble: why the process is not healthy; "" if it is.
+            host: addresses to listen on, as in `own_addresses`.
+            port: TCP port; 0: any free port.
+            registry: metrics that /metrics shows.
+            trouble: function that returns the reason why the process is not healthy, or "".
 
         Raises:
             ResourceError: if the port is not available.
@@ -63,7 +63,7 @@ class MetricsServer:
         self._thread.start()
 
     def _bind(self, address: str) -> socket.socket:
-        """A socket that listens on one address and `port`."""
+        """Make a socket that listens on one address and `port`."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
             return socket.create_server((address, self.port), family=family, backlog=128)
@@ -82,7 +82,7 @@ class MetricsServer:
             self._thread.join(TIMEOUT_S)
 
     def _run(self) -> None:
-        """The thread."""
+        """Run the server until `close`. Runs on its own thread."""
         try:
             self._loop.run_until_complete(self._listen())
         finally:
@@ -103,7 +103,7 @@ class MetricsServer:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection: one request, one answer."""
+        """Serve one connection: one request, one answer."""
         task = asyncio.current_task()
         assert task is not None
         self._open[task] = None
@@ -128,7 +128,7 @@ class MetricsServer:
             writer.transport.abort()
 
     def _answer(self, request: bytes) -> bytes:
-        """The whole answer to a request."""
+        """Return the whole answer to a request."""
         first, *lines = request.decode("latin-1").split("\r\n")
         words = first.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -150,7 +150,7 @@ class MetricsServer:
             return _response(500, "text/plain", b"see the log\n")
 
     def _render(self, accept: str) -> tuple[str, bytes]:
-        """Content type and text of all metrics; the last text again if too many ask."""
+        """Return content type and text of all metrics; the last text if requests are too many."""
         now = time.monotonic()
         refill = _RENDER_SHARE * (now - self._render_at)
         self._render_s, self._render_at = min(_RENDER_BURST_S, self._render_s + refill), now

@@ -44,7 +44,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class _Closed(Section):
-    """Options of what says which it takes: any values that YAML has."""
+    """Options of a plug-in with named parameters: any values that YAML has."""
 
     model_config = ConfigDict(
         arbitrary_types_allowed=True, protected_namespaces=(), allow_inf_nan=True
@@ -53,25 +53,26 @@ class _Closed(Section):
     @field_validator("*")
     @classmethod
     def _in_range(cls, value: object, info: ValidationInfo) -> object:
-        """Take any number: what it means is known to the plug-in alone."""
+        """Accept any number, because only the plug-in knows its range."""
         return value
 
 
 class _Open(_Closed):
-    """Options of what takes any."""
+    """Options of a plug-in that accepts any keyword."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
 def find_object(path: str, missing: Callable[[Any, str], str] = lambda owner, part: "") -> Any:  # noqa: ANN401
-    """What "package.module:Name" names.
+    """Import the object that "package.module:Name" names.
 
     Args:
-        path: it; the name may have dots too.
-        missing: given what lacks a part of the name, and that part: what to say of it, or "".
+        path: package.module:Name; Name may have dots.
+        missing: function of an object and the part of the name that it lacks; returns the advice
+            to give, or "".
 
     Raises:
-        ConfigError: if it cannot be imported or is not there, naming the fix.
+        ConfigError: if the module cannot be imported or lacks the name, naming the fix.
     """
     module_name, _, name = path.partition(":")
     if not is_named(path) and not module_name.endswith(".py"):
@@ -105,10 +106,10 @@ def find_object(path: str, missing: Callable[[Any, str], str] = lambda owner, pa
 
 
 def _import(module_name: str) -> Any:  # noqa: ANN401
-    """A module, or what a package has under that name without being a module of it.
+    """Import a module, or an attribute of a package that is named like a module.
 
     Raises:
-        ImportError: as `import_module` does.
+        ImportError: if neither exists, as from `import_module`.
     """
     try:
         return import_module(module_name)
@@ -126,10 +127,10 @@ def _import(module_name: str) -> Any:  # noqa: ANN401
 
 
 def named_plugin(kind: str, name: str) -> ModuleType:
-    """A plug-in's module made of what `name` names: Config, build, make, names in capitals.
+    """Make a plug-in's module of the object named: Config, build, make, names in capitals.
 
     Args:
-        kind: a key of CALLED_WITH.
+        kind: key of CALLED_WITH.
         name: package.module:Name.
 
     Raises:
@@ -145,10 +146,10 @@ def named_plugin(kind: str, name: str) -> ModuleType:
 
 
 def require_module(kind: str, name: str) -> None:
-    """Check that the package of package.module:Name is there, without importing it.
+    """Check that the package of package.module:Name exists, without importing it.
 
     Raises:
-        ConfigError: if it is not, naming the folders that were looked in.
+        ConfigError: if it does not exist, naming the folders that were searched.
     """
     top = name.partition(":")[0].partition(".")[0]
     expect(name)
@@ -180,7 +181,7 @@ def _as_module(kind: str, name: str, target: Any) -> ModuleType:  # noqa: ANN401
 
 
 def _parameters(target: Any) -> list[inspect.Parameter] | None:  # noqa: ANN401
-    """Of a class or function; None where Python does not know them."""
+    """Return the parameters of a class or function; None if Python does not know them."""
     for evaluated in (True, False):  # annotations may be text that names what is not there
         try:
             return list(inspect.signature(target, eval_str=evaluated).parameters.values())
@@ -190,10 +191,10 @@ def _parameters(target: Any) -> list[inspect.Parameter] | None:  # noqa: ANN401
 
 
 def _require_signature(target: Any, given: tuple[str, ...], *, taking_options: bool) -> None:  # noqa: ANN401
-    """Refuse what cannot be called with `given`.
+    """Refuse an object that cannot be called with `given`.
 
     Raises:
-        ConfigError: saying what it takes and what it should.
+        ConfigError: if it cannot be called so, naming its parameters and those it needs.
     """
     parameters = _parameters(target)
     if parameters is None:
@@ -208,7 +209,7 @@ def _require_signature(target: Any, given: tuple[str, ...], *, taking_options: b
 
 
 def _options_of(target: Any, skipped: int) -> type[BaseModel]:  # noqa: ANN401
-    """A model of the parameters behind the first `skipped`."""
+    """Make a model of the parameters after the first `skipped`."""
     parameters = _parameters(target)
     if parameters is None:
         return create_model("Config", __base__=_Open)

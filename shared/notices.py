@@ -1,4 +1,4 @@
-"""Notices: what murmur changes, ignores, guesses or cannot express, each said once.
+"""Notices: values that murmur changes, ignores, guesses or cannot express, each reported once.
 
 Code that finds such a thing calls `Notices.say`. `check-env` prints the notices. A session sends
 them to the learner (`pack_notices`), which logs and counts each once, keeps it for the report, and
@@ -31,7 +31,7 @@ _TAG = bytes([pb.WorkerMessage.NOTICES_FIELD_NUMBER << 3 | 2])
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One statement about what does not survive or was guessed.
+    """One statement about a value that is lost, changed or guessed.
 
     Attributes:
         kind: slug for the metric's label, such as `cast` or `axes_guessed`.
@@ -45,10 +45,10 @@ class Notice:
 
 
 class Notices:
-    """Collect notices, one for each pair of kind and subject. One thread calls it.
+    """Collector of notices, one for each pair of kind and subject. Used by one thread.
 
     Attributes:
-        pending: notices said since the last `take`.
+        pending: notices given since the last `take`.
         dropped: calls of `say` after _MOST different notices.
     """
 
@@ -58,11 +58,11 @@ class Notices:
         self._said: dict[tuple[str, str], Notice] = {}
 
     def said(self, kind: str, subject: str) -> bool:
-        """Tell whether this was said already, so that a costly look can be spared."""
+        """Return whether this notice was given already, so that a costly check can be skipped."""
         return (kind, subject) in self._said
 
     def say(self, kind: str, subject: str, text: str) -> None:
-        """Keep a notice, unless its kind and subject were said before."""
+        """Keep and log a notice, unless one of its kind and subject was given before."""
         if (kind, subject) in self._said:
             return
         if len(self._said) >= _MOST:
@@ -75,16 +75,16 @@ class Notices:
 
     @property
     def all(self) -> list[Notice]:
-        """Return everything said so far."""
+        """Return all notices given so far."""
         return list(self._said.values())
 
     def take(self) -> list[Notice]:
-        """Return the notices said since the last call."""
+        """Return the notices given since the last call."""
         pending, self.pending = self.pending, []
         return pending
 
     def repeat(self) -> None:
-        """Let `take` return everything said so far again: a new stream begins."""
+        """Let `take` return all notices again, because a new stream begins."""
         self.pending = self.all
 
 
@@ -101,7 +101,7 @@ def pack_notices(notices: Iterable[Notice]) -> bytes:
 
 
 def is_notices(message: bytes) -> bool:
-    """Tell whether a WorkerMessage holds notices, which nothing answers."""
+    """Return whether a WorkerMessage holds notices, which need no answer."""
     return message[:1] == _TAG
 
 

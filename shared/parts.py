@@ -1,8 +1,8 @@
 """Observations too large for one message: cut into parts, and put together again.
 
 Part k of an observation holds bytes k * PART_BYTES to (k + 1) * PART_BYTES of its arrays, the last
-part the rest. gRPC never has more than one part of a stream in memory, and the receiver knows from
-the spec how many parts there are: a sender announces nothing.
+part the rest. gRPC never has more than one part of a stream in memory. The receiver knows the
+number of parts from the spec, so the sender does not announce it.
 """
 
 from collections.abc import Iterator
@@ -21,16 +21,16 @@ _SEQUENCE, _ARRAYS, _PART = b"\x09", b"\x12", b"\x1d"  # tags of Observation's a
 class PartFrame:
     """The protobuf framing of one part: all its bytes but the sequence number and the arrays.
 
-    Equal, byte for byte, to what protobuf's own code writes.
+    Equal, byte for byte, to the output of protobuf's own code.
     """
 
     def __init__(self, part: int, size: int, field: int = OBSERVATION) -> None:
         """Frame part number `part`, which holds `size` bytes of the arrays.
 
         Args:
-            part: its number.
-            size: bytes of the arrays.
-            field: of WorkerMessage: OBSERVATION or SAMPLES.
+            part: number of the part, from 0.
+            size: bytes of the arrays in this part.
+            field: field number in WorkerMessage: OBSERVATION or SAMPLES.
         """
         self._tail = _PART + part.to_bytes(4, "little") if part else b""  # protobuf omits zeros
         self._arrays = _ARRAYS + varint(size)
@@ -41,12 +41,12 @@ class PartFrame:
         self.size = size
 
     def pack(self, sequence: int, data: memoryview) -> bytes:
-        """The message that carries this part."""
+        """Return the message that carries this part."""
         counter = sequence.to_bytes(8, "little")
         return b"".join((self._head, counter, self._arrays, data, self._tail))
 
     def match(self, message: bytes) -> tuple[int, memoryview] | None:
-        """Sequence number and data of a message of exactly this framing, else None."""
+        """Return sequence number and data of a message of exactly this framing, else None."""
         at = len(self._head)
         if (
             len(message) != self._end + len(self._tail)
@@ -60,13 +60,13 @@ class PartFrame:
 
 
 def part_frames(num_bytes: int, field: int = OBSERVATION) -> list[PartFrame]:
-    """The frames of an observation, or of samples, whose arrays take `num_bytes` bytes."""
+    """Return the frames of an observation, or of samples, with arrays of `num_bytes` bytes."""
     starts = range(0, max(num_bytes, 1), PART_BYTES)
     return [PartFrame(k, min(PART_BYTES, num_bytes - at), field) for k, at in enumerate(starts)]
 
 
 def split(frames: list[PartFrame], sequence: int, payload: memoryview) -> Iterator[bytes]:
-    """The messages of one observation, in order."""
+    """Yield the messages of one observation, in order."""
     at = 0
     for frame in frames:
         yield frame.pack(sequence, payload[at : at + frame.size])
@@ -74,18 +74,18 @@ def split(frames: list[PartFrame], sequence: int, payload: memoryview) -> Iterat
 
 
 class Assembly:
-    """Puts the parts of one observation after the other together, in one buffer. One thread."""
+    """A buffer that joins the parts of one observation after the other. Used by one thread."""
 
     def __init__(self, frames: list[PartFrame], num_bytes: int) -> None:
-        """Memory is touched only as parts arrive."""
+        """Reserve the buffer; the system provides its memory only as parts arrive."""
         self._frames = frames
         self._buffer = np.empty(num_bytes, np.uint8).data
         self._part = self._filled = self._sequence = 0
 
     def add(self, message: bytes) -> tuple[int, memoryview] | None:
-        """Sequence number and payload if the observation is complete, else None.
+        """Add a part; return sequence number and payload once the observation is complete.
 
-        The payload is valid until the next call.
+        The payload is valid until the next call. The result is None while parts are missing.
 
         Raises:
             WireError: if this is not the part that comes next.
@@ -106,7 +106,7 @@ class Assembly:
         return sequence, self._buffer.toreadonly()
 
     def _parse(self, message: bytes, frame: PartFrame) -> tuple[int, memoryview]:
-        """The same, of any valid encoding, by protobuf's general parser."""
+        """Parse a part in any valid encoding, by protobuf's general parser."""
         observation = parse(pb.WorkerMessage, message, "observation", frame.size + ENCODING_BYTES)
         if observation.part != self._part:
             raise WireError(

@@ -1,9 +1,9 @@
-"""Where `module:Name` is looked for: among installed packages, then in these folders.
+"""Search path of `module:Name`: installed packages, then the plug-in folders.
 
 The folders are those of `run.plugin_folders`, then the working directory. They are not on sys.path:
-only modules that a configuration names are found there, and what code from there imports. So no
-file of the user's hides murmur's packages or a library, nor is it run because a library looks for
-something optional of its name.
+only modules that a configuration names, and imports of code in these folders, are found there. So
+no file of the user's hides murmur's packages or a library, or runs because a library looks for an
+optional module of its name.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ _INSTALLED = tuple(
 
 
 def is_named(value: object) -> bool:
-    """Whether a value of the configuration names code, as package.module:Name."""
+    """Return whether a value of the configuration names code, as package.module:Name."""
     return isinstance(value, str) and NAMED.fullmatch(value) is not None
 
 
 def named_code(value: object) -> list[str]:
-    """All that a part of the configuration names as package.module:Name, however deep."""
+    """Return all code that a part of the configuration names, at any depth."""
     if isinstance(value, Mapping):
         return [name for pair in value.items() for item in pair for name in named_code(item)]
     if isinstance(value, list | tuple | set):
@@ -52,7 +52,7 @@ def named_code(value: object) -> list[str]:
 
 
 class _Finder:
-    """Finds modules in the folders, after all other finders."""
+    """Finder of modules in the plug-in folders, after all other finders."""
 
     @staticmethod
     def find_spec(
@@ -68,7 +68,7 @@ class _Finder:
 
 
 def _imported_from_folders() -> bool:
-    """Whether code from the folders imports: by a statement, or through others by import_module."""
+    """Return whether code from the folders imports, by a statement or by import_module."""
     frame: FrameType | None = sys._getframe(2)
     by_name = False
     while frame is not None:
@@ -95,11 +95,11 @@ def _preparation_data(name: str) -> dict[str, Any]:
 
 
 def plugin_files(value: object) -> dict[str, dict[str, str]]:
-    """Find the files of all code that a part of the configuration names; imports nothing.
+    """Find the files of all code that a part of the configuration names. Imports nothing.
 
     Returns:
-        name of a module -> its "file", and the "sha256" of it, of a package that of all its files
-        in that folder.
+        name of a module -> its "file" and "sha256"; a package's digest covers all files in its
+        folder.
     """
     found = {}
     for module in dict.fromkeys(name.partition(":")[0] for name in named_code(value)):
@@ -123,11 +123,11 @@ def plugin_files(value: object) -> dict[str, dict[str, str]]:
 
 
 def look_in(folders: Iterable[str] = (), names: Iterable[str] = ()) -> None:
-    """Look in these folders and the working directory from now on, and nowhere else of one's own.
+    """Set the plug-in folders; the working directory is added.
 
     Args:
-        folders: absolute.
-        names: what the configuration that has these folders names; see `refused_code`.
+        folders: absolute paths.
+        names: code that the configuration with these folders names; see `refused_code`.
     """
     folders, names = list(folders), list(names)
     _folders[:] = dict.fromkeys([*folders, *_working_directory()])
@@ -148,12 +148,12 @@ def expect(name: str) -> None:
 
 
 def folders_in_use() -> list[str]:
-    """The folders that are looked in; the working directory is always one of them."""
+    """Return the folders that are searched, which include the working directory."""
     return list(dict.fromkeys([*_folders, *_working_directory()]))
 
 
 def _working_directory() -> list[str]:
-    """The working directory; nothing if it was deleted."""
+    """Return the working directory in a list; an empty list if it was deleted."""
     try:
         return [os.getcwd()]
     except OSError:
@@ -163,9 +163,9 @@ def _working_directory() -> list[str]:
 def refused_code(name: str, folders: Iterable[str] = ()) -> str:
     """Give the reason to refuse code that a checkpoint names; "" if it may be imported.
 
-    It may if this process has read a configuration that names it, or has imported its module, one
-    of the user's own: a checkpoint alone makes nothing run. Modules of libraries are imported by
-    others too, and have functions that do anything.
+    Code may be imported if this process has read a configuration that names it, or has imported
+    its module and that is the user's own: a checkpoint alone runs no code. An imported module of a
+    library does not count: others import it too, and its functions can do anything.
 
     Args:
         name: package.module:Name.
@@ -183,7 +183,7 @@ def refused_code(name: str, folders: Iterable[str] = ()) -> str:
 
 
 def _is_own(module: str) -> bool:
-    """Whether a module is imported and neither murmur's nor installed: the user's own."""
+    """Return whether a module is imported and neither murmur's nor installed: the user's own."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     installed = file.startswith(_INSTALLED) or "-packages" in file
     return bool(file) and not installed and module.partition(".")[0] not in _MURMUR

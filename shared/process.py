@@ -1,4 +1,4 @@
-"""What every murmur process needs: logging, signals, scheduling, threads."""
+"""Basics of every murmur process: logging, signals, scheduling, threads."""
 
 import _thread
 import contextlib
@@ -32,7 +32,7 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, 
 
 
 class _TextFormatter(logging.Formatter):
-    """One line a message: what a peer or an environment says begins no line of its own."""
+    """Formatter of one line per message: control characters in a message are escaped."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of the base class
         record.message = _CONTROL.sub(_escaped, record.message)
@@ -40,12 +40,12 @@ class _TextFormatter(logging.Formatter):
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """A control character as Python writes it."""
+    """Return a control character as Python's escape sequence."""
     return found[0].encode("unicode_escape").decode()
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object a line, for log collectors."""
+    """Formatter of one JSON object per line, for log collectors."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -60,7 +60,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def process_began(pid: int) -> int | None:
-    """Return when a process began, in the kernel's ticks since boot; None where that is not known.
+    """Return the start time of a process, in the kernel's ticks since boot; None if unknown.
 
     Unlike its wall-clock time, no jump of the clock changes it: proc_pid_stat(5), field 22.
     """
@@ -75,7 +75,7 @@ def configure_logging(role: str) -> None:
     """Log to standard error, as text or, with MURMUR_LOG=json, as JSON lines.
 
     Args:
-        role: names the process in every line, for example "learner" or "worker-0".
+        role: name of the process in every line, for example "learner" or "worker-0".
     """
     handler = logging.StreamHandler(sys.stderr)
     if os.environ.get("MURMUR_LOG") == "json":
@@ -89,7 +89,7 @@ def configure_logging(role: str) -> None:
 
 
 def _report_thread_error(args: threading.ExceptHookArgs) -> None:
-    """Log what ended a library's thread: an error of the disk in one line."""
+    """Log the error that ended a library's thread; a disk error in one line."""
     if isinstance(args.exc_value, OSError) and (known := disk_error(args.exc_value)):
         logger.error("%s", known)
     else:
@@ -121,9 +121,9 @@ def stop_on_signals() -> threading.Event:
 
 
 def drop_lost_terminal() -> None:
-    """Write to nothing where standard output or error is a terminal that was closed.
+    """Redirect standard output and error to /dev/null if their terminal was closed.
 
-    Else the next line that is printed raises, in the middle of the end.
+    Otherwise the next print raises while the process ends.
     """
     for descriptor in (1, 2):
         try:
@@ -135,10 +135,10 @@ def drop_lost_terminal() -> None:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let signals that ask for the end end the process at once, as if they had no handler.
+    """Let ENDING_SIGNALS end the process at once during the block, without their handlers.
 
-    Python's handlers run between its own instructions: not while a C++ function waits. Another
-    thread than the main one changes nothing.
+    Python runs handlers between its own instructions, not while a C++ function waits. On a thread
+    other than the main one nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -156,7 +156,7 @@ def die_with_parent(parent: int) -> None:
     """Ask Linux to kill this process when its parent dies; elsewhere do nothing.
 
     Args:
-        parent: the parent's process id, to notice that it died before this call.
+        parent: process id of the parent, to notice that it died before this call.
     """
     if sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
@@ -166,7 +166,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def wake_without_preempting() -> None:
-    """Let this thread, and those it starts, wait for a core when they wake, not take one at once.
+    """Schedule this thread, and those it starts, without preempting others when they wake.
 
     A message passes through four threads of two processes. By default each hand-over interrupts
     a thread that is about to finish, which costs two switches and cold caches; benchmarks/
@@ -181,14 +181,14 @@ def wake_without_preempting() -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End the process now, whatever its other threads do."""
+    """End the process now, without waiting for its other threads."""
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)
 
 
 def critical_thread_works() -> bool:
-    """Whether a CriticalThread is alive."""
+    """Return whether a CriticalThread is alive."""
     return any(isinstance(thread, CriticalThread) for thread in threading.enumerate())
 
 
@@ -207,19 +207,19 @@ def leave(end: SystemExit) -> NoReturn:
 
 
 def exit_code(error: MurmurError) -> int:
-    """2, which says that starting again does not help; 1 if a peer is gone: then it may."""
+    """Return 2 if a restart does not help, 1 if a peer is gone and a restart may help."""
     return 1 if isinstance(error, ConnectionLostError) else 2
 
 
 def _name_thread(name: str) -> None:
-    """Let the system know the calling thread by its name too: for top -H, py-spy and traces."""
+    """Set the calling thread's name in the system, for top -H, py-spy and traces."""
     if sys.platform == "linux":
         set_name = 15  # PR_SET_NAME of <linux/prctl.h>; of the name it keeps 15 bytes
         ctypes.CDLL(None).prctl(set_name, name.encode())
 
 
 class CriticalThread(threading.Thread):
-    """A thread whose death ends the process: a half-dead server is the worst state.
+    """A thread that ends the process if it dies, so that no server survives without it.
 
     A MurmurError is logged in one line, anything else with its traceback; the exit code is that
     of `exit_code` for the first and 1 for the second.
@@ -260,7 +260,7 @@ class Backoff:
         self.since = time.monotonic()
 
     def pause_s(self) -> float:
-        """The next pause, between half and all of its nominal length, in seconds."""
+        """Return the next pause, s, between half and all of its nominal length."""
         pause = self._next * (0.5 + 0.5 * self._random())
         self._next = min(2 * self._next, self._longest)
         return pause

@@ -26,13 +26,13 @@ logger = logging.getLogger("murmur")
 
 @dataclass(frozen=True)
 class Variant:
-    """A plug-in that differs from another one of its folder in options alone.
+    """A plug-in that differs from another one of its folder only in options.
 
     Attributes:
-        of: name of the other.
-        doc: its docstring.
-        fixed: option -> the only value that it may have, and a description.
-        defaults: option -> another default.
+        of: name of the other plug-in.
+        doc: docstring of this one.
+        fixed: option -> (its only allowed value, description).
+        defaults: option -> default that replaces the other plug-in's.
     """
 
     of: str
@@ -43,13 +43,13 @@ class Variant:
 
 @contextmanager
 def plugin_failures(what: str) -> Iterator[None]:
-    """Name the plug-in where its own code raises: an error of the user's that no restart fixes.
+    """Turn an exception of a plug-in's code into a ConfigError, as no restart fixes it.
 
     Args:
-        what: the plug-in, for example "network 'attention'".
+        what: name of the plug-in for the message, such as "network 'attention'".
 
     Raises:
-        ConfigError: for any exception that is none of murmur's.
+        ConfigError: for any exception but murmur's own and lack of memory.
     """
     try:
         yield
@@ -66,13 +66,13 @@ def plugin_failures(what: str) -> Iterator[None]:
 
 
 def plugin_names(folder: str, group: str) -> list[str]:
-    """Names of all plug-ins of a kind.
+    """Return the names of all plug-ins of a kind, sorted.
 
     Args:
-        folder: the package whose modules are plug-ins, for example "env_service.envs"; the modules
-            that its SUPPORT names are not. Its VARIANTS, if there, are plug-ins, too; its KNOWN_AS
-            and NEAREST map other names to what to write instead.
-        group: the entry-point group for packages outside, for example "murmur.environments".
+        folder: package with a module per plug-in, such as "env_service.envs". Modules in its
+            SUPPORT are no plug-ins; its VARIANTS, if any, are plug-ins, too. Its KNOWN_AS and
+            NEAREST map other names to the options to write instead.
+        group: entry-point group of external packages, such as "murmur.environments".
     """
     return sorted(_inside(folder) | {e.name for e in entry_points(group=group)})
 
@@ -85,7 +85,7 @@ def _inside(folder: str) -> set[str]:
 
 @cache
 def _variant(folder: str, name: str) -> ModuleType:
-    """Make a plug-in's module of a row of the folder's VARIANTS."""
+    """Make a plug-in's module from an entry of the folder's VARIANTS."""
     variant: Variant = import_module(folder).VARIANTS[name]
     base = import_module(f"{folder}.{variant.of}")
     inherited: dict[str, FieldInfo] = base.Config.model_fields
@@ -109,11 +109,11 @@ def load_plugin(folder: str, group: str, name: str) -> ModuleType:
     """Import the plug-in of that name: one of the folder, else one of an installed package.
 
     package.module:Name names a class or function that is a plug-in by itself: see named_plugin.
-    Installed packages are only looked through for names that the folder has not: that takes many
+    Installed packages are searched only for names that the folder lacks, which takes many
     milliseconds.
 
     Raises:
-        ConfigError: if there is none, naming those there are.
+        ConfigError: if there is none, naming the known ones.
     """
     if ":" in name:
         return named_plugin(_kind(group), name)
@@ -133,7 +133,7 @@ def require_plugin(folder: str, group: str, name: str) -> None:
     """Check that there is a plug-in of that name, without importing it.
 
     Raises:
-        ConfigError: if there is none, naming those there are.
+        ConfigError: if there is none, naming the known ones.
     """
     if ":" in name:
         require_module(_kind(group), name)
@@ -142,7 +142,7 @@ def require_plugin(folder: str, group: str, name: str) -> None:
 
 
 def _kind(group: str) -> str:
-    """What a plug-in of a group is called: "environment", "source", "algorithm", "network"."""
+    """Return the kind of a group's plug-ins: "environment", "source", "algorithm", "network"."""
     return group.removeprefix("murmur.").rstrip("s")
 
 
@@ -155,7 +155,7 @@ def _unknown(folder: str, group: str, name: str) -> ConfigError:
 
 
 def _hint(folder: str, kind: str, name: str, known: list[str]) -> str:
-    """What was probably meant by an unknown name: "..., " or ""."""
+    """Suggest a correction of an unknown name, ending in "; " or "? "; "" if there is none."""
     package = import_module(folder)
     plain = name.lower().replace("-", "").replace("_", "")
     same: dict[str, Any] | None = getattr(package, "KNOWN_AS", {}).get(plain)

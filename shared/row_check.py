@@ -1,4 +1,4 @@
-"""The rules of docs/wire.md that hold for the contents of every row; both services check them."""
+"""Checks, in both services, of docs/wire.md's rules for the contents of every time step."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,19 +19,19 @@ _MAX_SQUARE = MAX_ABS_OBSERVATION**2  # of a float32 sum of squares, which bound
 
 
 class RowCheck:
-    """Finds the rows of a message that break a rule. Without state between messages.
+    """Check of the rows of a message. Keeps no state between messages.
 
-    Usual rows cost a few passes over the message and no allocation of its size; only a message that
-    does not pass these is looked at number by number.
+    Usual rows take a few passes over the message and no allocation of its size; only a message
+    that does not pass these is checked number by number.
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, max_abs_reward: float = math.inf) -> None:
         """Prepare for messages of one shape.
 
         Args:
-            spec: of the rows.
-            num_envs: N.
-            max_abs_reward: larger rewards break the contract (learner.max_abs_reward).
+            spec: spec of the rows.
+            num_envs: number of environments N.
+            max_abs_reward: largest reward allowed, absolute (learner.max_abs_reward).
         """
         self._max_abs_reward = max_abs_reward
         self._bound = min(max_abs_reward, _LARGEST)
@@ -53,13 +53,14 @@ class RowCheck:
             self._map_size = maps.shape[1:]
 
     def broken(self, timestep: TimeStep) -> dict[int, str]:
-        """The first rule that each environment breaks: number -> the array, the value, the rule.
+        """Find the first rule that each environment breaks.
 
         Args:
             timestep: N rows of the dtypes and shapes of the spec.
 
         Returns:
-            what completes the sentence "environment 3 returned ..."; empty for usual rows.
+            number of the environment -> array, value and rule as the end of the sentence
+            "environment 3 returned ..."; empty for usual rows.
         """
         if self._usual(timestep):
             return {}
@@ -70,7 +71,7 @@ class RowCheck:
         return found
 
     def _usual(self, t: TimeStep) -> bool:
-        """Whether the rows certainly keep all rules; False where that takes a closer look."""
+        """Return whether the rows certainly keep all rules; False if `_breaches` must decide."""
         # The sum of squares bounds each number, and is not finite if one of them is not.
         if not float(np.vdot(t.reward, t.reward)) <= self._max_square:
             return False
@@ -103,12 +104,12 @@ class RowCheck:
         return not self._map_size or bool(self._on_maps(t.observation[AGENT_CELL]).all())
 
     def _on_maps(self, cell: Array) -> NDArray[np.bool_]:
-        """[N, A] whether each agent's cell lies on its maps."""
+        """Return [N, A] bool, true if the agent's cell lies on its maps."""
         on: NDArray[np.bool_] = np.logical_and(cell >= 0, cell < self._map_size).all(-1)  # type: ignore[operator]
         return on
 
     def _breaches(self, t: TimeStep) -> Iterator[tuple[int, str]]:
-        """Every breach, in the order of the arrays."""
+        """Yield every breach as (environment, description), in the order of the arrays."""
         yield from _not_finite("reward", t.reward, self._agents)
         too_large = np.abs(t.reward) > self._bound
         for env, agent in np.argwhere(too_large).tolist():
@@ -141,7 +142,7 @@ class RowCheck:
                 yield env, f"{values[env]} in metric '{name}' on LAST"
 
     def _choices(self, t: TimeStep) -> Iterator[tuple[int, str]]:
-        """Breaches in what is used as an index or a choice."""
+        """Yield breaches in masks, expert actions and cells, which are used as indices."""
         for name in self._flags:
             flags = t.observation[name]
             for env, agent, *rest in np.argwhere(~np.isin(flags, (0, 1))).tolist():
@@ -170,20 +171,20 @@ class RowCheck:
 
 
 def _within(array: Array, low: float, high: float) -> bool:
-    """Whether no number is outside a range; False for NaN."""
+    """Return whether all numbers are within a range; False for NaN."""
     least, most = np.minimum.reduce(array, axis=None), np.maximum.reduce(array, axis=None)
     return bool(low <= least and most <= high)
 
 
 def _possible(array: Array) -> bool:
-    """Tell whether no number is NaN, infinite or beyond ±MAX_ABS_OBSERVATION."""
+    """Return whether no number is NaN, infinite or beyond ±MAX_ABS_OBSERVATION."""
     if array.dtype.itemsize <= _HALF:
         return surely_finite([array])
     return _within(array, -MAX_ABS_OBSERVATION, MAX_ABS_OBSERVATION)
 
 
 def _not_finite(label: str, array: Array, agents: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Every NaN and infinity."""
+    """Yield every NaN and infinity as (environment, description)."""
     if array.dtype.kind == "f":
         yield from _named(label, array, ~np.isfinite(array), agents)
 
@@ -191,7 +192,7 @@ def _not_finite(label: str, array: Array, agents: Sequence[str]) -> Iterator[tup
 def _named(
     label: str, array: Array, bad: NDArray[np.bool_], agents: Sequence[str]
 ) -> Iterator[tuple[int, str]]:
-    """Every bad number, with its place; `agents` label the rows of an array [N, A, ...]."""
+    """Yield (environment, description) of bad numbers; `agents` label axis A of [N, A, ...]."""
     for env, *index in np.argwhere(bad).tolist():
         value = array[(env, *index)]
         of = f" of {agents[index.pop(0)]}" if agents else ""

@@ -1,4 +1,4 @@
-"""What a run is called, where it lives, when it ends."""
+"""The section `run` of the configuration."""
 
 from pydantic import Field, field_validator
 
@@ -9,7 +9,7 @@ _MAX_NAME_BYTES = 200  # of a run: file systems allow 255, of which the time tak
 
 
 class RunConfig(Section):
-    """What a run is called, where it lives, when it ends."""
+    """Name, folder, seed and limits of a run."""
 
     name: str = Field("", description="name of the run; empty: the configuration file's name")
     directory: str = Field("runs", description="folder that holds the run folders")

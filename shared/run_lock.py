@@ -1,9 +1,9 @@
-"""A run folder has one writer: an exclusive lock on it.
+"""The exclusive lock on a run folder, so that it has one writer.
 
 The lock is flock(2) on run.lock, so the system releases it when the last process that holds it
-ends, however it ends. `murmur train` takes it and hands it down to its learner: the run stays
-locked while a learner that died is restarted. Readers (evaluate, report, doctor, --serve) take
-none. The file's text, "pid host", only names the holder in messages.
+ends for any reason. `murmur train` acquires it and passes it to its learner: the run stays locked
+while a learner that died is restarted. Readers (evaluate, report, doctor, --serve) take no lock.
+The file's text, "pid host", only names the holder in messages.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class RunLock:
     """The exclusive right to write to a run folder. Forked children do not keep it.
 
     Attributes:
-        fd: file descriptor that holds it; None where the file system has no locks.
+        fd: file descriptor that holds the lock; None if the file system has no locks.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class RunLock:
         """Wrap a descriptor that holds the lock of a folder.
 
         Args:
-            fd: the descriptor; None: this process holds none.
-            folder: the run's.
-            parents: process and descriptor that hold the lock for this process.
+            fd: file descriptor; None if this process holds none.
+            folder: run folder.
+            parents: process id and descriptor that hold the lock for this process, if any.
         """
         self.fd = fd
         self._folder = folder
@@ -49,10 +49,10 @@ class RunLock:
 
     @classmethod
     def acquire(cls, folder: Path) -> "RunLock":
-        """Lock a run folder, which is made if it does not exist.
+        """Lock a run folder; make it if it does not exist.
 
         Raises:
-            ResourceError: if another process holds it, or the folder cannot be written.
+            ResourceError: if another process holds the lock, or the folder cannot be written.
         """
         make_folder(folder)
         path = folder / LOCK_FILE
@@ -82,12 +82,12 @@ class RunLock:
 
     @classmethod
     def of_group(cls, folder: Path) -> "RunLock":
-        """The lock of a rank whose group's rank 0 holds it, or the parent of both."""
+        """Return the lock of a rank; its group's rank 0 holds it, or the parent of both."""
         return cls._of_parent(folder) or cls(None)
 
     @classmethod
     def _of_parent(cls, folder: Path) -> "RunLock | None":
-        """The lock that the parent process holds for this one; None if it does not."""
+        """Return the lock that the parent process holds for this one; None if it does not."""
         prefix = f"{_PARENT}{os.getppid()} "
         text = os.environ.get(LOCK_VARIABLE, "")
         if not text.startswith(prefix):
@@ -96,18 +96,18 @@ class RunLock:
         return cls(None, folder, (os.getppid(), int(fd)) if fd.isdecimal() else None)
 
     def handed_down(self) -> tuple[tuple[int, ...], dict[str, str]]:
-        """The descriptors and environment variables that give a child process this lock."""
+        """Return the descriptors and environment variables that give a child this lock."""
         return ((), {}) if self.fd is None else ((self.fd,), {LOCK_VARIABLE: str(self.fd)})
 
     def kept_by_parent(self) -> dict[str, str]:
-        """The variables that let child processes use this lock, which the parent holds for them.
+        """Return the variables that let children use this lock, which this process holds.
 
-        They must end with it. It is for children that are given no file descriptors.
+        For children that inherit no file descriptors. They must end with this process.
         """
         return {LOCK_VARIABLE: f"{_PARENT}{os.getpid()} {self.fd}"}
 
     def moved_to(self) -> Path | None:
-        """Return where the folder is now, if it was renamed while it is locked; else None."""
+        """Return the folder's new path if it was renamed while locked; else None."""
         process, fd = self._parents or ("self", self.fd)
         held = Path(f"/proc/{process}/fd/{fd}")
         try:
@@ -126,7 +126,7 @@ class RunLock:
         """Lock the folder again if its lock file was deleted.
 
         Returns:
-            whether it was.
+            true if the lock file was deleted and the folder locked again.
 
         Raises:
             ResourceError: if another process has locked it since.
@@ -143,17 +143,17 @@ class RunLock:
         return True
 
     def release(self) -> None:
-        """Give the lock up; a process that it was handed down to keeps it."""
+        """Release the lock; a process that inherited it keeps it."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
 
     def __enter__(self) -> Self:
-        """Hold the lock."""
+        """Return the lock."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release it."""
+        """Release the lock."""
         self.release()
 
 
@@ -161,7 +161,7 @@ _locks: "weakref.WeakSet[RunLock]" = weakref.WeakSet()
 
 
 def _drop_locks() -> None:
-    """Close a forked child's descriptors: the end of its parent is to free the folders."""
+    """Close a forked child's descriptors, so that its parent's end frees the folders."""
     for lock in _locks:
         lock.release()
 
@@ -173,7 +173,7 @@ def _locked(fd: int, path: Path) -> bool:
     """Lock an open file.
 
     Returns:
-        False if its file system has no locks.
+        false if the file system has no locks.
 
     Raises:
         ResourceError: if another process holds the lock.
@@ -198,7 +198,7 @@ def _locked(fd: int, path: Path) -> bool:
 
 
 def _holder(fd: int) -> str:
-    """The process that holds a lock, as its file says."""
+    """Return a description of the process that holds a lock, read from its file."""
     pid, _, host = os.pread(fd, 200, 0).decode(errors="replace").strip().partition(" ")
     if not pid.isdecimal():  # it has the lock since a moment ago
         return "another process"
@@ -206,14 +206,14 @@ def _holder(fd: int) -> str:
 
 
 def _sign(fd: int) -> None:
-    """Write who holds the lock."""
+    """Write this process's id and host to the lock file."""
     text = f"{os.getpid()} {socket.gethostname()}\n".encode()
     os.pwrite(fd, text, 0)
     os.ftruncate(fd, len(text))
 
 
 def _is_open_on(fd: int, path: Path) -> bool:
-    """Whether a descriptor is open on the file of this name."""
+    """Return whether a descriptor is open on the file of this name."""
     with contextlib.suppress(OSError):
         return os.path.samestat(os.fstat(fd), path.stat())
     return False

@@ -26,13 +26,13 @@ _INDEX = np.dtype("<i4")
 
 
 class Grant(NamedTuple):
-    """Samples that a session is asked for.
+    """The learner's request for samples of a session.
 
     Attributes:
-        sequence: counts 1, 2, 3, ... on each stream.
-        epoch: that they are for.
-        split: position in SPLITS.
-        indices: of the split.
+        sequence: number of the grant on its stream, from 1.
+        epoch: epoch that the samples are for.
+        split: index of the split in SPLITS.
+        indices: indices of the samples in the split.
     """
 
     sequence: int
@@ -46,9 +46,9 @@ class Broken:
     """A sample that cannot be read.
 
     Attributes:
-        index: of its split.
-        reason: a slug.
-        detail: names the file.
+        index: index of the sample in its split.
+        reason: slug for the metric's label.
+        detail: message that names the file.
     """
 
     index: int
@@ -57,7 +57,7 @@ class Broken:
 
 
 def pack_grant(grant: Grant) -> bytes:
-    """A grant as a LearnerMessage."""
+    """Encode a grant as a LearnerMessage."""
     message = pb.Grant(
         sequence=grant.sequence,
         epoch=grant.epoch,
@@ -68,10 +68,10 @@ def pack_grant(grant: Grant) -> bytes:
 
 
 def unpack_grant(spec: SampleSpec, message: bytes) -> Grant:
-    """A grant from a LearnerMessage.
+    """Decode a grant from a LearnerMessage.
 
     Raises:
-        WireError: if it is something else, or names samples that there are not.
+        WireError: if the message is no grant, or names samples that do not exist.
     """
     try:
         parsed = pb.LearnerMessage.FromString(message)
@@ -96,14 +96,14 @@ def unpack_grant(spec: SampleSpec, message: bytes) -> Grant:
 
 
 class SampleCodec:
-    """Packs and unpacks the samples of one session. Used by one thread.
+    """Codec of one session's samples. Used by one thread.
 
-    A grant of n samples is answered by one message, or by the parts of shared.parts; where some of
-    them are broken, by a message before that which names these.
+    The answer to a grant of n samples is one message, or the parts of shared.parts. If some of the
+    samples are broken, a message that names them comes first.
     """
 
     def __init__(self, spec: SampleSpec) -> None:
-        """Prepare for samples of this spec; sets no memory aside."""
+        """Prepare for samples of this spec. Allocates no memory."""
         self._spec = spec
         self._by_count: dict[int, tuple[Layout, list[PartFrame]]] = {}
         self._buffer = memoryview(bytearray())
@@ -113,12 +113,12 @@ class SampleCodec:
     def messages(
         self, grant: Grant, samples: Sequence[dict[str, Array]], broken: Sequence[Broken]
     ) -> list[bytes]:
-        """The messages that answer a grant, in order.
+        """Encode the answer to a grant as messages, in order.
 
         Args:
-            grant: what was asked for.
-            samples: the arrays of the samples that could be read, in the grant's order.
-            broken: the others.
+            grant: grant to answer.
+            samples: arrays of the samples that could be read, in the grant's order.
+            broken: samples that could not be read.
         """
         messages = []
         if broken:
@@ -138,11 +138,11 @@ class SampleCodec:
         return messages + list(split(frames, grant.sequence, payload))
 
     def receive(self, message: bytes, grant: Grant) -> tuple[dict[str, Array], list[Broken]] | None:
-        """Take the next message; None if the answer to the grant has further ones.
+        """Decode the next message; None if the answer to the grant has further ones.
 
         Returns:
-            name -> [n, ...] of the samples that are not broken, in the grant's order, read-only
-            views that are valid until the next call; and the broken ones.
+            arrays by name, [n, ...] of the n intact samples in the grant's order (read-only views,
+            valid until the next call); and the broken samples.
 
         Raises:
             WireError: if this is not the message that comes next.
@@ -170,7 +170,7 @@ class SampleCodec:
     def _parse(
         self, message: bytes, grant: Grant, frame: PartFrame
     ) -> tuple[int, memoryview] | None:
-        """A message of any valid encoding; None if it names broken samples, which are noted."""
+        """Parse a message in any valid encoding; None if it names broken samples (kept)."""
         longest = max(frame.size + ENCODING_BYTES, _BROKEN_BYTES)
         samples = parse(pb.WorkerMessage, message, "samples", min(longest, PART_BYTES + 64))
         if samples.broken:
@@ -189,7 +189,7 @@ class SampleCodec:
         """Check and keep the broken samples that a message names.
 
         Raises:
-            WireError: if they are not of the grant, or come where arrays must.
+            WireError: if they are not of the grant, or come instead of arrays.
         """
         indices = [b.index for b in samples.broken]
         unknown = set(indices) - set(grant.indices)
@@ -212,13 +212,13 @@ class SampleCodec:
         self._broken = [Broken(b.index, b.reason, _printable(b.detail)) for b in samples.broken]
 
     def _finish(self, arrays: dict[str, Array]) -> tuple[dict[str, Array], list[Broken]]:
-        """The whole answer to a grant; the next message begins another."""
+        """Return the whole answer to a grant, and reset for the next one."""
         broken, self._broken = self._broken, []
         self._part = self._filled = 0
         return arrays, broken
 
     def _of(self, count: int) -> tuple[Layout, list[PartFrame]]:
-        """Layout and framing of `count` samples."""
+        """Return layout and framing of `count` samples."""
         known = self._by_count.get(count)
         if known is None:
             fields = tuple(
@@ -230,13 +230,13 @@ class SampleCodec:
         return known
 
     def _room(self, num_bytes: int) -> memoryview:
-        """The buffer, which grows to the largest answer."""
+        """Return `num_bytes` of the buffer, which grows to the largest answer."""
         if len(self._buffer) < num_bytes:
             self._buffer = memoryview(bytearray(num_bytes))
         return self._buffer[:num_bytes]
 
 
 def _printable(detail: str) -> str:
-    """A detail as a line of the log can hold it."""
+    """Return a detail as one printable line of at most _MAX_DETAIL characters."""
     short = detail[:_MAX_DETAIL]
     return "".join(c if c.isprintable() else "?" for c in short)

@@ -1,4 +1,4 @@
-"""Samples: what a source of images and targets announces; the handshake compares it."""
+"""The spec of a source of images and targets, which the handshake compares."""
 
 import math
 import re
@@ -22,15 +22,15 @@ class SampleSpec:
     """Everything the learner must know of a data set; fixed by the first Hello of a run.
 
     Attributes:
-        name: of the source: "faces".
-        arrays: of one sample, in wire order, with per_agent=False: "image" is uint8 [3, H, W] in
-            RGB, "mask" uint8 [H, W] of class indices.
+        name: name of the source, such as "faces".
+        arrays: arrays of one sample, in wire order, with per_agent=False: "image" is uint8
+            [3, H, W] in RGB, "mask" uint8 [H, W] of class indices.
         sizes: number of samples of each split of SPLITS.
-        digest: SHA-256 in hexadecimal of what defines the data set: the list of files and their
-            sizes, or a generator's options.
-        classes: their names, by index.
-        ignore_index: value of mask pixels that count nowhere; of no class.
-        flip_pairs: classes that a horizontal flip swaps.
+        digest: SHA-256, in hexadecimal, of the definition of the data set: the list of files and
+            their sizes, or a generator's options.
+        classes: names of the classes, by index.
+        ignore_index: value of mask pixels that are neither learned nor scored; no class has it.
+        flip_pairs: pairs of class indices that a horizontal flip swaps.
     """
 
     name: str
@@ -42,10 +42,10 @@ class SampleSpec:
     flip_pairs: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        """Check that the spec can be met.
+        """Check that the spec is possible.
 
         Raises:
-            SpecError: naming the field that cannot.
+            SpecError: for an impossible spec, naming the field.
         """
         check_name("source", self.name)
         if not 0 < len(self.arrays) <= MAX_ARRAYS:
@@ -80,10 +80,10 @@ class SampleSpec:
         self._check_classes()
 
     def _check_classes(self) -> None:
-        """Check what depends on the classes.
+        """Check the fields that depend on the classes.
 
         Raises:
-            SpecError: naming the field that is wrong.
+            SpecError: for an impossible value, naming the field.
         """
         count = len(self.classes)
         if not 2 <= count <= MAX_CLASSES:
@@ -113,16 +113,16 @@ class SampleSpec:
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of all arrays of one sample."""
+        """Return the bytes of all arrays of one sample."""
         item_bytes = {"uint8": 1, "float16": 2, "int32": 4, "float32": 4}
         return sum(item_bytes[a.dtype] * math.prod(a.shape) for a in self.arrays)
 
     def size(self, split: str) -> int:
-        """Number of samples of a split."""
+        """Return the number of samples of a split."""
         return self.sizes[SPLITS.index(split)]
 
     def array(self, name: str) -> ArraySpec | None:
-        """The array of that name, or None."""
+        """Return the array of that name, or None."""
         return next((a for a in self.arrays if a.name == name), None)
 
 
@@ -130,7 +130,7 @@ def sample_difference(ours: SampleSpec, theirs: SampleSpec) -> str | None:
     """Name the first field in which two specs differ, or None if they are equal.
 
     Returns:
-        for example "sizes: (64, 100) here, (64, 90) there".
+        description such as "sizes: (64, 100) here, (64, 90) there".
     """
     for field in fields(SampleSpec):
         here, there = getattr(ours, field.name), getattr(theirs, field.name)
@@ -146,7 +146,7 @@ def sample_difference(ours: SampleSpec, theirs: SampleSpec) -> str | None:
 
 
 def samples_to_proto(spec: SampleSpec) -> pb.SampleSpec:
-    """SampleSpec as a protobuf message."""
+    """Encode a SampleSpec as a protobuf message."""
     return pb.SampleSpec(
         name=spec.name,
         arrays=[
@@ -162,7 +162,7 @@ def samples_to_proto(spec: SampleSpec) -> pb.SampleSpec:
 
 
 def samples_from_proto(message: pb.SampleSpec) -> SampleSpec:
-    """SampleSpec from a protobuf message.
+    """Decode a SampleSpec from a protobuf message.
 
     Raises:
         SpecError: if the message does not hold a possible spec.

@@ -1,4 +1,4 @@
-"""What every part of the configuration is made of."""
+"""Base classes of the configuration's sections."""
 
 from typing import Annotated, Any, get_args
 
@@ -21,7 +21,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _is_exact(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse a float as a whole number where it may stand for several of them."""
+        """Refuse a float as a whole number if it is too large to be exact."""
         if isinstance(value, float) and abs(value) >= _EXACT:
             kind = cls.model_fields[info.field_name or ""].annotation
             if int in (kind, *get_args(kind)) and float not in get_args(kind):
@@ -31,7 +31,7 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _in_range(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse numbers that neither a wait nor an array can take."""
+        """Refuse numbers too large for a wait (s) or an array."""
         if isinstance(value, int | float) and abs(value) > _MOST_S:
             if (info.field_name or "").endswith("_s"):
                 raise ValueError(f"{value:g} s is too long: at most {_MOST_S:g} s")
@@ -49,7 +49,7 @@ class PluginConfig(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Everything but the name, as given."""
+        """Return all values but the name, as given."""
         return dict(self.model_extra or {})
 
 

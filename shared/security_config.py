@@ -6,7 +6,7 @@ from shared.section import Section
 
 
 class SecurityConfig(Section):
-    """Who may connect. Needed as soon as learner or environment server reach beyond loopback."""
+    """Access to the ports. Needed if learner or environment server reach beyond loopback."""
 
     folder: str = Field(
         "",

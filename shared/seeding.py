@@ -1,6 +1,7 @@
 """Episode seeds: a pure function of run seed, slot and episode number.
 
-Never of wall time or order of arrival, so a run can be repeated and continued bit for bit.
+They do not depend on wall time or order of arrival, so a run can be repeated and resumed bit for
+bit.
 """
 
 import numpy as np
@@ -10,7 +11,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele et al. 2014): a bijection that scatters every bit."""
+    """Apply the finalizer of splitmix64 (Steele et al. 2014), a bijection that scatters bits."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -19,12 +20,12 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def episode_seeds(
     run_seed: int, slots: NDArray[np.integer], episodes: NDArray[np.integer]
 ) -> NDArray[np.uint64]:
-    """Seeds of the given episodes in the given slots.
+    """Return the seeds of the given episodes in the given slots.
 
     Args:
         run_seed: the run's seed, any non-negative integer below 2**64.
         slots: [N] the learner's slot of each environment.
-        episodes: [N] the number of the episode within its slot, from 0.
+        episodes: [N] number of the episode within its slot, from 0.
 
     Returns:
         [N] uint64 seeds below 2**63 (so that they fit every library's idea of a seed).
@@ -36,14 +37,14 @@ def episode_seeds(
 
 
 def uniform(seeds: NDArray[np.uint64], count: int) -> NDArray[np.float32]:
-    """Random numbers that are a pure function of seed and index, for many seeds at once.
+    """Return random numbers that are a pure function of seed and index, for many seeds at once.
 
-    A counter-based generator: thousands of episodes start in microseconds, and what one copy of an
-    environment draws does not depend on the others.
+    A counter-based generator: thousands of episodes start in microseconds, and the draws of one
+    copy of an environment do not depend on the others.
 
     Args:
         seeds: [N] uint64.
-        count: how many numbers each seed gives.
+        count: number of draws per seed.
 
     Returns:
         [count, N] float32, uniform over [0, 1) in steps of 2**-24.
@@ -55,15 +56,15 @@ def uniform(seeds: NDArray[np.uint64], count: int) -> NDArray[np.float32]:
 
 
 def shuffled(run_seed: int, epoch: int, size: int) -> NDArray[np.int32]:
-    """The order of a data set's samples in an epoch: a pure function of seed, epoch and size.
+    """Shuffle a data set's samples for an epoch, as a pure function of seed, epoch and size.
 
     Args:
         run_seed: the run's seed.
-        epoch: from 0 on.
+        epoch: number of the epoch, from 0.
         size: number of samples.
 
     Returns:
-        [size] a permutation of 0 .. size - 1.
+        [size] int32, a permutation of 0 .. size - 1.
     """
     keys = episode_seeds(run_seed, np.full(size, epoch), np.arange(size))
     return np.argsort(keys, kind="stable").astype(np.int32)

@@ -1,4 +1,4 @@
-"""Specs: what an environment observes, accepts and reports; the handshake compares them."""
+"""Specs of an environment's observations, actions and metrics; the handshake compares them."""
 
 from collections import Counter
 from dataclasses import dataclass, fields, replace
@@ -45,10 +45,10 @@ class ArraySpec:
     """One observation array.
 
     Attributes:
-        name: its key in TimeStep.observation.
+        name: key of the array in TimeStep.observation.
         dtype: one of WIRE_DTYPES.
-        shape: without the leading [N, A] (or [N] if not per_agent).
-        per_agent: whether every agent has its own.
+        shape: shape without the leading [N, A] (or [N] if not per_agent).
+        per_agent: true if every agent has its own.
     """
 
     name: str
@@ -81,14 +81,14 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class Discrete:
-    """Each agent picks one of num_actions; actions travel as int32 [N, A]."""
+    """A choice of one of num_actions for each agent; actions travel as int32 [N, A]."""
 
     num_actions: int
 
 
 @dataclass(frozen=True, slots=True)
 class Continuous:
-    """Each agent picks a vector in [low, high]^size; actions travel as float32 [N, A, U]."""
+    """A vector in [low, high]^size for each agent; actions travel as float32 [N, A, U]."""
 
     size: int
     low: float = -1.0
@@ -99,7 +99,7 @@ ActionSpec = Discrete | Continuous
 
 
 def action_layout(action: ActionSpec) -> tuple[np.dtype[np.generic], tuple[int, ...]]:
-    """The dtype and per-agent shape of an action: int32 () or float32 (U,)."""
+    """Return the dtype and per-agent shape of an action: int32 () or float32 (U,)."""
     if isinstance(action, Discrete):
         return np.dtype(np.int32), ()
     return np.dtype(np.float32), (action.size,)
@@ -111,14 +111,14 @@ class EnvSpec:
 
     Attributes:
         name: the environment's name.
-        num_agents: A.
-        observations: in wire order.
-        action: what each agent may do.
+        num_agents: number of agents A.
+        observations: observation arrays, in wire order.
+        action: action space of each agent.
         metrics: names of the environment's own results, reported on LAST.
-        max_episode_steps: decisions in the longest episode, by which unrolls are planned; 0 if
-            unknown. An environment that only hints at it may exceed it, and says so once.
+        max_episode_steps: number of steps of the longest episode, for planning unrolls; 0 if
+            unknown. If the environment only hints at it, an episode may exceed it, with a notice.
         derived: maps that the learner computes from the observations.
-        symmetries: ways to change the world under which its rules stay.
+        symmetries: changes of the world that preserve its rules.
         agents: [A] names of the agents, in the order of their rows; empty: the environment gives
             none.
     """
@@ -134,11 +134,11 @@ class EnvSpec:
     agents: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check that the spec can be met.
+        """Check that the spec is possible.
 
         Raises:
             SpecError: for no agents, no observation, no action, impossible bounds, a name used
-                twice, or too many of them.
+                twice, or more of one of these than the limit.
         """
         check_name("environment", self.name)
         _check_agents(self)
@@ -191,7 +191,7 @@ class EnvSpec:
 
     @property
     def agent_names(self) -> tuple[str, ...]:
-        """[A] names of the agents; agent_0, agent_1, ... if the environment gives none."""
+        """Return the A names of agents; agent_0, agent_1, ... if the environment gives none."""
         return self.agents or tuple(f"agent_{a}" for a in range(self.num_agents))
 
     def agent_label(self, agent: int) -> str:
@@ -199,11 +199,11 @@ class EnvSpec:
         return f"agent '{self.agents[agent]}'" if self.agents else f"agent {agent}"
 
     def observation(self, name: str) -> ArraySpec | None:
-        """The observation of that name, or None."""
+        """Return the observation of that name, or None."""
         return next((o for o in self.observations if o.name == name), None)
 
     def derived_array(self, derived: DerivedMap) -> ArraySpec:
-        """A derived map as an observation.
+        """Return a derived map as an observation.
 
         Raises:
             SpecError: if it cannot be computed from the observations.
@@ -219,10 +219,10 @@ class EnvSpec:
 
 
 def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
-    """Refuse an observation with a reserved name that is not what the name means.
+    """Refuse an observation with a reserved name and another layout than the name requires.
 
     Raises:
-        SpecError: naming what is there and what must be.
+        SpecError: for a wrong layout, naming it and the required one.
     """
     layouts: dict[str, tuple[bool, tuple[str, ...], tuple[int, ...] | None]] = {
         STATE: (False, WIRE_DTYPES, None),
@@ -254,10 +254,10 @@ def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
 
 
 def _check_agents(spec: "EnvSpec") -> None:
-    """Refuse names that are not one for each agent, each its own.
+    """Refuse agent names unless each agent has a different one.
 
     Raises:
-        SpecError: naming the agent, or the number of names.
+        SpecError: for missing, repeated or long names, naming the agent or the number.
     """
     if not spec.agents:
         return
@@ -283,12 +283,12 @@ def _check_agents(spec: "EnvSpec") -> None:
 
 
 def _check_bounds(environment: str, action: Continuous) -> None:
-    """Refuse actions of no size or between no two bounds: NaN would even differ from itself.
+    """Refuse actions of no size, or without a lower bound below an upper one (NaN included).
 
-    Bounds may be infinite; algorithms that scale to them refuse those.
+    Bounds may be infinite; algorithms that scale actions to them refuse those.
 
     Raises:
-        SpecError: naming them.
+        SpecError: for a wrong size or bounds, naming them.
     """
     if action.size < 1 or not action.low < action.high:
         raise SpecError(
@@ -298,7 +298,7 @@ def _check_bounds(environment: str, action: Continuous) -> None:
 
 
 def without_expert(spec: EnvSpec) -> EnvSpec:
-    """The spec without `expert_action`: all that a policy acts by."""
+    """Return the spec without `expert_action`, which no policy observes."""
     kept = tuple(o for o in spec.observations if o.name != EXPERT_ACTION)
     return spec if len(kept) == len(spec.observations) else replace(spec, observations=kept)
 
@@ -316,7 +316,7 @@ def agent_order(ours: EnvSpec, theirs: EnvSpec) -> tuple[int, ...]:
 
 
 def _agents_difference(ours: EnvSpec, theirs: EnvSpec) -> str:
-    """Say how the names of agents differ, and what to do."""
+    """Describe the difference of two specs' agent names, and the fix."""
     here, there = ours.agents, theirs.agents
     first = next(a for a, (x, y) in enumerate(zip(here, there, strict=True)) if x != y)
     fits = max(map(len, here + there)) * _SHOWN_AGENTS <= _SHOWN_TOGETHER
@@ -327,7 +327,7 @@ def _agents_difference(ours: EnvSpec, theirs: EnvSpec) -> str:
 
 
 def shown_agents(agents: tuple[str, ...], start: int = 0) -> str:
-    """Names of agents for a message, from row `start` on; dots stand for those left out."""
+    """List names of agents for a message, from row `start` on; dots stand for omitted ones."""
     shown: list[str] = []
     for name in agents[start : start + _SHOWN_AGENTS]:
         short = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:12]}...{name[-25:]}"
@@ -339,10 +339,10 @@ def shown_agents(agents: tuple[str, ...], start: int = 0) -> str:
 
 
 def check_name(what: str, name: str) -> None:
-    """Refuse a name that would break a line of the log.
+    """Refuse a name that is empty, too long or not printable.
 
     Raises:
-        SpecError: naming its beginning.
+        SpecError: for such a name, with its beginning.
     """
     if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
         raise SpecError(
@@ -355,7 +355,7 @@ def first_difference(ours: EnvSpec, theirs: EnvSpec) -> str | None:
     """Name the first field in which two specs differ, or None if they are equal.
 
     Returns:
-        for example "observations['maps'].shape: (7, 11, 11) here, (6, 11, 11) there".
+        description such as "observations['maps'].shape: (7, 11, 11) here, (6, 11, 11) there".
     """
     # The agents before what may depend on their order.
     for field in sorted(fields(EnvSpec), key=lambda f: f.name not in _COMPARED_FIRST):
@@ -387,7 +387,7 @@ def first_difference(ours: EnvSpec, theirs: EnvSpec) -> str | None:
 
 
 def spec_to_proto(spec: EnvSpec) -> pb.EnvSpec:
-    """EnvSpec as a protobuf message."""
+    """Encode an EnvSpec as a protobuf message."""
     if isinstance(spec.action, Discrete):
         action = pb.ActionSpec(discrete=pb.Discrete(num_actions=spec.action.num_actions))
     else:
@@ -437,7 +437,7 @@ def spec_to_proto(spec: EnvSpec) -> pb.EnvSpec:
 
 
 def spec_from_proto(message: pb.EnvSpec) -> EnvSpec:
-    """EnvSpec from a protobuf message.
+    """Decode an EnvSpec from a protobuf message.
 
     Raises:
         SpecError: if the message names no action or an impossible spec.

@@ -1,8 +1,8 @@
 """Symmetries that an environment announces: mirrored and turned worlds play by the same rules.
 
-A symmetry says how each observation and each action changes when the world does. A learner can then
+A symmetry defines how each observation and each action changes with the world. A learner can then
 train on transitions as they would have been in the changed world. Rewards, and arrays that are not
-named, stay as they are. The identity goes without saying.
+named, stay as they are. The identity is implied.
 """
 
 import math
@@ -16,18 +16,18 @@ MAX_SYMMETRIES = 64
 
 @dataclass(frozen=True, slots=True)
 class ArrayChange:
-    """How one observation changes.
+    """The change of one observation under a symmetry.
 
     A map [..., H, W] is mirrored (column c becomes W - 1 - c), then turned counter-clockwise. Of a
     vector [..., F] or a number, new entry i is signs[i] * (old entry order[i]) + offsets[i].
 
     Attributes:
-        name: of the observation.
-        flip: map: whether it is mirrored.
-        turns: map: quarter turns, 0 to 3.
-        order: vector: a permutation of its entries; empty: their own order.
-        signs: vector: factors; empty: 1.
-        offsets: vector: what is added; empty: 0.
+        name: name of the observation.
+        flip: map: true if it is mirrored.
+        turns: map: number of quarter turns, 0 to 3.
+        order: vector: permutation of its entries; empty: identity.
+        signs: vector: factors of its entries; empty: 1.
+        offsets: vector: summands of its entries; empty: 0.
     """
 
     name: str
@@ -39,7 +39,7 @@ class ArrayChange:
 
     @property
     def of_map(self) -> bool:
-        """Whether it changes places on a map, not entries of a vector."""
+        """Return whether it changes places on a map, not entries of a vector."""
         return self.flip or self.turns != 0
 
 
@@ -48,10 +48,10 @@ class Symmetry:
     """One way in which the world can change.
 
     Attributes:
-        name: for messages.
-        arrays: observations that change; action masks follow from `action`.
-        action: discrete: the new number of each action. Continuous: new entry i of an action is
-            old entry action[i]. Empty: actions stay.
+        name: name of the symmetry in messages.
+        arrays: changes of observations; action masks follow from `action`.
+        action: discrete: new number of each action. Continuous: new entry i of an action is old
+            entry action[i]. Empty: actions stay.
         action_signs: continuous: factors of the new entries; empty: 1.
     """
 
@@ -71,13 +71,13 @@ def check_symmetry(
     """Check that a symmetry fits its environment.
 
     Args:
-        symmetry: to be checked.
-        find: name of an observation -> shape; None if there is none that may change.
-        num_actions: actions, or entries of a continuous one.
-        discrete: whether actions are.
+        symmetry: symmetry to check.
+        find: function from the name of an observation to its shape; None if it may not change.
+        num_actions: number of actions, or of entries of a continuous action.
+        discrete: true if actions are discrete.
 
     Raises:
-        SpecError: naming the symmetry and what does not fit.
+        SpecError: if it does not fit, naming the symmetry and the field.
     """
     where = f"symmetry {symmetry.name[:40]!r}"
     _check_permutation(f"{where}: action", symmetry.action, num_actions)
@@ -115,12 +115,12 @@ def _check_numbers(what: str, numbers: tuple[float, ...], size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GridChange:
-    """What flip and turns do to places (row, column) and to directions on a grid.
+    """The effect of flip and turns on places (row, column) and directions on a grid.
 
     Attributes:
-        order: which old coordinate each new one comes from.
-        signs: its factors.
-        offsets: of places; 0 for directions.
+        order: index of the old coordinate that each new one comes from.
+        signs: factors of the new coordinates.
+        offsets: summands of a place's new coordinates; directions have none.
     """
 
     order: tuple[int, int]
@@ -128,20 +128,20 @@ class GridChange:
     offsets: tuple[int, int]
 
     def direction(self, step: Sequence[int]) -> tuple[int, int]:
-        """A direction (rows, columns) in the changed world."""
+        """Return a direction (rows, columns) in the changed world."""
         return (
             self.signs[0] * step[self.order[0]],
             self.signs[1] * step[self.order[1]],
         )
 
     def place(self, cell: Sequence[int]) -> tuple[int, int]:
-        """A place (row, column) in the changed world."""
+        """Return a place (row, column) in the changed world."""
         row, column = self.direction(cell)
         return row + self.offsets[0], column + self.offsets[1]
 
 
 def grid_change(height: int, width: int, *, flip: bool, turns: int) -> GridChange:
-    """What ArrayChange(flip, turns) of a map [height, width] does to places on it.
+    """Return the effect of ArrayChange(flip, turns) on places of a map [height, width].
 
     A counter-clockwise turn of a map with W columns moves (row, column) to (W - 1 - column, row).
     """

@@ -18,7 +18,7 @@ _HALF = 2  # bytes; BLAS has no half precision
 
 
 class StepType(IntEnum):
-    """Where in its episode an environment stands."""
+    """Position of a time step in its episode."""
 
     FIRST = 0
     MID = 1
@@ -30,19 +30,19 @@ class StepType(IntEnum):
 class TimeStep:
     """One step of N environments.
 
-    After LAST comes FIRST of the next episode: the action answered to a LAST row is ignored. So it
-    is after ABORTED, which says that the environment failed, in a step or where FIRST was due: the
-    episode has no end, the row's other numbers are zeros and mean nothing, and nothing is learned
+    After LAST comes FIRST of the next episode; the action in answer to a LAST row is ignored. The
+    same holds for ABORTED, which means that the environment failed, in a step or in a reset: the
+    episode has no end, the row's other numbers are zeros without meaning, and nothing is learned
     from the step that led to it.
 
     Arrays may be views of buffers that the next step overwrites.
 
     Attributes:
-        step_type: [N] uint8, see StepType.
+        step_type: [N] uint8, values of StepType.
         reward: [N, A] float32, the result of the previous action; zero on FIRST.
         discount: [N] float32, 0 on LAST of an episode that terminated, else 1 (also on LAST of an
             episode that was truncated).
-        observation: name -> [N, A, ...], or [N, ...] where the spec says per_agent=False.
+        observation: name -> [N, A, ...], or [N, ...] if the spec says per_agent=False.
         metrics: name -> [N] float32, the environment's own results, valid on LAST rows only.
     """
 
@@ -54,10 +54,10 @@ class TimeStep:
 
 
 def surely_finite(arrays: Iterable[Array]) -> bool:
-    """Whether no floating-point array among these holds NaN or infinity.
+    """Return whether no floating-point array among these holds NaN or infinity.
 
-    What is not finite makes the sum of squares so: one pass by BLAS. Only if that is not finite,
-    as with numbers whose squares overflow, is each number looked at.
+    One pass by BLAS: a number that is not finite makes the sum of squares so. If the sum is not
+    finite, which squares that overflow cause too, each number is checked.
     """
     for a in arrays:
         if a.dtype.kind == "f":

@@ -15,7 +15,7 @@ Logger = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class TrackingConfig(Section):
-    """Where curves, hyper-parameters and pictures go, besides the run's folder."""
+    """Destinations of curves, hyper-parameters and pictures besides the run's folder."""
 
     loggers: tuple[Logger, ...] = Field(
         ("tensorboard",),
@@ -83,10 +83,10 @@ class TrackingConfig(Section):
         return self
 
     def without_password(self) -> "TrackingConfig":
-        """The same without user and password in mlflow_uri: they become `***`.
+        """Return a copy with `***` for user and password in mlflow_uri.
 
-        Files, pages and trackers show configurations. This process and those that it starts find
-        the whole URI in an environment variable.
+        Files, pages and trackers show configurations. This process and its children find the whole
+        URI in an environment variable.
         """
         shown: str = without_secrets(self.mlflow_uri)
         if shown == self.mlflow_uri:
@@ -95,10 +95,10 @@ class TrackingConfig(Section):
         return self.model_copy(update={"mlflow_uri": shown})
 
     def whole_mlflow_uri(self) -> str:
-        """The URI with user and password; without any configured that of MLFLOW_TRACKING_URI.
+        """Return the URI with user and password; MLFLOW_TRACKING_URI if none is configured.
 
         Raises:
-            ConfigError: if they are not known here, as in a run that is resumed.
+            ConfigError: if user and password are not known here, such as in a resumed run.
         """
         known = [os.environ.get(name, "") for name in (_URI, "MLFLOW_TRACKING_URI")]
         if not self.mlflow_uri:
@@ -115,5 +115,5 @@ class TrackingConfig(Section):
 
     @property
     def services(self) -> tuple[str, ...]:
-        """The loggers that have a process of their own."""
+        """Return the loggers that have a process of their own."""
         return tuple(name for name in self.loggers if name != "tensorboard")

@@ -1,8 +1,8 @@
-"""YAML of configurations: read without running code, written so that reading gives the same back.
+"""YAML of configurations, read without running code and written without loss.
 
 Numbers are YAML 1.2's (1e-3, .5, 0o17), with underscores as in YAML 1.1 (2_000_000); dates, sets
-and bytes are YAML 1.1's. What else the two versions read differently (010, 12:30, and in options of
-plug-ins yes, no, on, off) is refused with both readings.
+and bytes are YAML 1.1's. Other text that the two versions read differently (010, 12:30, and in
+options of plug-ins yes, no, on, off) is refused, with both readings.
 """
 
 import datetime
@@ -64,12 +64,12 @@ _TWO_NUMBERS = re.compile(r"[-+]?0[0-9_]*[1-9][0-9_]*|.*:.*|[-+]?0b.*|[-+]0x.*")
 
 
 def is_untyped(keys: str) -> bool:
-    """Whether a dotted key is an option of a plug-in, whose type murmur may not know."""
+    """Return whether a dotted key is an option of a plug-in, of a type murmur may not know."""
     return _UNTYPED.match(keys) is not None
 
 
 def has_untyped_keys(path: Sequence[Any]) -> bool:
-    """Whether the keys below a path may be of any type: those of a plug-in's option.
+    """Return whether the keys below a path may be of any type: those of a plug-in's option.
 
     Keys of `environment.arguments` are names of parameters.
     """
@@ -79,7 +79,7 @@ def has_untyped_keys(path: Sequence[Any]) -> bool:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads; see the module. Tags of one's own are refused, as by SafeLoader."""
+    """Loader of this module's YAML. Refuses custom tags, as SafeLoader does."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as PyYAML has it
 
@@ -87,7 +87,7 @@ class _Loader(yaml.SafeLoader):
         """Return a scalar's text, checked against the pattern of its tag.
 
         Raises:
-            yaml.constructor.ConstructorError: if it is none of that kind.
+            yaml.constructor.ConstructorError: if the text is not of that kind.
         """
         text: str = self.construct_scalar(node)  # type: ignore[arg-type]
         kinds = ("float", "int") if kind == "float" else (kind,)
@@ -113,7 +113,7 @@ class _Loader(yaml.SafeLoader):
         """Read 1.5, 1e-3 or .inf.
 
         Raises:
-            ConfigError: for a number that a float can only hold as infinity or 0.
+            ConfigError: for a number that a float can hold only as infinity or 0.
         """
         text = self.text_of(node, "float").replace("_", "").lower()
         if text == ".nan":
@@ -140,14 +140,14 @@ class _Loader(yaml.SafeLoader):
         return made
 
     def make_tuple(self, node: yaml.Node) -> tuple[Any, ...]:
-        """Read a tuple: written for those that Python code put into a configuration."""
+        """Read a tuple, which stands for one that Python code put into a configuration."""
         return tuple(self.construct_sequence(node, deep=True))  # type: ignore[arg-type]
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes sections as blocks, lists in one line, every value in full.
+    """Dumper of sections as blocks, lists in one line, every value in full.
 
-    Text that any reader takes for something else, by YAML 1.1 or 1.2, is put in quotes.
+    Text that YAML 1.1 or 1.2 would read as another type is put in quotes.
     """
 
     def ignore_aliases(self, data: object) -> bool:
@@ -179,17 +179,17 @@ _Dumper.add_representer(
 
 
 def parse_yaml(text: str, where: str, keys: str = "") -> Any:  # noqa: ANN401 - whatever YAML can say
-    """The value of a YAML document of limited size.
+    """Parse a YAML document of limited size.
 
     Args:
-        text: the document.
-        where: the file or option that holds it, for messages.
-        keys: dotted key of the value within a configuration; empty: it is one.
+        text: YAML document.
+        where: file or option that holds it, for messages.
+        keys: dotted key of the value within a configuration; empty: a whole configuration.
 
     Raises:
-        ConfigError: if it is too large, also by what its aliases stand for, has a key twice, or
-            something that YAML 1.1 and 1.2 read differently.
-        yaml.YAMLError, ValueError, RecursionError: if it is no valid YAML.
+        ConfigError: if the document is too large (aliases expanded), has a key twice, or holds
+            text that YAML 1.1 and 1.2 read differently.
+        yaml.YAMLError, ValueError, RecursionError: if the document is invalid YAML.
     """
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{where} is larger than {MAX_BYTES >> 10} KiB: no configuration is")
@@ -211,14 +211,14 @@ def parse_yaml(text: str, where: str, keys: str = "") -> Any:  # noqa: ANN401 - 
 
 
 def to_yaml(data: Mapping[str, Any], where: str = "configuration") -> str:
-    """A YAML document that `parse_yaml` reads as `data`.
+    """Write a YAML document that `parse_yaml` reads as `data`.
 
     Args:
-        data: as `plain_value` returns it.
-        where: the file or option that gets it, for messages.
+        data: values of types that `plain_value` accepts.
+        where: file or option that gets the document, for messages.
 
     Raises:
-        ConfigError: if something of `data` would be read as something else, naming its key.
+        ConfigError: if a value of `data` would be read as another value, naming its key.
     """
     data = plain_value(data, where)
     try:
@@ -234,7 +234,7 @@ def to_yaml(data: Mapping[str, Any], where: str = "configuration") -> str:
 
 
 def one_line(value: object) -> str:
-    """A value as --set takes it: YAML in one line."""
+    """Return a value as YAML in one line, as --set takes it."""
     text = yaml.dump(
         plain_value(value, "value"),
         Dumper=_Dumper,
@@ -246,9 +246,9 @@ def one_line(value: object) -> str:
 
 
 def difference(a: object, b: object, at: str = "") -> str | None:
-    """Dotted key of the first difference of two values in type, order or value; None without any.
+    """Find the dotted key of the first difference of two values in type, order or value.
 
-    NaN equals NaN.
+    NaN equals NaN. The result is None if there is no difference.
     """
     if type(a) is not type(b):
         return at
@@ -276,7 +276,7 @@ def difference(a: object, b: object, at: str = "") -> str | None:
 
 
 def _count_values(node: yaml.Node, counted: dict[int, float]) -> float:
-    """Values of a YAML node, each alias counted as what it stands for; inf if it holds itself."""
+    """Count the values of a YAML node, aliases expanded; inf if the node contains itself."""
     if not isinstance(node, yaml.CollectionNode):
         return 1
     if id(node) not in counted:
@@ -287,26 +287,26 @@ def _count_values(node: yaml.Node, counted: dict[int, float]) -> float:
 
 
 def _parts(item: object) -> tuple[Any, ...]:
-    """The nodes of a sequence's item, or of a mapping's pair."""
+    """Return the nodes of a sequence's item, or of a mapping's pair."""
     return item if isinstance(item, tuple) else (item,)
 
 
 def _line(node: yaml.Node) -> int:
-    """Number of a node's line, from 1."""
+    """Return the number of a node's line, from 1."""
     line: int = node.start_mark.line + 1
     return line
 
 
 def _is_based(text: str) -> bool:
-    """Whether a whole number is written in another base than 10."""
+    """Return whether a whole number is written in another base than 10."""
     return text.lstrip("-+")[:2] in ("0x", "0o", "0b")
 
 
 def _check(loader: _Loader, node: yaml.Node, where: str, keys: str) -> None:
-    """Refuse keys that are there twice and scalars with two readings, here and below.
+    """Refuse repeated keys and scalars with two readings, in a node and below it.
 
     Raises:
-        ConfigError: naming what, and its lines.
+        ConfigError: for the first one found, naming it and its lines.
     """
     if isinstance(node, yaml.ScalarNode):
         _check_scalar(node, where, keys)
@@ -343,10 +343,10 @@ def _refuse_twice(where: str, keys: str, first: yaml.Node, again: yaml.Node) -> 
 
 
 def _check_scalar(node: yaml.ScalarNode, where: str, keys: str) -> None:
-    """Refuse a scalar that YAML 1.1 and 1.2 read differently, except where murmur's types decide.
+    """Refuse a scalar that YAML 1.1 and 1.2 read differently, unless murmur's types decide.
 
     Raises:
-        ConfigError: with both readings, and what to write.
+        ConfigError: for such a scalar, with both readings and the fix.
     """
     text, kind = node.value, node.tag.removeprefix(_TAG)
     word = kind == "bool" and _WORDS.fullmatch(text) and is_untyped(keys)
@@ -374,7 +374,7 @@ def _named(value: object) -> str:
 
 
 def _reading_1_1(text: str) -> object:
-    """What YAML 1.1 makes of a plain scalar, as PyYAML reads it."""
+    """Return a plain scalar's value by YAML 1.1, as PyYAML reads it."""
     loader = yaml.SafeLoader("")
     tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
     node = yaml.ScalarNode(tag, text)
@@ -385,7 +385,7 @@ def _reading_1_1(text: str) -> object:
 
 
 def plain_value(value: object, where: str) -> Any:  # noqa: ANN401 - whatever YAML can say
-    """A copy of a value in types that YAML gives back; nothing in it is shared.
+    """Return a deep copy of a value in types that survive YAML.
 
     NumPy's numbers become Python's, paths become text, mappings become dictionaries.
 
@@ -434,7 +434,7 @@ def _plain(value: object, where: str, count: list[int]) -> Any:  # noqa: ANN401
 
 
 def _has_plain_zone(value: datetime.datetime) -> bool:
-    """Whether YAML can say a time's zone: none, or an offset in minutes."""
+    """Return whether YAML can express a time's zone: none, or an offset in minutes."""
     if not isinstance(value.tzinfo, datetime.timezone | None):
         return False
     offset = value.utcoffset()
@@ -442,7 +442,7 @@ def _has_plain_zone(value: datetime.datetime) -> bool:
 
 
 def short(value: object) -> str:
-    """A value as Python writes it, cut to what a message can show."""
+    """Return a value's repr, cut to the length that a message can show."""
     try:
         text = repr(value)
     except ValueError:  # an integer with more digits than Python prints

@@ -21,7 +21,7 @@ _MOST_JOINT_ACTIONS = 4096  # of a MultiDiscrete or MultiBinary space
 
 
 class _Choices(dict[int, Any]):
-    """Number of an action -> the action as the environment wants it."""
+    """Map from the number of an action to the environment's action."""
 
     def __init__(self, agent: str, actions: Sequence[Any]) -> None:
         super().__init__(enumerate(actions))
@@ -35,25 +35,25 @@ class _Choices(dict[int, Any]):
 
 
 class ActionLayout:
-    """How actions of the contract become actions of the environment.
+    """Conversion of the contract's actions to the environment's actions.
 
     Discrete, MultiDiscrete (every combination is one action) and MultiBinary become Discrete with
-    as many actions as the richest agent has. Boxes become Continuous of the largest size, scaled
-    from [-1, 1] to each Box's bounds; what an agent does not have is ignored.
+    the largest number of actions of any agent. Boxes become Continuous of the largest size, scaled
+    from [-1, 1] to each Box's bounds; entries beyond an agent's own size are ignored.
 
     Attributes:
-        spec: of the contract.
-        counts: [A] how many of the discrete actions each agent has; empty if continuous.
+        spec: action spec of the contract.
+        counts: [A] number of discrete actions of each agent; empty if continuous.
         convert: [A] functions from an agent's entry of `prepare` to its action.
-        maskable: whether all agents' spaces are Discrete, so that the environment's masks fit.
-        doubts: agent -> what its continuous actions cannot express.
+        maskable: true if all agents' spaces are Discrete, so that the environment's masks fit.
+        doubts: agent -> sentence about values that its continuous actions cannot express.
     """
 
     def __init__(self, agents: Mapping[str, Space]) -> None:
-        """Find what the agents have in common.
+        """Find one action spec for all agents.
 
         Raises:
-            ConfigError: if it is too little, naming the agents and the fix.
+            ConfigError: if there is none, naming the agents and the fix.
         """
         finite = {name: _choices(name, space) for name, space in agents.items()}
         boxes = {name: s for name, s in agents.items() if isinstance(s, spaces.Box)}
@@ -111,7 +111,7 @@ class ActionLayout:
         self._middle = self._high / 2 + self._low / 2
 
     def prepare(self, action: Array) -> Any:  # noqa: ANN401 - [copy][agent]
-        """Actions of all copies, ready for `convert`; nothing in it changes later."""
+        """Return the actions of all copies, ready for `convert`, in memory of their own."""
         if isinstance(self.spec, Discrete):
             return action.tolist()
         scaled = np.clip(action.astype(self._low.dtype), -1, 1)
@@ -121,7 +121,7 @@ class ActionLayout:
 
 
 def _choices(agent: str, space: Space) -> _Choices | None:
-    """All actions of a finite space, or None if it is none.
+    """List all actions of a finite space; None for another space.
 
     Raises:
         ConfigError: if there are too many.
@@ -159,7 +159,7 @@ def _doubt(box: spaces.Box) -> str:
 
 
 def _inside(bound: Array, dtype: np.dtype[Any]) -> Array:
-    """A bound of a Box in another dtype; where that cannot hold it, the next number towards 0."""
+    """Convert a bound of a Box to another dtype, rounding towards 0 if that cannot hold it."""
     cast = bound.astype(dtype)
     if bound.dtype.kind in "iu":  # beyond 2**53; Python compares such integers exactly
         pairs = zip(cast.ravel().tolist(), bound.ravel().tolist(), strict=True)
@@ -169,7 +169,7 @@ def _inside(bound: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _box_action(box: spaces.Box, size: int, rows: Array) -> Callable[[Any], Any]:
-    """Cuts and shapes one agent's row of scaled actions, which is one like those of `rows`."""
+    """Return a function that cuts and shapes one agent's row of scaled actions, a row of `rows`."""
     dtype, shape, whole = box.dtype, box.shape, np.issubdtype(box.dtype, np.integer)
     if dtype == rows.dtype and shape == rows.shape[1:]:
         return lambda row: row

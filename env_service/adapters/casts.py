@@ -1,4 +1,4 @@
-"""Writes observations as float32, watches what is lost by that, and says it once."""
+"""Conversion of observations to float32, with one notice if precision is lost."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,10 +27,10 @@ def subject_of(path: Path) -> str:
 
 
 def write_box(place: Array, value: Any) -> None:  # noqa: ANN401 - whatever the environment gives
-    """Numbers of exactly the declared shape.
+    """Write numbers of exactly the declared shape.
 
     Raises:
-        ValueError: if they are not.
+        ValueError: if they have another shape.
     """
     if getattr(value, "shape", None) != place.shape:
         value = np.asarray(value)
@@ -40,10 +40,10 @@ def write_box(place: Array, value: Any) -> None:  # noqa: ANN401 - whatever the 
 
 
 def require_numbers(value: Any) -> None:  # noqa: ANN401 - whatever the environment gives
-    """Refuse what NumPy would cast to float32 with a loss or by parsing it.
+    """Refuse values that NumPy would cast to float32 with a loss or by parsing text.
 
     Raises:
-        ValueError: if it holds no real numbers, or some are masked.
+        ValueError: if the value holds no real numbers, or some are masked.
     """
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise ValueError("is a masked array, and murmur has no place for its mask")
@@ -53,30 +53,30 @@ def require_numbers(value: Any) -> None:  # noqa: ANN401 - whatever the environm
 
 
 class CastWatch:
-    """Compare the observations of one copy with the numbers that are sent.
+    """Comparison of one copy's observations with the float32 numbers that are sent.
 
-    A number that float32 cannot hold matters where it differs from others in less than float32
-    tells apart. So the loss is compared with the range of the entry in its episode.
+    A loss of precision matters if the numbers differ by less than float32 resolves. So the loss is
+    compared with the range of the entry in its episode.
 
     Attributes:
-        on: whether to look at this step.
+        on: true if this step is compared.
     """
 
     def __init__(self, notices: Notices) -> None:
-        """Say what is found in `notices`."""
+        """Report losses to `notices`."""
         self._notices = notices
         self.on, self._steps = True, 0
         self._ranges: dict[tuple[int, str], _Ranges] = {}
 
     def step(self) -> None:
-        """Count a step of the copy, and decide whether to look at it."""
+        """Count a step of the copy, and decide whether to compare it."""
         self._steps += 1
         self.on = self._steps < _FIRST_STEPS or self._steps % _EVERY == 0
         if self._steps % _JUDGE_EVERY == 0:
             self._judge()
 
     def begin(self) -> None:
-        """Judge the episode that has ended; another one begins."""
+        """Check the losses of the episode that has ended, and begin another one."""
         self._judge()
         self._ranges.clear()
         self.step()
@@ -108,7 +108,7 @@ class CastWatch:
                 return
 
     def _judge(self) -> None:
-        """Say of which entry too little is left."""
+        """Report the entry of each observation that loses too much precision."""
         for (_, name), ranges in self._ranges.items():
             span = ranges.high - ranges.low
             lost = (ranges.loss > _LOSS * span) & (span > 0)
@@ -162,15 +162,15 @@ def say_number(
     after: float,
     fix: str,
 ) -> None:
-    """Say once that a number beyond WHOLE is another one as float32.
+    """Give one notice that a number beyond WHOLE changes as float32.
 
     Args:
-        notices: where to say it.
+        notices: collector of the notice.
         subject: subject of the notice.
-        what: the number's name.
+        what: name of the number.
         before: value that the environment gave.
         after: value that is sent.
-        fix: an advice.
+        fix: advice for the user.
     """
     if notices.said(CAST, subject) or not np.isfinite(after):
         return

@@ -1,4 +1,4 @@
-"""What makes an environment of another library: "package.module:factory" and its options."""
+"""Factories of environments of other libraries: "package.module:factory" and its options."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -71,7 +71,7 @@ class AdapterConfig(Section):
 
     @property
     def reduction(self) -> Reduction:
-        """What is done to images."""
+        """Return the reduction of images."""
         return Reduction(self.resize, self.grey)
 
     @field_validator("factory")
@@ -87,7 +87,7 @@ class AdapterConfig(Section):
 
 
 def find_factory(path: str) -> Factory:
-    """What "package.module:factory" names.
+    """Import the factory that "package.module:factory" names.
 
     Raises:
         ConfigError: if it cannot be imported or called, naming the fix.
@@ -111,16 +111,16 @@ def find_factory(path: str) -> Factory:
 
 
 def _only_turns(path: str, module: Any) -> str:  # noqa: ANN401
-    """What to do about a PettingZoo module that has an AEC environment alone."""
+    """Return the advice for a PettingZoo module that has only an AEC environment."""
     metadata = getattr(getattr(module, "raw_env", None), "metadata", None) or {}
     return f"write {path.partition(':')[0]}:env" if metadata.get("is_parallelizable") else TURNS
 
 
 def create(config: AdapterConfig) -> Any:  # noqa: ANN401 - whatever the factory makes
-    """One environment.
+    """Make one environment.
 
     Raises:
-        ConfigError: if it cannot be made.
+        ConfigError: if the factory raises, naming its arguments and the fix.
     """
     factory = find_factory(config.factory)
     try:
@@ -138,7 +138,7 @@ def create(config: AdapterConfig) -> Any:  # noqa: ANN401 - whatever the factory
 
 
 def parallel(environment: Any) -> Any:  # noqa: ANN401
-    """The environment; one whose agents take turns (AEC) is wrapped if PettingZoo allows that."""
+    """Return the environment, as a parallel one if it is an AEC that PettingZoo can convert."""
     metadata = getattr(environment, "metadata", None) or {}
     if not is_aec(environment) or not metadata.get("is_parallelizable"):
         return environment
@@ -148,15 +148,15 @@ def parallel(environment: Any) -> Any:  # noqa: ANN401
 
 
 def is_aec(environment: Any) -> bool:  # noqa: ANN401
-    """Whether agents take turns in it, as in PettingZoo's AEC environments."""
+    """Return whether agents take turns in an environment, as in PettingZoo's AEC environments."""
     return hasattr(environment, "agent_iter")
 
 
 def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]:  # noqa: ANN401
-    """What reset(seed=0) returns, which is a pair.
+    """Call reset(seed=0) and return its pair of observation and info.
 
     Raises:
-        ConfigError: if it raises or returns something else.
+        ConfigError: if reset raises or returns no pair.
     """
     try:
         result = environment.reset(seed=0)
@@ -173,10 +173,10 @@ def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]
 
 
 def read(factory: str, what: str, get: Callable[[], Any], fix: str) -> Any:  # noqa: ANN401
-    """Something that an environment must have, as `get` finds it there.
+    """Read a property that an environment must have, by calling `get`.
 
     Raises:
-        ConfigError: whatever `get` raises, naming what was read and the fix.
+        ConfigError: if `get` raises, naming the property and the fix.
     """
     try:
         return get()
@@ -187,7 +187,7 @@ def read(factory: str, what: str, get: Callable[[], Any], fix: str) -> Any:  # n
 
 
 def read_info(info: Mapping[Any, Any], name: str) -> Any:  # noqa: ANN401
-    """What an info holds under a name, or under a.b in its dictionary a; None if nothing."""
+    """Return an info's value by name; a.b is b in its dictionary a; None if missing."""
     if name in info:
         return info[name]
     first, dot, rest = name.partition(".")

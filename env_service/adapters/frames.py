@@ -13,7 +13,7 @@ DRAWING = (*_TOLD, "vmas")  # those whose environments may draw themselves
 
 
 def with_frames(config: ExperimentConfig) -> ExperimentConfig:
-    """The configuration with environments that draw, where the factory was not told how to."""
+    """Return the configuration with render_mode set for factories that take it and lack it."""
     plugin, evaluation = config.environment, config.evaluation
     if plugin.name not in _TOLD:
         return config
@@ -30,10 +30,10 @@ def _drawn(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def frame_of(environment: Any) -> NDArray[np.uint8]:  # noqa: ANN401
-    """What an environment draws: [height, width, 3].
+    """Return the picture that an environment draws, uint8 [height, width, 3].
 
     Raises:
-        NotImplementedError: if it draws no such picture, saying what it does.
+        NotImplementedError: if it draws no such picture, naming its result and render modes.
     """
     metadata = getattr(environment, "metadata", None) or {}
     modes = ", ".join(map(str, metadata.get("render_modes") or ())) or "none"

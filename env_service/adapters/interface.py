@@ -20,7 +20,7 @@ GUESSED = "axes_guessed"  # kind of a notice
 
 
 def hint_of(value: object) -> int:
-    """Return a hint of the longest episode as the spec takes it; 0 if it is none."""
+    """Return a hint of the longest episode, steps, within the spec's limit; 0 if invalid."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         return 0
     return int(value) if 0 < value <= MAX_EPISODE_STEPS else 0
@@ -28,21 +28,21 @@ def hint_of(value: object) -> int:
 
 @dataclass(frozen=True)
 class Interface:
-    """What the learner sees of each copy, as an adapter found it at the first one.
+    """The interface of each copy, read from the first one.
 
     Attributes:
-        name: of the environment, for messages and the spec.
-        agents: their names.
-        observations: where observations go.
-        actions: what actions become.
-        masks_seen: [A] whether an agent observes which of its actions are legal.
-        masks_told: whether the infos of the first reset say so.
-        agents_can_die: whether to tell which agents are alive.
-        state: the global state, if the environment gives one.
-        max_episode_steps: a hint of the environment, which episodes may exceed; 0 if it has none.
-        hint: the name of that hint.
-        doubts: (kind, subject, sentence) of what was guessed or is ignored.
-        sharing: how the agents' own rewards are combined.
+        name: name of the environment, for messages and the spec.
+        agents: names of the agents.
+        observations: layout of the observations.
+        actions: layout of the actions.
+        masks_seen: [A] bool, true if the agent's observation holds an action mask.
+        masks_told: true if the infos of the first reset hold action masks.
+        agents_can_die: true if the learner gets a mask of the agents that are alive.
+        state: spec of the global state, if the environment gives one.
+        max_episode_steps: the environment's hint, steps, which episodes may exceed; 0 if none.
+        hint: name of that hint.
+        doubts: (kind, subject, sentence) of each guess and ignored value.
+        sharing: combination of the agents' own rewards.
     """
 
     name: str
@@ -59,9 +59,9 @@ class Interface:
     sharing: Literal["none", "mean", "sum"] = "none"
 
     def arrays(self) -> tuple[ArraySpec, ...]:
-        """All that is observed.
+        """Return the specs of all observations.
 
-        Where agents have different numbers of actions there is a mask in any case.
+        If agents have different numbers of actions, they include an action mask.
         """
         specs = list(self.observations.arrays)
         if self.state is not None:
@@ -75,18 +75,18 @@ class Interface:
 
     @property
     def masked(self) -> bool:
-        """Whether the environment says which actions are legal."""
+        """Return whether the environment gives action masks."""
         return self.masks_told or any(self.masks_seen)
 
     def longest(self, max_episode_steps: int) -> int:
-        """The shorter of the configured limit of an episode and the hint, steps; 0: none."""
+        """Return the smaller of an episode's configured limit and the hint, steps; 0 if none."""
         return min((x for x in (max_episode_steps, self.max_episode_steps) if x), default=0)
 
     def check(self, config: AdapterConfig, notices: Notices) -> None:
-        """Say which images are sent smaller, and what was guessed.
+        """Report images that are sent smaller, and guesses.
 
         Raises:
-            ConfigError: if it says which actions are legal and they are not Discrete.
+            ConfigError: if the environment gives action masks for actions that are not Discrete.
         """
         if self.masked and not self.actions.maskable:
             raise ConfigError(

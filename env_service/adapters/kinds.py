@@ -1,4 +1,4 @@
-"""Which plug-in steps an environment of another library."""
+"""Recognition of the plug-in that steps an environment of another library."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _MOST_WRAPPERS = 50
 
 
 def _has(environment: Any, name: str) -> bool:  # noqa: ANN401
-    """Whether it has an attribute, even one that cannot be read: `read` will say so."""
+    """Return whether it has an attribute, even one that raises: `read` reports that later."""
     try:
         return hasattr(environment, name)
     except Exception:
@@ -38,11 +38,11 @@ def _has(environment: Any, name: str) -> bool:  # noqa: ANN401
 
 
 def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
-    """Which plug-in an environment is for.
+    """Find the plug-in that steps an environment.
 
     Returns:
-        "murmur", "pettingzoo", "gymnasium", or, for what murmur cannot step, a phrase that says
-        what it is and what to do.
+        "murmur", "pettingzoo" or "gymnasium"; for an object that murmur cannot step, a phrase with
+        its type and the fix.
     """
     if isinstance(environment, VectorEnvironment):
         return "murmur"
@@ -65,10 +65,10 @@ def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
 
 
 def require_kind(environment: Any, kind: str, factory: str) -> None:  # noqa: ANN401
-    """Check that a factory made what its plug-in steps.
+    """Check that a factory made an environment that its plug-in steps.
 
     Raises:
-        ConfigError: saying what it is instead and what to do.
+        ConfigError: if it made another object, naming its type and the fix.
     """
     found = kind_of(environment)
     if found in ("murmur", "pettingzoo", "gymnasium"):
@@ -84,10 +84,10 @@ def unread_masks(
     infos: Sequence[Mapping[Any, Any]],
     spaces: Sequence[Any],
 ) -> tuple[tuple[str, str, str], ...]:
-    """Find masks of actions where murmur does not look for them.
+    """Find action masks in places that murmur does not read.
 
     Args:
-        environment: without an `action_mask`.
+        environment: environment without an `action_mask`.
         infos: infos of its first reset.
         spaces: observation spaces.
 
@@ -118,7 +118,7 @@ def unread_masks(
 
 
 def _keys(space: Any) -> set[Any]:  # noqa: ANN401
-    """All keys of a Dict space, and of those inside it or inside a Tuple."""
+    """Return all keys of a Dict space, and of Dict spaces nested in it or in a Tuple."""
     inner = getattr(space, "spaces", None)
     if not isinstance(inner, Mapping):
         return set().union(*map(_keys, inner)) if isinstance(inner, tuple) else set()
@@ -126,14 +126,14 @@ def _keys(space: Any) -> set[Any]:  # noqa: ANN401
 
 
 def recognise(path: str, arguments: Mapping[str, Any]) -> str:
-    """Which plug-in "package.module:factory" is for, by calling it.
+    """Find the plug-in for "package.module:factory", by calling the factory.
 
     Returns:
-        "murmur" for what makes a VectorEnvironment of num_envs copies (see shared.named_plugin);
+        "murmur" for a factory of a VectorEnvironment of num_envs copies (see shared.named_plugin);
         else "pettingzoo" or "gymnasium".
 
     Raises:
-        ConfigError: if it is none of these, saying what to do.
+        ConfigError: if none of these fits, naming the fix.
     """
     factory = find_factory(path)
     if isinstance(factory, type) and issubclass(factory, VectorEnvironment):
@@ -149,7 +149,7 @@ def recognise(path: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _needs_one_argument(factory: Factory) -> bool:
-    """Whether a factory can be called with one argument but not with none."""
+    """Return whether a factory can be called with one argument but not with none."""
     try:
         signature = inspect.signature(factory)
         signature.bind(1)

@@ -29,10 +29,10 @@ _DIM = 64  # an image whose bytes stay below is no picture
 
 
 def split_mask(space: Space) -> tuple[Space, bool]:
-    """PettingZoo's convention: a Dict observation may hold the mask of legal actions.
+    """Remove the mask of legal actions that a Dict observation may hold in PettingZoo.
 
     Returns:
-        the space without the mask, and whether there was one.
+        (space without the mask, true if there was one).
     """
     if not isinstance(space, spaces.Dict) or ACTION_MASK not in space.spaces:
         return space, False
@@ -44,13 +44,13 @@ class _Leaf:
     """One part of an observation that is no Dict or Tuple.
 
     Attributes:
-        path: how to get at it.
-        write: puts a value into its view.
-        shape: as the environment gives it, but flat for one-hot vectors.
-        image: [C, H, W], as it travels, and dtype if it is an image, else None.
-        channels_last: whether `shape` has an image's channels at its end.
-        doubt: what was guessed of its meaning; empty if nothing was.
-        reduced: whether `write` makes an image smaller; it then writes [C, H, W].
+        path: keys that lead to it.
+        write: function that writes a value into its view.
+        shape: shape in the environment; flat for one-hot vectors.
+        image: (shape [C, H, W], dtype) of an image as sent; None if it is no image.
+        channels_last: true if `shape` has an image's channels at its end.
+        doubt: sentence about a guess of its meaning; empty if there was none.
+        reduced: true if `write` makes an image smaller; it then writes [C, H, W].
     """
 
     path: Path
@@ -63,17 +63,17 @@ class _Leaf:
 
     @property
     def name(self) -> str:
-        """Name of an image's array."""
+        """Return the name of an image's array."""
         keys = [str(key) for key in self.path if key != VECTOR]
         return ".".join([_IMAGE, *keys])
 
     @property
     def subject(self) -> str:
-        """Name of this part in notices: its keys, or `observation`."""
+        """Return the name of this part in notices: its keys, or `observation`."""
         return subject_of(self.path)
 
     def view(self, place: Array) -> Array:
-        """The place of this part, in the shape the environment gives it."""
+        """Return this part's place as a view in the environment's shape."""
         if self.reduced:
             return place
         if self.image is None or len(self.shape) == 2:
@@ -82,18 +82,18 @@ class _Leaf:
 
 
 class ObservationLayout:
-    """Where each agent's observation goes.
+    """Layout of each agent's observation in the arrays of the contract.
 
     Everything but images is flattened into one float32 vector per agent, `observation`, in the
     order of the space; Discrete and MultiDiscrete parts become one-hot. Images become arrays
     [C, H, W] of their own, `image` or `image.<key>`. Agents that observe less than others have
-    zeros: at the end of the vector, or in the image they do not have.
+    zeros: at the end of the vector, or in the image that they lack.
 
     Attributes:
         arrays: specs of the arrays.
-        reduced: how downscaled images are sent; text for the log.
-        doubts: name of an observation -> what was guessed of its meaning.
-        keys: [A] what each agent's dictionary may hold, the mask included.
+        reduced: lines for the log about images that are sent smaller.
+        doubts: name of an observation -> sentence about a guess of its meaning.
+        keys: [A] sets of keys that each agent's dictionary may hold, the mask included.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class ObservationLayout:
 
         Args:
             agents: name -> observation space, without action mask.
-            images: which Boxes are images: "uint8", "all" of three dimensions, "none".
-            channels_last: of images; "auto" guesses from the shape.
-            reduction: of images of bytes.
+            images: Boxes to treat as images: "uint8", "all" of three dimensions, "none".
+            channels_last: true if images are [H, W, C]; "auto" guesses from the shape.
+            reduction: reduction of images of bytes.
 
         Raises:
-            ConfigError: for a space of no fixed size, images that differ in size or that have
-                one name, or if all that the agents observe is of size zero.
+            ConfigError: for a space of no fixed size, images that differ in size or share a name,
+                or if all observations have size zero.
         """
         self._leaves = [
             list(_leaves(space, (), name, images, channels_last, reduction))
@@ -145,10 +145,10 @@ class ObservationLayout:
             )
 
     def _images(self, agents: Iterable[str]) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Name -> shape and dtype of all images.
+        """Return (shape, dtype) of all images by name.
 
         Raises:
-            ConfigError: if they differ in size, or two of an agent's have one name.
+            ConfigError: if images of one name differ in size, or two of an agent share a name.
         """
         found: dict[str, tuple[tuple[int, ...], str]] = {}
         for agent, leaves in zip(agents, self._leaves, strict=True):
@@ -169,7 +169,7 @@ class ObservationLayout:
         return found
 
     def parts(self, arrays: Mapping[str, Array], copy: int, agent: int) -> list[Part]:
-        """What to write where when this agent of this copy observes something."""
+        """Return (path, writer, view) of each part of an agent's observation in a copy."""
         parts: list[Part] = []
         start = 0
         for leaf in self._leaves[agent]:
@@ -187,10 +187,14 @@ class ObservationLayout:
 def state_layout(
     space: Space, images: str, channels_last: bool | str, reduction: Reduction = _AS_IT_IS
 ) -> tuple[ArraySpec, Write, Callable[[Array], Array], str]:
-    """The global state: its spec, its writer, its place in a row as the writer wants it, its doubt.
+    """Lay out the global state.
+
+    Returns:
+        (spec, writer, function from the state's place to the writer's view, sentence about a guess
+        of its meaning or "").
 
     Raises:
-        ConfigError: if it is no plain vector or image.
+        ConfigError: if the state is no plain vector or image.
     """
     leaves = list(_leaves(space, (), STATE, images, channels_last, reduction))
     if len(leaves) != 1 or leaves[0].path:
@@ -208,7 +212,7 @@ def _leaves(
     channels_last: bool | str,
     reduction: Reduction,
 ) -> Iterator[_Leaf]:
-    """The parts of an observation, in order.
+    """Yield the parts of an observation, in order.
 
     Raises:
         ConfigError: for a space of no fixed size.
@@ -273,7 +277,7 @@ def _is_image(space: spaces.Box, images: str) -> bool:
 
 
 def _channels(shape: tuple[int, ...]) -> tuple[bool, bool]:
-    """Tell whether the last axis of an image holds its channels, and whether that is a guess."""
+    """Return whether an image's last axis holds its channels, and whether that is a guess."""
     first, middle, last = shape
     if first == middle != last:  # two equal sides are height and width
         return True, False
@@ -284,7 +288,7 @@ def _channels(shape: tuple[int, ...]) -> tuple[bool, bool]:
 
 
 def _flattened(space: spaces.Box, images: str) -> str:
-    """Return a sentence about a picture that becomes a vector without being asked to."""
+    """Return a sentence about a picture that becomes a vector by default; else ""."""
     shape = space.shape
     if images == "none" or len(shape) < 2:
         return ""
@@ -304,7 +308,7 @@ def _flattened(space: spaces.Box, images: str) -> str:
 
 
 def _size(leaf: _Leaf) -> int:
-    """Numbers of a part in the vector."""
+    """Return the number of a part's entries in the vector; 0 for an image."""
     return 0 if leaf.image else math.prod(leaf.shape)
 
 
@@ -313,10 +317,10 @@ def _image_text(image: tuple[tuple[int, ...], str] | None) -> str:
 
 
 def _write_bytes(place: Array, value: Any) -> None:  # noqa: ANN401
-    """A uint8 image.
+    """Write a uint8 image.
 
     Raises:
-        ValueError: if it is none: a float would be cut to an integer silently.
+        ValueError: for another dtype: a float would be cut to an integer silently.
     """
     if np.asarray(value).dtype != np.uint8:
         raise ValueError(f"has dtype {np.asarray(value).dtype}, its space says uint8")
@@ -324,7 +328,7 @@ def _write_bytes(place: Array, value: Any) -> None:  # noqa: ANN401
 
 
 def _one_hot(n: int, start: int) -> Write:
-    """Writes an integer as a one-hot vector."""
+    """Return a writer of an integer as a one-hot vector."""
 
     def write(place: Array, value: Any) -> None:  # noqa: ANN401
         place[...] = 0
@@ -337,7 +341,7 @@ def _one_hot(n: int, start: int) -> Write:
 
 
 def _one_hots(nvec: NDArray[np.integer], starts: NDArray[np.integer]) -> Write:
-    """Writes each of an array's integers as a one-hot vector, one behind the other."""
+    """Return a writer of an array's integers as one-hot vectors, one behind the other."""
     offsets = np.cumsum(nvec) - nvec - starts
     low, high = starts, starts + nvec
 

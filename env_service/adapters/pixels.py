@@ -1,4 +1,4 @@
-"""Images made smaller before they travel: reduced and turned to grey with OpenCV."""
+"""Reduction of images before they are sent: downscaling and conversion to grey with OpenCV."""
 
 import math
 from collections.abc import Callable
@@ -21,21 +21,21 @@ _COLOURS = 3
 
 @dataclass(frozen=True)
 class Reduction:
-    """What is done to each image of bytes.
+    """The reduction of each image of bytes.
 
     Attributes:
-        resize: pixels a side, (height, width), "auto" or "none".
-        grey: one channel in place of red, green and blue.
+        resize: size in pixels, of each side or as (height, width); "auto" or "none".
+        grey: true for one channel in place of red, green and blue.
     """
 
     resize: Resize = "none"
     grey: bool = False
 
     def shape(self, chw: tuple[int, ...]) -> tuple[int, ...]:
-        """[C, H, W] of the result for an image [C, H, W].
+        """Return the result's shape [C, H, W] for an image [C, H, W].
 
         Raises:
-            ConfigError: if grey is wanted of an image that is not in colour.
+            ConfigError: if grey is set for an image that has neither one nor three channels.
         """
         c, h, w = chw
         if self.grey and c not in (1, _COLOURS):
@@ -54,14 +54,14 @@ class Reduction:
     def writer(
         self, shape: tuple[int, ...], *, channels_last: bool
     ) -> Callable[[Array, Any], None] | None:
-        """What writes an image of the environment's shape to its place [C, H, W].
+        """Return a function that writes an image of the environment to its place [C, H, W].
 
         Args:
-            shape: as the environment gives it: H x W, or with channels at either end.
-            channels_last: where the channels are.
+            shape: shape in the environment: [H, W], [C, H, W] or [H, W, C].
+            channels_last: true if the channels are at the end.
 
         Returns:
-            None if there is nothing to do.
+            function of (place, image); None if the image is not changed.
 
         Raises:
             ConfigError: if OpenCV is not installed.

@@ -1,4 +1,4 @@
-"""Messages about what environments of other libraries returned."""
+"""Messages about values that environments of other libraries return."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from shared.spec import ACTION_MASK
 
 
 def shown(value: object) -> str:
-    """A value that an environment returned, for a message: arrays by their shape."""
+    """Describe a value that an environment returned, for a message: arrays by their shape."""
     if isinstance(value, np.ndarray):
         return f"an array of shape {value.shape}"
     text = repr(value)
@@ -17,7 +17,7 @@ def shown(value: object) -> str:
 
 
 def without(observation: Any, paths: list[tuple[Any, ...]]) -> str:  # noqa: ANN401
-    """Which part of its space an observation is without; empty if it has them all."""
+    """Describe the first part of its space that an observation lacks; "" if none."""
     for path in paths:
         value = observation
         for depth, key in enumerate(path):
@@ -33,18 +33,18 @@ def without(observation: Any, paths: list[tuple[Any, ...]]) -> str:  # noqa: ANN
 
 
 def not_infos(value: object, agent: str = "") -> str:
-    """What is wrong with infos, of one agent or of all, that are no dictionary."""
+    """Return the message about infos, of one agent or of all, that are no dictionary."""
     who = f" of agent '{agent}'" if agent else ""
     return f"returned a {type(value).__name__} as infos{who}, not a dictionary"
 
 
 def mask_missing(agent: str) -> str:
-    """What is wrong with an observation that has no mask, though its space has one."""
+    """Return the message about an observation without the mask that its space has."""
     return f"gave a wrong observation: that of agent '{agent}' lacks '{ACTION_MASK}'"
 
 
 def mask_not_told(agent: str) -> str:
-    """What is wrong with a mask among the infos of a step where the first reset gave none."""
+    """Return the message about a mask in a step's infos if the first reset gave none."""
     return (
         f"gives agent '{agent}' an '{ACTION_MASK}' among its infos, but none in its first reset(); "
         "give it in both"

@@ -1,7 +1,7 @@
 """Environments of other libraries: one object per copy, stepped one after another.
 
-What the plug-ins `pettingzoo` and `gymnasium` have in common: they keep the buffers, and turn what
-goes wrong into a sentence that names environment, agent, seed and step.
+The common part of the plug-ins `pettingzoo` and `gymnasium`: buffers, and messages about faults
+that name environment, agent, seed and step.
 """
 
 from abc import abstractmethod
@@ -51,8 +51,8 @@ _FAR = 2**62  # steps
 class SequentialVectorEnv(VectorEnvironment):
     """N objects of another library behind the contract.
 
-    A subclass starts and advances one copy, writing into its rows; what can be done for all copies
-    at once is done here, after them. All buffers and views are made once. A copy that fails is
+    A subclass starts and advances one copy, writing into its rows; this class does the work for
+    all copies at once, after them. All buffers and views are made once. A copy that fails is
     recreated when its next episode starts; the others are not affected.
 
     Attributes:
@@ -60,7 +60,7 @@ class SequentialVectorEnv(VectorEnvironment):
 
     Metrics:
         length: steps of the episode.
-        return/<team>: rewards of a team's agents, summed over the episode, where there are teams.
+        return/<team>: rewards of a team's agents, summed over the episode, if there are teams.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class SequentialVectorEnv(VectorEnvironment):
         """Allocate everything.
 
         Args:
-            interface: what each copy looks like.
+            interface: interface of each copy.
             environments: one object per copy.
-            config: options.
+            config: options of the environment.
 
         Raises:
-            ConfigError: if it says which actions are legal and they are not Discrete.
+            ConfigError: if the environment gives action masks for actions that are not Discrete.
         """
         self._masks_seen, self._masks_told = interface.masks_seen, interface.masks_told
         self._masks_given = interface.masked
@@ -118,7 +118,7 @@ class SequentialVectorEnv(VectorEnvironment):
         )
 
     def _make_views(self, interface: Interface) -> None:
-        """Views of the arrays by copy and agent, made once; legal actions and rewards."""
+        """Make the views of the arrays by copy and agent, and the arrays of rewards and masks."""
         n, a, counts = self.num_envs, len(self.agents), interface.actions.counts
         seen = interface.observations
         self._keys = seen.keys
@@ -143,15 +143,15 @@ class SequentialVectorEnv(VectorEnvironment):
 
     @abstractmethod
     def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
-        """Start an episode in copy i and write what its agents observe."""
+        """Start an episode in copy i and write its agents' observations."""
 
     @abstractmethod
     def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
-        """Take one step in copy i, write its rows and `_infos`; MID, TERMINATED or TRUNCATED."""
+        """Step copy i, write its rows and `_infos`; return MID, TERMINATED or TRUNCATED."""
 
     @abstractmethod
     def _info(self, i: int, name: str) -> float | None:
-        """A number among the infos of copy i's last step, or None if it is not there."""
+        """Return a number from the infos of copy i's last step, or None if it is missing."""
 
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
@@ -159,8 +159,8 @@ class SequentialVectorEnv(VectorEnvironment):
         """Restart or advance copy after copy; see VectorEnvironment.
 
         Raises:
-            CopiesFailed: if some copies raised or returned what they should not, or one that
-                another takes the place of raised when it was closed.
+            CopiesFailed: if some copies raised or returned invalid values, or a replaced one
+                raised when it was closed.
         """
         if self._watch.on and action.dtype.kind == "f":
             self._look_at_actions(action, restart)
@@ -186,6 +186,7 @@ class SequentialVectorEnv(VectorEnvironment):
                     raise
                 message = str(self._fault(i, f"raised {error_message(error)}"))
                 self._fail(i, "raised", message, error)
+        # From here on all copies at once, [N]: step types, metrics, checks, shared rewards.
         np.take(_STEP_TYPE, outcome, out=self._step_type)
         np.take(_DISCOUNT, outcome, out=self._discount)
         self._metrics["length"][:] = ages
@@ -207,7 +208,7 @@ class SequentialVectorEnv(VectorEnvironment):
         return self._timestep
 
     def _look_at_actions(self, action: Array, restart: NDArray[np.bool_]) -> None:
-        """Say that actions beyond [-1, 1] are clipped."""
+        """Give a notice that actions beyond [-1, 1] are clipped."""
         beyond = np.abs(action[~restart]) > 1
         if beyond.any():
             first = float(action[~restart][beyond][0])
@@ -227,7 +228,7 @@ class SequentialVectorEnv(VectorEnvironment):
         return MID
 
     def _restart(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
-        """Begin an episode in copy i, in another object if its own is not to be used any more."""
+        """Begin an episode in copy i, in a new object if its own failed or `renew` is set."""
         recreate = self._config.renew or i in self._broken
         if recreate:
             self._retire(i, environment)
@@ -244,7 +245,7 @@ class SequentialVectorEnv(VectorEnvironment):
         self._begin(i, environment, fold_seed(seed))
 
     def _retire(self, i: int, environment: Any) -> None:  # noqa: ANN401
-        """Close an object whose place another one takes; no episode is lost if that fails."""
+        """Close an object that is replaced; no episode is lost if that fails."""
         if i in self._broken:
             close_quietly(environment)
             return
@@ -255,7 +256,7 @@ class SequentialVectorEnv(VectorEnvironment):
             self._unclosed.append(Fault((), "raised", message, error))
 
     def _fail(self, i: int, reason: Reason, message: str, error: BaseException | None) -> None:
-        """Note that copy i is of no use any more; only its first fault in a step counts."""
+        """Mark copy i as failed and blank its row; only its first fault in a step counts."""
         self._failed.setdefault(i, Fault((i,), reason, message, error))
         self._broken.add(i)
         self._outcome[i] = FAILED
@@ -267,7 +268,7 @@ class SequentialVectorEnv(VectorEnvironment):
         self._step_type[i], self._discount[i] = StepType.ABORTED, 1
 
     def _unmask(self, i: int, agent: int | slice = slice(None)) -> None:
-        """All that its space holds is legal again, unless the agent says itself what is."""
+        """Make all actions of the space legal again, unless the environment gives masks."""
         if self._masks is not None and not self._masks_given:
             self._masks[i, agent] = self._usual[agent]
 
@@ -276,7 +277,7 @@ class SequentialVectorEnv(VectorEnvironment):
         self._at = at
 
     def _unpack(self, i: int, result: Any, returns: str) -> Any:  # noqa: ANN401
-        """What step() returned, which must be as many things as `returns` names."""
+        """Check that step() returned the values that `returns` names, and return them."""
         count = returns.count(",") + 1
         if not isinstance(result, tuple | list):
             raise self._fault(i, f"returned {shown(result)} from step(), not {returns}")
@@ -285,7 +286,7 @@ class SequentialVectorEnv(VectorEnvironment):
         return result
 
     def _observe(self, i: int, agent: int, observation: Any) -> None:  # noqa: ANN401
-        """Write what an agent observes."""
+        """Write an agent's observation into its rows."""
         watched = i == 0 and self._watch.on
         try:
             for path, write, place in self._parts[i][agent]:
@@ -309,7 +310,7 @@ class SequentialVectorEnv(VectorEnvironment):
             ) from error
 
     def _read_infos(self, i: int, infos: Any) -> Mapping[Any, Any]:  # noqa: ANN401
-        """The infos of a reset or a step; None where they are not read."""
+        """Return the infos of a reset or a step; None counts as empty if no masks are read."""
         if isinstance(infos, Mapping):
             return infos
         if infos is None and not self._masks_told:
@@ -325,14 +326,14 @@ class SequentialVectorEnv(VectorEnvironment):
         *,
         over: bool = False,
     ) -> None:
-        """Write which of its own actions an agent may take; all if its infos do not say.
+        """Write an agent's mask of legal actions; all are legal if its infos have none.
 
         Args:
-            i: the copy.
-            agent: its row.
+            i: number of the copy.
+            agent: row of the agent.
             observation: observation of the agent.
             info: info of the agent.
-            over: whether no action follows, so that no mask is missed.
+            over: true if no action follows, so that a missing mask gives no notice.
         """
         if self._masks_seen[agent]:
             if ACTION_MASK not in observation:
@@ -383,7 +384,7 @@ class SequentialVectorEnv(VectorEnvironment):
         row[...] = mask
 
     def _look_for_more(self, agent: int, observation: Any) -> None:  # noqa: ANN401
-        """Say which keys of a dictionary are not observed because its space lacks them."""
+        """Give notices of a dictionary's keys that are ignored because its space lacks them."""
         if not isinstance(observation, Mapping):
             return
         known = self._keys[agent]
@@ -397,20 +398,20 @@ class SequentialVectorEnv(VectorEnvironment):
                 )
 
     def _say_reward(self, agent: int, reward: Any, own: NDArray[np.float32]) -> None:  # noqa: ANN401
-        """Say that a reward beyond WHOLE arrives as another number."""
+        """Give a notice that a reward beyond WHOLE changes as float32."""
         fix = "scale rewards in a factory of your own"
         what = f"reward of '{self.agents[agent]}'"
         say_number(self.notices, "rewards", what, reward, float(own[agent]), fix)
 
     def _blank(self, i: int, agent: int) -> None:
-        """An agent that is not there sees nothing and may do nothing (action 0)."""
+        """Zero the observation of a missing agent, and allow it only action 0."""
         for row in self._rows[i][agent]:
             row[...] = 0
         if self._masks is not None:
             self._masks[i, agent] = self._noop
 
     def _report(self) -> None:
-        """Read the configured metrics of the copies whose episode has ended."""
+        """Read the configured metrics of the copies that ended an episode."""
         for i in np.flatnonzero(self._step_type == StepType.LAST).tolist():
             infos = self._infos[i]
             if not isinstance(infos, Mapping):
@@ -438,7 +439,7 @@ class SequentialVectorEnv(VectorEnvironment):
                     say_number(self.notices, what, what, value, arrived, fix)
 
     def _check_masks(self) -> None:
-        """Give every agent something legal to do where nothing depends on it any more."""
+        """Allow action 0 to agents without a legal action; before LAST that is a fault."""
         assert self._masks is not None
         stuck = ~self._masks.any(axis=-1)
         if not stuck.any():
@@ -449,7 +450,7 @@ class SequentialVectorEnv(VectorEnvironment):
             self._masks[i, j] = self._noop
 
     def _check_finite(self) -> None:
-        """Find which agents of which copies have NaN or infinity."""
+        """Find the agents and copies that returned NaN or infinity."""
         arrays = {"as reward": self._own} | {
             f"in observation '{name}'": array
             for name, array in self._arrays.items()
@@ -463,11 +464,11 @@ class SequentialVectorEnv(VectorEnvironment):
                 self._spoiled(i, f"returned NaN or infinity {label}{who}")
 
     def _spoiled(self, i: int, what: str) -> None:
-        """Copy i returned something wrong, as was found after the step."""
+        """Mark copy i as failed because of its values, after all copies were stepped."""
         self._fail(i, "contents", str(self._fault(i, what)), None)
 
     def _fault(self, i: int, what: str) -> "_CopyFault":
-        """The error to raise when copy i did something wrong."""
+        """Make the error for a fault of copy i."""
         seed = self._seeds[i]
         return _CopyFault(
             f"environment '{self.spec.name}' {what}, in the episode with seed {seed} "
@@ -475,7 +476,7 @@ class SequentialVectorEnv(VectorEnvironment):
         )
 
     def render_state(self, index: int) -> Mapping[str, Array]:
-        """See VectorEnvironment: what the copy draws itself, if it was told to.
+        """Return the picture that copy `index` draws itself, [height, width, 3].
 
         Raises:
             NotImplementedError: if environment.arguments.render_mode is not rgb_array, or the
@@ -487,7 +488,7 @@ class SequentialVectorEnv(VectorEnvironment):
 
     @property
     def frames_per_second(self) -> float:
-        """How many steps of an episode its environment takes in a second; 0 if it does not say."""
+        """Return the environment's steps per second of an episode; 0 if it does not say."""
         metadata = getattr(self._environments[0], "metadata", None) or {}
         return float(metadata.get("render_fps") or 0)
 
@@ -499,4 +500,4 @@ class SequentialVectorEnv(VectorEnvironment):
 
 
 class _CopyFault(EnvironmentFault):
-    """What one copy returned is wrong; raised and caught while that copy is stepped."""
+    """An invalid value that one copy returned; raised and caught while it is stepped."""

@@ -1,4 +1,4 @@
-"""Which agents of an environment play together, and what each team earns in an episode."""
+"""Teams of an environment's agents, and the return of each team in an episode."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ RETURN = "return/"
 
 
 def teams_of(agents: Sequence[str], wanted: Teams, factory: str) -> dict[str, list[int]]:
-    """Rows of each team's agents, by the team's name; empty for none.
+    """Return the rows of each team's agents, by the team's name; empty if there are no teams.
 
     Args:
-        agents: their names, in the order of their rows.
-        wanted: the option `teams`.
-        factory: named in errors.
+        agents: names of the agents, in the order of their rows.
+        wanted: value of the option `teams`.
+        factory: name of the factory for errors.
 
     Raises:
-        ConfigError: for an agent that there is not, or that is in two teams.
+        ConfigError: for an agent that does not exist, or that is in two teams.
     """
     if wanted == "none" or len(agents) == 1:
         return {}
@@ -56,19 +56,19 @@ def teams_of(agents: Sequence[str], wanted: Teams, factory: str) -> dict[str, li
 
 
 class TeamReturns:
-    """What each team has earned in the running episode of each copy.
+    """The return of each team in the running episode of each copy.
 
     Attributes:
-        names: of the metrics, return/<team>.
+        names: names of the metrics, return/<team>.
     """
 
     def __init__(self, teams: Mapping[str, Sequence[int]], num_envs: int, num_agents: int) -> None:
         """Begin at zero.
 
         Args:
-            teams: rows of the agents of each.
-            num_envs: N.
-            num_agents: A.
+            teams: rows of each team's agents, by the team's name.
+            num_envs: number of copies N.
+            num_agents: number of agents A.
         """
         self.names = tuple(f"{RETURN}{team}" for team in teams)
         self._belongs = np.zeros((num_agents, len(teams)))  # [A, T]: 1 where agent a is in team t
@@ -85,8 +85,8 @@ class TeamReturns:
         """Add a step's rewards and write the sums into the metrics.
 
         Args:
-            reward: [N, A] what each agent earned itself.
-            first: [N] copies that begin an episode.
+            reward: [N, A] each agent's own reward.
+            first: [N] bool, true for copies that begin an episode.
             metrics: name -> [N], with all of `names`.
         """
         self._earned[first] = 0

@@ -39,13 +39,13 @@ class Config(AdapterConfig):
 
 
 class Gymnasium(SequentialVectorEnv):
-    """See the module and SequentialVectorEnv."""
+    """N copies of a Gymnasium environment behind the contract."""
 
     def __init__(self, config: Config, environments: list[Any]) -> None:
-        """Look at the first copy's spaces; play none of its steps.
+        """Read the first copy's spaces; none of its steps is played.
 
         Raises:
-            ConfigError: if the environment is none that murmur can step, naming the fix.
+            ConfigError: if murmur cannot step the environment, naming the fix.
         """
         from env_service.adapters.actions import ActionLayout
         from env_service.adapters.observations import ObservationLayout, split_mask
@@ -86,7 +86,7 @@ class Gymnasium(SequentialVectorEnv):
         info: Mapping[Any, Any],
         spaces: list[Any],
     ) -> tuple[tuple[str, str, str], ...]:
-        """Masks that are not read, or are read as those of all agents: for notices."""
+        """Find masks that are not read, or are read as all agents', for notices."""
         if ACTION_MASK not in info:
             seen = any(ACTION_MASK in getattr(space, "spaces", ()) for space in spaces)
             return () if seen else unread_masks(environment, [info], spaces)
@@ -100,7 +100,7 @@ class Gymnasium(SequentialVectorEnv):
         environment: Any,  # noqa: ANN401
         factory: str,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The agents' observation spaces and action spaces.
+        """Return the agents' observation spaces and action spaces.
 
         Raises:
             ConfigError: if there are none, or a team's spaces are no tuples of one length.
@@ -181,7 +181,7 @@ class Gymnasium(SequentialVectorEnv):
         return outcome
 
     def _flags(self, i: int, name: str, value: Any) -> NDArray[np.bool_]:  # noqa: ANN401
-        """Each agent's flag."""
+        """Return each agent's flag, [A] bool."""
         flags = np.asarray(value)
         whole = flags.size == 1 or (self._team and flags.shape == (len(self.agents),))
         # None is an object, and would be False.
@@ -192,7 +192,7 @@ class Gymnasium(SequentialVectorEnv):
     def _outcome_of(
         self, i: int, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]
     ) -> int:
-        """The episode's outcome from each agent's: it ends when all agents are done."""
+        """Return the episode's outcome from the agents' flags: it ends when all are done."""
         done, cut = terminated | truncated, truncated & ~terminated
         if not done.all():
             if done.any() and not self.notices.said("agent_kept", "terminated"):
@@ -229,10 +229,10 @@ class Gymnasium(SequentialVectorEnv):
 
 
 def make(config: Config, num_envs: int) -> Gymnasium:
-    """N copies of the environment.
+    """Make N copies of the environment.
 
     Raises:
-        ConfigError: if the factory cannot be called or makes something else.
+        ConfigError: if the factory cannot be called or makes another kind of object.
     """
     first = create(config)
     require_kind(first, "gymnasium", config.factory)

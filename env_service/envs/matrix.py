@@ -1,4 +1,4 @@
-"""Repeated two-agent matrix games: the smallest tasks whose best team play is known.
+"""Repeated two-agent matrix games: the smallest tasks with a known best team play.
 
 Both agents pick one of three actions and both get the payoff of the pair. `climbing` and `penalty`
 (Claus and Boutilier 1998, "The Dynamics of Reinforcement Learning in Cooperative Multiagent
@@ -33,7 +33,7 @@ class Config(Section):
 
 
 class MatrixGame(VectorEnvironment):
-    """See the module. Observation: [1], always 1. Reward of each agent: the payoff of the pair.
+    """N repeated matrix games. Each agent observes [1], always 1, and gets the pair's payoff.
 
     An episode ends by truncation. Metrics: payoff, the sum of payoffs of the episode, counted
     once (`return` is the sum over both agents, so twice that).
@@ -59,7 +59,7 @@ class MatrixGame(VectorEnvironment):
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """See VectorEnvironment; the seeds do not matter, since nothing is random."""
+        """Advance or restart every copy; the seeds are not used, as nothing is random."""
         self._steps = np.where(restart, 0, self._steps + 1)
         gained = np.where(restart, 0, self.payoffs[action[:, 0], action[:, 1]])
         self._payoff = np.where(restart, 0, self._payoff + gained)
@@ -74,7 +74,7 @@ class MatrixGame(VectorEnvironment):
 
 
 def make(config: Config, num_envs: int) -> MatrixGame:
-    """N copies."""
+    """Make N copies of the environment."""
     return MatrixGame(config, num_envs)
 
 

@@ -27,11 +27,11 @@ class Config(Section):
 
 
 class Memory(VectorEnvironment):
-    """See the module.
+    """N copies of the recall task.
 
     Observation of an agent, float32: the cue, one-hot, on the first row, zeros later (num_cues);
     1 on the row that asks, else 0. Reward of an agent: 1 for the right answer to that row; other
-    actions count for nothing. An episode has delay + 1 decisions and ends by termination.
+    actions have no effect. An episode has delay + 1 decisions and ends by termination.
 
     Metrics:
         correct: share of the agents that answered right.
@@ -77,21 +77,21 @@ class Memory(VectorEnvironment):
 
 
 class RecallPolicy:
-    """Remembers the cue: always right."""
+    """A policy that remembers the cue, and so is always right."""
 
     def __init__(self, environment: VectorEnvironment) -> None:
-        """Nothing is remembered yet."""
+        """Begin without cues."""
         self._cue = np.zeros((environment.num_envs, environment.spec.num_agents), np.int32)
 
     def act(self, timestep: TimeStep) -> Array:
-        """[N, A] int32."""
+        """Return the remembered cues, [N, A] int32."""
         cue = timestep.observation["observation"][..., :-1]
         self._cue = np.where(cue.any(-1), cue.argmax(-1), self._cue).astype(np.int32)
         return self._cue
 
 
 def make(config: Config, num_envs: int) -> Memory:
-    """N copies."""
+    """Make N copies of the environment."""
     return Memory(config, num_envs)
 
 

@@ -35,21 +35,21 @@ class Config(AdapterConfig):
 
 
 class PettingZoo(SequentialVectorEnv):
-    """See the module and SequentialVectorEnv.
+    """N copies of a PettingZoo parallel environment behind the contract.
 
     An agent that is not among the environment's `agents` observes zeros, gets no reward, has
     action 0 as its only legal one and 0 in `agent_mask`. The episode ends when no agent is left;
-    on that row the agents that were there until the end keep their last observation and their
-    place in `agent_mask`. Discount is 0 there unless one of them was truncated; then only the
-    truncated keep their places, so that nothing more is expected of those that terminated.
+    on that row the agents that stayed until the end keep their last observation and 1 in
+    `agent_mask`. Discount is 0 there unless one of them was truncated; then only the truncated
+    keep 1, so that no value is bootstrapped for those that terminated.
     An agent whose info is None has none.
     """
 
     def __init__(self, config: Config, environments: list[Any]) -> None:
-        """Look at the first copy's agents and spaces; play none of its steps.
+        """Read the first copy's agents and spaces; none of its steps is played.
 
         Raises:
-            ConfigError: if the environment is none that murmur can step, naming the fix.
+            ConfigError: if murmur cannot step the environment, naming the fix.
         """
         from env_service.adapters.actions import ActionLayout
         from env_service.adapters.observations import ObservationLayout, split_mask
@@ -174,7 +174,7 @@ class PettingZoo(SequentialVectorEnv):
         return outcome
 
     def _look_at_absent(self, i: int, rewards: Mapping[Any, Any]) -> None:
-        """Say which agent is given a reward that is not there; sharing counts it, nothing else."""
+        """Give a notice of a reward for an absent agent; only reward sharing counts it."""
         for agent, reward in rewards.items():
             if agent in self._names[i] or reward is None or not reward:
                 continue
@@ -199,7 +199,7 @@ class PettingZoo(SequentialVectorEnv):
             )
 
     def _present(self, i: int, environment: Any) -> list[tuple[int, Any]]:  # noqa: ANN401
-        """The agents that the environment says are there: (row, agent)."""
+        """Return the agents that the environment lists, as (row, agent)."""
         there = set(environment.agents)
         strangers = there - self._index.keys()
         if strangers:
@@ -235,7 +235,7 @@ class PettingZoo(SequentialVectorEnv):
         *,
         over: bool = False,
     ) -> None:
-        """Write what one agent observes and may do."""
+        """Write one agent's observation and action mask."""
         self._observe(i, a, observation)
         self._read_mask(i, a, observation, infos.get(agent) or {}, over=over)
 
@@ -249,7 +249,7 @@ class PettingZoo(SequentialVectorEnv):
             self._watch.look(-1, STATE, state, self._state_places[i])
 
     def _set_alive(self, i: int, alive: list[tuple[int, Any]]) -> None:
-        """Blank all agents that are not there."""
+        """Set the alive agents, and blank all others."""
         self._alive_agents[i], self._names[i] = alive, {agent for _, agent in alive}
         whole = len(alive) == len(self._all)
         if not whole and AGENT_MASK not in self._arrays:
@@ -275,7 +275,7 @@ class PettingZoo(SequentialVectorEnv):
         observations: Mapping[Any, Any],
         infos: Mapping[Any, Any],
     ) -> None:
-        """Some agents left or came, and the episode continues."""
+        """Update the alive agents after some left or came, in an episode that continues."""
         self._set_alive(i, now)
         try:
             for a, agent in now:
@@ -292,7 +292,7 @@ class PettingZoo(SequentialVectorEnv):
         observations: Mapping[Any, Any],
         infos: Mapping[Any, Any],
     ) -> None:
-        """The last of the agents see how it ended; the truncated must, for they had a future."""
+        """Write the last agents' final observations; truncated agents must have one."""
         for agent, how in ended.items():
             a = self._index[agent]
             if observations.get(agent) is not None:
@@ -303,17 +303,17 @@ class PettingZoo(SequentialVectorEnv):
                 raise self._fault(i, f"truncated agent '{agent}' without a last observation")
 
     def _info(self, i: int, name: str) -> float | None:
-        """Mean over the agents that report it."""
+        """Return an info's mean over the agents that report it."""
         given = [read_info(info, name) for info in self._infos[i].values() if info]
         found = [value for value in given if value is not None]
         return sum(map(float, found)) / len(found) if found else None
 
 
 def _agents(environment: Any, factory: str) -> list[Any]:  # noqa: ANN401
-    """All agents that there may be.
+    """Return the environment's possible_agents.
 
     Raises:
-        ConfigError: if the environment does not say, or gives two of them one name.
+        ConfigError: if the environment has none, or gives two agents one name.
     """
     agents: list[Any] = read(
         factory,
@@ -334,10 +334,10 @@ def _agents(environment: Any, factory: str) -> list[Any]:  # noqa: ANN401
 
 
 def _require_one_order(environments: list[Any], agents: list[Any], factory: str) -> None:
-    """Check that the copies list their agents in one order, by which a state may list them.
+    """Check that the copies list their agents in one order, which their state may follow.
 
     Raises:
-        ConfigError: if they do not.
+        ConfigError: if the orders differ.
     """
     for environment in environments[1:]:
         other = _agents(environment, factory)
@@ -351,10 +351,10 @@ def _require_one_order(environments: list[Any], agents: list[Any], factory: str)
 
 
 def _tells_masks(environment: Any, factory: str) -> tuple[bool, list[Any]]:  # noqa: ANN401
-    """Whether the infos of the first reset say which actions are legal, and those infos.
+    """Reset once; return whether the infos hold action masks, and those infos.
 
     Raises:
-        ConfigError: if it raises or does not return two dictionaries by agent.
+        ConfigError: if reset raises or does not return two dictionaries by agent.
     """
     observations, infos = first_reset(environment, factory, "(observations, infos)")
     for what, value in (("observations", observations), ("infos", infos)):
@@ -374,7 +374,7 @@ def _tells_masks(environment: Any, factory: str) -> tuple[bool, list[Any]]:  # n
 
 
 def _state(environment: Any, config: Config) -> tuple[Any, Any, Any, str]:  # noqa: ANN401
-    """The global state's spec, writer, view and what was guessed of it; None if it is not wanted.
+    """Return the global state's spec, writer, view and guess; None if it is not configured.
 
     Raises:
         ConfigError: if the environment has none.
@@ -399,10 +399,10 @@ def _spaces(
     name: str,
     agents: list[Any],
 ) -> dict[str, Any]:
-    """Each agent's observation or action space.
+    """Return each agent's observation or action space.
 
     Raises:
-        ConfigError: if the environment does not say.
+        ConfigError: if the environment has no method that returns them.
     """
 
     def own(agent: Any) -> Any:  # noqa: ANN401
@@ -420,7 +420,7 @@ def _spaces(
 
 
 def _not_a_dictionary(result: Any) -> str:  # noqa: ANN401
-    """What is wrong with what step() returned, if one of the five is not by agent."""
+    """Return the message about step() if one of its five values is no dictionary; else ""."""
     names = _STEP_RETURNS.strip("()").split(", ")
     for name, value in zip(names, result, strict=True):
         if not isinstance(value, Mapping):
@@ -430,7 +430,7 @@ def _not_a_dictionary(result: Any) -> str:  # noqa: ANN401
 
 
 def _not_of_an_agent(result: Any, alive: list[tuple[int, Any]]) -> str:  # noqa: ANN401
-    """Which agent's reward is no number, or flag neither true nor false; empty if none."""
+    """Return the message about the first invalid reward or flag of an agent; "" if none."""
     _, rewards, terminations, truncations, _ = result
     for name, values, use, wanted in (
         ("reward", rewards, float, "a number"),
@@ -461,10 +461,10 @@ def _example_state(environment: Any, factory: str) -> Any:  # noqa: ANN401
 
 
 def make(config: Config, num_envs: int) -> PettingZoo:
-    """N copies of the environment.
+    """Make N copies of the environment.
 
     Raises:
-        ConfigError: if the factory cannot be called or makes something else.
+        ConfigError: if the factory cannot be called or makes another kind of object.
     """
     first = create(config)
     require_kind(first, "pettingzoo", config.factory)

@@ -1,4 +1,4 @@
-"""Any scenario of VMAS, the vectorised multi-agent simulator, by its name.
+"""Any scenario of VMAS, the vectorized multi-agent simulator, by its name.
 
 Bettini, Kortvelesy, Blumenkamp, Prorok 2022, "VMAS: A Vectorized Multi-Agent Simulator for
 Collective Robot Learning" (arXiv:2207.03530). VMAS steps all copies by one call, and so does this.
@@ -54,7 +54,7 @@ class Config(Section):
 
 
 class Vmas(VectorEnvironment):
-    """See the module.
+    """N copies of a VMAS scenario.
 
     Each copy is reset by itself, from its own seed (folded to 32 bits). A scenario that draws
     random numbers in its steps draws them for all copies at once, so there an episode depends on
@@ -67,7 +67,7 @@ class Vmas(VectorEnvironment):
 
     Metrics:
         length: steps of the episode.
-        return/<team>: rewards of a team's agents, summed over the episode, where there are teams.
+        return/<team>: rewards of a team's agents, summed over the episode, if there are teams.
     """
 
     def __init__(self, config: Config, num_envs: int) -> None:
@@ -128,7 +128,7 @@ class Vmas(VectorEnvironment):
             self._report(infos)
 
     def _action_sizes(self) -> list[int]:
-        """Numbers, or choices, of each agent's action; notes what numbers are scaled to."""
+        """Return the size, or number of choices, of each agent's action; keep the scaling."""
         spaces = list(self._env.action_space)
         if not self._config.continuous:
             return [int(space.n) for space in spaces]
@@ -163,7 +163,7 @@ class Vmas(VectorEnvironment):
         return self._timestep
 
     def render_state(self, index: int) -> Mapping[str, Array]:
-        """See VectorEnvironment: what VMAS draws of the copy, [height, width, 3].
+        """Return VMAS's picture of the copy, uint8 [height, width, 3].
 
         Raises:
             ConfigError: if VMAS cannot draw on this machine, or the scenario fails to be drawn.
@@ -186,11 +186,11 @@ class Vmas(VectorEnvironment):
 
     @property
     def frames_per_second(self) -> float:
-        """How many steps of an episode VMAS's world takes in a second."""
+        """Return the steps per second of VMAS's world."""
         return 1 / float(self._env.world.dt)
 
     def _advance(self, action: Array, restart: NDArray[np.bool_]) -> None:
-        """One step of every copy; what copies that are to restart do in it does not matter."""
+        """Step every copy; copies that are restarted afterwards get action 0."""
         actions = []
         for a, size in enumerate(self._sizes):
             own = action[:, a]
@@ -210,7 +210,7 @@ class Vmas(VectorEnvironment):
             self._report(infos)
 
     def _observe(self, seen: list[Any], copies: NDArray[np.intp] | slice) -> None:
-        """Write what the agents of some copies observe."""
+        """Write the observations of some copies' agents."""
         for a, parts in enumerate(map(_parts, seen)):
             start = 0
             for part in parts:
@@ -219,7 +219,7 @@ class Vmas(VectorEnvironment):
                 start = stop
 
     def _report(self, infos: list[Mapping[str, Any]]) -> None:
-        """The configured metrics of the last step.
+        """Write the configured metrics of the last step.
 
         Raises:
             ConfigError: if no agent reports one of them.
@@ -240,13 +240,13 @@ class Vmas(VectorEnvironment):
 
 
 def _parts(seen: Any) -> list[Any]:  # noqa: ANN401 - a tensor or a dict of them
-    """The tensors of an agent's observation, each [N, F], in the scenario's order."""
+    """Return the tensors of an agent's observation, each [N, F], in the scenario's order."""
     parts = list(seen.values()) if isinstance(seen, dict) else [seen]
     return [part.flatten(1) for part in parts]
 
 
 def _make(config: Config, num_envs: int) -> Any:  # noqa: ANN401 - vmas has no types to speak of
-    """VMAS's own environment.
+    """Make VMAS's own environment.
 
     Raises:
         ConfigError: if the scenario is unknown or cannot be made.
@@ -278,7 +278,7 @@ def _make(config: Config, num_envs: int) -> Any:  # noqa: ANN401 - vmas has no t
 
 
 def make(config: Config, num_envs: int) -> Vmas:
-    """N copies of the scenario."""
+    """Make N copies of the scenario."""
     return Vmas(config, num_envs)
 
 

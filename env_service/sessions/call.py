@@ -1,4 +1,4 @@
-"""One stream to the learner, message by message: what sessions of either kind read and write."""
+"""One stream to the learner, message by message, for sessions of all kinds."""
 
 import asyncio
 import contextlib
@@ -17,10 +17,10 @@ _GRACE_S = 1.0  # how long a stopping worker waits for the learner to end the st
 
 
 class Call:
-    """A stream, whose end is Disconnected. Used by one asyncio task; any may cancel it.
+    """A stream; its end raises Disconnected. Used by one asyncio task; any may cancel it.
 
     Attributes:
-        written: messages sent.
+        written: number of messages sent.
     """
 
     def __init__(self, channel: aio.Channel, metrics: WorkerMetrics) -> None:
@@ -31,13 +31,13 @@ class Call:
         self._call: aio.StreamStreamCall[bytes, bytes] = open_call()  # type: ignore[call-arg]
 
     async def greet(self, hello: pb.Hello) -> pb.Welcome:
-        """Send Hello and wait, as long as it takes, for Welcome.
+        """Send Hello and wait for Welcome, without a timeout.
 
-        A learner that dies meanwhile is found by the channel's keepalive.
+        The channel's keepalive notices a learner that dies meanwhile.
 
         Raises:
-            Disconnected: if the learner is not there, refuses or goes away.
-            WireError: if it answers something else than Welcome.
+            Disconnected: if the learner is not reachable, refuses or disconnects.
+            WireError: if the answer is no Welcome.
         """
         await self.write(pb.WorkerMessage(hello=hello).SerializeToString())
         reply = await self.read()
@@ -79,7 +79,7 @@ class Call:
         await self.write(pack_notices(notices.take()))
 
     async def read(self) -> bytes:
-        """The next message.
+        """Return the next message.
 
         Raises:
             Disconnected: if the stream is over.
@@ -113,7 +113,7 @@ class Call:
 
 
 def _told_to_end() -> bool:
-    """Whether the current task is being cancelled.
+    """Return whether the current task is being cancelled.
 
     A function: a task in a local variable of a frame that its own exception passes through is a
     cycle, which keeps the call and its connection open until the garbage collector runs.

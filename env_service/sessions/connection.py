@@ -1,4 +1,4 @@
-"""The connection to one learner: a channel, and another one once the credentials have changed."""
+"""The connection to one learner: a channel, replaced when the credentials change."""
 
 import contextlib
 from collections import Counter
@@ -20,11 +20,11 @@ from shared.credentials import (
 
 
 def learner_credentials(config: ExperimentConfig) -> CredentialFolder | None:
-    """The credentials for env_server.learner; None where plain text is right.
+    """Return the credentials for env_server.learner; None if it uses plain text.
 
     Raises:
-        ConfigError: if a learner is on another machine and nothing says how to protect the
-            connection; and whatever is wrong with the addresses or the folder.
+        ConfigError: if a learner is on another machine and neither a folder nor `insecure` is set,
+            or if the addresses or the folder are invalid.
     """
     addresses = learner_addresses(config.env_server.learner)
     far = [address for address in addresses if not is_loopback(address)]
@@ -32,7 +32,7 @@ def learner_credentials(config: ExperimentConfig) -> CredentialFolder | None:
 
 
 class Connection:
-    """What the streams of one process share. Used by one event loop.
+    """The connection that the streams of one process share. Used by one event loop.
 
     gRPC fixes a channel's credentials when the channel is made. So a stream that is opened after
     the files have changed gets a new channel; the old one is closed when its last stream has ended.
@@ -44,14 +44,14 @@ class Connection:
         """Prepare to connect to a learner with the token of the first of `roles` that has one.
 
         Args:
-            config: the experiment.
-            roles: of the token.
+            config: configuration of the experiment.
+            roles: roles of the token, the preferred one first.
             address: host:port; empty: env_server.learner.
-            name: of which the learner's certificate must be, if that is not the address's host.
+            name: name that the learner's certificate must have; empty: the address's host.
 
         Raises:
-            ConfigError: if the learner is on another machine and nothing says how to protect the
-                connection, or the credentials cannot be used.
+            ConfigError: if the learner is on another machine and neither a folder nor `insecure`
+                is set, or the credentials cannot be used.
         """
         self._config, self._roles = config.env_server, roles
         self._address, self._name = address or config.env_server.learner, name
@@ -61,17 +61,17 @@ class Connection:
         self._channel = self._open_channel(self._credentials)
 
     async def __aenter__(self) -> Self:
-        """Connect at the first stream."""
+        """Return the connection; the first stream connects."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close what is open."""
+        """Close all channels."""
         for channel in {self._channel, *self._streams}:
             await channel.close(None)
 
     @contextlib.asynccontextmanager
     async def channel(self) -> AsyncIterator[aio.Channel]:
-        """The channel for one stream, by the credentials of this moment.
+        """Provide the channel for one stream, with the current credentials.
 
         Raises:
             ConfigError: if the new files hold no token for this role.
@@ -93,7 +93,7 @@ class Connection:
                     await channel.close(None)
 
     def _open_channel(self, credentials: Credentials | None) -> aio.Channel:
-        """A channel that pauses between attempts to connect as the sessions do."""
+        """Open a channel that pauses between attempts to connect as the sessions do."""
         config = self._config
         options: list[tuple[str, int | str]] = [
             *channel_options(self._address),

@@ -1,12 +1,12 @@
-"""Evaluation: greedy or scripted episodes with given seeds, and the table of what came out.
+"""Evaluation: greedy or scripted episodes with given seeds, and their results.
 
 Episode i of an evaluation has the seed first_seed + i, so two policies are compared on the same
 episodes. At most env_server.envs_per_worker copies of the environment are made: copy c of n plays
 the episodes c, c + n, c + 2n, ... A copy that has played its episodes continues stepping, unseen,
 until all have.
 
-An episode whose environment fails is dropped: the session is played again from its start, with the
-next unused seed in the place of that episode's. So there are always as many as were asked for.
+An episode is dropped if its environment fails: the session is played again from its start, with the
+next unused seed in place of that episode's. So the number of episodes is always the requested one.
 
 An episode that does not end ends the evaluation: a policy that stands still may never finish an
 environment without a time limit.
@@ -80,7 +80,7 @@ class _Seeds:
         self._spare = spare
 
     def replace(self, episodes: NDArray[np.int64]) -> None:
-        """Other seeds for some episodes."""
+        """Replace the seeds of some episodes by spare ones."""
         for i in episodes.tolist():
             old, self.values[i] = self.values[i], next(self._spare)
             logger.warning(
@@ -99,7 +99,7 @@ class _Episodes:
     """The episodes of a session, played in the copies of one environment.
 
     Attributes:
-        timestep: the rows to act on.
+        timestep: rows to act on.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class _Episodes:
         """Start all copies.
 
         Args:
-            environment: n copies. Copy c plays the episodes c, c + n, c + 2n, ...
-            seeds: [E] of the episodes.
-            on_row: called with every row of episode 0.
+            environment: environment of n copies; copy c plays the episodes c, c + n, c + 2n, ...
+            seeds: [E] seeds of the episodes.
+            on_row: callback for every row of episode 0.
             limit_key: configuration key of the environment's time limit; empty: it has none.
 
         Raises:
@@ -139,11 +139,11 @@ class _Episodes:
 
     @property
     def done(self) -> bool:
-        """Whether every episode has ended."""
+        """Return whether every episode has ended."""
         return not self._counts.any()
 
     def advance(self, action: Array) -> None:
-        """Take one step; copies whose last row was LAST start their next episode.
+        """Take one step; copies after a LAST row start their next episode.
 
         Raises:
             _Dropped: if an environment fails in an episode that counts.
@@ -159,10 +159,10 @@ class _Episodes:
         self.timestep = self._record(environment.step(action, environment.over))
 
     def _look_for_endless(self) -> None:
-        """Report an episode that lasts long.
+        """Log an episode that lasts long.
 
         Raises:
-            EndlessEpisode: if it lasts too long.
+            EndlessEpisode: if an episode is longer than the limit.
         """
         steps = int(self._environment.steps[self._counts].max(initial=0))
         if steps > self._most_steps:
@@ -182,7 +182,7 @@ class _Episodes:
         )
 
     def _unfinished(self, steps: int) -> str:
-        """Text about the longest episode under way."""
+        """Describe the longest episode under way."""
         copy = int(np.where(self._counts, self._environment.steps, -1).argmax())
         return (
             f"the episode with seed {self._environment.seeds[copy]} of environment "
@@ -190,7 +190,7 @@ class _Episodes:
         )
 
     def _advice(self) -> str:
-        """Text: what ends an episode in which the policy stands still."""
+        """Return advice to end an episode in which the policy stands still."""
         if self._environment.spec.max_episode_steps:
             return "end it after the max_episode_steps that its spec names"
         return f"set {self._limit_key}" if self._limit_key else "truncate its episodes"
@@ -214,7 +214,8 @@ class _Episodes:
         return timestep
 
     def curves(self) -> dict[str, NDArray[np.float64]]:
-        """Name -> [E, T+1], NaN after each episode's end."""
+        """Return each metric's curves by name, [E, T+1], NaN after each episode's end."""
+        # Sort the rows of all copies by episode, then scatter each episode into its curve.
         episode = np.stack(self._episodes)  # [calls, n]
         order = np.argsort(episode.T, axis=None, kind="stable")  # by episode, then by time
         played = episode.T.ravel()[order]
@@ -233,18 +234,18 @@ class _Episodes:
 
 
 def copies_for(config: ExperimentConfig, episodes: int) -> int:
-    """Number of copies of the environment for a session of `episodes`, as small as rounds allow."""
+    """Return the number of copies for a session of `episodes`, as small as rounds allow."""
     return _shares(episodes, config.env_server.envs_per_worker)[0]
 
 
 def _shares(episodes: int, most: int) -> list[int]:
-    """Episodes in parts of at most `most`: as few as can be, as equal as can be."""
+    """Split episodes into the fewest parts of at most `most`, of nearly equal size."""
     size = math.ceil(episodes / math.ceil(episodes / most))
     return [min(size, episodes - start) for start in range(0, episodes, size)]
 
 
 def _limit_key(config: ExperimentConfig) -> str:
-    """The configuration key of the environment's time limit; empty if it has none."""
+    """Return the configuration key of the environment's time limit; empty if it has none."""
     options = getattr(environment_module(config.environment.name).Config, "model_fields", {})
     return "environment.max_episode_steps" if "max_episode_steps" in options else ""
 
@@ -256,14 +257,14 @@ def run_baseline(
     first_seed: int,
     on_row: OnRow | None = None,
 ) -> EvaluationResult:
-    """Evaluate a scripted baseline; needs no learner.
+    """Evaluate a scripted baseline, without a learner.
 
     Args:
-        config: names the environment.
-        baseline: one of the environment's BASELINES, or package.module:Name.
-        episodes: how many.
-        first_seed: seed of the first.
-        on_row: called with every row of the first episode, its copy being copy 0.
+        config: configuration with the environment.
+        baseline: name among the environment's BASELINES, or package.module:Name.
+        episodes: number of episodes.
+        first_seed: seed of the first episode.
+        on_row: callback for every row of the first episode, played in copy 0.
 
     Raises:
         ConfigError: for an unknown environment or baseline.
@@ -303,7 +304,7 @@ def _play_baseline(
     on_row: OnRow | None,
     limit_key: str,
 ) -> dict[str, NDArray[np.float64]]:
-    """The curves of one episode for each seed, at most one for each copy."""
+    """Play one episode for each seed, at most one for each copy; return their curves."""
     policy = baseline(environment.environment)
     if isinstance(policy, SeededPolicy):
         policy.seed(seeds[np.arange(environment.num_envs) % len(seeds)])
@@ -323,15 +324,15 @@ def run_policy(
     """Evaluate the learner's greedy policy over gRPC.
 
     Args:
-        config: names the environment.
-        learner_address: host:port.
-        episodes: how many.
-        first_seed: seed of the first.
-        on_row: called with every row of the first episode, its copy being copy 0.
+        config: configuration with the environment.
+        learner_address: host:port of the learner.
+        episodes: number of episodes.
+        first_seed: seed of the first episode.
+        on_row: callback for every row of the first episode, played in copy 0.
 
     Raises:
-        MurmurError: if the learner refuses or stays away, environments fail too often, or an
-            episode does not end.
+        MurmurError: if the learner refuses or is not reachable, environments fail too often, or
+            an episode does not end.
     """
     server = config.env_server.model_copy(update={"learner": learner_address})
     config = config.for_evaluation().model_copy(update={"env_server": server})
@@ -356,11 +357,11 @@ async def serve_evaluations(
     metrics: WorkerMetrics,
     heartbeat: Heartbeat,
 ) -> None:
-    """Evaluate whenever the learner asks, which it does by answering Hello; until `stop` is set.
+    """Evaluate whenever the learner asks, by its answer to Hello, until `stop` is set.
 
-    Each evaluation is one session. The learner sees every row and keeps the results; here only
-    evaluation.episode_file is kept, if it is set. An evaluation of which an episode does not end
-    is given up: the session says so and closes its stream.
+    Each evaluation is one session. The learner receives every row and keeps the results; this
+    process writes only evaluation.episode_file, if it is set. If an episode does not end, the
+    evaluation is given up: the session sends a notice and closes its stream.
 
     Raises:
         MurmurError: if only the user can fix the cause.
@@ -388,10 +389,10 @@ async def serve_evaluations(
 
 
 class _Evaluator:
-    """Plays evaluations, one session after another. Used by one asyncio task.
+    """Player of evaluations, one session after another. Used by one asyncio task.
 
     Attributes:
-        environments: the one that all sessions play in; empty before it is needed.
+        environments: the one environment of all sessions; empty before it is needed.
     """
 
     def __init__(
@@ -405,10 +406,10 @@ class _Evaluator:
         """Name the evaluator; no environment is made yet.
 
         Args:
-            config: the experiment, with the environment of evaluations.
-            metrics: the process's counts.
-            role: of the process, for its name.
-            heartbeat: of `copies` environments.
+            config: configuration with the environment of evaluations.
+            metrics: counts of the process.
+            role: role of the process, for its name.
+            heartbeat: heartbeat of `copies` environments.
             copies: number of copies of the environment.
         """
         self._config, self._metrics, self._heartbeat = config, metrics, heartbeat
@@ -425,7 +426,7 @@ class _Evaluator:
     async def evaluate(
         self, choice: LearnerChoice, episodes: int, first_seed: int, on_row: OnRow | None
     ) -> EvaluationResult:
-        """One evaluation, in sessions of bounded size."""
+        """Play one evaluation, in sessions of bounded size."""
         parts, seed, version = [], first_seed, 0
         spare = itertools.count(first_seed + episodes)
         for size in _shares(episodes, _SESSION_EPISODES):
@@ -440,9 +441,9 @@ class _Evaluator:
     async def session(
         self, choice: LearnerChoice, seeds: _Seeds, on_row: OnRow | None = None
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
-        """The episodes of one session: their curves and the policy's version.
+        """Play the episodes of one session; return their curves and the policy's version.
 
-        A session that breaks reconnects and is played from its start.
+        A session that disconnects reconnects and starts again.
         """
         while True:
             try:
@@ -460,7 +461,7 @@ class _Evaluator:
         seeds: NDArray[np.uint64],
         on_row: OnRow | None,
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
-        """One stream's worth of `session`."""
+        """Play `session` on one stream."""
         size = self._copies
         if not self.environments:
             self._heartbeat.begin_making()

@@ -16,7 +16,7 @@ class Summary:
     """One metric over the episodes of an evaluation.
 
     Attributes:
-        mean, std, min, max: over episodes; std with one degree of freedom less (0 for one episode).
+        mean, std, min, max: statistics over episodes; std of n - 1 degrees of freedom, 0 if n = 1.
         low, high: 95 % confidence interval of the mean, by percentile bootstrap.
     """
 
@@ -30,15 +30,15 @@ class Summary:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What E episodes gave.
+    """The result of E episodes.
 
     "return" is always among the metrics: the episode's rewards, summed over steps and agents.
 
     Attributes:
         environment: name of the environment.
-        policy: who acted, for people to read.
-        first_seed: episode i had the seed first_seed + i; should its environment have failed, the
-            log names the seed that took its place.
+        policy: readable name of the policy.
+        first_seed: seed of the first episode; episode i had first_seed + i. If its environment
+            failed, the log names the seed that replaced it.
         metrics: name -> [E], each metric at the end of the episode.
         curves: name -> [E, T+1], each metric on every row, row 0 being the start; NaN after the
             episode's end. T is the longest episode's number of steps.
@@ -51,7 +51,7 @@ class EvaluationResult:
     curves: dict[str, NDArray[np.float64]] = field(repr=False)
 
     def summary(self) -> dict[str, Summary]:
-        """Every metric's mean, spread and confidence; the same result always gives the same."""
+        """Return every metric's mean, spread and confidence interval; deterministic."""
         summaries = {}
         for name, values in self.metrics.items():
             resampled = np.random.default_rng(0).choice(values, (_RESAMPLES, len(values)))
@@ -63,7 +63,7 @@ class EvaluationResult:
         return summaries
 
     def to_json(self) -> str:
-        """Summary and episodes as one JSON object; of the curves only the means over episodes."""
+        """Return summary, episodes and mean curves over episodes as one JSON object."""
         with np.errstate(invalid="ignore"):
             counts = {k: (~np.isnan(c)).sum(axis=0) for k, c in self.curves.items()}
             means = {k: np.nansum(c, axis=0) / counts[k] for k, c in self.curves.items()}
@@ -83,14 +83,14 @@ class EvaluationResult:
 
 
 def _no_nan(values: NDArray[np.float64]) -> list[float | None]:
-    """JSON knows no NaN."""
+    """Replace NaN by None, as JSON has no NaN."""
     return [None if math.isnan(v) else v for v in values.tolist()]
 
 
 def joined_result(
     environment: str, policy: str, first_seed: int, parts: list[dict[str, NDArray[np.float64]]]
 ) -> EvaluationResult:
-    """Put the curves of several sessions together and read off the values at the ends."""
+    """Join the curves of several sessions, and read the values at the episodes' ends."""
     longest = max(part["return"].shape[1] for part in parts)
     curves = {
         name: np.concatenate(

@@ -1,7 +1,7 @@
-"""What a scripted baseline would do where the learner's policy acts, for imitation.
+"""The actions that a scripted baseline advises while the learner's policy acts, for imitation.
 
-It goes to the learner as the observation `expert_action`. The learner says with every answer how
-many updates it has made; after those of imitation the baseline is not asked any more.
+They are sent to the learner as the observation `expert_action`. Every answer of the learner has its
+number of updates; after the updates of imitation the baseline is not called any more.
 """
 
 from dataclasses import replace
@@ -18,22 +18,22 @@ from shared.timestep import Array, StepType, TimeStep
 
 
 class Expert:
-    """Adds a baseline's actions to the rows of one session; without imitation rows do not change.
+    """Labeler of one session's rows with a baseline's actions; without imitation it does nothing.
 
     Attributes:
-        spec: of the rows with what is added.
-        updates: of the learner's policy; the caller keeps it up to date from `begin` on.
+        spec: spec of the rows with the added observation.
+        updates: number of updates of the learner's policy; the caller sets it after `begin`.
     """
 
     def __init__(
         self, config: ExperimentConfig, environment: GuardedEnvironment, *, asked: bool
     ) -> None:
-        """Make the baseline when it is first asked.
+        """Prepare; the baseline is made at its first call.
 
         Args:
-            config: of the run.
-            environment: what the baseline may look into.
-            asked: if not, as in evaluations, it is never asked.
+            config: configuration of the run.
+            environment: environment that the baseline may read.
+            asked: false, as in evaluations, to never call the baseline.
 
         Raises:
             ConfigError: if there is no such baseline, or the actions are continuous.
@@ -57,20 +57,20 @@ class Expert:
         self.spec = with_expert(self.spec)
 
     def begin(self, updates: int) -> None:
-        """A stream begins, and with it episodes: the baseline is made again when it is asked.
+        """Begin a stream with new episodes: the baseline is made again at its next call.
 
         Args:
-            updates: of the learner's policy.
+            updates: number of updates of the learner's policy.
         """
         self.updates, self._asked_of = updates, None
 
     def label(self, timestep: TimeStep) -> TimeStep:
-        """The rows with the baseline's actions [N, A], -1 where it is not asked or acts illegally.
+        """Add the baseline's actions [N, A] to the rows; -1 if it is not called or acts illegally.
 
         Baselines may keep track of episodes: call this with every row.
 
         Raises:
-            EnvironmentFault: if the baseline fails or gives something else than actions.
+            EnvironmentFault: if the baseline raises or returns invalid actions.
         """
         if not self._name:
             return timestep
@@ -90,7 +90,7 @@ class Expert:
         return replace(timestep, observation={**timestep.observation, EXPERT_ACTION: action})
 
     def _act(self, timestep: TimeStep) -> Array:
-        """The baseline's actions: integers, [N, A]."""
+        """Return the baseline's actions, integers [N, A]."""
         try:
             if self._asked_of is not self._environment.environment:
                 self._asked_of = self._environment.environment
@@ -114,7 +114,7 @@ class Expert:
         return action
 
     def _made(self) -> ScriptedPolicy:
-        """The baseline for the episodes that begin.
+        """Make the baseline for the episodes that begin.
 
         Raises:
             ConfigError: if its advice cannot be used.
@@ -136,14 +136,14 @@ class Expert:
         return policy
 
     def _require_actions(self, action: NDArray[np.int32], acts: NDArray[np.bool_]) -> None:
-        """Refuse numbers of no action.
+        """Refuse actions out of range.
 
         Args:
-            action: [N, A] of the baseline.
-            acts: [N, A] whether the agent acts here.
+            action: [N, A] actions of the baseline.
+            acts: [N, A] bool, true if the agent acts in this row.
 
         Raises:
-            EnvironmentFault: naming the first.
+            EnvironmentFault: for actions out of range, naming the first.
         """
         assert isinstance(self.spec.action, Discrete)
         wrong = np.argwhere(acts & ((action < 0) | (action >= self.spec.action.num_actions)))
@@ -156,5 +156,5 @@ class Expert:
 
 
 def with_expert(spec: EnvSpec) -> EnvSpec:
-    """The spec with the observation `expert_action`."""
+    """Return the spec with the observation `expert_action`."""
     return replace(spec, observations=(*spec.observations, ArraySpec(EXPERT_ACTION, "int32", ())))

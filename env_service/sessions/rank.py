@@ -1,4 +1,4 @@
-"""One of the learners that share a run, as a worker knows it."""
+"""A worker's record of one of the learners that share a run."""
 
 import time
 
@@ -17,34 +17,34 @@ class Rank:
     """One of the learners. Used by one event loop.
 
     Attributes:
-        address: host:port.
-        connection: to it.
-        backoff: pauses between attempts to reach it.
-        lost_at: time.monotonic() since which it has not been there; None: it is.
+        address: host:port of the learner.
+        connection: connection to the learner.
+        backoff: pauses between attempts to connect.
+        lost_at: time.monotonic() since which the learner is not reachable; None if it is.
     """
 
     def __init__(self, address: str, connection: Connection, reconnect: ReconnectPolicy) -> None:
-        """Does not connect yet."""
+        """Prepare; nothing is connected yet."""
         self.address, self.connection, self.backoff = address, connection, reconnect.backoff()
         self.lost_at: float | None = None
         self._full_until = 0.0
 
     @property
     def full(self) -> bool:
-        """Whether it has just refused a session because it was full."""
+        """Return whether the learner has recently refused a session because it was full."""
         return time.monotonic() < self._full_until
 
     def refuse(self) -> None:
-        """It has no room."""
+        """Mark the learner as full for _FULL_S."""
         self._full_until = time.monotonic() + _FULL_S
 
     def lose(self) -> None:
-        """It was not there."""
+        """Mark the learner as not reachable from now on, unless it is already."""
         if self.lost_at is None:
             self.lost_at = time.monotonic()
 
     async def load(self) -> pb.LoadReply | None:
-        """What it has to do; None if it does not say."""
+        """Return the learner's load, or None if it did not answer."""
         try:
             async with self.connection.channel() as channel:
                 ask = channel.unary_unary(LOAD_METHOD, None, pb.LoadReply.FromString)

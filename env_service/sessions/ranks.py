@@ -1,10 +1,10 @@
-"""The learners that a worker may play for, and which of them each session connects to.
+"""The learners of a worker's sessions, and the choice of a learner for each session.
 
-A single learner's address is used as it is. Where several share a run, each session goes to the
-one with the fewest environments. While it plays, it looks now and then at another one, and moves
-there with probability 1 - there / here if that evens the two out: selfish load balancing, which
-needs no central view of all sessions and does not oscillate (Berenbrink, Friedetzky, Goldberg,
-Goldberg, Hu and Martin 2006, "Distributed selfish load balancing", SODA).
+A single learner's address is used as it is. If several share a run, each session connects to the
+one with the fewest environments. While it plays, it compares its load with a random other one from
+time to time, and moves there with probability 1 - there / here if that evens the two out: selfish
+load balancing, which needs no central view of all sessions and does not oscillate (Berenbrink,
+Friedetzky, Goldberg, Goldberg, Hu and Martin 2006, "Distributed selfish load balancing", SODA).
 """
 
 import asyncio
@@ -42,7 +42,7 @@ LookUp: TypeAlias = Callable[[str], Awaitable[list[str]]]
 
 
 async def look_up(name: str) -> list[str]:
-    """The addresses of a name, in order: IPv4 if there is any, else IPv6 in brackets."""
+    """Resolve a name to its addresses, sorted: IPv4 if there is any, else IPv6 in brackets."""
     found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
     hosts: dict[int, set[str]] = {}
     for family, _, _, _, address in found:
@@ -52,32 +52,32 @@ async def look_up(name: str) -> list[str]:
 
 
 def worth_moving(here: int, there: int, weight: int, chance: float) -> bool:
-    """Whether a session moves to a learner that has less to do than its own.
+    """Decide whether a session moves to a learner with less load than its own.
 
-    With probability 1 - there / here, so that not all sessions move at once.
+    The probability is 1 - there / here, so that not all sessions move at once.
 
     Args:
-        here: what its own learner has to do, this session included.
-        there: what the other one has.
-        weight: what the session brings.
-        chance: uniform in [0, 1).
+        here: load of the session's own learner, this session included.
+        there: load of the other learner.
+        weight: load of the session.
+        chance: random number, uniform in [0, 1).
     """
     return there + weight < here and chance < 1 - there / here
 
 
 class LearnerChoice:
-    """Which learner one session plays with. Used by the session's task.
+    """The choice of a learner for one session. Used by the session's task.
 
     Attributes:
-        weight: its environments; 1 if it supplies samples.
-        rank: the learner that it connects to or plays with.
-        target: the one that it is to move to.
-        call: its stream, while it plays.
-        leaving: set when it is to end its stream in order and open another one.
+        weight: number of the session's environments; 1 if it supplies samples.
+        rank: learner that the session connects to or plays with.
+        target: learner that the session is to move to.
+        call: stream of the session, while it plays.
+        leaving: event that asks the session to end its stream and open another one.
     """
 
     def __init__(self, ranks: "Ranks", turn: int, weight: int) -> None:
-        """See Ranks.choice."""
+        """Make a choice; `turn` is its number, by which ties of load are broken."""
         self._ranks, self.turn, self.weight = ranks, turn, weight
         self.rank: Rank | None = None
         self.target: Rank | None = None
@@ -86,12 +86,12 @@ class LearnerChoice:
 
     @property
     def welcomed(self) -> bool:
-        """Whether it plays."""
+        """Return whether the session plays."""
         return self.call is not None
 
     @contextlib.asynccontextmanager
     async def channel(self) -> AsyncIterator[aio.Channel]:
-        """The channel for one stream, to the learner that is chosen now.
+        """Choose a learner, and provide the channel for one stream to it.
 
         Raises:
             Disconnected: if no learner can be chosen.
@@ -107,9 +107,9 @@ class LearnerChoice:
                 looking.cancel()
 
     async def greeted(self, opening: Coroutine[Any, Any, Opened]) -> Opened | None:
-        """What `opening` returns, which waits for Welcome; None if the session is to leave before.
+        """Await `opening`, which waits for Welcome; return None if the session leaves before.
 
-        Learners of one run begin when all of them have sessions: one may wait for those of another.
+        Learners of one run begin when all of them have sessions, so a session may have to move.
         """
         if not self._ranks.movable:
             return await opening
@@ -124,7 +124,7 @@ class LearnerChoice:
 
     @contextlib.asynccontextmanager
     async def playing(self, call: Call) -> AsyncIterator[None]:
-        """Around the time in which the learner plays with the session, over this stream."""
+        """Mark the session as playing over this stream during the block."""
         assert self.rank is not None
         self.rank.lost_at, self.call = None, call
         try:
@@ -134,23 +134,23 @@ class LearnerChoice:
             self.call = None
 
     async def stays_silent(self, seconds: float) -> bool:
-        """Wait; returns whether the session has sent nothing meanwhile.
+        """Wait; return whether the session has sent nothing meanwhile.
 
-        Then the learner owes it an answer. It gives none to a session whose rows would be too old,
-        until all learners of the run have learned.
+        If so, the learner has not answered yet. It answers no session with rows that would be too
+        old, until all learners of the run have learned.
         """
         call, written = self.call, self.call.written if self.call else 0
         await asyncio.sleep(seconds)
         return self.call is call and (call is None or call.written == written)
 
     async def leave(self, target: Rank, *, blocked: bool) -> None:
-        """Let the session go to another learner, in order or, if it waits for an answer, at once.
+        """Move the session to another learner, at once if it waits for an answer.
 
-        Never returns: the session ends the task that calls it when it has left.
+        Never returns: the session ends the task that calls this when it has left.
 
         Args:
-            target: where it goes.
-            blocked: whether it waits for an answer, which may never come.
+            target: learner to move to.
+            blocked: true if the session waits for an answer, which may never come.
         """
         self.target = target
         self.leaving.set()
@@ -161,11 +161,11 @@ class LearnerChoice:
             blocked = True
 
     def pause_s(self, error: Disconnected) -> float:
-        """How long to wait before reconnecting, in seconds; see ReconnectPolicy.pause_s."""
+        """Return the pause before reconnecting, s; see ReconnectPolicy.pause_s."""
         return self._ranks.pause_s(self, error)
 
     async def pause(self, error: Disconnected, stop: asyncio.Event) -> None:
-        """Wait so long, or until `stop` is set; not at all if the session leaves its learner."""
+        """Wait for `pause_s`, or until `stop` is set; not at all if the session moves."""
         if self.leaving.is_set() and error.code is grpc.StatusCode.CANCELLED:
             return
         seconds = self.pause_s(error)
@@ -176,11 +176,11 @@ class LearnerChoice:
 class Ranks:
     """The learners of one worker's sessions. Used by one event loop.
 
-    A session reconnects to a lost learner with growing pauses for env_server.move_after_s; then its
-    sessions go to others, and return one after another once it is back.
+    A session reconnects to a lost learner with growing pauses for env_server.move_after_s; then the
+    learner's sessions move to others, and return one after another when it is back.
 
     Attributes:
-        reconnect: when to give up.
+        reconnect: policy of pauses and of giving up.
     """
 
     def __init__(
@@ -195,17 +195,17 @@ class Ranks:
         """Prepare to connect to env_server.learner; nothing is connected or looked up yet.
 
         Args:
-            config: the experiment.
-            metrics: the worker's counts.
-            roles: of the token.
-            first_turn: of this worker's sessions among those of its server, which take turns where
-                all learners have as much to do.
-            number: the learner that all sessions stay with, modulo how many there are; None: they
-                are balanced.
-            look_up: finds the addresses of a name.
+            config: configuration of the experiment.
+            metrics: counts of the worker.
+            roles: roles of the token, the preferred one first.
+            first_turn: number of this worker's first session among those of its server; sessions
+                take turns among learners of equal load.
+            number: number of the learner that all sessions stay with, modulo their number; None:
+                sessions are balanced.
+            look_up: function from a name to its addresses.
 
         Raises:
-            ConfigError: see Connection.
+            ConfigError: if the addresses or the credentials cannot be used; see Connection.
         """
         self._config, self._server, self._metrics = config, config.env_server, metrics
         self._roles, self._number, self._look_up = roles, number, look_up
@@ -225,7 +225,7 @@ class Ranks:
         self._random = random.random
 
     async def __aenter__(self) -> Self:
-        """Look the name up, if it is one, and again every few seconds."""
+        """Resolve the name, if the address is one, now and every few seconds."""
         if self._name:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._refresh(), _LOOK_UP_S)
@@ -233,7 +233,7 @@ class Ranks:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close what is open."""
+        """Close all connections."""
         if self._looking_up is not None:
             self._looking_up.cancel()
         for rank in self._known.values():
@@ -241,30 +241,30 @@ class Ranks:
 
     @property
     def addresses(self) -> list[str]:
-        """Of the learners that are known now."""
+        """Return the addresses of the learners that are known now."""
         return [rank.address for rank in self._ranks]
 
     @property
     def movable(self) -> bool:
-        """Whether sessions may move: there are several learners, or there may be later."""
+        """Return whether sessions may move: there are several learners, or may be later."""
         several = bool(self._name) or len(self._ranks) > 1
         return several and self._number is None and self._server.balance_every_s > 0
 
     def choice(self, weight: int) -> LearnerChoice:
-        """Return the choice of one more session with this number of environments."""
+        """Make the choice of one more session with this number of environments."""
         choice = LearnerChoice(self, self._turn + len(self._choices), weight)
         self._choices.append(choice)
         return choice
 
     def called(self, rank: Rank | None) -> str:
-        """A learner's address, as messages have it."""
+        """Return a learner's address for messages."""
         return rank.address if rank is not None and len(self._ranks) > 1 else self._server.learner
 
     async def choose(self, choice: LearnerChoice) -> Rank:
-        """The learner that a session connects to next.
+        """Choose the learner that a session connects to next.
 
         Raises:
-            Disconnected: if it is to be a certain one that is not there.
+            Disconnected: if it must be a certain learner that is not reachable.
         """
         target, choice.target = choice.target, None
         if len(self._ranks) == 1:
@@ -287,7 +287,7 @@ class Ranks:
         return chosen
 
     async def look(self, choice: LearnerChoice) -> None:
-        """Look now and then whether another learner has fewer environments; if so, move there."""
+        """Compare loads with another learner from time to time, and move if it has less."""
         while True:
             blocked = await self._next_look(choice)
             here, there = choice.rank, self._ranks[int(self._random() * len(self._ranks))]
@@ -313,12 +313,12 @@ class Ranks:
                 await choice.leave(there, blocked=blocked)
 
     async def _next_look(self, choice: LearnerChoice) -> bool:
-        """Wait for the next look, which comes early for a session that waits for its learner.
+        """Wait for the next comparison, which comes early if the session waits for its learner.
 
-        Nothing is lost by a move then, and the learner may wait for one that has no session.
+        A move loses nothing then, and the learner may wait for another one without a session.
 
         Returns:
-            whether the session waits.
+            true if the session waits for an answer.
         """
         every = self._server.balance_every_s
         due = time.monotonic() + every * (0.5 + self._random())
@@ -328,7 +328,7 @@ class Ranks:
                 return silent
 
     def pause_s(self, choice: LearnerChoice, error: Disconnected) -> float:
-        """See LearnerChoice.pause_s."""
+        """Return the pause before a session reconnects, s, and mark its learner lost or full."""
         rank = choice.rank
         backoff = rank.backoff if rank is not None else self._ranks[0].backoff
         pause = self.reconnect.pause_s(self.called(rank), backoff, error)
@@ -342,14 +342,14 @@ class Ranks:
         return self._server.reconnect_min_s * self._random() if others else pause
 
     def _rank(self, address: str) -> Rank:
-        """The learner at an address; known from now on."""
+        """Return the learner at an address, and remember it."""
         if address not in self._known:
             connection = Connection(self._config, *self._roles, address=address, name=self._name)
             self._known[address] = Rank(address, connection, self.reconnect)
         return self._known[address]
 
     def _given_up(self, rank: Rank) -> bool:
-        """Whether sessions are to go elsewhere."""
+        """Return whether sessions must choose another learner: it is full or lost for long."""
         if rank.full or rank.lost_at is None:
             return rank.full
         return time.monotonic() - rank.lost_at > self._server.move_after_s
@@ -358,10 +358,10 @@ class Ranks:
         return load.supply_sessions if self._config.supervised else load.environments
 
     async def _least_loaded(self, choice: LearnerChoice) -> Rank:
-        """The learner with the fewest environments, those of sessions on their way included.
+        """Find the learner with the fewest environments, including sessions that connect to it.
 
-        A learner that does not answer counts as one with as many as the others have: it may be
-        about to start. A session that has lost its learner prefers one that answers.
+        A learner that does not answer counts as one of mean load: it may be about to start. A
+        session that has lost its learner prefers one that answers.
         """
         ranks = list(self._ranks)
         loads = await asyncio.gather(*(rank.load() for rank in ranks))
@@ -379,14 +379,15 @@ class Ranks:
             full = load is not None and not load.free_sessions
             silent = load is None and choice.rank is not None
             turn = (index - choice.turn) % len(ranks)
+            # Available learners first, then those that answer, then the least loaded, then turns.
             return self._given_up(rank) or full, silent, amount + coming, turn
 
         return ranks[min(range(len(ranks)), key=order)]
 
     async def _numbered(self, number: int) -> Rank:
-        """The learner with a number, modulo how many there are.
+        """Find the learner with a number, modulo the number of learners.
 
-        Addresses that are configured are in order; those of a name are in any.
+        Configured addresses are in order; a name's addresses are in any order.
 
         Raises:
             Disconnected: if no address is that learner's.
@@ -407,7 +408,7 @@ class Ranks:
         )
 
     async def _refresh(self) -> None:
-        """Look the name up; what cannot be found changes nothing."""
+        """Resolve the name; a failure changes nothing."""
         try:
             hosts = await self._look_up(self._name)
         except OSError:
@@ -418,7 +419,7 @@ class Ranks:
             await self._replace([self._rank(address) for address in addresses])
 
     async def _replace(self, ranks: Sequence[Rank]) -> None:
-        """From now on choose between these."""
+        """Choose between these learners from now on; close unused connections."""
         if list(ranks) == self._ranks:
             return
         self._ranks = list(ranks)

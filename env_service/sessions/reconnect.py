@@ -1,4 +1,4 @@
-"""Reconnection to a learner: how a stream ended, when to reconnect and when to give up."""
+"""Reconnection to a learner: the end of a stream, the pauses, and giving up."""
 
 import contextlib
 import logging
@@ -30,7 +30,7 @@ FINAL = {
 
 
 class Disconnected(Exception):  # noqa: N818 - an event; reconnecting handles it
-    """The stream ended; carries its gRPC status."""
+    """The end of a stream, with its gRPC status."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         """Keep the status."""
@@ -39,21 +39,21 @@ class Disconnected(Exception):  # noqa: N818 - an event; reconnecting handles it
 
 
 class ReconnectPolicy:
-    """When to reconnect and when to give up; shared by the sessions of a worker."""
+    """The pauses before reconnecting, and the time of giving up, for a worker's sessions."""
 
     def __init__(self, config: EnvServerConfig, metrics: WorkerMetrics) -> None:
-        """Start patient."""
+        """Start the time without a learner."""
         self._config, self._metrics = config, metrics
         self._since = time.monotonic()  # no session has had a learner
         self._reminded = -np.inf
 
     def backoff(self) -> Backoff:
-        """The pauses between attempts to reach one learner."""
+        """Make the pauses between attempts to reach one learner."""
         return Backoff(self._config.reconnect_min_s, self._config.reconnect_max_s, random.random)
 
     @contextlib.contextmanager
     def session(self, learner: str, backoff: Backoff) -> Iterator[None]:
-        """Around the time in which a learner plays with a session."""
+        """Count a session as playing during the block, and reset the pauses."""
         self._metrics.sessions += 1
         backoff.reset()
         self._since = time.monotonic()
@@ -68,7 +68,7 @@ class ReconnectPolicy:
             self._since = time.monotonic()
 
     def pause_s(self, learner: str, backoff: Backoff, error: Disconnected) -> float:
-        """How long to wait before reconnecting to a learner, in seconds.
+        """Return the pause before reconnecting to a learner, s.
 
         Raises:
             MurmurError: if reconnecting cannot help.
@@ -92,9 +92,9 @@ class ReconnectPolicy:
 
 
 def _handshake_advice(learner: str, details: str) -> str:
-    """What to do where gRPC says that no connection came about; empty if that is not known.
+    """Return advice about a failed connection; empty if its cause is not known.
 
-    gRPC has one status for all of it, so its words must tell; docs/security.md has the table.
+    gRPC has one status for all causes, so its text must tell; docs/security.md has the table.
     """
     if "failed to connect" not in details:  # but of a stream that was cut
         return ""

@@ -1,4 +1,4 @@
-"""The newest evaluation's first episode as a file: what its pictures need, no pictures yet."""
+"""The newest evaluation's first episode as a file with the arrays for its pictures."""
 
 import io
 import time
@@ -22,9 +22,10 @@ _METRIC = "metric/"
 
 
 class EpisodeRecorder:
-    """Records episodes of copy 0; pass its `take` as on_row. Used by one thread.
+    """Recorder of copy 0's episodes; pass its `take` as on_row. Used by one thread.
 
-    An environment without pictures is asked once. A full disk costs the record, not the evaluation.
+    An environment without pictures is called once. A full disk ends the recording, not the
+    evaluation.
     """
 
     def __init__(self, file: Path) -> None:
@@ -36,7 +37,7 @@ class EpisodeRecorder:
         self._cost_s, self._due = 0.0, 0.0
 
     def take(self, environment: VectorEnvironment, timestep: TimeStep) -> None:
-        """Note a row; the last one of an episode writes the file."""
+        """Record a row; write the file after the last one of an episode."""
         kind = timestep.step_type[0]
         if kind == StepType.FIRST:  # also of an evaluation that broke and is played again
             self._snapshots.clear()
@@ -84,7 +85,7 @@ class EpisodeRecorder:
 
 
 def _packed(snapshots: list[Snapshot]) -> dict[str, Array]:
-    """Each array of all rows in one: its values, and its shape in every row, which may grow."""
+    """Pack each array of all rows into one: its values, and its shape in every row."""
     packed: dict[str, Array] = {}
     for name in snapshots[0].state:
         rows = [snapshot.state[name] for snapshot in snapshots]
@@ -96,7 +97,7 @@ def _packed(snapshots: list[Snapshot]) -> dict[str, Array]:
 
 
 def read_episode(file: Path) -> list[Snapshot]:
-    """The rows of a recorded episode.
+    """Read the rows of a recorded episode.
 
     Raises:
         OSError: if the file cannot be read.

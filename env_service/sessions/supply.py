@@ -1,4 +1,4 @@
-"""SUPPLY sessions of a worker: samples are read and sent as the learner asks for them.
+"""SUPPLY sessions of a worker, which read and send the samples that the learner requests.
 
 A worker is one process with one thread and one stream. While it reads a sample, which blocks the
 event loop on purpose, the next grants wait in gRPC's buffers: the learner keeps several open.
@@ -44,10 +44,10 @@ class SupplySession:
         """Take over the source.
 
         Args:
-            source: where samples are read.
-            worker_id: names the session in the learner's logs.
-            stop: set when the worker is to end.
-            heartbeat: where to say what it does.
+            source: source of the samples.
+            worker_id: name of the session in the learner's logs.
+            stop: event that asks the worker to end.
+            heartbeat: heartbeat of the worker.
         """
         self._source, self._worker_id, self._stop = source, worker_id, stop
         self._heartbeat, self._at = heartbeat, heartbeat.part(0, 1)
@@ -55,10 +55,10 @@ class SupplySession:
         self._broken_lines = 0
 
     async def run(self, choice: LearnerChoice, metrics: WorkerMetrics) -> None:
-        """Supply until told to stop, through as many streams as that takes.
+        """Supply samples until `stop` is set, reconnecting as needed.
 
         Raises:
-            MurmurError: for what connecting again cannot change.
+            MurmurError: if reconnecting cannot help.
         """
         while not self._stop.is_set():
             try:
@@ -76,11 +76,11 @@ class SupplySession:
                 await choice.pause(error, self._stop)
 
     async def _open(self, call: Call) -> None:
-        """Hello and Welcome.
+        """Send Hello and wait for Welcome.
 
         Raises:
-            Disconnected: if the learner is not there, refuses or goes away.
-            WireError: if it answers something else than Welcome.
+            Disconnected: if the learner is not reachable, refuses or disconnects.
+            WireError: if the answer is no Welcome.
         """
         hello = pb.Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -91,7 +91,7 @@ class SupplySession:
         await call.greet(hello)
 
     async def _supply(self, call: Call, metrics: WorkerMetrics, leaving: asyncio.Event) -> None:
-        """Answer grants until told to stop, or to leave for another learner."""
+        """Answer grants until `stop` or `leaving` is set."""
         expected = 1
         notices = notices_of(self._source)
         notices.repeat()
@@ -115,7 +115,7 @@ class SupplySession:
                 await call.write(part)
 
     async def _next(self, call: Call, leaving: asyncio.Event) -> bytes | None:
-        """The next grant; None if the session is to end or to leave, and its stream is closed."""
+        """Return the next grant; close the stream and return None to end or to leave."""
         if self._stop.is_set() or leaving.is_set():
             await call.close()
             return None
@@ -137,7 +137,7 @@ class SupplySession:
     def _read_samples(
         self, grant: Grant, metrics: WorkerMetrics
     ) -> tuple[list[dict[str, Array]], list[Broken]]:
-        """What a grant asks for, as far as it can be read."""
+        """Read the samples of a grant; return the arrays of intact ones, and the broken ones."""
         metrics.enter("step")
         samples, broken = [], []
         for index in grant.indices:
@@ -165,14 +165,14 @@ async def run_supply(
     """Supply samples until `stop` is set.
 
     Args:
-        config: the experiment.
-        worker: the worker's number, for names.
-        stop: ends the session after the samples under way, or after a short grace.
-        metrics: the worker's counts.
-        heartbeat: where it says what it does.
+        config: configuration of the experiment.
+        worker: number of the worker, for names.
+        stop: event that ends the session after the samples under way, or a short grace.
+        metrics: counts of the worker.
+        heartbeat: heartbeat of the worker.
 
     Raises:
-        MurmurError: for what only the user can change.
+        MurmurError: if only the user can fix the cause.
     """
     source = make_source(config.source)
     heartbeat.end_making()

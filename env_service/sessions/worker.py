@@ -1,4 +1,4 @@
-"""One worker process: sessions that play the learner's actions in their share of environments.
+"""The sessions of a worker process, which play the learner's actions in their environments.
 
 A worker is one process with one thread, so it uses one core. Its sessions take turns: while one
 steps its environments, which blocks the event loop on purpose, the other's observation and its
@@ -44,7 +44,7 @@ class Stream(Call):
     """One stream to the learner: the handshake, then lockstep. Used by one asyncio task.
 
     Attributes:
-        updates: of the policy that answered last.
+        updates: number of updates of the policy that answered last.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Stream(Call):
         preferred_first_slot: int | None = None,
         episodes: int = 0,
     ) -> pb.Welcome:
-        """Send Hello and wait, as long as it takes, for Welcome.
+        """Send Hello and wait for Welcome, without a timeout.
 
         Args:
             worker_id: name of the session.
@@ -77,8 +77,8 @@ class Stream(Call):
             episodes: number of episodes of an evaluation.
 
         Raises:
-            Disconnected: if the learner is not there, refuses or goes away.
-            WireError: if it answers something else than a fitting Welcome.
+            Disconnected: if the learner is not reachable, refuses or disconnects.
+            WireError: if the answer is no Welcome, or has another number of slots.
         """
         hello = pb.Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -98,10 +98,10 @@ class Stream(Call):
         return welcome
 
     async def exchange(self, timestep: TimeStep) -> Array:
-        """Send rows, wait for their actions.
+        """Send rows and wait for their actions.
 
         Returns:
-            [N, A] int32 or [N, A, U] float32, a read-only view.
+            actions, [N, A] int32 or [N, A, U] float32, a read-only view.
 
         Raises:
             Disconnected: if the stream ends.
@@ -141,11 +141,11 @@ class Session:
         """Take over the environments.
 
         Args:
-            environment: the session's own environments.
-            expert: of these environments.
-            worker_id: names the session in the learner's logs.
-            first_slot: where they would like to sit among the learner's slots.
-            stop: set when the worker is to end.
+            environment: environments of the session.
+            expert: labeler of these environments' rows.
+            worker_id: name of the session in the learner's logs.
+            first_slot: preferred slot of the first environment.
+            stop: event that asks the worker to end.
         """
         n = environment.num_envs
         self._environment, self._expert = environment, expert
@@ -156,7 +156,7 @@ class Session:
         self._episodes = np.zeros(n, np.uint64)
 
     async def run(self, choice: LearnerChoice, metrics: WorkerMetrics) -> None:
-        """Play until told to stop, through as many streams as that takes.
+        """Play until `stop` is set, reconnecting as needed.
 
         Raises:
             MurmurError: if reconnecting cannot help.
@@ -183,7 +183,7 @@ class Session:
     async def _play(
         self, stream: Stream, welcome: pb.Welcome, metrics: WorkerMetrics, leaving: asyncio.Event
     ) -> None:
-        """Lockstep until told to stop, or to leave for another learner."""
+        """Play in lockstep with the learner until `stop` or `leaving` is set."""
         metrics.enter("step")
         environment = self._environment
         timestep = self._begin(welcome)
@@ -208,16 +208,16 @@ class Session:
             timestep = self._step(action, environment.over)
 
     def _step(self, action: Array, restart: NDArray[np.bool_]) -> TimeStep:
-        """The environments' next rows, with what the expert would do."""
+        """Step the environments; return their rows with the expert's actions."""
         return self._expert.label(self._environment.step(action, restart))
 
     def _begin(self, welcome: pb.Welcome) -> TimeStep:
-        """Bring every copy to where the learner's checkpoint has it.
+        """Replay actions to bring every copy to its state in the learner's checkpoint.
 
         The replays may differ in length. Copies with shorter ones start later, so that all end
         together; until its start a copy plays episodes that are not recorded. A replay's last
-        action may be the one that answered the episode's LAST row: then the next one begins. A copy
-        that fails in its replay has an ABORTED row to show, and loses that episode.
+        action may be the answer to the episode's LAST row: then the next episode begins. A copy
+        that fails in its replay returns an ABORTED row, and loses that episode.
 
         Raises:
             WireError: if a replay's bytes are no whole number of actions.
@@ -253,7 +253,7 @@ class Session:
         return timestep
 
     def _not_the_same(self, copy: int) -> EnvironmentFault:
-        """A copy's episode ended where, with the same seed and actions, it had continued."""
+        """Make the error for a copy with an episode that ends before its replay."""
         environment = self._environment
         return EnvironmentFault(
             f"environment '{environment.spec.name}' ended an episode after "
@@ -271,7 +271,7 @@ class Session:
 
 
 def _replay(spec: EnvSpec, actions: bytes) -> Array:
-    """[t, A] or [t, A, U] actions of one environment, from the bytes of a SlotStart."""
+    """Decode a SlotStart's bytes to actions of one environment, [t, A] or [t, A, U]."""
     dtype, shape = action_layout(spec.action)
     wire = dtype.newbyteorder("<")
     row = spec.num_agents * int(np.prod(shape))
@@ -286,7 +286,7 @@ def _replay(spec: EnvSpec, actions: bytes) -> Array:
 def _environments(
     config: ExperimentConfig, share: int, metrics: WorkerMetrics, heartbeat: Heartbeat
 ) -> list[GuardedEnvironment]:
-    """The environments of a worker's sessions, `share` copies each."""
+    """Make the environments of a worker's sessions, `share` copies each."""
     server = config.env_server
     faults = FaultCount(server.max_faults_per_minute, metrics.drop_episodes)
     return [
@@ -311,12 +311,12 @@ async def run_sessions(
     """Play all sessions of one worker until `stop` is set.
 
     Args:
-        config: the experiment.
-        worker: the worker's number, for names.
-        preferred_first_slot: where the worker's environments would like to sit.
-        stop: ends the sessions after the exchange under way, or after a short grace.
-        metrics: the worker's counts.
-        heartbeat: where it says what it does.
+        config: configuration of the experiment.
+        worker: number of the worker, for names.
+        preferred_first_slot: preferred slot of the worker's first environment.
+        stop: event that ends the sessions after the exchange under way, or a short grace.
+        metrics: counts of the worker.
+        heartbeat: heartbeat of the worker.
 
     Raises:
         MurmurError: if only the user can fix the cause.
@@ -354,7 +354,7 @@ async def run_sessions(
 def closing_all(
     environments: Collection[GuardedEnvironment], heartbeat: Heartbeat
 ) -> Iterator[None]:
-    """Close environments at the end; an error is logged before that, for close() may hang."""
+    """Close environments at the end; log an error before that, because close() may hang."""
     try:
         yield
     except MurmurError as error:
@@ -373,7 +373,7 @@ async def run_until(
     """Run coroutines side by side until all end, one fails, or `stop` is set and a grace is over.
 
     Raises:
-        Exception: the first that one of them raised.
+        Exception: the first exception that one of them raised.
     """
     tasks = [asyncio.create_task(play) for play in plays]
     report = asyncio.create_task(_report(metrics))
@@ -394,7 +394,7 @@ async def run_until(
 
 
 async def _report(metrics: WorkerMetrics) -> None:
-    """Hand the worker's counts to Prometheus a few times a second."""
+    """Report the worker's counts to Prometheus a few times a second."""
     while True:
         await asyncio.sleep(_FLUSH_EVERY_S)
         metrics.flush()

@@ -1,4 +1,4 @@
-"""Notices of what reading changes in an image or a mask, each kind said once for the first file."""
+"""Notices of changes that reading makes to images and masks, once per kind, for the first file."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ _SAME_SHAPE = 0.01  # difference of two ratios of width and height that is round
 
 
 def say_image_changes(notices: Notices, header: Header, file: Path) -> None:
-    """Say what an image loses on its way to RGB of 8 bits.
+    """Give notices of an image's losses in the conversion to RGB of 8 bits.
 
     Args:
-        notices: takes the statements.
-        header: of the image's file.
-        file: named in the text.
+        notices: collector of the notices.
+        header: header of the image's file.
+        file: path for the text.
     """
 
     def say(kind: str, text: str) -> None:
@@ -41,12 +41,12 @@ def say_image_changes(notices: Notices, header: Header, file: Path) -> None:
 
 
 def say_resized(notices: Notices, header: Header, file: Path, size: tuple[int, int]) -> None:
-    """Say that images are resized, and whether their proportions change.
+    """Give a notice that images are resized, and whether their proportions change.
 
     Args:
-        notices: takes the statement.
-        header: of the image's file.
-        file: named in the text.
+        notices: collector of the notice.
+        header: header of the image's file.
+        file: path for the text.
         size: (height, width) of samples.
     """
     height, width = header.height, header.width
@@ -65,12 +65,12 @@ def say_resized(notices: Notices, header: Header, file: Path, size: tuple[int, i
 
 
 def say_mask_changes(notices: Notices, header: Header, file: Path) -> None:
-    """Say what of a mask is not read.
+    """Give notices of a mask's parts that are not read.
 
     Args:
-        notices: takes the statements.
-        header: of the mask's file.
-        file: named in the text.
+        notices: collector of the notices.
+        header: header of the mask's file.
+        file: path for the text.
     """
 
     def say(kind: str, text: str) -> None:

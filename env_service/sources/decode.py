@@ -1,6 +1,6 @@
-"""Reads JPEG and PNG files of images and masks; sizes are checked before anything is decoded.
+"""Reading of JPEG and PNG files of images and masks, with sizes checked before decoding.
 
-OpenCV decodes. What it gets is bounded here: the header's size against MAX_PIXELS, the file's
+OpenCV decodes. This module bounds its input: the header's size against MAX_PIXELS, the file's
 against MAX_FILE_BYTES, and a PNG is cut down to the chunks that hold its pixels, with correct
 checksums, so that no other chunk is unpacked.
 """
@@ -40,18 +40,18 @@ _MARKER = re.compile(b"\xff[^\x00\xd0-\xd7\xff]")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself before it is decoded.
+    """The header of a file, read before it is decoded.
 
     Attributes:
-        kind: "jpeg" or "png".
-        width, height: as stored; the EXIF orientation may swap them.
+        kind: format, "jpeg" or "png".
+        width, height: stored size, pixels; the EXIF orientation may swap them.
         depth: bits of a sample.
         channels: samples of a pixel: 1 grey or palette, 3 RGB, 4 CMYK or RGB and alpha.
-        colour: PNG's colour type; 0 for a JPEG.
-        orientation: of EXIF, 1 to 8; 1 is upright.
-        alpha: whether pixels may be transparent.
-        frames: whether it is animated.
-        chunks: of a PNG: the chunks that hold its pixels, as (type, begin, end) of their contents.
+        colour: PNG's color type; 0 for a JPEG.
+        orientation: EXIF orientation, 1 to 8; 1 is upright.
+        alpha: true if pixels may be transparent.
+        frames: true if the image is animated.
+        chunks: PNG chunks that hold the pixels, as (type, begin, end) of their contents.
     """
 
     kind: str
@@ -67,12 +67,12 @@ class Header:
 
     @property
     def palette(self) -> bool:
-        """Whether pixels are indices of a palette."""
+        """Return whether pixels are indices of a palette."""
         return self.kind == "png" and self.colour == _PALETTE
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a file.
+    """Read the bytes of a file.
 
     Raises:
         BrokenSample: if it cannot be read ("unreadable") or is too large ("too_large").
@@ -88,12 +88,12 @@ def read_file(path: Path) -> bytes:
 
 
 def read_header(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> Header:
-    """Kind and size of an image, without decoding it.
+    """Read kind and size of an image, without decoding it.
 
     Args:
-        data: the whole file.
-        name: of the file, for messages.
-        max_pixels: larger images are refused.
+        data: whole file.
+        name: name of the file, for messages.
+        max_pixels: largest number of pixels accepted.
 
     Raises:
         BrokenSample: if it is no JPEG or PNG ("format"), damaged ("unreadable") or too large
@@ -157,14 +157,14 @@ def _check_scans(
 ) -> None:
     """Check that the scans of a JPEG hold every bit of every coefficient.
 
-    libjpeg takes what is not there for 0, without a warning.
+    libjpeg takes missing bits for 0, without a warning.
 
     Args:
         data: whole file.
         at: byte of the first scan's marker.
         components: identifiers of the frame's components.
-        progressive: whether scans hold parts of coefficients; else each holds whole components.
-        name: of the file, for messages.
+        progressive: true if scans hold parts of coefficients, false if whole components.
+        name: name of the file, for messages.
 
     Raises:
         BrokenSample: if a scan is missing ("unreadable").
@@ -194,7 +194,7 @@ def _check_scans(
 
 
 def _orientation(exif: bytes) -> int:
-    """Orientation that an EXIF block states; 1 if it states none that is possible."""
+    """Return the orientation that an EXIF block states; 1 if it states no valid one."""
     order: Literal["little", "big"] = "little" if exif.startswith(b"II") else "big"
     at = int.from_bytes(exif[4:8], order)
     count = int.from_bytes(exif[at : at + 2], order)
@@ -242,12 +242,12 @@ def _png_header(data: bytes, name: str) -> Header:
 
 
 def _plain_png(data: bytes, header: Header, as_grey: bool) -> bytes:
-    """A PNG of the chunks that matter alone.
+    """Write a PNG of only the chunks that hold the pixels.
 
     Args:
-        data: the file.
-        header: of it.
-        as_grey: say that palette indices are grey values, and drop the orientation.
+        data: whole file.
+        header: header of the file.
+        as_grey: true to declare palette indices as grey values, and to drop the orientation.
     """
     out = [_PNG]
     for kind, begin, end in header.chunks:
@@ -262,16 +262,16 @@ def _plain_png(data: bytes, header: Header, as_grey: bool) -> bytes:
 
 
 def _decode(data: bytes, flags: int, name: str, quiet: bool = False) -> NDArray[Any]:
-    """Pixels of a file.
+    """Decode the pixels of a file.
 
     Args:
-        data: the file.
-        flags: cv2.IMREAD_*.
-        name: of the file, for messages.
-        quiet: whether no warning needs to be looked for.
+        data: whole file.
+        flags: cv2.IMREAD_* flags.
+        name: name of the file, for messages.
+        quiet: true to skip the search for warnings.
 
     Raises:
-        BrokenSample: if there are none, or some were made up for data that are damaged.
+        BrokenSample: if there are no pixels, or some were invented for damaged data.
     """
     image, damage = decode(data, flags, quiet)
     if image is None or damage:
@@ -287,18 +287,18 @@ def decode_image(
     *,
     known: bool = False,
 ) -> tuple[NDArray[np.uint8], Header]:
-    """Pixels of a JPEG or PNG, upright: its EXIF orientation is applied.
+    """Decode a JPEG or PNG, upright: its EXIF orientation is applied.
 
     Args:
-        data: the whole file.
-        name: of the file, for messages.
+        data: whole file.
+        name: name of the file, for messages.
         at_least: (height, width) that the caller resizes to; a JPEG of twice, four or eight times
             that is decoded at a half, a quarter or an eighth, several times faster. (0, 0): no.
-        max_pixels: larger images are refused.
-        known: whether these bytes were decoded before, and found whole.
+        max_pixels: largest number of pixels accepted.
+        known: true if these bytes were decoded before without damage.
 
     Returns:
-        [H, W, 3] blue, green, red; and the header, which has the size before that.
+        pixels [H, W, 3] in blue, green, red; and the header, with the stored size.
 
     Raises:
         BrokenSample: if it cannot be decoded.
@@ -322,19 +322,19 @@ def decode_image(
 def decode_mask(
     data: bytes, name: str, max_pixels: int = MAX_PIXELS, *, known: bool = False
 ) -> tuple[NDArray[np.uint8], Header]:
-    """Class indices of a PNG: grey values of any depth, or palette indices.
+    """Decode the class indices of a PNG: grey values of any depth, or palette indices.
 
     Args:
-        data: the whole file.
-        name: of the file, for messages.
-        max_pixels: larger masks are refused.
-        known: see `decode_image`.
+        data: whole file.
+        name: name of the file, for messages.
+        max_pixels: largest number of pixels accepted.
+        known: true if these bytes were decoded before without damage.
 
     Returns:
-        [H, W]; and the header.
+        class indices [H, W]; and the header.
 
     Raises:
-        BrokenSample: if it cannot be decoded, holds colours ("mask_format") or indices above 255
+        BrokenSample: if it cannot be decoded, holds colors ("mask_format") or indices above 255
             ("class_range").
     """
     import cv2
@@ -362,12 +362,12 @@ def decode_mask(
 
 
 def same_size(header: Header, image: NDArray[np.uint8], mask: NDArray[np.uint8]) -> bool:
-    """Whether a mask has the size of the upright image.
+    """Return whether a mask has the size of the upright image.
 
     Args:
-        header: of the image's file: its size before it is turned or reduced.
-        image: [h, w, 3], upright, perhaps reduced.
-        mask: [H, W]
+        header: header of the image's file, with the size before it is turned or reduced.
+        image: [h, w, 3] upright image, perhaps reduced.
+        mask: [H, W] class indices.
     """
     if sorted(mask.shape) != sorted((header.height, header.width)):
         return False
@@ -376,13 +376,13 @@ def same_size(header: Header, image: NDArray[np.uint8], mask: NDArray[np.uint8])
 
 
 def resize(array: NDArray[np.uint8], size: tuple[int, int], nearest: bool) -> NDArray[np.uint8]:
-    """An image or mask of another size.
+    """Resize an image or mask.
 
     Args:
-        array: [H, W] or [H, W, C].
-        size: (height, width).
-        nearest: keep values as they are, for masks; else averages of areas when it shrinks,
-            bilinear when it grows.
+        array: pixels [H, W] or [H, W, C].
+        size: (height, width) of the result, pixels.
+        nearest: true to keep values, for masks; false for area averages when it shrinks, bilinear
+            interpolation when it grows.
     """
     import cv2
 
@@ -398,7 +398,7 @@ def resize(array: NDArray[np.uint8], size: tuple[int, int], nearest: bool) -> ND
 
 
 def planes(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """[H, W, 3] blue, green, red as [3, H, W] red, green, blue, contiguous."""
+    """Convert [H, W, 3] blue, green, red to contiguous [3, H, W] red, green, blue."""
     import cv2
 
     out = np.empty((3, *image.shape[:2]), np.uint8)

@@ -1,4 +1,4 @@
-"""OpenCV's decoder, and what the libraries below it say of a damaged file.
+"""OpenCV's decoder, and the warnings of the libraries below it about a damaged file.
 
 libjpeg returns the pixels of a damaged JPEG, grey where there are none, and prints a warning;
 OpenCV passes on neither its code nor its text. So standard error goes to a file in memory
@@ -36,11 +36,11 @@ def decode(data: bytes, flags: int, quiet: bool = False) -> tuple[NDArray[Any] |
 
     Args:
         data: whole file.
-        flags: cv2.IMREAD_*.
-        quiet: leave standard error alone: the file is known to be whole.
+        flags: cv2.IMREAD_* flags.
+        quiet: true to leave standard error alone, for a file known to be whole.
 
     Returns:
-        the pixels, None if OpenCV has none; and what is damaged, "" if nothing is.
+        pixels, None if OpenCV has none; and a description of the damage, or "".
     """
     import cv2
 
@@ -59,14 +59,14 @@ def decode(data: bytes, flags: int, quiet: bool = False) -> tuple[NDArray[Any] |
 
 
 def _harmless(warning: str) -> bool:
-    """Tell whether all pixels were read, and a few bytes follow them."""
+    """Return whether all pixels were read, and a few bytes follow them."""
     found = _TRAILING.search(warning)
     return found is not None and int(found[1]) <= _MOST_TRAILING
 
 
 @contextlib.contextmanager
 def _captured(lines: list[str]) -> Iterator[None]:
-    """Append what libjpeg and libpng print to `lines`; what others print meanwhile is passed on."""
+    """Append the output of libjpeg and libpng to `lines`; pass on the output of others."""
     with _lock, contextlib.ExitStack() as stack:
         try:
             kept = os.dup(2)
@@ -88,7 +88,7 @@ def _captured(lines: list[str]) -> Iterator[None]:
 
 
 def _memory_file() -> int:
-    """Descriptor of an empty file without a name."""
+    """Open an empty file without a name; return its descriptor."""
     if sys.platform == "linux":
         return os.memfd_create("decoder")
     with tempfile.TemporaryFile() as file:

@@ -7,8 +7,8 @@
       classes.txt         one name a line, by index; or the option `classes`
       train.txt valid.txt optional: one stem or file name a line; else a seeded split
 
-What is wrong with the whole folder is refused when the source is built. A file that cannot be used
-is a broken sample, which names it.
+A fault of the whole folder is refused when the source is built. A file that cannot be used is a
+broken sample, with the file's name.
 """
 
 import hashlib
@@ -89,17 +89,17 @@ class Config(Section):
 
 
 class Folder:
-    """See the module.
+    """A source of images and masks in a folder.
 
     Attributes:
-        notices: what reading changes, guesses or leaves out.
+        notices: collector of notices about values that reading changes, guesses or leaves out.
     """
 
     def __init__(self, config: Config) -> None:
         """List the files and choose the splits.
 
         Raises:
-            ConfigError: if the folder cannot be used, naming what is missing.
+            ConfigError: if the folder cannot be used, naming the missing or invalid part.
         """
         root = Path(config.path).expanduser()
         if not root.is_dir():
@@ -136,7 +136,14 @@ class Folder:
         )
 
     def read(self, split: str, index: int) -> dict[str, Array]:
-        """See Source.read."""
+        """Read an image and its mask, resized.
+
+        Returns:
+            "image" uint8 [3, H, W] in RGB, and "mask" uint8 [H, W] of class indices.
+
+        Raises:
+            BrokenSample: if one of the files cannot be used, naming it.
+        """
         stem = self._splits[split][index]
         image_file, mask_file = self._images[stem], self._masks[stem]
         image_bytes, mask_bytes = self._num_bytes[stem]
@@ -171,7 +178,7 @@ class Folder:
         """Replace the numbers of a mask [H, W] by the classes that they stand for.
 
         Raises:
-            BrokenSample: for a number that stands for none ("class_range").
+            BrokenSample: for a number without a class ("class_range").
         """
         assert self._values is not None
         classes = self._values[mask]
@@ -185,7 +192,7 @@ class Folder:
     def _say_unused(
         self, config: Config, root: Path, images: dict[str, Path], masks: dict[str, Path]
     ) -> None:
-        """Say which files of the folder nothing reads."""
+        """Give notices of files in the folder that are not read."""
         if config.classes and (root / "classes.txt").is_file():
             names = _class_names(root)
             if names != config.classes:
@@ -210,7 +217,7 @@ class Folder:
 
 
 def build(config: Config) -> Folder:
-    """The source."""
+    """Make the source."""
     import cv2
 
     cv2.setNumThreads(1)  # workers share the cores
@@ -218,10 +225,10 @@ def build(config: Config) -> Folder:
 
 
 def _class_names(root: Path) -> tuple[str, ...]:
-    """The lines of classes.txt.
+    """Read the class names in classes.txt.
 
     Raises:
-        ConfigError: if there are none, too many, or one twice.
+        ConfigError: if the file is missing, or has too few, too many or repeated names.
     """
     file = root / "classes.txt"
     if not file.is_file():
@@ -239,7 +246,7 @@ def _class_names(root: Path) -> tuple[str, ...]:
 
 
 def _lines(file: Path) -> list[str]:
-    """Lines that are not empty.
+    """Read the lines of a file that are not empty.
 
     Raises:
         ConfigError: if the file cannot be read as text.
@@ -255,7 +262,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _class_of_value(config: Config, classes: Sequence[str]) -> NDArray[np.uint16] | None:
-    """[256] class of each number in mask files, 256 of one that stands for none; None: itself.
+    """Return [256] the class of each number in mask files, 256 for none; None: the number.
 
     Raises:
         ConfigError: if source.values does not name a number for each class, or without it
@@ -281,10 +288,10 @@ def _class_of_value(config: Config, classes: Sequence[str]) -> NDArray[np.uint16
 
 
 def _files(folder: Path, suffixes: Sequence[str], notices: Notices) -> dict[str, Path]:
-    """Files by stem, hidden ones left out.
+    """List files by stem, without hidden ones.
 
     Raises:
-        ConfigError: if the folder is not there, has none, or two of one stem.
+        ConfigError: if the folder is missing, has no such files, or two of one stem.
     """
     kinds = " or ".join(f"*{suffix}" for suffix in suffixes)
     if not folder.is_dir():
@@ -310,10 +317,10 @@ def _files(folder: Path, suffixes: Sequence[str], notices: Notices) -> dict[str,
 
 
 def _splits(root: Path, stems: Sequence[str], config: Config) -> dict[str, list[str]]:
-    """Stems of each split.
+    """Choose the stems of each split.
 
     Raises:
-        ConfigError: if a list is wrong or a split is empty.
+        ConfigError: if a list is invalid or a split is empty.
     """
     lists = {"train": root / "train.txt", "valid": root / "valid.txt"}
     if not lists["valid"].is_file() and (root / "val.txt").is_file():
@@ -350,10 +357,10 @@ def _splits(root: Path, stems: Sequence[str], config: Config) -> dict[str, list[
 
 
 def _listed(file: Path, stems: set[str]) -> list[str]:
-    """Stems that a list names, sorted.
+    """Read the stems that a list names, sorted.
 
     Raises:
-        ConfigError: naming the entries that are missing or repeated.
+        ConfigError: for entries that are missing or repeated, naming them.
     """
     listed = []
     for line in _lines(file):
@@ -371,7 +378,7 @@ def _refuse_without_mask(used: Sequence[str], masks: dict[str, Path], root: Path
     """Refuse images without a mask.
 
     Raises:
-        ConfigError: naming the first of them.
+        ConfigError: if there are such images, naming the first ones.
     """
     if missing := sorted(stem for stem in used if stem not in masks):
         raise ConfigError(
@@ -382,10 +389,10 @@ def _refuse_without_mask(used: Sequence[str], masks: dict[str, Path], root: Path
 
 
 def _refuse_colours(masks: Sequence[Path]) -> None:
-    """Refuse masks if all that are looked at hold colours: then no sample could be used.
+    """Refuse masks if all that are checked hold colors: then no sample could be used.
 
     Raises:
-        ConfigError: naming one.
+        ConfigError: if all of them hold colors, naming one.
     """
     step = -(-len(masks) // _LOOK_AT)
     for file in masks[::step]:
@@ -400,7 +407,7 @@ def _refuse_colours(masks: Sequence[Path]) -> None:
 
 
 def _pairs(named: Iterable[tuple[str, str]], classes: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """Pairs of names as pairs of indices.
+    """Convert pairs of names to pairs of indices.
 
     Raises:
         ConfigError: for a name that no class has.
@@ -417,7 +424,7 @@ def _pairs(named: Iterable[tuple[str, str]], classes: Sequence[str]) -> tuple[tu
 
 
 def _read(file: Path, num_bytes: int) -> bytes:
-    """Contents of a file that was listed with this size; -1: any.
+    """Read a file that was listed with this size; -1: any size.
 
     Raises:
         BrokenSample: if it cannot be read, or has another size now ("changed").
@@ -431,7 +438,7 @@ def _read(file: Path, num_bytes: int) -> bytes:
 
 
 def _bytes(file: Path) -> int:
-    """Size of a file; -1 if it cannot be looked at."""
+    """Return the size of a file, bytes; -1 if it is not known."""
     try:
         return file.stat().st_size
     except OSError:
@@ -439,6 +446,6 @@ def _bytes(file: Path) -> int:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first few of many names."""
+    """List the first few of many names."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(f"'{name}'" for name in names[:3]) + more

@@ -12,12 +12,12 @@ Size = _Side | tuple[_Side, _Side]
 
 
 def height_and_width(size: int | tuple[int, int]) -> tuple[int, int]:
-    """(height, width) of a size; a number stands for a square."""
+    """Return (height, width) of a size; a number stands for a square."""
     return (size, size) if isinstance(size, int) else size
 
 
 def sample_arrays(size: tuple[int, int]) -> tuple[ArraySpec, ...]:
-    """An RGB image [3, H, W] and a mask of class indices [H, W], both uint8."""
+    """Return the specs of an RGB image [3, H, W] and a mask [H, W] of classes, both uint8."""
     return (
         ArraySpec(IMAGE, "uint8", (3, *size), per_agent=False),
         ArraySpec(MASK, "uint8", size, per_agent=False),

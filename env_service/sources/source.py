@@ -30,8 +30,8 @@ class BrokenSample(Exception):  # noqa: N818 - it names what is broken, as Envir
     """A sample that cannot be used; it leaves the epoch and is counted by its reason.
 
     Attributes:
-        reason: a short word for metrics: "unreadable", "mask_size", "class_range".
-        detail: what is wrong, with the file's name.
+        reason: slug for metrics: "unreadable", "mask_size", "class_range".
+        detail: description of the problem, with the file's name.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -48,21 +48,21 @@ class Source(Protocol):
     Attributes:
         spec: arrays, sizes, classes and digest; fixed for life.
 
-    A source may have an attribute `notices` (shared.notices.Notices): what it changes, ignores or
-    guesses, which the run then says once.
+    A source may have an attribute `notices` (shared.notices.Notices) about values that it changes,
+    ignores or guesses; the run reports each once.
     """
 
     spec: SampleSpec
 
     def read(self, split: str, index: int) -> dict[str, Array]:
-        """The arrays of one sample: a pure function of split and index.
+        """Read the arrays of one sample: a pure function of split and index.
 
         Args:
-            split: "train" or "valid".
-            index: from 0 to spec.size(split) - 1.
+            split: name of the split, "train" or "valid".
+            index: number of the sample, from 0 to spec.size(split) - 1.
 
         Returns:
-            the arrays that `spec.arrays` names; the caller may keep and change them.
+            arrays that `spec.arrays` names; the caller may keep and change them.
 
         Raises:
             BrokenSample: if this sample cannot be used.
@@ -90,16 +90,16 @@ def make_source(plugin: PluginConfig) -> Source:
 
 
 def notices_of(source: Source) -> Notices:
-    """Return what a source says that it changes, ignores or guesses: its attribute `notices`."""
+    """Return a source's attribute `notices`, or an empty collector."""
     notices = getattr(source, "notices", None)
     return notices if isinstance(notices, Notices) else Notices()
 
 
 def _checked(name: str, source: Source) -> Source:
-    """Refuse what is no source.
+    """Check that an object has the attributes of a source, and return it.
 
     Raises:
-        ConfigError: naming what is missing.
+        ConfigError: if it has no spec or no read(), naming which.
     """
     if not isinstance(getattr(source, "spec", None), SampleSpec):
         raise ConfigError(f"source '{name}' is a {type(source).__name__} without a SampleSpec")
@@ -112,8 +112,8 @@ def read_sample(source: Source, split: str, index: int) -> dict[str, Array]:
     """Read one sample and check it against the source's spec.
 
     Raises:
-        BrokenSample: if the source says so, if its code raises ("raised"), and if what it returns
-            is not what its spec declares ("wrong_arrays", "class_range").
+        BrokenSample: if the source raises it, if its code raises ("raised"), and if the arrays
+            differ from its spec ("wrong_arrays", "class_range").
     """
     where = f"sample {index} of split '{split}' of source '{source.spec.name}'"
     try:
@@ -148,13 +148,13 @@ def check_classes(
     """Refuse a mask with an index that is neither a class nor ignored.
 
     Args:
-        mask: any shape.
-        spec: of the data set.
-        where: the mask's file or sample, for messages.
-        advice: what may change it, for messages.
+        mask: class indices, of any shape.
+        spec: spec of the data set.
+        where: file or sample of the mask, for messages.
+        advice: advice to append to the message.
 
     Raises:
-        BrokenSample: with reason "class_range", naming the first such index.
+        BrokenSample: if there is such an index, with reason "class_range", naming the smallest.
     """
     count = len(spec.classes)
     if int(mask.max(initial=0)) < count:

@@ -1,1 +1,1 @@
-"""What keeps a failing environment from costing more than its episode."""
+"""Containment of environment failures, so that a failure loses only its episode."""

@@ -1,7 +1,7 @@
-"""Processes that environments start: found and ended with the worker that they belong to.
+"""Processes that environments start: found and ended with their worker.
 
 An environment may start simulators, shells and daemons. A worker that is killed cannot end them,
-so its parent does. It recognises them by the session that each worker leads, or by the variable
+so its parent does. It recognizes them by the session that each worker leads, or by the variable
 that they inherit; on Linux it adopts orphans, so that those are among its descendants.
 """
 
@@ -23,14 +23,14 @@ _KILLED_S, _LOOK_EVERY_S = 1.0, 0.01  # for a killed process to be gone
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose parent ends (Linux); elsewhere do nothing."""
+    """Adopt descendants after their parent ends (Linux); elsewhere do nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 @contextlib.contextmanager
 def marked(mark: str, **more: str) -> Iterator[None]:
-    """Let the processes that are started meanwhile inherit VARIABLE = mark, and `more`."""
+    """Set VARIABLE = mark, and `more`, for processes that are started in the block."""
     added = {VARIABLE: mark, **more}
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
@@ -51,14 +51,14 @@ def lead_session() -> None:
 
 
 def end_descendants(leader: int, mark: str) -> int:
-    """Kill what a worker that has ended left behind.
+    """Kill the processes that a worker left behind when it ended.
 
     Args:
-        leader: the worker's process id.
-        mark: the value of VARIABLE in its environment.
+        leader: process id of the worker.
+        mark: value of VARIABLE in its environment.
 
     Returns:
-        how many processes were killed.
+        number of processes killed.
     """
     return _end_all(
         lambda: [p for p in _candidates() if p.pid != leader and _belongs(p, leader, mark)]
@@ -66,9 +66,9 @@ def end_descendants(leader: int, mark: str) -> int:
 
 
 def end_strangers(own: set[int]) -> int:
-    """Kill all descendants but `own`: what hid its session and its environment; returns how many.
+    """Kill all descendants but `own`, also those without session or mark; return their number.
 
-    To be called when no worker runs.
+    Call it when no worker runs.
     """
     if sys.platform != "linux":
         return 0
@@ -76,7 +76,7 @@ def end_strangers(own: set[int]) -> int:
 
 
 def reap_orphans(own: set[int]) -> None:
-    """Release adopted children that have ended; not `own`, which their creator waits for."""
+    """Reap adopted children that have ended, but not `own`, which their creator waits for."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
             if child.pid not in own and child.status() == psutil.STATUS_ZOMBIE:
@@ -84,7 +84,7 @@ def reap_orphans(own: set[int]) -> None:
 
 
 def child_ids() -> set[int]:
-    """Process ids of this process's children."""
+    """Return the process ids of this process's children."""
     return {child.pid for child in psutil.Process().children()}
 
 
@@ -96,7 +96,7 @@ def _descendants() -> list[psutil.Process]:
 
 
 def _candidates() -> Iterator[psutil.Process]:
-    """All processes that may be a worker's: descendants, and where orphans are not adopted all."""
+    """Yield processes that a worker may have started: descendants; all if none are adopted."""
     yield from _descendants() if sys.platform == "linux" else psutil.process_iter()
 
 
@@ -112,7 +112,7 @@ def _belongs(process: psutil.Process, leader: int, mark: str) -> bool:
 
 
 def _end_all(find: Callable[[], list[psutil.Process]]) -> int:
-    """Kill what is found until nothing is; returns how many processes were."""
+    """Kill processes until `find` finds none; return the number killed."""
     ended: set[int] = set()
     for _ in range(_ROUNDS):
         found = find()
@@ -134,7 +134,7 @@ def _kill(processes: list[psutil.Process]) -> None:
 
 
 def _has_ended(process: psutil.Process) -> bool:
-    """Whether it has; one that was adopted is released."""
+    """Return whether a process has ended; reap it if it was adopted."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(process.pid, os.WNOHANG)
     try:
@@ -144,16 +144,16 @@ def _has_ended(process: psutil.Process) -> bool:
 
 
 class Guardian:
-    """A small process that ends the workers' descendants should this process be killed (Linux).
+    """A small process that ends the workers' descendants if this process is killed (Linux).
 
     It waits for the end of its standard input, which only this process can write to.
     """
 
     def __init__(self, mark: str) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            mark: how the values of VARIABLE of all workers begin.
+            mark: prefix of all workers' values of VARIABLE.
         """
         self._process: subprocess.Popen[bytes] | None = None
         if sys.platform == "linux":
@@ -165,7 +165,7 @@ class Guardian:
             )
 
     def close(self) -> None:
-        """End it; all workers have ended."""
+        """End the process, after all workers have ended."""
         if self._process is not None:
             self._process.terminate()
             self._process.communicate()

@@ -1,11 +1,11 @@
-"""Environments that fail: what goes wrong in one ends its episode, and no more.
+"""Environments that fail: a fault in one ends only its episode.
 
-A copy that raises, or returns what its spec forbids, gets an ABORTED row: the learner learns
-nothing from the step that led to it, and the copy starts its next episode in the following step.
-What can be attributed to one copy costs one episode; where it cannot (a vectorised environment that
-raises) all copies are recreated. A step that hangs can only be ended with its process: the worker
-writes on a `Heartbeat` what it does, and its parent, which does not depend on the worker's
-interpreter lock, looks.
+A copy that raises, or returns values that its spec forbids, gets an ABORTED row: nothing is learned
+from the step that led to it, and the copy starts its next episode in the following step. A fault of
+one copy loses one episode; if the copy is not known (a vectorized environment that raises), all
+copies are recreated. A step that hangs can only be ended with its process: the worker writes its
+state to a `Heartbeat`, and its parent, which does not depend on the worker's interpreter lock,
+reads it.
 """
 
 import asyncio
@@ -42,13 +42,13 @@ _MAKE_AGAIN_S = 0.5  # between two attempts to make an environment that failed
 
 @dataclass(frozen=True)
 class Fault:
-    """What went wrong, once.
+    """One fault of an environment.
 
     Attributes:
-        copies: those with an episode that it ended; none if the episode was over.
-        reason: "raised", or "contents" for what was returned.
-        message: the whole of it in a line: environment, what, seed, step.
-        error: what was raised, for the log.
+        copies: copies with an episode that the fault ended; none if the episode was over.
+        reason: "raised", or "contents" for invalid returned values.
+        message: one line with environment, fault, seed and step.
+        error: exception that was raised, for the log.
     """
 
     copies: tuple[int, ...]
@@ -58,32 +58,32 @@ class Fault:
 
 
 class CopiesFailed(EnvironmentFault):
-    """Some copies failed, all others were stepped.
+    """Failure of some copies in a step that advanced all others.
 
-    An environment whose copies are independent objects raises it from `step`; it must start the
-    failed copies from nothing when `step` restarts them.
+    An environment with independent objects as copies raises it from `step`; it must recreate the
+    failed copies when `step` restarts them.
 
     Attributes:
-        faults: one for each failed copy.
-        timestep: the rows of all copies; those of the failed ones mean nothing.
+        faults: faults of the failed copies.
+        timestep: rows of all copies; those of failed copies are not used.
     """
 
     def __init__(self, faults: list[Fault], timestep: TimeStep) -> None:
-        """The message is the first fault's."""
+        """Take the message of the first fault."""
         super().__init__(faults[0].message)
         self.faults, self.timestep = faults, timestep
 
 
 class FaultCount:
-    """Faults of one process: counted and logged; too many of them end the process."""
+    """Counter of one process's faults, which are logged; too many end the process."""
 
     def __init__(self, limit_per_minute: int, dropped: Callable[[str, int], None]) -> None:
-        """Bear `limit_per_minute`; tell `dropped(reason, episodes)` of every fault."""
+        """Allow `limit_per_minute` faults; call `dropped(reason, episodes)` for each."""
         self._limit, self._dropped = limit_per_minute, dropped
         self._times: deque[float] = deque()
 
     def add(self, fault: Fault) -> None:
-        """Note a fault.
+        """Count and log a fault.
 
         Raises:
             EnvironmentFault: if there were more than the limit within a minute.
@@ -110,12 +110,12 @@ class GuardedEnvironment:
     """N copies of an environment that may fail. Used by one thread.
 
     Attributes:
-        spec, num_envs: see VectorEnvironment.
-        environment: what is guarded; another object once it was recreated.
+        spec, num_envs: attributes of the VectorEnvironment.
+        environment: guarded environment; another object after it was recreated.
         seeds: [N] seeds of the episodes under way; the caller writes them before a restart.
-        steps: [N] their steps since FIRST.
-        over: [N] bool, copies whose last row was LAST or ABORTED: the next step must restart them.
-        num_aborted: copies whose last row was ABORTED.
+        steps: [N] number of steps of each episode since FIRST.
+        over: [N] bool, true if the last row was LAST or ABORTED: the next step must restart it.
+        num_aborted: number of copies with an ABORTED row in the last step.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class GuardedEnvironment:
         """Make the environment.
 
         Args:
-            make: what makes it, now and should it fail.
-            faults: called with every fault.
-            heartbeat: shows what it does to the parent; None: no process watches.
-            max_abs_reward: larger rewards are faults (learner.max_abs_reward).
+            make: function that makes the environment, now and after a failure.
+            faults: counter of the process's faults.
+            heartbeat: heartbeat that the parent reads; None: no process watches.
+            max_abs_reward: largest absolute reward that is no fault (learner.max_abs_reward).
         """
         self._make, self._faults = make, faults
         self.environment = make()
@@ -148,7 +148,7 @@ class GuardedEnvironment:
         self.num_aborted = 0
 
     def step(self, action: Array, restart: NDArray[np.bool_]) -> TimeStep:
-        """See VectorEnvironment.step; the seeds are those of `seeds`. Never raises for one fault.
+        """Step the copies; restarts use `seeds`. A fault gives ABORTED rows and does not raise.
 
         Raises:
             EnvironmentFault: if there were too many faults within a minute.
@@ -173,7 +173,7 @@ class GuardedEnvironment:
         return self.step(action, np.ones(self.num_envs, np.bool_))
 
     def _guarded(self, action: Array, restart: NDArray[np.bool_]) -> TimeStep:
-        """One step whose failed rows are ABORTED."""
+        """Take one step; rows of failed copies are ABORTED."""
         try:
             try:
                 timestep = self.environment.step(action, restart, self.seeds)
@@ -190,6 +190,7 @@ class GuardedEnvironment:
             message = self._name(f"returned what its spec forbids: {wrong}", self._all)
             return self._anew(Fault(self._all, "contents", message))
         failed = {i for fault in self._failed for i in fault.copies}
+        # Rows of copies that did not raise: their contents, then the order of their step types.
         broken = self._check.broken(timestep)
         if timestep.step_type.tobytes() != self._mids or np.count_nonzero(restart):
             broken |= _out_of_order(timestep.step_type, restart)
@@ -206,7 +207,7 @@ class GuardedEnvironment:
         return tuple(range(self.num_envs))
 
     def _name(self, what: str, copies: tuple[int, ...]) -> str:
-        """A whole sentence about what some copies did."""
+        """Return a whole sentence about a fault of some copies."""
         if len(copies) == self.num_envs:
             where = self._heartbeat.whole.where()
         else:
@@ -216,7 +217,7 @@ class GuardedEnvironment:
         return f"environment '{self.spec.name}' {what}, {where}"
 
     def _anew(self, fault: Fault) -> TimeStep:
-        """Recreate the whole environment: none of its copies can be trusted."""
+        """Recreate the whole environment; return a time step of ABORTED rows."""
         self._failed.append(fault)
         close_quietly(self.environment)
         self._heartbeat.whole.begin_making()
@@ -234,7 +235,7 @@ class GuardedEnvironment:
         return aborted_rows(timestep, list(self._all))
 
     def _make_again(self) -> VectorEnvironment:
-        """Another environment; a simulator that cannot be started at once is tried again.
+        """Make another environment; retry after a pause if that raises.
 
         Raises:
             EnvironmentFault: if there were too many faults within a minute.
@@ -253,15 +254,15 @@ class GuardedEnvironment:
 
     @property
     def notices(self) -> Notices:
-        """Return what the environment said that is changed, ignored or guessed."""
+        """Return the environment's notices."""
         return self.environment.notices
 
     @contextlib.contextmanager
     def watched(self, *, making: bool = False) -> Iterator[None]:
-        """Around what looks into the environment: should it hang, it is ended as a step is.
+        """Watch code that reads the environment: a hang ends the worker, as in a step.
 
         Args:
-            making: it has env_server.start_timeout_s, as environments have to be made.
+            making: true to allow env_server.start_timeout_s, as for making environments.
         """
         whole = self._heartbeat.whole
         whole.enter(self._heartbeat.first, self.num_envs)
@@ -275,7 +276,7 @@ class GuardedEnvironment:
             whole.leave()
 
     def close(self) -> None:
-        """Close the environment. Should that fail, it is logged: what was played counts."""
+        """Close the environment; log a failure, because finished episodes still count."""
         try:
             self.environment.close()
         except (Exception, SystemExit) as error:
@@ -286,7 +287,7 @@ class GuardedEnvironment:
 
 
 def _out_of_order(step_type: NDArray[np.uint8], restart: NDArray[np.bool_]) -> dict[int, str]:
-    """Which copies returned a step type that cannot be here -> which one, and what it must be."""
+    """Find copies with a step type that cannot come here: number -> type and expected types."""
     wrong = ((step_type == _FIRST) != restart) | (step_type > _LAST)
     if not np.count_nonzero(wrong):
         return {}
@@ -300,23 +301,23 @@ def _out_of_order(step_type: NDArray[np.uint8], restart: NDArray[np.bool_]) -> d
 
 
 def close_quietly(environment: Any) -> None:  # noqa: ANN401 - murmur's or another library's
-    """Close what has failed already; further errors are ignored."""
+    """Close an environment that has failed already; ignore further errors."""
     with contextlib.suppress(Exception, SystemExit):
         environment.close()
 
 
 def is_environments_fault(error: BaseException) -> bool:
-    """Whether environment code is to blame for what it raised: all but the user's Ctrl-C.
+    """Return whether an exception is the environment's fault: all but the user's Ctrl-C.
 
-    sys.exit() ends an episode, not the worker. Workers ignore SIGINT, so that KeyboardInterrupt
-    comes from an environment there.
+    sys.exit() ends an episode, not the worker. Workers ignore SIGINT, so a KeyboardInterrupt in
+    one comes from an environment.
     """
     interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
     return not interrupted or signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def aborted_rows(timestep: TimeStep, copies: list[int]) -> TimeStep:
-    """The rows with those of some copies replaced: ABORTED, zeros, every action legal."""
+    """Return the rows with those of some copies replaced: ABORTED, zeros, every action legal."""
     aborted = replace(
         timestep,
         step_type=timestep.step_type.copy(),

@@ -1,7 +1,7 @@
-"""Ends what the workers of a killed environment server left behind; see descendants.Guardian.
+"""Script that ends processes left behind by a killed environment server's workers.
 
-A script of its own, in a process of its own: it waits for the end of its standard input, then
-kills every process whose environment has a variable that begins with its argument.
+It runs in a separate process: it waits for the end of its standard input, then kills every process
+with an environment variable that begins with its argument. See descendants.Guardian.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ def _marked(mark: bytes) -> list[int]:
 
 
 def main() -> None:
-    """See the module."""
+    """Wait for the end of standard input, then kill all marked processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdin.buffer.read()
     for _ in range(_ROUNDS):

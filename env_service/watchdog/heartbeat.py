@@ -1,4 +1,4 @@
-"""What a worker is doing, where another process can see it."""
+"""The state of a worker in shared memory, for its parent process."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,16 +10,16 @@ Position = tuple[int, int, int, int]
 
 
 class Heartbeat:
-    """What a worker is doing, where its parent can see it: a page of shared memory.
+    """The state of a worker, in shared memory that its parent reads.
 
-    Written by the worker, read by the parent; each field is one aligned word. The worker's
-    sessions have rows of their own on it, one for each copy.
+    Written by the worker, read by the parent; each field is one aligned word. Each session of the
+    worker has its own rows, one for each copy.
     """
 
     _HEAD = 8
 
     def __init__(self, memory: Any, num_envs: int) -> None:  # noqa: ANN401 - a buffer
-        """Read and write `memory`, of `size(num_envs)` words of 64 bits."""
+        """Map the fields on `memory`, of `size(num_envs)` words of 64 bits."""
         words = np.frombuffer(memory, np.uint64)
         self._turn, self._first, self._count = words[0:1], words[1:2], words[2:3]
         self.at = words[3:5].view(np.int64)
@@ -29,90 +29,90 @@ class Heartbeat:
 
     @classmethod
     def size(cls, num_envs: int) -> int:
-        """Words of 64 bits that the heartbeat of `num_envs` environments takes."""
+        """Return the number of 64-bit words of a heartbeat of `num_envs` environments."""
         return cls._HEAD + 2 * num_envs
 
     @classmethod
     def private(cls, num_envs: int) -> "Heartbeat":
-        """A heartbeat in private memory, which no process watches."""
+        """Make a heartbeat in private memory, which no process watches."""
         return cls(bytearray(8 * cls.size(num_envs)), num_envs)
 
     def part(self, first: int, num_envs: int) -> "SessionHeartbeat":
-        """The rows of one session."""
+        """Return the rows of one session."""
         rows = slice(first, first + num_envs)
         return SessionHeartbeat(self, first, self._seeds[rows], self._steps[rows], self.at)
 
     def begin_making(self) -> None:
-        """Environments are being imported and made; set before the worker starts."""
+        """Mark that environments are being imported and made; set before the worker starts."""
         self.at[1] = 1
 
     def note_start(self) -> None:
-        """The worker has imported murmur: from now on all time is the environments'."""
+        """Mark that the worker has imported murmur; from now on environments take the time."""
         self.at[1] = 2
 
     def end_making(self) -> None:
-        """They are there."""
+        """Mark that the environments are made."""
         self.at[1] = 0
 
     def enter(self, first: int, num_envs: int) -> None:
-        """A session's environment begins a step."""
+        """Mark that a session's environment begins a step."""
         self._first[0], self._count[0], self.at[0], self.at[1] = first, num_envs, -1, 0
         self._turn[0] += np.uint64(1)
 
     def leave(self) -> None:
-        """It has ended."""
+        """Mark that the step has ended."""
         self._turn[0] += np.uint64(1)
 
     def begin_closing(self) -> None:
-        """All sessions are over; what is left is to close the environments and to exit."""
+        """Mark that all sessions are over; the environments are closed and the worker exits."""
         self._closing[0] = 1
 
     def ask_to_stop(self) -> None:
-        """The parent wants the worker to end: an environment may have taken SIGTERM's handler."""
+        """Ask the worker to end, because an environment may have replaced SIGTERM's handler."""
         self._stop[0] = 1
 
     @property
     def stop_asked(self) -> bool:
-        """See `ask_to_stop`."""
+        """Return whether `ask_to_stop` was called."""
         return bool(self._stop[0])
 
     def give_up(self) -> None:
-        """The worker has logged an error that the user must fix; another start cannot help.
+        """Mark that the worker has logged an error that the user must fix: a restart cannot help.
 
-        An exit code alone does not say so: an environment may end the process with any code.
+        An exit code is not enough: an environment may end the process with any code.
         """
         self._gave_up[0] = 1
 
     @property
     def gave_up(self) -> bool:
-        """See `give_up`."""
+        """Return whether `give_up` was called."""
         return bool(self._gave_up[0])
 
     @property
     def making(self) -> bool:
-        """Whether an environment is being made, at the start or after a fault."""
+        """Return whether an environment is being made, at the start or after a fault."""
         return bool(self.at[1])
 
     @property
     def closing(self) -> bool:
-        """See `begin_closing`."""
+        """Return whether `begin_closing` was called."""
         return bool(self._closing[0])
 
     @property
     def turns(self) -> int:
-        """How often a step began or ended: odd during one."""
+        """Return the number of begins and ends of steps: odd during a step."""
         return int(self._turn[0])
 
     @property
     def position(self) -> Position:
-        """Changes whenever there is progress.
+        """Return a value that changes whenever there is progress.
 
-        Steps begun or ended, the copy being stepped, whether one is being made, whether all close.
+        Steps begun or ended, copy being stepped, 1 or 2 while one is made, 1 while all close.
         """
         return int(self._turn[0]), int(self.at[0]), int(self.at[1]), int(self._closing[0])
 
     def where(self) -> str:
-        """Text: which episode the step under way is of."""
+        """Describe the episode of the step under way."""
         first, count, at = int(self._first[0]), int(self._count[0]), int(self.at[0])
         if count == 1 or at >= 0:
             i = first + max(at, 0)
@@ -124,7 +124,7 @@ class Heartbeat:
         )
 
     def sample(self) -> tuple[int, int]:
-        """Index and split of the sample being read, where a worker reads samples."""
+        """Return index and split of the sample being read, in a worker that reads samples."""
         return int(self._seeds[0]), int(self._steps[0])
 
 
@@ -133,12 +133,12 @@ class SessionHeartbeat:
     """A session's rows in the worker's heartbeat.
 
     Attributes:
-        whole: the worker's.
+        whole: heartbeat of the worker.
         first: number of the first row.
         seeds: [N] seeds of the episodes under way.
-        steps: [N] their steps since FIRST.
-        at: [2] the copy being stepped, where copies are stepped one by one, else -1; and 1 while
-            an environment is being made, else 0.
+        steps: [N] number of steps of each episode since FIRST.
+        at: [2] number of the copy being stepped, or -1 if copies are not stepped one by one; and
+            not 0 while an environment is being made.
     """
 
     whole: Heartbeat
@@ -148,7 +148,7 @@ class SessionHeartbeat:
     at: NDArray[np.int64]
 
     def enter(self, restart: NDArray[np.bool_]) -> None:
-        """The session's environment begins a step; copies to restart begin their episode."""
+        """Mark that the session's environment begins a step, with episodes that restart."""
         self.steps[:] += 1
         self.steps[restart] = 0
         self.whole.enter(self.first, len(self.steps))

@@ -1,4 +1,4 @@
-"""Scripted policies of `formation`: they look into the environment."""
+"""Scripted policies of `formation`, which read the environment's state."""
 
 from typing import cast
 
@@ -18,12 +18,11 @@ Floats = NDArray[np.float32]
 
 
 class PursuitPolicy:
-    """The leader waits for its followers, then flies slowly to the goal; they fly after it.
+    """A policy in which the leader waits for its followers, then flies slowly to the goal.
 
-    It passes the obstacle by its tangent.
-
-    Followers steer at where the leader will be after its next step if it flies straight on, and
-    match its speed once they are near. It looks into the environment, so any observation will do.
+    The leader passes the obstacle along its tangent. Followers steer at the leader's next position
+    if it flies straight, and match its speed when they are near. The policy reads the environment,
+    so it works with any observation.
     """
 
     _CLEARANCE = 55.0  # px kept from the obstacle
@@ -34,18 +33,18 @@ class PursuitPolicy:
     def __init__(
         self, environment: VectorEnvironment, *, wait: bool = True, slow: bool = True
     ) -> None:
-        """How the leader flies.
+        """Set the leader's behavior.
 
         Args:
-            environment: the copies to act for.
-            wait: it flies towards the followers until all are in formation, then to the goal.
-            slow: as slowly as it can; else as fast.
+            environment: copies to act for.
+            wait: true if the leader flies to the followers until all are in formation.
+            slow: true for the leader's lowest speed, false for its highest.
         """
         self._env = cast(Formation, environment)
         self._wait, self._slow = wait, slow
 
     def act(self, timestep: TimeStep) -> Array:
-        """Actions for every row."""
+        """Return the actions, [N, A, 2] float32."""
         x, y, speed, heading = self._env.body
         dx, dy = x[1:] - x[0], y[1:] - y[0]
         apart = np.hypot(dx, dy) >= FORMATION  # [n, N]
@@ -68,7 +67,7 @@ class PursuitPolicy:
         return action
 
     def _around_obstacle(self, bearing: Floats) -> Floats:
-        """The bearing nearest to the one wanted that keeps clear of the obstacle: [N]."""
+        """Return the bearings [N], rad, nearest to the wanted ones that avoid the obstacle."""
         dx, dy = self._env.obstacle - self._env.body[:2, 0]
         distance = np.hypot(dx, dy)
         to_obstacle = np.arctan2(-dy, dx)
@@ -86,13 +85,13 @@ class PursuitPolicy:
 
 
 def _wrapped(angle: Floats) -> Floats:
-    """The same angle in [-pi, pi)."""
+    """Wrap an angle to [-pi, pi)."""
     wrapped: Floats = np.mod(angle + np.pi, 2 * np.pi) - np.pi
     return wrapped
 
 
 def hasty_pursuit(environment: VectorEnvironment) -> ScriptedPolicy:
-    """Pursuit in which the leader flies to the goal at full speed and waits for no follower."""
+    """Make a pursuit policy in which the leader flies to the goal at full speed, no waiting."""
     return PursuitPolicy(environment, wait=False, slow=False)
 
 

@@ -65,19 +65,19 @@ _CENTRE, _HALF = (400.0, 350.0), (350.0, 300.0)  # px, of the flight area
 
 
 class Formation(VectorEnvironment):
-    """See the module. Buffers are allocated once and overwritten by every step.
+    """The leader and its followers in N copies. Buffers are overwritten by every step.
 
     Actions are (acceleration, turn), both in [-1, 1]. The episode terminates (discount 0) when the
     leader collides or is at the goal, and is truncated (discount 1) after `episode_steps`.
 
     Metrics (all but the first three are over the rows after FIRST so far; in formation = less than
     50 px from the leader):
-        success, collision, timeout: 1 for what ended the episode, else 0.
+        success, collision, timeout: 1 for the cause of the episode's end, else 0.
         formation: share of followers in formation, averaged over rows.
         formation_joined: the same, of each follower's rows from its first one in formation on;
             0 if there are none.
         formation_all: share of rows with all followers in formation.
-        steps: how many rows.
+        steps: number of rows.
 
     Attributes:
         body: [4, A, N] x, y (px), speed (px/step), heading (rad, in [0, 2 pi)).
@@ -148,6 +148,7 @@ class Formation(VectorEnvironment):
 
         self._steps += 1
         self._steps[starting] = 0
+        # The leader alone ends episodes: at the goal, at the obstacle, or when time is over.
         leader_to_goal, leader_to_obstacle = self._distance[0, 0], self._distance[1, 0]
         success = leader_to_goal < np.float32(_GOAL)
         collision = leader_to_obstacle < np.float32(_COLLISION)
@@ -174,7 +175,7 @@ class Formation(VectorEnvironment):
         return self._timestep
 
     def _move(self, action: Array) -> None:
-        """Speed and heading first, then the position by the new ones."""
+        """Update speed and heading, then the position by the new ones."""
         x, y, speed, heading = self.body
         self._goal_distance_before[:] = self._distance[0, 0]
         np.clip(action.transpose(2, 1, 0), -1, 1, out=self._control)
@@ -193,7 +194,7 @@ class Formation(VectorEnvironment):
             np.clip(position, np.float32(low), np.float32(high), out=position)
 
     def _point(self) -> None:
-        """The directions of the headings."""
+        """Update the directions from the headings."""
         np.cos(self.body[3], out=self._direction[0])
         np.sin(self.body[3], out=self._direction[1])
         np.negative(self._direction[1], out=self._direction[1])
@@ -217,7 +218,7 @@ class Formation(VectorEnvironment):
         self._point()
 
     def _measure(self) -> None:
-        """All offsets and distances to goal, obstacle and leader."""
+        """Update all offsets and distances to goal, obstacle and leader."""
         self._targets[2] = self.body[:2, 0]
         np.subtract(self._targets[:, :, None], self.body[:2], out=self._offset)
         np.multiply(self._offset[:, 0], self._offset[:, 0], out=self._distance)
@@ -227,7 +228,7 @@ class Formation(VectorEnvironment):
         np.less(self._distance[2, 1:], np.float32(FORMATION), out=self._near)
 
     def _score(self, success: NDArray[np.bool_], collision: NDArray[np.bool_]) -> None:
-        """Rewards of the state just measured, term by term; see Config."""
+        """Write the rewards of the state just measured, term by term; see Config."""
         c, r = self._config, self._rewards
         x, y = self.body[:2]
         to_goal, to_obstacle = self._distance[:2]
@@ -259,7 +260,7 @@ class Formation(VectorEnvironment):
         self._score_followers()
 
     def _score_followers(self) -> None:
-        """The terms of distances and speeds of the followers relative to the leader."""
+        """Add the terms of the followers' distances and speeds relative to the leader."""
         c, near, distance = self._config, self._near, self._distance[2, 1:]
         leader, followers = self._rewards[0], self._rewards[1:]
         difference = np.abs(self.body[2, 1:] - self.body[2, 0])
@@ -286,7 +287,7 @@ class Formation(VectorEnvironment):
         collision: NDArray[np.bool_],
         timeout: NDArray[np.bool_],
     ) -> None:
-        """Metrics. A follower that starts in formation has joined, but row FIRST is not counted."""
+        """Update the metrics; followers may join on FIRST, which is not counted itself."""
         self._joined |= self._near
         self._near_rows += self._near.sum(axis=0, dtype=np.int32)
         self._joined_rows += self._joined.sum(axis=0, dtype=np.int32)
@@ -303,7 +304,7 @@ class Formation(VectorEnvironment):
         m["steps"][:] = self._steps
 
     def _observe_reference(self) -> None:
-        """[7, A, N]: x, y, speed, heading; leader: goal, near the obstacle; followers: leader."""
+        """Write [7, A, N]: x, y, speed, heading; then goal and obstacle flag, or the leader."""
         seen, body = self._seen, self.body
         np.multiply(body[:2], np.float32(1 / 1000), out=seen[:2])
         np.multiply(body[2], np.float32(1 / 30), out=seen[2])
@@ -317,7 +318,7 @@ class Formation(VectorEnvironment):
                 seen[:7, agents] += plus[:, None, None]
 
     def _observe_formation(self) -> None:
-        """[18 + 2n, A, N], see docs/formation.md; relative to the agent: ahead, to the left."""
+        """Write [18 + 2n, A, N] of docs/formation.md, relative to the agent: ahead, left."""
         seen, (cos, minus_sin) = self._seen, self._direction
         length, unit_speed = np.float32(1 / _SEEN_LENGTH), np.float32(1 / _SEEN_SPEED)
         for axis in range(2):
@@ -343,7 +344,7 @@ class Formation(VectorEnvironment):
         followers[:, 0], followers[:, 1] = _turned(away[0], away[1], cos, minus_sin)
 
     def _write_state(self, state: Array) -> None:
-        """[N, 5A + 4]: x, y, speed, cos and sin of the heading of each; goal, obstacle."""
+        """Write [N, 5A + 4]: x, y, speed, cos and sin of each heading; goal, obstacle."""
         n, a = self.num_envs, self.spec.num_agents
         centre = np.array(_CENTRE, np.float32)[:, None]
         scale = np.array(_HALF, np.float32)[:, None]
@@ -355,7 +356,7 @@ class Formation(VectorEnvironment):
             state[:, 5 * a + 2 * k : 5 * a + 2 * k + 2] = ((place - centre) / scale).T
 
     def render_state(self, index: int) -> Mapping[str, Array]:
-        """Places, px; headings, rad; speeds, px/step; who is in formation; bounds; radii, px."""
+        """Return places, px; headings, rad; speeds, px/step; formation flags; bounds; radii, px."""
         return {
             "agents": self.body[:2, :, index].T.copy(),
             "heading": self.body[3, :, index].copy(),
@@ -369,21 +370,21 @@ class Formation(VectorEnvironment):
 
 
 def _by_role(a: int, values: tuple[float, float]) -> Floats:
-    """[A, 1]: the leader's value, then the followers'."""
+    """Return [A, 1]: the leader's value, then the followers'."""
     return np.array([values[0]] + [values[1]] * (a - 1), np.float32)[:, None]
 
 
 def _whole(draws: Floats, bounds: tuple[int, int]) -> Floats:
-    """Uniform numbers of [0, 1) as whole numbers from low to high, both included."""
+    """Map uniform numbers in [0, 1) to whole numbers from low to high, both included."""
     low, high = bounds
     whole: Floats = np.float32(low) + np.floor(draws * np.float32(high - low + 1))
     return whole
 
 
 def _total(rows: Floats) -> Floats:
-    """The sum over the first axis, in its order.
+    """Sum over the first axis, in its order.
 
-    `rows.sum(axis=0)` adds in another order where there is only one copy, and so rounds otherwise.
+    `rows.sum(axis=0)` adds in another order if there is only one copy, and so rounds differently.
     """
     total: Floats = rows[0].copy()
     for row in rows[1:]:
@@ -392,10 +393,10 @@ def _total(rows: Floats) -> Floats:
 
 
 def _turned(x: Floats, y: Floats, cos: Floats, minus_sin: Floats) -> tuple[Floats, Floats]:
-    """An offset (y downwards) as a UAV sees it: how far ahead, how far to its left."""
+    """Turn an offset (y downwards) into a UAV's frame: distance ahead, distance to its left."""
     return x * cos + y * minus_sin, x * minus_sin - y * cos
 
 
 def make(config: Config, num_envs: int) -> Formation:
-    """N copies of the environment."""
+    """Make N copies of the environment."""
     return Formation(config, num_envs)

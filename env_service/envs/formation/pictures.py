@@ -1,4 +1,4 @@
-"""Pictures of `formation`: the flight area from above, with what was flown so far."""
+"""Pictures of `formation`: the flight area from above, with the paths flown so far."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ _ARROW_PX = 40.0  # length of an agent's arrow
 
 
 def figures(snapshots: Sequence[Snapshot], rows: Sequence[int], title: str) -> Iterator[Figure]:
-    """Those rows of an episode, each with the paths up to it."""
+    """Draw the given rows of an episode, each with the paths up to it."""
     places = np.stack([s.state["agents"] for s in snapshots])  # [T, A, 2]
     for row in rows:
         state = snapshots[row].state

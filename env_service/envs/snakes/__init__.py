@@ -9,5 +9,5 @@ __all__ = ["BASELINES", "Config", "make"]
 
 
 def make(config: Config, num_envs: int) -> VectorEnvironment:
-    """Games of one configuration."""
+    """Make N games of one configuration."""
     return Snakes(config, num_envs)

@@ -21,28 +21,28 @@ from shared.timestep import TimeStep
 
 
 def random(environment: VectorEnvironment) -> ScriptedPolicy:
-    """Uniform over the four directions, legal or not."""
+    """Make a policy that is uniform over the four directions, legal or not."""
     return RandomPolicy(environment, legal=False)
 
 
 class GreedyPolicy:
-    """Every agent goes for a bean: see opponents.greedy."""
+    """A policy in which every agent goes for a bean: see opponents.greedy."""
 
     def __init__(self, environment: VectorEnvironment) -> None:
-        """Look into the environment, which must be `snakes`."""
+        """Keep the games of the environment, which must be `snakes`."""
         snakes = cast(Snakes, environment)
         self._games, self._turns = snakes.games, snakes.config.observation == "egocentric"
         self._action = np.zeros((environment.num_envs, environment.spec.num_agents), np.int32)
 
     def act(self, timestep: TimeStep) -> NDArray[np.int32]:
-        """[N, A] directions, or turns."""
+        """Return [N, A] int32 directions, or turns."""
         _act_greedily(self._games, self._turns, self._action)
         return self._action
 
 
 @compiled()
 def _act_greedily(games: Games, turns: bool, action: NDArray[np.int32]) -> None:
-    """Fill action [N, A] for the agents of every game; as turns, if that is how they act."""
+    """Fill action [N, A] for the agents of every game; with `turns`, in their own frame."""
     move = np.empty(NUM_SNAKES, np.int32)
     for n in range(len(action)):
         opponents.greedy(games, n, 0, move)

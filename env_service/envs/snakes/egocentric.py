@@ -1,6 +1,6 @@
-"""What a snake sees from its own head, turned so that it always moves ahead.
+"""The observation from a snake's own head, turned so that it always moves ahead.
 
-Left is left whatever the heading, so what is learned of one heading holds for all four. The actions
+Left is left for every heading, so a policy learned for one heading holds for all four. The actions
 turn with it: 0 ahead, 1 back, 2 left, 3 right.
 """
 
@@ -60,7 +60,7 @@ _LONG, _FAR = 20, 10  # lengths and lasting cells are given in units of 20, offs
 
 @compiled()
 def turn_of(heading: int, direction: int) -> int:
-    """The turn that leads a snake of that heading into a direction of the board."""
+    """Return the turn that leads a snake of that heading into a direction of the board."""
     for turn in range(NUM_ACTIONS):
         if TURNED[heading, turn] == direction:
             return turn
@@ -71,14 +71,14 @@ def turn_of(heading: int, direction: int) -> int:
 def draw_egocentric(
     games: Games, n: int, player: int, ground: Ground, out: NDArray[np.float32]
 ) -> None:
-    """A player's numbers in its own frame: see docs/snakes.md.
+    """Write a player's numbers in its own frame: see docs/snakes.md.
 
     Args:
         games: all games.
-        n: the game.
-        player: the owner of the head.
-        ground: of this game: see ground.survey.
-        out: [SIZE] overwritten.
+        n: number of the game.
+        player: player that observes.
+        ground: regions of this game, filled by ground.survey.
+        out: [SIZE] numbers, overwritten.
     """
     out[:] = 0
     at = _draw_window(games, n, player, ground, out)
@@ -94,7 +94,7 @@ def draw_egocentric(
 
 @compiled()
 def _offset(games: Games, n: int, player: int, cell: int) -> tuple[int, int]:
-    """How far a cell lies ahead and to the right of a player's head, the shorter way round."""
+    """Return a cell's offset (ahead, right) from a player's head, the shorter way round."""
     head, step = games.body[n, player, 0], STEP[games.heading[n, player]]
     rows = wrapped(cell // COLUMNS - head // COLUMNS, ROWS)
     columns = wrapped(cell % COLUMNS - head % COLUMNS, COLUMNS)
@@ -103,14 +103,14 @@ def _offset(games: Games, n: int, player: int, cell: int) -> tuple[int, int]:
 
 @compiled()
 def _steps_apart(games: Games, n: int, player: int, cell: int) -> int:
-    """Moves from a player's head to a cell on an empty torus."""
+    """Count the moves from a player's head to a cell on an empty torus."""
     ahead, right = _offset(games, n, player, cell)
     return abs(ahead) + abs(right)
 
 
 @compiled()
 def _mark(games: Games, n: int, player: int, cell: int, channel: int) -> int:
-    """Index of a cell of the window in a channel, or -1 if the cell lies outside."""
+    """Return a cell's index in a channel of the window, or -1 if it lies outside."""
     ahead, right = _offset(games, n, player, cell)
     if max(abs(ahead), abs(right)) > REACH:
         return -1
@@ -121,7 +121,7 @@ def _mark(games: Games, n: int, player: int, cell: int, channel: int) -> int:
 def _draw_window(
     games: Games, n: int, player: int, ground: Ground, out: NDArray[np.float32]
 ) -> int:
-    """Bodies, how long they stay, beans, heads of team-mates, heads of enemies, around the head.
+    """Draw the window: bodies, their remaining steps, beans, heads of team-mates and enemies.
 
     The tail stays for one step, the cell before it for two, as long as the snake does not eat.
     """
@@ -146,9 +146,9 @@ def _draw_window(
 
 @compiled()
 def _draw_beans(games: Games, n: int, player: int, out: NDArray[np.float32], at: int) -> int:
-    """Each bean's offset, nearness, and lead over the nearest team-mate and enemy; nearest first.
+    """Write each bean's offset, nearness, and lead over team-mates and enemies, nearest first.
 
-    Of beans equally near the older comes first; one that is not there gives zeros.
+    Of beans equally near the older comes first; a missing bean gives zeros.
     """
     drawn = 0  # bit i: bean i
     for rank in range(NUM_BEANS):
@@ -180,7 +180,7 @@ def _draw_beans(games: Games, n: int, player: int, out: NDArray[np.float32], at:
 
 @compiled()
 def _draw_others(games: Games, n: int, player: int, out: NDArray[np.float32], at: int) -> int:
-    """Each other snake's head and heading from here, nearness, and length; team-mates first."""
+    """Write each other snake's head, nearness, length and heading; team-mates first."""
     side = player // TEAM
     step = STEP[games.heading[n, player]]
     for number in range(NUM_SNAKES):
@@ -204,13 +204,14 @@ def _draw_others(games: Games, n: int, player: int, out: NDArray[np.float32], at
 def _draw_moves(
     games: Games, n: int, player: int, ground: Ground, out: NDArray[np.float32], at: int
 ) -> int:
-    """What lies behind the cells ahead, on the left and on the right.
+    """Write the numbers of the moves ahead, to the left and to the right.
 
-    Of each that holds no snake, or only a tail: the cells that can be reached from it past all
+    For a cell without a snake, or with only a tail: the cells that can be reached from it past all
     snakes, as a share of the board and of the own length (at most 1); the nearness of the nearest
-    bean along such a way; the share of team-mates and enemies whose heads are beside it; whether
-    it holds another's tail that stays if its snake eats, which it can in this step; and the
-    territory behind it, as 1 / (1 + cells) and as a share of the own length (at most 1).
+    bean on such a path; 1 if it holds the tail of another snake that can eat in this step, so that
+    the tail may stay; and the territory behind the cell, as 1 / (1 + cells) and as a share of the
+    own length (at most 1). For every cell: the shares of team-mates and enemies with heads beside
+    it.
     """
     head, heading = games.body[n, player, 0], games.heading[n, player]
     survey_rivals(games, n, player, ground)
@@ -241,7 +242,7 @@ def _draw_moves(
 
 @compiled()
 def _beside_bean(games: Games, n: int, player: int) -> bool:
-    """Whether a player can eat in this step."""
+    """Return whether a player can eat in this step."""
     for direction in range(NUM_ACTIONS):
         if games.board[n, NEIGHBOUR[games.body[n, player, 0], direction]] == BEAN:
             return True

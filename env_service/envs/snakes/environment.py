@@ -31,17 +31,17 @@ _OPPONENTS = {"random": opponents.RANDOM, "greedy": opponents.GREEDY, "mixed": -
 
 
 class Settings(NamedTuple):
-    """What never changes.
+    """The constants of all games.
 
     Attributes:
-        side: of the agents; -1: 0 for even seeds, 1 for odd ones.
-        opponent: see opponents.assign.
-        greedy_share: see opponents.assign.
-        mask: see observation.draw_mask.
-        reward: see reward.step_reward.
-        extras: see reward.step_reward.
-        scale: [F] see observation.draw_vector.
-        turns: whether agents see, and act, in their own frame: see egocentric.
+        side: side of the agents, 0 or 1; -1: 0 for even seeds, 1 for odd ones.
+        opponent: code of the opponent; see opponents.assign.
+        greedy_share: probability of the greedy opponent; see opponents.assign.
+        mask: code of the action mask; see observation.draw_mask.
+        reward: code of the reward; see reward.step_reward.
+        extras: true for the shaped reward's extras; see reward.step_reward.
+        scale: [F] factors of the vector; see observation.draw_vector.
+        turns: true if agents observe, and act, in their own frame: see egocentric.
     """
 
     side: int
@@ -55,16 +55,16 @@ class Settings(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Memory of what the environment returns; an array that is not wanted has no agents.
+    """Buffers of the environment's results; an array that is not configured has no agents.
 
     Attributes:
-        vectors: [N, A or 0, F].
-        images: [N, A or 0, 11, CELLS].
-        state: [N or 0, 13, CELLS].
-        cell: [N, A, 2].
-        mask: [N, A or 0, 4].
-        reward: [N, A].
-        metrics: [N, M].
+        vectors: [N, A or 0, F] vector observations.
+        images: [N, A or 0, 11, CELLS] image observations.
+        state: [N or 0, 13, CELLS] global state in images.
+        cell: [N, A, 2] row and column of each head.
+        mask: [N, A or 0, 4] action masks.
+        reward: [N, A] rewards.
+        metrics: [N, M] metrics.
     """
 
     vectors: NDArray[np.float32]
@@ -86,17 +86,17 @@ def advance(
     seeds: NDArray[np.uint64],
     rows: Rows,
 ) -> None:
-    """Begin or play one step of every game, then write what its agents see.
+    """Begin or play one step of every game, then write its agents' observations and rewards.
 
     Args:
-        settings: constants.
-        games: updated.
+        settings: constants of the games.
+        games: states of the games, updated.
         ground: memory for searches.
         action: [N, 6] directions, those of the learner's side first; columns 3-5 are ignored
-            where a script plays the other side.
-        restart: [N] games to restart.
-        seeds: [N] of the games that begin.
-        rows: overwritten.
+            if a script plays the other side.
+        restart: [N] bool, true for games to restart.
+        seeds: [N] seeds of the games that begin.
+        rows: buffers of the results, overwritten.
     """
     move, legal = np.empty(NUM_SNAKES, np.int32), np.empty(NUM_ACTIONS, np.uint8)
     for n in range(len(restart)):
@@ -133,7 +133,7 @@ def _write_agent(
     rows: Rows,
     legal: NDArray[np.uint8],
 ) -> None:
-    """Write what one agent of game n sees and earns; `legal` [K] is working memory."""
+    """Write one agent's observation, mask and reward; `legal` [K] is working memory."""
     player = observation.seen(agent, games.side[n])
     head = games.body[n, player, 0]
     rows.cell[n, agent, 0], rows.cell[n, agent, 1] = head // COLUMNS, head % COLUMNS
@@ -154,7 +154,7 @@ def _write_agent(
 
 
 def _settings(config: Config, width: int) -> Settings:
-    """The constants that follow from the options and the width of a vector."""
+    """Make the constants that follow from the options and the width of a vector."""
     return Settings(
         side=_SIDES[config.side],
         opponent=_OPPONENTS[config.opponent] if config.control == "team" else opponents.GIVEN,
@@ -170,7 +170,7 @@ def _settings(config: Config, width: int) -> Settings:
 
 
 def _rows(config: Config, n: int, agents: int, width: int) -> Rows:
-    """The memory of N games, all zero."""
+    """Allocate the buffers of N games, all zero."""
     images, masked = config.observation == "images", config.mask != "none"
     return Rows(
         vectors=np.zeros((n, agents if width else 0, width), np.float32),
@@ -186,7 +186,7 @@ def _rows(config: Config, n: int, agents: int, width: int) -> Rows:
 
 
 def _observations(config: Config, rows: Rows) -> dict[str, tuple[Array, bool]]:
-    """Name -> what is observed, a view of `rows`, and whether each agent has its own."""
+    """Return (view of `rows`, whether it is per agent) of each observation by name."""
     n, agents = rows.reward.shape
     seen: dict[str, tuple[Array, bool]] = {}
     if config.observation == "images":
@@ -209,8 +209,8 @@ class Snakes(VectorEnvironment):
     Metrics are valid on every row; win, draw and loss are zero before LAST.
 
     Attributes:
-        config: of the games.
-        games: what they are in; scripted policies may look into it.
+        config: options of the games.
+        games: states of the games, which scripted policies may read.
     """
 
     def __init__(self, config: Config, num_envs: int) -> None:
@@ -273,7 +273,7 @@ class Snakes(VectorEnvironment):
         return self._timestep
 
     def render_state(self, index: int) -> Mapping[str, Array]:
-        """What a picture needs, as copies.
+        """Return copies of the arrays that a picture needs.
 
         Returns:
             board: [10, 20] uint8, 0 empty, 1 bean, 2-7 player + 2.

@@ -34,24 +34,24 @@ _SEARCH = np.array([RIGHT, DOWN, UP, LEFT])  # order in which a place to restart
 
 
 class Games(NamedTuple):
-    """What N games are in; entry n belongs to game n.
+    """The states of N games; entry n belongs to game n.
 
     Attributes:
         body: [N, 6, CELLS] int16, cells of each snake from head to tail; stale beyond its length.
         length: [N, 6] int32; 0 for a snake that found no room to restart.
         heading: [N, 6] int32, direction of the last move.
-        bean: [N, 5] int16, cells of the beans, oldest first; -1 where there is none.
+        bean: [N, 5] int16, cells of the beans, oldest first; -1 for a missing bean.
         board: [N, CELLS] uint8, code of each cell.
         time: [N] int32, steps played.
-        over: [N] whether the game has ended.
-        reward: [N, 6] int32, of the last step: change of length, a new start included.
+        over: [N] bool, true if the game has ended.
+        reward: [N, 6] int32, reward of the last step: change of length, restarts included.
         score: [N, 6] int32, sum of rewards: length - 3.
-        deaths: [N, 6] int32.
-        eaten: [N, 6] int32, beans.
-        luck: [N] uint64, state of the generator of everything the rules draw.
+        deaths: [N, 6] int32, number of deaths.
+        eaten: [N, 6] int32, number of beans eaten.
+        luck: [N] uint64, state of the random generator of the rules.
         side: [N] int32, 0 if the learner's agents are players 0-2, 1 if 3-5.
-        opponent: [N] int32, who plays the other side; see opponents.
-        opponent_luck: [N] uint64, state of the generator of what the opponent draws.
+        opponent: [N] int32, code of the player of the other side; see opponents.
+        opponent_luck: [N] uint64, state of the opponent's random generator.
     """
 
     body: NDArray[np.int16]
@@ -72,7 +72,7 @@ class Games(NamedTuple):
 
 
 def games(num_envs: int) -> Games:
-    """Memory for `num_envs` games; begin() makes a game of it."""
+    """Allocate `num_envs` games; begin() starts each."""
     each = (num_envs, NUM_SNAKES)
     return Games(
         body=np.zeros((*each, CELLS), np.int16),
@@ -136,16 +136,16 @@ def paint(games: Games, n: int) -> None:
 
 @compiled()
 def play(games: Games, n: int, action: NDArray[np.int32]) -> None:
-    """One step of game n.
+    """Play one step of game n.
 
-    Players move in the order of their numbers, each turning, moving its head, and either eating
-    or taking its tail along. Only then are collisions judged, on all bodies at once: a snake whose
-    head shares its cell with anything dies. The dead leave the board together, then restart in
-    the order of their numbers; at last beans are put back.
+    Players move in the order of their numbers: each turns, moves its head, and either eats or
+    moves its tail. Then collisions are settled on all bodies at once: a snake dies if its head
+    shares its cell with another segment. All dead snakes leave the board, then restart in the
+    order of their numbers; at last beans are replaced.
 
     Args:
         games: all games.
-        n: the game.
+        n: number of the game.
         action: [6] direction of each player.
     """
     body, length, bean = games.body[n], games.length[n], games.bean[n]
@@ -178,7 +178,7 @@ def play(games: Games, n: int, action: NDArray[np.int32]) -> None:
 
 @compiled()
 def _judge(games: Games, n: int) -> int:
-    """Settle the collisions of game n; returns bit p for each player p that died."""
+    """Settle the collisions of game n; return bit p for each player p that died."""
     body, length = games.body[n], games.length[n]
     crowd = games.board[n]  # for now: how many snake segments lie on each cell
     crowd[:] = 0
@@ -200,7 +200,7 @@ def _judge(games: Games, n: int) -> int:
 
 @compiled()
 def _take(bean: NDArray[np.int16], cell: int) -> int:
-    """Take the bean from a cell; the younger ones move up. Returns how many there were."""
+    """Remove the bean from a cell; the younger ones move up. Return 1 if there was one, else 0."""
     for i in range(NUM_BEANS):
         if bean[i] == cell:
             for j in range(i, NUM_BEANS - 1):
@@ -212,7 +212,7 @@ def _take(bean: NDArray[np.int16], cell: int) -> int:
 
 @compiled()
 def _start_anew(games: Games, n: int, player: int) -> bool:
-    """Put a dead snake on three connected empty cells; returns whether there are any.
+    """Put a dead snake on three connected empty cells; return whether there are any.
 
     They are the first three that a breadth-first search reaches (right, down, up, left) from the
     first empty cell in row-major order from which it reaches three.

@@ -1,4 +1,4 @@
-"""Where a snake gets: the empty regions of a board, its beans, and who is where first."""
+"""Reachability on a board: empty regions, distances to beans, and first arrivals."""
 
 from typing import NamedTuple
 
@@ -14,15 +14,15 @@ _WITHOUT_RIVALS: Cells = np.full(CELLS, NEVER, np.int16)
 
 
 class Ground(NamedTuple):
-    """What the snakes of a game have in common, by cell, and memory for searches; each [CELLS].
+    """Reachability by cell in one game, and memory for searches; each [CELLS].
 
     Attributes:
-        free_at: number of the first move that can enter it if no snake eats; 0: no snake is there.
+        free_at: number of the first move that can enter the cell if no snake eats; 0 if empty.
         to_bean: moves from an empty cell past all snakes to the nearest bean, or NEVER.
-        region: number of the empty region it belongs to; NEVER for a snake's cell.
-        size: by number of a region: its cells.
-        rival: see survey_rivals.
-        steps, queue: of a search.
+        region: number of the cell's empty region; NEVER for a snake's cell.
+        size: number of cells in a region, by its number.
+        rival: number of the first move of another snake into the cell; see survey_rivals.
+        steps, queue: working memory of a search.
     """
 
     free_at: Cells
@@ -35,7 +35,7 @@ class Ground(NamedTuple):
 
 
 def ground() -> Ground:
-    """Memory, for one game at a time."""
+    """Allocate memory for one game at a time."""
     return Ground(*(np.zeros(CELLS, np.int16) for _ in Ground._fields))
 
 
@@ -68,7 +68,7 @@ def survey(games: Games, n: int, ground: Ground) -> None:
 
 @compiled()
 def survey_rivals(games: Games, n: int, player: int, ground: Ground) -> None:
-    """Fill rival: number of the first move by which a snake other than this one can be there."""
+    """Fill rival: number of the first move by which another snake can enter the cell."""
     ground.rival[:] = NEVER
     count = 0
     for other in range(NUM_SNAKES):
@@ -81,10 +81,10 @@ def survey_rivals(games: Games, n: int, player: int, ground: Ground) -> None:
 
 @compiled()
 def room(ground: Ground, start: int) -> tuple[int, int]:
-    """Cells that can be reached from an empty cell or a tail past all snakes, itself included.
+    """Count the cells that can be reached from an empty cell or a tail past all snakes.
 
     Returns:
-        their number, and the moves to the nearest bean, or NEVER.
+        number of cells, the first included, and moves to the nearest bean, or NEVER.
     """
     if ground.region[start] < NEVER:
         return int(ground.size[ground.region[start]]), int(ground.to_bean[start])
@@ -103,7 +103,7 @@ def room(ground: Ground, start: int) -> tuple[int, int]:
 
 @compiled()
 def territory(ground: Ground, start: int) -> int:
-    """Cells that a snake can be at before all others (`rival`) if it moves to `start` now."""
+    """Count the cells that a snake can enter before all others if it moves to `start` now."""
     if ground.rival[start] <= 1:
         return 0
     ground.steps[:] = NEVER
@@ -113,14 +113,14 @@ def territory(ground: Ground, start: int) -> int:
 
 @compiled()
 def _search(ground: Ground, count: int, move: Cells, leaving: bool, before: Cells) -> int:
-    """Breadth first from the cells in the queue; returns how many are in it at the end.
+    """Search breadth first from the cells in the queue; return the queue's final length.
 
     Args:
-        ground: its queue holds the cells to begin with and then all that are reached.
-        count: of cells to begin with.
-        move: [CELLS] number of the move that reaches a cell; NEVER where none has yet.
-        leaving: whether snakes move on meanwhile (`free_at`), or stay where they are.
-        before: [CELLS] a cell is entered only by an earlier move than this.
+        ground: memory; its queue holds the first cells, then all that are reached.
+        count: number of first cells.
+        move: [CELLS] number of the move that reaches a cell; NEVER if none has yet.
+        leaving: true if snakes move during the search (`free_at`), false if they stay.
+        before: [CELLS] number of the move before which a cell must be entered.
     """
     done = 0
     while done < count:

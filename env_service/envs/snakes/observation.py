@@ -1,4 +1,4 @@
-"""What agents see: 26 or 35 numbers, or 11 images; the global state; legal moves.
+"""Observations: 26 or 35 numbers, or 11 images; the global state; legal moves.
 
 Everything is seen from the agent's own side: `seen(player, side)` numbers its team 0-2 and the
 enemies 3-5, whichever side it plays. The board is a torus, so nothing else needs mirroring.
@@ -33,12 +33,12 @@ MASKS = {"none": NO_MASK, "reverse": REVERSE, "legal": LEGAL}
 
 @compiled()
 def seen(player: int, side: int) -> int:
-    """The number of a player as the given side sees it, and the other way round."""
+    """Convert a player's number to the given side's numbering, or back."""
     return (player + TEAM * side) % NUM_SNAKES
 
 
 def vector_scale(width: int, normalise: bool) -> NDArray[np.float32]:
-    """[width] factors that bring each number of a vector to about [-1, 1], or ones."""
+    """Return [width] factors that scale each number of a vector to about [-1, 1], or ones."""
     if not normalise:
         return np.ones(width, np.float32)
     place = [1 / ROWS, 1 / COLUMNS]
@@ -54,7 +54,7 @@ def vector_scale(width: int, normalise: bool) -> NDArray[np.float32]:
 
 @compiled()
 def wrapped(offset: int, size: int) -> int:
-    """The shorter way round a torus of that size; of two equal ones the one not across the edge."""
+    """Return the shorter offset on a torus of that size; of two equal ones, the direct one."""
     if offset > size // 2:
         return offset - size
     if offset < -(size // 2):
@@ -72,14 +72,14 @@ def _put_place(cell: int, out: NDArray[np.float32]) -> None:
 def draw_vector(
     games: Games, n: int, player: int, scale: NDArray[np.float32], out: NDArray[np.float32]
 ) -> None:
-    """A player's numbers: see docs/snakes.md.
+    """Write a player's numbers: see docs/snakes.md.
 
     Args:
         games: all games.
-        n: the game.
-        player: who looks.
+        n: number of the game.
+        player: player that observes.
         scale: [F] factors.
-        out: [F] receives them; F is 26 or 35.
+        out: [F] numbers, overwritten; F is 26 or 35.
     """
     side = player // TEAM
     head = games.body[n, player, 0]
@@ -117,9 +117,9 @@ def draw_vector(
 
 @compiled()
 def _put_near_beans(games: Games, n: int, head: int, out: NDArray[np.float32]) -> None:
-    """Offset (columns, rows) and distance on the torus of the two nearest beans: fills out[:6].
+    """Fill out[:6]: offset (columns, rows) and torus distance of the two nearest beans.
 
-    Of beans equally near the older comes first; a bean that is not there gives zeros.
+    Of beans equally near the older comes first; a missing bean gives zeros.
     """
     nearest = -1
     for rank in range(2):
@@ -141,7 +141,7 @@ def _put_near_beans(games: Games, n: int, head: int, out: NDArray[np.float32]) -
 
 @compiled()
 def draw_images(games: Games, n: int, player: int, out: NDArray[np.uint8]) -> None:
-    """A player's 11 images, bodies with their heads: fills out [11, CELLS].
+    """Fill out [11, CELLS] with a player's images; bodies include their heads.
 
     0 all bodies, 1 own head, 2 heads of the own team, 3 heads of the enemies, 4 beans, 5 own body,
     6-7 bodies of the team-mates, 8-10 bodies of the enemies.
@@ -174,7 +174,7 @@ def draw_images(games: Games, n: int, player: int, out: NDArray[np.uint8]) -> No
 
 @compiled()
 def draw_state(games: Games, n: int, out: NDArray[np.uint8]) -> None:
-    """The board as the learner's side sees it: fills out [13, CELLS].
+    """Fill out [13, CELLS] with the board as seen from the learner's side.
 
     0-5 bodies, own team first, 6-11 their heads, 12 beans.
     """
@@ -193,10 +193,10 @@ def draw_state(games: Games, n: int, out: NDArray[np.uint8]) -> None:
 
 @compiled()
 def draw_mask(games: Games, n: int, player: int, kind: int, out: NDArray[np.uint8]) -> None:
-    """A player's legal moves: fills out [4].
+    """Fill out [4] with a player's legal moves.
 
-    REVERSE forbids to turn back. LEGAL forbids cells that hold a snake, tails excepted, as they
-    mostly move away; the neck is such a cell. Where that leaves nothing, all but turning back.
+    REVERSE forbids turning back. LEGAL forbids cells that hold a snake, such as the neck, except
+    tails, which mostly move away. If that leaves no move, all but turning back are legal.
     """
     legal = 0
     back = games.heading[n, player] ^ 1

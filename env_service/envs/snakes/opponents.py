@@ -1,4 +1,4 @@
-"""Who plays the side that the learner does not: the scripts, drawn for each episode.
+"""Opponents: the scripts that play the other side, drawn for each episode.
 
 The code GIVEN stands for a policy from elsewhere, such as a past checkpoint. The caller that
 advances the games then puts its actions into columns 3-5 of the joint action
@@ -29,11 +29,11 @@ _PARTS = 1 << 24  # of which greedy_share is a whole number
 
 @compiled()
 def assign(games: Games, n: int, opponent: int, greedy_share: float) -> None:
-    """Say who is the opponent of game n, which has just begun.
+    """Choose the opponent of game n, which has just begun.
 
     Args:
         games: all games.
-        n: the game.
+        n: number of the game.
         opponent: GIVEN, RANDOM, GREEDY, or -1 to draw one of the two scripts.
         greedy_share: probability of GREEDY, if drawn.
     """
@@ -45,7 +45,7 @@ def assign(games: Games, n: int, opponent: int, greedy_share: float) -> None:
 
 @compiled()
 def act(games: Games, n: int, move: NDArray[np.int32]) -> None:
-    """Let game n's opponent choose: fills its three players' entries of move [6]."""
+    """Choose the moves of game n's opponent: fill its three players' entries of move [6]."""
     first = TEAM * (1 - games.side[n])
     if games.opponent[n] == RANDOM:
         for player in range(first, first + TEAM):
@@ -56,18 +56,18 @@ def act(games: Games, n: int, move: NDArray[np.int32]) -> None:
 
 @compiled()
 def greedy(games: Games, n: int, first: int, move: NDArray[np.int32]) -> None:
-    """Three players go for beans, without plan or foresight.
+    """Choose greedy moves of three players towards beans.
 
     In their order each picks the bean nearest to its head that none before it has picked, then
-    the neighbouring cell nearest to that bean that holds no snake; ties go to the older bean, and
-    to up, down, left, right in this order. Where all four hold snakes it is up. Distances are
-    Euclidean on the flat board, although the snake's neighbours wrap around.
+    the neighboring cell nearest to that bean that holds no snake; ties go to the older bean, and
+    to up, down, left, right in this order. If all four hold snakes the move is up. Distances are
+    Euclidean on the flat board, although the snake's neighbors wrap around.
 
     Args:
         games: all games.
-        n: the game.
-        first: of the three players.
-        move: [6] receives their directions.
+        n: number of the game.
+        first: number of the first of the three players.
+        move: [6] directions; the three players' entries are overwritten.
     """
     picked = 0  # bit i: bean i
     for player in range(first, first + TEAM):
@@ -91,5 +91,5 @@ def greedy(games: Games, n: int, first: int, move: NDArray[np.int32]) -> None:
 
 @compiled()
 def flat_distance2(a: int, b: int) -> int:
-    """Squared Euclidean distance of two cells on the board without its wrap-around."""
+    """Return the squared Euclidean distance of two cells on the flat board."""
     return (a // COLUMNS - b // COLUMNS) ** 2 + (a % COLUMNS - b % COLUMNS) ** 2

@@ -1,4 +1,4 @@
-"""Pictures of `snakes`: the board, warm colours for the agents, cold ones for their opponents."""
+"""Pictures of `snakes`: the board, warm colors for the agents, cold ones for their opponents."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +18,7 @@ _TEAMS = (("#a63603", "#e6550d", "#fdae6b"), ("#08519c", "#3182bd", "#9ecae1"))
 
 
 def figures(snapshots: Sequence[Snapshot], rows: Sequence[int], title: str) -> Iterator[Figure]:
-    """Those rows of a game."""
+    """Draw the given rows of a game."""
     for row in rows:
         state = snapshots[row].state
         ours = slice(0, 3) if int(state["side"]) == 0 else slice(3, 6)

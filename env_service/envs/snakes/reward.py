@@ -1,4 +1,4 @@
-"""What a step is worth to a player: the game's own reward, a dense one, a zero-sum one."""
+"""Rewards of a player's step: the game's own, a dense one, a zero-sum one."""
 
 import math
 
@@ -15,20 +15,20 @@ REWARDS = {"game": GAME, "shaped": SHAPED, "zero-sum": ZERO_SUM}
 
 @compiled()
 def team_sum(values: NDArray[np.int32], team: int) -> int:
-    """Sum over a team's players: [6] -> number."""
+    """Sum values [6] over a team's players."""
     first = TEAM * team
     return int(values[first] + values[first + 1] + values[first + 2])
 
 
 @compiled()
 def lead(games: Games, n: int, team: int) -> int:
-    """Team's score minus the other team's, so far."""
+    """Return a team's score minus the other team's, so far."""
     return team_sum(games.score[n], team) - team_sum(games.score[n], 1 - team)
 
 
 @compiled()
 def step_reward(games: Games, n: int, player: int, kind: int, extras: bool) -> float:
-    """A player's reward of game n's last step.
+    """Return a player's reward for game n's last step.
 
     With r the change of the player's length (`Games.reward`), d the flat Euclidean distance from
     its head to the nearest bean after the step, and E, T the means of r over enemies and team:
@@ -68,7 +68,7 @@ def step_reward(games: Games, n: int, player: int, kind: int, extras: bool) -> f
 
 @compiled()
 def nearest_bean(games: Games, n: int, player: int) -> float:
-    """Flat Euclidean distance from a head to the nearest bean; 0 if there is none."""
+    """Return the flat Euclidean distance from a head to the nearest bean; 0 if there is none."""
     least = -1
     for cell in games.bean[n]:
         if cell >= 0:
@@ -93,7 +93,7 @@ METRICS = (
 
 @compiled()
 def measure(games: Games, n: int, out: NDArray[np.float32]) -> None:
-    """Game n's METRICS so far, for the learner's side; win, draw and loss are 0 until the end."""
+    """Write game n's METRICS so far, for the learner's side; win, draw, loss are 0 until LAST."""
     own, enemy = games.side[n], 1 - games.side[n]
     ahead = lead(games, n, own)
     over = games.over[n]

@@ -1,4 +1,4 @@
-"""Mirrored boards: how what agents see and do changes with them.
+"""Mirrored boards: the changes of observations and actions.
 
 The rules are the same on a mirrored board, but for two: a dead snake restarts at the first free
 place in row-major order, along a search that prefers right and down, and numbers of missing beans
@@ -30,7 +30,7 @@ _MIRRORS = {"left and right": (True, 0), "up and down": (True, 2), "both": (Fals
 
 
 def symmetries(config: Config) -> tuple[Symmetry, ...]:
-    """The symmetries of a game as it is configured, without the identity."""
+    """Return the symmetries of a configured game, without the identity."""
     agents = TEAM if config.control == "team" else NUM_SNAKES
     if config.observation == "egocentric":
         order, signs = _egocentric()
@@ -60,7 +60,7 @@ def symmetries(config: Config) -> tuple[Symmetry, ...]:
 def _vector(
     config: Config, agents: int, order: list[int], signs: list[float], offsets: list[float]
 ) -> tuple[ArrayChange, ...]:
-    """The changes of an agent's vector, and of the state that holds those of all agents."""
+    """Return the changes of an agent's vector, and of the state of all agents' vectors."""
     one = ArrayChange("observation", False, 0, tuple(order), tuple(signs), tuple(offsets))
     if not config.state:
         return (one,)
@@ -71,7 +71,7 @@ def _vector(
 
 
 def _egocentric() -> tuple[list[int], list[float]]:
-    """Order and signs of the numbers seen from a snake's head, left for right."""
+    """Return order and signs of the egocentric numbers after swapping left and right."""
     order, signs = np.arange(SIZE), np.ones(SIZE)
     windows = CHANNELS * AREA
     order[:windows] = order[:windows].reshape(-1, WINDOW)[:, ::-1].ravel()
@@ -89,7 +89,7 @@ def _egocentric() -> tuple[list[int], list[float]]:
 def _numbers(
     config: Config, action: tuple[int, ...], *, flip: bool, turns: int
 ) -> tuple[list[int], list[float], list[float]]:
-    """Order, signs and offsets of a vector of board coordinates; see observation.draw_vector."""
+    """Return order, signs and offsets of a vector of board coordinates; see draw_vector."""
     width = VECTORS[config.observation]
     grid = grid_change(ROWS, COLUMNS, flip=flip, turns=turns)
     scale = vector_scale(width, config.normalise)

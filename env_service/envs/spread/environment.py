@@ -2,7 +2,7 @@
 
 The `simple_spread_v3` of the multi-agent particle environments (Lowe et al. 2017, "Multi-Agent
 Actor-Critic for Mixed Cooperative-Competitive Environments", arXiv:1706.02275; mpe2), for N copies
-at once. Positions are metres in a square of side 2, a step lasts 0.1 s. Agents are discs of radius
+at once. Positions are meters in a square of side 2, a step lasts 0.1 s. Agents are discs of radius
 0.15 m and mass 1 kg with a double integrator's dynamics; overlapping discs push each other away.
 
 Everything is held with the copies last, [.., N], so that every operation runs along contiguous
@@ -57,7 +57,7 @@ class Config(Section):
 
 
 class Spread(VectorEnvironment):
-    """See the module. Buffers are allocated once and overwritten by every step.
+    """Cooperative navigation in N copies. Buffers are overwritten by every step.
 
     Observation of an agent, float32: its velocity (2), its position (2), the landmarks relative to
     it (2n), the other agents relative to it (2(n-1)), 2(n-1) zeros where mpe2 has its unused
@@ -147,7 +147,7 @@ class Spread(VectorEnvironment):
         return self._timestep
 
     def _move(self, action: Array) -> None:
-        """One step of the double integrator, with mpe2's order: position first, velocity after."""
+        """Step the double integrator in mpe2's order: position first, velocity after."""
         if self._config.continuous:
             np.clip(action.transpose(2, 1, 0), -1, 1, out=self._thrust)
             self._thrust *= _KICK
@@ -185,7 +185,7 @@ class Spread(VectorEnvironment):
         self._entities[..., index] = (2 * draws - 1).reshape(*self._entities.shape[:2], -1)
 
     def _measure(self) -> None:
-        """All offsets and distances from agents to agents and landmarks; own distance: 1 km."""
+        """Update offsets and distances of agents to agents and landmarks; to oneself: 1 km."""
         np.subtract(self._entities[:, :, None], self._position[:, None], out=self._offset)
         np.multiply(self._offset, self._offset, out=self._square)
         np.add(self._square[0], self._square[1], out=self._distance)
@@ -193,7 +193,7 @@ class Spread(VectorEnvironment):
         np.sqrt(self._distance, out=self._distance)
 
     def _score(self) -> None:
-        """Rewards and metrics of the positions just measured, as if no copy had just started."""
+        """Write rewards and metrics of the positions just measured, ignoring restarts."""
         a, ratio = self._config.num_agents, np.float32(self._config.local_ratio)
         np.minimum.reduce(self._distance[a:], axis=1, out=self._nearest)  # [L, N]
         touching = np.add.reduce(self._distance[:a] < _CONTACT, axis=0, dtype=np.float32)
@@ -207,7 +207,7 @@ class Spread(VectorEnvironment):
         )
 
     def render_state(self, index: int) -> Mapping[str, Array]:
-        """Positions of agents and landmarks, m, [A, 2] each, and the agents' radius, m."""
+        """Return positions of agents and landmarks, m, [A, 2] each, and the agents' radius, m."""
         a = self._config.num_agents
         return {
             "agents": self._position[:, :, index].T.copy(),
@@ -217,10 +217,10 @@ class Spread(VectorEnvironment):
 
 
 def _observation_matrix(a: int, width: int) -> Floats:
-    """[6A, A*F]: every observed number is a row of the state, or the difference of two.
+    """Return the matrix [6A, A*F] from the state to all agents' observations.
 
-    So one matrix product writes all observations. It is exact: each sum has at most two terms
-    that are not zero.
+    Every observed number is a row of the state, or the difference of two, so one matrix product
+    writes all observations. It is exact: each sum has at most two nonzero terms.
     """
     matrix = np.zeros((6 * a, a, width), np.float32)
     for me in range(a):
@@ -236,21 +236,21 @@ def _observation_matrix(a: int, width: int) -> Floats:
 
 
 class AssignmentPolicy:
-    """Each agent flies to a landmark of its own by PD control.
+    """A policy in which each agent flies to its own landmark by PD control.
 
-    The landmarks are shared out at the episode's start so that the sum of distances is least: over
-    all permutations up to 6 agents, beyond that greedily, nearest pair first.
+    The landmarks are assigned at the episode's start to minimize the sum of distances: over all
+    permutations up to 6 agents, beyond that greedily, nearest pair first.
     """
 
     _HORIZON = 0.15  # s, the velocity aimed at would cover what is left in this time
 
     def __init__(self, environment: VectorEnvironment) -> None:
-        """Remember the shape of the task."""
+        """Keep the spec of the environment."""
         self._spec = environment.spec
         self._target = np.zeros((environment.num_envs, self._spec.num_agents), np.intp)
 
     def act(self, timestep: TimeStep) -> Array:
-        """The action that brings each agent's velocity nearest to the one aimed at."""
+        """Return the actions that bring each agent's velocity nearest to its aim."""
         observed = np.asarray(timestep.observation["observation"], np.float32)
         n, a = self._target.shape
         velocity, landmarks = observed[..., :2], observed[..., 4 : 4 + 2 * a].reshape(n, a, a, 2)
@@ -269,7 +269,7 @@ class AssignmentPolicy:
 
 
 def _assign(distance: Floats) -> NDArray[np.intp]:
-    """Which landmark each agent takes: [n, A, L] distances -> [n, A]."""
+    """Assign a landmark to each agent: distances [n, A, L] -> landmarks [n, A]."""
     n, a, _ = distance.shape
     if a <= 6:
         orders = np.array(list(permutations(range(a))))  # [P, A]
@@ -287,7 +287,7 @@ def _assign(distance: Floats) -> NDArray[np.intp]:
 
 
 def make(config: Config, num_envs: int) -> Spread:
-    """N copies of the environment."""
+    """Make N copies of the environment."""
     return Spread(config, num_envs)
 
 

@@ -13,7 +13,7 @@ READING = "Discs are the agents, lines their paths; crosses are the landmarks to
 
 
 def figures(snapshots: Sequence[Snapshot], rows: Sequence[int], title: str) -> Iterator[Figure]:
-    """Those rows of an episode, each with the paths up to it."""
+    """Draw the given rows of an episode, each with the paths up to it."""
     places = np.stack([s.state["agents"] for s in snapshots])  # [T, A, 2]
     reach = 1.1 * max(1.0, float(np.abs(places).max()))  # nothing holds an agent in the square
     for row in rows:

@@ -9,7 +9,7 @@ __all__ = ["BASELINES", "Config", "make"]
 
 
 def make(config: Config, num_envs: int) -> VectorEnvironment:
-    """Missions of one configuration.
+    """Make N missions of one configuration.
 
     Raises:
         RasterError: if the configured raster cannot be used.

@@ -21,14 +21,14 @@ from shared.timestep import StepType, TimeStep
 
 
 class FlightPlanPolicy:
-    """Puts the environment under a flight plan; its own actions mean nothing.
+    """A policy that gives the environment a flight plan; its own actions are not used.
 
     Attributes:
-        advises: False: it changes the environment, so it cannot be imitated.
+        advises: always False: the policy changes the environment, so it cannot be imitated.
 
     Args:
-        environment: flies the plan from its next episode on.
-        plan: see environment.FlightPlan.
+        environment: environment that flies the plan from its next episode on.
+        plan: flight plan; see environment.FlightPlan.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class FlightPlanPolicy:
         self._action = np.zeros((environment.num_envs, environment.spec.num_agents), np.int32)
 
     def act(self, timestep: TimeStep) -> NDArray[np.int32]:
-        """[N, A] zeros."""
+        """Return [N, A] zeros."""
         return self._action
 
 
 def random(environment: VectorEnvironment) -> ScriptedPolicy:
-    """Each agent walks on its own, uniformly over the moves that stay on the lattice."""
+    """Make a policy of independent random walks, uniform over moves that stay on the lattice."""
     env = cast(TerrainEnvironment, environment)
     moves, lattice = env.mission.moves, env.mission.lattice
     steps = env.config.budget + 1
@@ -64,14 +64,14 @@ def random(environment: VectorEnvironment) -> ScriptedPolicy:
 
 
 def lawnmower(altitude_m: float | None = None) -> BaselineFactory:
-    """Fixed lanes at one altitude: 60 % of the area out, 20 % across, 60 % back.
+    """Make policies that fly fixed lanes at one altitude: 60 % of the area, 20 % across, back.
 
     Agents 0, 1, 4, 5, ... fly along x, in lanes from 20 and 60 % of y; agents 2, 3, 6, 7, ... fly
     along y, in lanes from 20 and 60 % of x. On the reference lattice these are [10, 40] m with a
     position each 5 m. A path of another length is sampled evenly.
 
     Args:
-        altitude_m: null for the lowest of the lattice.
+        altitude_m: altitude, m; None for the lowest of the lattice.
     """
 
     def factory(environment: VectorEnvironment) -> ScriptedPolicy:
@@ -104,19 +104,19 @@ def lawnmower(altitude_m: float | None = None) -> BaselineFactory:
 
 
 class InformationGain:
-    """Each agent goes where it expects to learn most of what matters.
+    """A policy in which each agent takes the action of largest expected information gain.
 
-    The expected gains of an agent's legal actions (see gain.look_gain) are normalised to shares. If
+    The expected gains of an agent's legal actions (see gain.look_gain) are normalized to shares. If
     agents coordinate, the share of an action is multiplied by 1 - share of every other agent's
     action that leads to the same position. This happens in the order of ids, so that a later agent
     uses the discounted shares of an earlier one. The largest share wins.
 
     Args:
-        environment: it holds the beliefs.
-        coordinate: whether agents know what others intend.
+        environment: environment with the beliefs.
+        coordinate: true if agents know the others' intended actions.
 
     Attributes:
-        advises: see FlightPlanPolicy.
+        advises: false if the policy changes the environment; see FlightPlanPolicy.
     """
 
     advises = True
@@ -128,7 +128,7 @@ class InformationGain:
         self._gains = np.zeros(shape)
 
     def act(self, timestep: TimeStep) -> NDArray[np.int32]:
-        """[N, A] actions."""
+        """Return the actions, [N, A] int32."""
         env, shares = self._env, self._gains
         mask = np.asarray(timestep.observation[ACTION_MASK], np.uint8)
         expected_gains(env.mission, env.state, mask, 1, shares)
@@ -147,16 +147,16 @@ class InformationGain:
 
 
 class Planner:
-    """Plans who looks where until the end, by what is known; plans again after every look.
+    """A policy that plans all looks until the end of the mission, again after every look.
 
-    Known are a belief and, where few different maps are drawn, which ones; the looks that the
-    belief is made of; and where agents are.
+    The plan uses a belief, the looks behind it, the agents' positions and, if only few different
+    maps are drawn, those maps.
 
     Args:
-        environment: it holds the beliefs.
-        width: paths that the search keeps after each move.
-        shared: one plan for the team, by all that it saw; else each agent plans for itself and
-            those it hears, and flies its own part.
+        environment: environment with the beliefs.
+        width: number of paths that the search keeps after each move.
+        shared: true for one plan of the team, from all its looks; false if each agent plans for
+            itself and the agents it hears, and flies its own part.
     """
 
     def __init__(self, environment: TerrainEnvironment, width: int, *, shared: bool) -> None:
@@ -168,7 +168,7 @@ class Planner:
         self._looks = np.zeros((environment.num_envs, beliefs, *blocks), np.int16)
 
     def act(self, timestep: TimeStep) -> NDArray[np.int32]:
-        """[N, A] actions."""
+        """Return the actions, [N, A] int32."""
         mask = np.asarray(timestep.observation[ACTION_MASK])
         action: NDArray[np.int32] = mask.argmax(axis=2).astype(np.int32)
         self._looks[timestep.step_type == StepType.FIRST] = 0
@@ -184,7 +184,7 @@ class Planner:
         return action
 
     def _plan(self, n: np.intp, k: int, agents: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Actions that belief k of environment n plans for agents; -1 where it finds no way."""
+        """Plan the agents' actions by belief k of environment n; -1 if there is no path."""
         env, game, looks = self._env, self._game, self._looks[n, k]
         now = position(env.state.cells[n, agents], env.mission)
         look_all(game, now[:, None], looks)
@@ -196,22 +196,22 @@ class Planner:
 
 
 def planner(environment: VectorEnvironment) -> ScriptedPolicy:
-    """Plans for itself and those it hears, by its belief and by how maps are drawn."""
+    """Make planners in which each agent plans for itself and the agents it hears."""
     return Planner(cast(TerrainEnvironment, environment), 8, shared=False)
 
 
 def team_planner(environment: VectorEnvironment) -> ScriptedPolicy:
-    """One plan for all agents by all that they saw, as if each heard everything."""
+    """Make a planner of one plan for all agents, as if each heard all messages."""
     return Planner(cast(TerrainEnvironment, environment), 8, shared=True)
 
 
 def information_gain(environment: VectorEnvironment) -> ScriptedPolicy:
-    """Greedy information gain; agents hear each other as the configuration says."""
+    """Make a greedy information-gain policy; agents hear each other as configured."""
     return InformationGain(cast(TerrainEnvironment, environment), coordinate=True)
 
 
 def information_gain_silent(environment: VectorEnvironment) -> ScriptedPolicy:
-    """Greedy information gain without messages: no range, no coordination."""
+    """Make a greedy information-gain policy without messages: no range, no coordination."""
     env = cast(TerrainEnvironment, environment)
     env.communication_ranges_m = (0.0,)
     policy = InformationGain(env, coordinate=False)

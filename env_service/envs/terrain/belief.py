@@ -1,4 +1,4 @@
-"""What is believed of each cell, kept as the odds o = p / (1 - p) that it is of interest.
+"""The belief about each cell, kept as the odds o = p / (1 - p) that it is of interest.
 
 Bayes' rule adds log-odds, hence multiplies odds: a measurement with accuracy a makes them
 o a / (1 - a) where the camera said 1 and o (1 - a) / a where it said 0, with no exponential. The
@@ -42,10 +42,10 @@ class Pool(NamedTuple):
     A bin is `scale` cells long; a cell across a border belongs to both bins by its parts.
 
     Attributes:
-        first: [cells] int64, the bin in which a cell begins.
-        share: [cells] float32, the part of the cell in that bin; the rest is in the next.
-        overlap: [cells + 1, bins] float64, how much of each bin the first n cells fill, in cells.
-        scale: cells of a bin.
+        first: [cells] int64, bin in which a cell begins.
+        share: [cells] float32, part of the cell in that bin; the rest is in the next.
+        overlap: [cells + 1, bins] float64, part of each bin that the first n cells fill, in cells.
+        scale: length of a bin, cells.
     """
 
     first: NDArray[np.int64]
@@ -55,7 +55,7 @@ class Pool(NamedTuple):
 
 
 def pool(cells: int, bins: int) -> Pool:
-    """Area pooling from `cells` to `bins` <= cells; equals OpenCV's INTER_AREA."""
+    """Make area pooling from `cells` to `bins` <= cells; equals OpenCV's INTER_AREA."""
     scale = cells / bins
     edges = np.arange(bins) * scale
     overlap = np.clip(np.arange(cells + 1)[:, None] - edges, 0.0, scale)
@@ -70,7 +70,7 @@ class Scratch(NamedTuple):
     """Working memory that all environments share.
 
     Attributes:
-        seen: [A, rows, columns] uint8, what each agent's camera just reported.
+        seen: [A, rows, columns] uint8, last report of each agent's camera.
         words: [cells / 4] uint64, random bits.
         column: [H, Y] float32, pooled along x only; zero between calls.
         a, b, c: [Y] float32 rows.
@@ -91,7 +91,7 @@ class Scratch(NamedTuple):
 
 
 def scratch(num_agents: int, footprint: tuple[int, int], bins: int, columns: int) -> Scratch:
-    """Working memory for the largest footprint and a map of this number of columns."""
+    """Allocate working memory for the largest footprint and a map of this number of columns."""
     a, b, c = np.zeros((3, columns), np.float32)
     return Scratch(
         np.zeros((num_agents, *footprint), np.uint8),
@@ -121,8 +121,8 @@ def fuse(
 
     Args:
         odds: [X, Y] belief.
-        rect: [4] the measured footprint.
-        seen: what the camera reported there, from [0, 0] on.
+        rect: [4] measured footprint.
+        seen: [>= rows, >= columns] the camera's report of the footprint, from [0, 0] on.
         ratio: odds that a report is right.
         rows: pooling along x.
         columns: pooling along y.
@@ -161,7 +161,7 @@ def _pool_change(
     pooled: NDArray[np.float64],
     scratch: Scratch,
 ) -> None:
-    """Add what a measurement changed, pooled along x in scratch.column, to the bins; see fuse."""
+    """Add a measurement's changes, pooled along x in scratch.column, to the bins; see fuse."""
     if rect[0] >= rect[1] or rect[2] >= rect[3]:
         return
     area = rows.scale * columns.scale
@@ -178,13 +178,13 @@ def _pool_change(
 
 @compiled()
 def entropy_row(odds: NDArray[np.float32], out: NDArray[np.float32], scratch: Scratch) -> None:
-    """Binary entropy in bits of a row of odds: H = log2(1 + o) - o / (1 + o) log2(o).
+    """Compute the binary entropy, bits, of a row of odds: H = log2(1 + o) - o / (1 + o) log2(o).
 
     log2 in float32 by its exponent and 2 atanh((m - 1) / (m + 1)) of its mantissa m in
-    [sqrt(1/2), sqrt(2)): nothing but arithmetic, so the compiler vectorises it. Exact at o = 1.
+    [sqrt(1/2), sqrt(2)): only arithmetic, so the compiler vectorizes it. Exact at o = 1.
 
     Args:
-        odds: [n] above 0; clamped to [ODDS_MIN, 1 / ODDS_MIN].
+        odds: [n] odds above 0; clamped to [ODDS_MIN, 1 / ODDS_MIN].
         out: [n] receives the entropy; may be `scratch.c`, not `scratch.a` or `scratch.b`.
         scratch: working memory.
     """
@@ -227,7 +227,7 @@ class Totals(NamedTuple):
         interest_entropy: [N] float64, sum of H over the cells truly of interest.
         interest: [N] int64, cells truly of interest.
         claimed: [N] int64, cells believed to be of interest.
-        correct: [N] int64, those of them that are.
+        correct: [N] int64, claimed cells that are of interest.
         seen: [N] int64, cells looked at so far.
         gain: [N] float64, relative gain of the last step, sum w (H_before - H) / sum w H_before
             with w after the step.
@@ -253,19 +253,19 @@ def settle_row(
     truth: NDArray[np.uint8],
     scratch: Scratch,
 ) -> tuple[np.float32, np.float32, np.float32, np.float32, np.float32, np.float32]:
-    """Bring entropy, label and looked of some cells in line with their changed odds.
+    """Update entropy, label and looked of some cells after their odds changed.
 
     Args:
         odds: [n] belief after the step.
         entropy: [n] H before the step; overwritten.
-        label: [n] see UNDECIDED, before the step; overwritten.
-        looked: [n] whether a cell has ever been looked at; set.
-        truth: [n] the ground truth.
+        label: [n] label before the step (see UNDECIDED); overwritten.
+        looked: [n] flags, 1 if a cell has ever been looked at; set to 1.
+        truth: [n] ground truth.
         scratch: working memory.
 
     Returns:
-        the changes of (sum w H, sum w H_before, sum of H over true interest, claimed, correct,
-        seen); the second with w after the step.
+        changes of (sum w H, sum w H_before, sum of H over true interest, claimed, correct, seen);
+        the second with w after the step.
     """
     n = odds.shape[0]
     after = scratch.c[:n]
@@ -297,7 +297,7 @@ def settle_row(
 
 @compiled()
 def _by_first_column(rects: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[A] numbers of the rectangles [A, 4], those that begin further left first."""
+    """Return [A] indices that sort the rectangles [A, 4] by their first column."""
     order = np.empty(rects.shape[0], np.int64)
     for a in range(rects.shape[0]):  # insertion sort
         k = a
@@ -337,20 +337,20 @@ def settle(
     totals: Totals,
     scratch: Scratch,
 ) -> None:
-    """Bring everything that derives from environment n's global belief in line with it.
+    """Update all quantities that derive from environment n's global belief.
 
     Each cell of the union of the footprints is visited once: row by row, the footprints' column
-    ranges are walked from left to right and what an earlier range covered is skipped.
+    ranges are walked from left to right, skipping columns that an earlier range covered.
 
     Args:
-        n: the environment.
-        rects: [A, 4] the footprints measured in this step.
-        odds: [X, Y] the global belief after the step.
-        entropy: [X, Y] see settle_row.
-        label: [X, Y] see settle_row.
-        looked: [X, Y] see settle_row.
-        truth: [X, Y] see settle_row.
-        totals: the sums of all environments; entry n is updated.
+        n: number of the environment.
+        rects: [A, 4] footprints measured in this step.
+        odds: [X, Y] global belief after the step.
+        entropy: [X, Y] entropy of each cell, bits; see settle_row.
+        label: [X, Y] label of each cell; see settle_row.
+        looked: [X, Y] flags, 1 for cells looked at; see settle_row.
+        truth: [X, Y] ground truth.
+        totals: sums of all environments; entry n is updated.
         scratch: working memory.
     """
     order = _by_first_column(rects)

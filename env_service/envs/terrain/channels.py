@@ -1,4 +1,4 @@
-"""Which channels are drawn here, and which ones the learner computes from them."""
+"""The channels that the environment draws, and those that the learner computes from them."""
 
 from dataclasses import dataclass
 
@@ -20,13 +20,13 @@ _ENTROPY_OF = {"w_entropy": "prob", "local_w_entropy": "local_prob"}
 
 @dataclass(frozen=True)
 class ChannelPlan:
-    """What an environment draws and sends.
+    """The channels that an environment draws and sends.
 
     Attributes:
         actor: codes of the channels that are drawn for each agent, in order; see features.
-        critic: the same of the global state.
-        derived: maps that the learner computes from them; empty if everything is drawn here.
-        budget_left: whether the share of moves that are left is sent as a number.
+        critic: codes of the channels of the global state, in order.
+        derived: maps that the learner computes from them; empty if all channels are drawn here.
+        budget_left: true if the share of moves that are left is sent as a number.
     """
 
     actor: tuple[int, ...]
@@ -36,7 +36,7 @@ class ChannelPlan:
 
 
 def channel_plan(config: Config) -> ChannelPlan:
-    """How the configured channels come about."""
+    """Choose the channels to draw and to derive for a configuration."""
     if config.channels_by == "server":
         return ChannelPlan(
             tuple(map(ACTOR_CHANNELS.index, config.actor_channels)),
@@ -60,7 +60,7 @@ def channel_plan(config: Config) -> ChannelPlan:
 def _derive(
     name: str, sent: str, channels: tuple[str, ...], num_agents: int
 ) -> tuple[list[str], DerivedMap]:
-    """Names of the channels to draw, and how the wanted ones follow from them."""
+    """Return the names of the channels to draw, and the map derived from them."""
     drawn: list[str] = []
 
     def index(channel: str) -> int:

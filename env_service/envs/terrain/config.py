@@ -122,7 +122,7 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        """Check what no single field can tell."""
+        """Check the combinations of fields."""
         for name, side in (("area_x_m", self.area_x_m), ("area_y_m", self.area_y_m)):
             steps = side / self.spacing_m
             if steps < 1 or abs(steps - round(steps)) > 1e-6:

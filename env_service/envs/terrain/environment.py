@@ -27,7 +27,7 @@ FlightPlan = Callable[[np.random.Generator, NDArray[np.int32]], NDArray[np.int32
 
 
 def _spec(config: Config) -> EnvSpec:
-    """What the environment observes, accepts and reports."""
+    """Make the spec of the environment's observations, actions and metrics."""
     height, width, _ = lattice_shape(config)
     plan = channel_plan(config)
     maps, state = _names(config)
@@ -61,7 +61,7 @@ def _spec(config: Config) -> EnvSpec:
 
 
 def _names(config: Config) -> tuple[str, str]:
-    """Names of the agents' and the critic's arrays of drawn channels."""
+    """Return the names of the agents' and the critic's arrays of drawn channels."""
     return ("maps", STATE) if config.channels_by == "server" else (ACTOR_SENT, CRITIC_SENT)
 
 
@@ -73,14 +73,14 @@ class TerrainEnvironment(VectorEnvironment):
     point of the curve over mission time.
 
     Attributes:
-        config: of the mission.
-        mission: its constants.
-        state: of all N environments; scripted policies may look into it.
-        draw_world: draws an episode's ground truth.
-        communication_ranges_m: what an episode's range is drawn from.
-        flight_plan: if set, agents follow it instead of their actions: they look down first at
-            the plan's first position, so the FIRST row shows the prior. Takes effect when an
-            episode begins.
+        config: options of the mission.
+        mission: constants of the mission.
+        state: state of all N environments, which scripted policies may read.
+        draw_world: function that draws an episode's ground truth.
+        communication_ranges_m: communication ranges, m, one of which is drawn for each episode.
+        flight_plan: plan that agents follow instead of their actions, or None. Their first look is
+            at the plan's first position, so the FIRST row shows the prior. A plan takes effect
+            when an episode begins.
     """
 
     def __init__(self, config: Config, num_envs: int) -> None:
@@ -181,21 +181,21 @@ class TerrainEnvironment(VectorEnvironment):
         simulation.begin(self.state, n, seed, truth, cells, reach)
 
     def _left(self) -> Array:
-        """[N, A, 1] share of the moves that are left."""
+        """Return the share of the moves that are left, [N, A, 1]."""
         budget = self.config.budget
         left = np.maximum(budget - self.state.time, 0) / max(budget, 1)
         agents = self.config.num_agents
         return np.repeat(left.astype(np.float32), agents).reshape(self.num_envs, agents, 1)
 
     def _entropy(self) -> NDArray[np.float64]:
-        """[N] mean entropy of the cells of interest in the global belief, bits."""
+        """Return the mean entropy [N], bits, of the cells of interest in the global belief."""
         totals = self.state.totals
         return totals.interest_entropy / np.maximum(totals.interest, 1)
 
     def _reward(
         self, before: NDArray[np.int32], entropy: NDArray[np.float64]
     ) -> NDArray[np.float32]:
-        """The reward [N, A] of the step from positions `before` [N, A, 3] and entropies [N]."""
+        """Return the reward [N, A] of the step from positions `before` [N, A, 3], entropy [N]."""
         config, state = self.config, self.state
         shared = config.reward_scale * state.totals.gain + config.reward_offset
         if config.interest_weight:
@@ -223,13 +223,13 @@ class TerrainEnvironment(VectorEnvironment):
         return reward.astype(np.float32)
 
     def _metres(self, cells: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Lattice positions [..., 3] in metres."""
+        """Convert lattice positions [..., 3] to meters."""
         metres = cells.astype(np.float64) * self.config.spacing_m
         metres[..., 2] = self.mission.metres[cells[..., 2]]
         return metres
 
     def _metrics(self) -> dict[str, NDArray[np.float32]]:
-        """The environment's own results so far."""
+        """Return the environment's own results so far."""
         state, totals = self.state, self.state.totals
         visits = state.visits / np.maximum(state.visits.sum(axis=1, keepdims=True), 1)
         values = (
@@ -245,7 +245,7 @@ class TerrainEnvironment(VectorEnvironment):
         }
 
     def render_state(self, index: int) -> Mapping[str, Array]:
-        """What a picture needs, as copies.
+        """Return copies of the arrays that a picture needs.
 
         Returns:
             truth: [X, Y] uint8, 1 = of interest.
@@ -273,7 +273,7 @@ class TerrainEnvironment(VectorEnvironment):
 
 
 def altitude_diversity(metres: NDArray[np.float64]) -> NDArray[np.float64]:
-    """0.01 var(z) + 0.1 mean over pairs of |z_i - z_j|: [N, A] altitudes in metres -> [N]."""
+    """Return [N] 0.01 var(z) + 0.1 mean |z_i - z_j| over pairs, of altitudes [N, A] in meters."""
     agents = metres.shape[1]
     pairs = np.abs(metres[:, :, None] - metres[:, None]).sum(axis=(1, 2))
     mean = pairs / max(agents * (agents - 1), 1)
@@ -281,7 +281,7 @@ def altitude_diversity(metres: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def footprint_overlap(rects: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Share of each footprint that any one other covers, the largest: [N, A, 4] -> [N, A]."""
+    """Return each footprint's largest share that another one covers: [N, A, 4] -> [N, A]."""
     low = np.maximum(rects[:, :, None, ::2], rects[:, None, :, ::2])
     high = np.minimum(rects[:, :, None, 1::2], rects[:, None, :, 1::2])
     common = np.maximum(high - low, 0).prod(axis=-1)  # [N, A, A]
@@ -292,6 +292,6 @@ def footprint_overlap(rects: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def close_agents(metres: NDArray[np.float64], distance: float) -> NDArray[np.float64]:
-    """How many others are within a horizontal distance: [N, A, 2] metres -> [N, A]."""
+    """Count the other agents within a horizontal distance: [N, A, 2] meters -> [N, A]."""
     apart = np.linalg.norm(metres[:, :, None] - metres[:, None], axis=-1)
     return np.asarray((apart <= distance).sum(axis=2) - 1.0)

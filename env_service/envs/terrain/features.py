@@ -20,10 +20,10 @@ POSITIONS, GLOBAL_W_ENTROPY, GLOBAL_PROB, FOOTPRINTS = range(4)
 
 @compiled()
 def weighted_entropy(prob: NDArray[np.float64], out: NDArray[np.float32]) -> None:
-    """The product w H of probabilities, in bits; w = 1 above 0.501, 0 below 0.499, else 0.5.
+    """Compute w H of probabilities, in bits; w = 1 above 0.501, 0 below 0.499, else 0.5.
 
     Args:
-        prob: [H, W], clamped to [1e-4, 0.9999].
+        prob: [H, W] probabilities, clamped to [1e-4, 0.9999].
         out: [H, W] receives the product.
     """
     for r in range(prob.shape[0]):
@@ -38,7 +38,7 @@ def weighted_entropy(prob: NDArray[np.float64], out: NDArray[np.float32]) -> Non
 
 @compiled()
 def probability(prob: NDArray[np.float64], out: NDArray[np.float32]) -> None:
-    """Probabilities clamped to [1e-4, 0.9999]."""
+    """Clamp probabilities [H, W] to [1e-4, 0.9999]."""
     for r in range(prob.shape[0]):
         for c in range(prob.shape[1]):
             out[r, c] = min(max(prob[r, c], P_MIN), 1 - P_MIN)
@@ -54,13 +54,13 @@ def pool_image(
     column: NDArray[np.float32],
     out: NDArray[np.float64],
 ) -> None:
-    """The last camera image as probabilities, area-pooled to [H, W].
+    """Pool the last camera image, as probabilities, by area to [H, W].
 
-    A pixel is `accuracy` where the camera said 1, 1 - accuracy where it said 0, and 0.5 where it
-    looked past the map.
+    A pixel is `accuracy` for a report of 1, 1 - accuracy for a report of 0, and 0.5 outside the
+    map.
 
     Args:
-        seen: what the camera reported of the visible part, from [0, 0] on.
+        seen: [>= rows, >= columns] the camera's report of the visible part, from [0, 0] on.
         offset: image row and column at which the visible part begins.
         visible: rows and columns of the visible part.
         size: rows and columns of the image.
@@ -92,7 +92,7 @@ def pool_image(
 def _edges(
     rects: NDArray[np.int64], shown: NDArray[np.uint8], first: int, out: NDArray[np.int64]
 ) -> int:
-    """Sorted borders of the shown rectangles along one axis (first = 0 or 2); returns how many."""
+    """Write the shown rectangles' sorted borders on an axis (first = 0 or 2); return the number."""
     count = 0
     for a in range(rects.shape[0]):
         if not shown[a]:
@@ -112,7 +112,7 @@ def _edges(
 def _block(
     rects: NDArray[np.int64], shown: NDArray[np.uint8], own: int, others: float, x: int, y: int
 ) -> float:
-    """What the cell (x, y) of `footprints` has more than 0.5; see there."""
+    """Return the value of cell (x, y) in `footprints`, less 0.5."""
     value = 0.0
     for a in range(rects.shape[0]):
         inside = shown[a] and rects[a, 0] <= x < rects[a, 1] and rects[a, 2] <= y < rects[a, 3]
@@ -133,16 +133,16 @@ def footprints(
     columns: Pool,
     out: NDArray[np.float32],
 ) -> None:
-    """The last footprints as an image, area-pooled to [H, W].
+    """Draw the last footprints as an image, area-pooled to [H, W].
 
     A cell is 1 in one's own footprint, else `others` in a shown one, else 0.5. The borders of the
     rectangles cut the map into a few blocks of one value each; a block's part of every bin is the
-    product of its parts along both axes, so no cell is ever looked at.
+    product of its parts along both axes, so no cell is visited.
 
     Args:
         rects: [A, 4] last footprints.
         shown: [A] agents to draw footprints of.
-        own: the agent whose footprint wins; -1 for none.
+        own: agent with the footprint on top; -1 for none.
         others: value of the other footprints.
         rows: pooling along x.
         columns: pooling along y.
@@ -184,15 +184,15 @@ def own_position(
     shape: NDArray[np.int32],
     out: NDArray[np.float32],
 ) -> None:
-    """Where the area and the heard agents lie around oneself.
+    """Draw the area and the heard agents around an agent.
 
-    One's own cell is at [H // 2, W // 2]; 1 inside the area, 0 outside; cells of oneself and of
-    heard agents hold (z + 1) / (Z + 1). Oneself wins.
+    The agent's own cell is at [H // 2, W // 2]; 1 inside the area, 0 outside; cells of the agent
+    and of heard agents hold (z + 1) / (Z + 1). The agent itself is drawn last.
 
     Args:
         cells: [A, 3] positions.
         heard: [A] agents that were heard.
-        own: this agent.
+        own: number of the agent.
         shape: [3] positions along each axis.
         out: [H, W] receives the image.
     """
@@ -212,7 +212,7 @@ def own_position(
 def all_positions(
     cells: NDArray[np.int32], shape: NDArray[np.int32], out: NDArray[np.float32]
 ) -> None:
-    """(z + 1) / Z at every agent's position, else 0; of agents above each other the last wins."""
+    """Draw (z + 1) / Z at every agent's position, else 0; the last of agents in one column wins."""
     out[:] = 0
     for a in range(cells.shape[0]):
         out[cells[a, 0], cells[a, 1]] = (cells[a, 2] + 1) / shape[2]

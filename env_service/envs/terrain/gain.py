@@ -1,4 +1,4 @@
-"""What an agent expects to learn by each of its actions."""
+"""The information gain that an agent expects of each of its actions."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ OBSERVED_EVERY = 3  # row and column: gains differ by 2 % (rms), in a fifth of t
 def look_gain(
     odds: NDArray[np.float32], ratio: np.float32, scratch: Scratch, rows: NDArray[np.float32]
 ) -> float:
-    """Expected weighted entropy reduction of looking at a row of cells, bits.
+    """Compute the expected weighted entropy reduction of a look at a row of cells, bits.
 
     sum p w1 (H(p) - H(p | 1)) + (1 - p) w0 (H(p) - H(p | 0)), with p the belief, H(p | z) the
     entropy after report z, and w the weight of the cell after that report: 1 if then of interest,
@@ -48,12 +48,12 @@ def look_gain(
 
 @compiled()
 def sampled(first: int, end: int, every: int) -> tuple[int, int, int]:
-    """Every third (fifth, ...) number of a range, as far from its first as from its last.
+    """Choose every `every`-th number of a range, as far from its first as from its last.
 
-    So the cells of a turned or mirrored footprint are the same.
+    So a turned or mirrored footprint has the same cells.
 
     Returns:
-        The first number, the step, how many there are.
+        (first number, step, count).
     """
     n = end - first
     if n < every:
@@ -70,14 +70,14 @@ def expected_gains(
     every: int,
     gains: NDArray[np.float64],
 ) -> None:
-    """Expected gain of each agent's legal actions by its own belief.
+    """Compute the expected gain of each agent's legal actions by its own belief.
 
     Args:
-        mission: constants.
-        state: of all environments.
+        mission: constants of the mission.
+        state: state of all environments.
         mask: [N, A, K] legal actions.
-        every: which rows and columns of a footprint are looked at, an odd number; 1: all.
-        gains: [N, A, K] receives bits; 0 where illegal.
+        every: step between the rows and columns of a footprint that are used, odd; 1: all.
+        gains: [N, A, K] receives bits; 0 for illegal actions.
     """
     camera = mission.camera
     rect = np.empty(4, np.int64)

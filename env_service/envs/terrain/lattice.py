@@ -1,4 +1,4 @@
-"""The lattice of positions: which moves exist, which are legal, how conflicts are settled.
+"""The lattice of positions: its moves, their legality, and the settling of conflicts.
 
 A position is a triple of indices (x, y, z); one move changes each of them by at most one.
 """
@@ -21,7 +21,7 @@ MOVES: dict[int, NDArray[np.int32]] = {
 
 
 def lattice_shape(config: Config) -> tuple[int, int, int]:
-    """Positions along x, y and z; the first two are also the size of every feature map."""
+    """Return the positions along x, y and z; the first two are the size of feature maps."""
     return (
         round(config.area_x_m / config.spacing_m) + 1,
         round(config.area_y_m / config.spacing_m) + 1,
@@ -31,7 +31,7 @@ def lattice_shape(config: Config) -> tuple[int, int, int]:
 
 @compiled()
 def is_inside(cell: NDArray[np.int32], move: NDArray[np.int32], shape: NDArray[np.int32]) -> bool:
-    """Whether a move changes the position and stays on the lattice."""
+    """Return whether a move changes the position and stays on the lattice."""
     moves = False
     for axis in range(3):
         target = cell[axis] + move[axis]
@@ -43,7 +43,7 @@ def is_inside(cell: NDArray[np.int32], move: NDArray[np.int32], shape: NDArray[n
 
 @compiled()
 def is_taken(cells: NDArray[np.int32], agent: int, move: NDArray[np.int32], count: int) -> bool:
-    """Whether one of the agents 0 .. count-1 stands in the column that this move leads to."""
+    """Return whether one of the agents 0 .. count-1 is in the column that a move leads to."""
     for other in range(count):
         if (
             cells[other, 0] == cells[agent, 0] + move[0]
@@ -61,17 +61,17 @@ def action_mask(
     collisions: bool,
     out: NDArray[np.uint8],
 ) -> None:
-    """Legal actions of each agent before anyone has moved.
+    """Compute the legal actions of each agent, before any agent moves.
 
     Leaving the lattice and staying are illegal. With `collisions`, so is a move into the column
     (x, y) where an agent with a lower id stands now, as long as another action remains.
 
     Args:
         cells: [A, 3] positions.
-        moves: [K, 3], one of MOVES.
+        moves: [K, 3] action set, one of MOVES.
         shape: [3] positions along each axis.
-        collisions: whether to mask the columns of agents with lower ids.
-        out: [A, K] receives 1 where legal.
+        collisions: true to mask the columns of agents with lower ids.
+        out: [A, K] receives 1 for legal actions, else 0.
     """
     for agent in range(cells.shape[0]):
         remaining = 0
@@ -102,13 +102,13 @@ def move_agents(
 
     Args:
         cells: [A, 3] positions; overwritten by the new ones.
-        actions: [A] what the agents chose.
-        moves: [K, 3], one of MOVES.
+        actions: [A] chosen actions.
+        moves: [K, 3] action set, one of MOVES.
         shape: [3] positions along each axis.
-        executed: [A] receives what they did.
+        executed: [A] receives the executed actions.
 
     Returns:
-        how many legal actions were replaced to avoid a conflict.
+        number of legal actions that were replaced to avoid a conflict.
     """
     num_actions = moves.shape[0]
     avoided = 0

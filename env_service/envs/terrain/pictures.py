@@ -1,4 +1,4 @@
-"""Pictures of a mission: what is true, what the team believes, how unsure it is, where it flew."""
+"""Pictures of a mission: ground truth, the team's belief, its entropy, the paths flown."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -26,7 +26,7 @@ READING = (
 
 
 def figures(snapshots: Sequence[Snapshot], rows: Sequence[int], title: str) -> Iterator[Figure]:
-    """Those rows of an episode, and the UAVs on their way between them."""
+    """Draw the given rows of an episode, and the UAVs on their way between them."""
     yield mission_figure(snapshots[rows[0]], title)
     for before, after in pairwise(snapshots[row] for row in rows):
         start, end = before.state["positions_m"], after.state["positions_m"]
@@ -39,12 +39,12 @@ def figures(snapshots: Sequence[Snapshot], rows: Sequence[int], title: str) -> I
 def mission_figure(
     snapshot: Snapshot, title: str, positions_m: NDArray[np.float64] | None = None
 ) -> Figure:
-    """Three maps side by side: truth with the flown paths, belief, entropy.
+    """Draw three maps side by side: truth with the flown paths, belief, entropy.
 
     Args:
-        snapshot: the row to draw.
-        title: its first words.
-        positions_m: [A, 3] where the UAVs are drawn, if not where the row has them.
+        snapshot: row to draw.
+        title: first words of the title.
+        positions_m: [A, 3] positions at which to draw the UAVs, m; None: those of the row.
     """
     state = snapshot.state
     cell = float(state["cell_m"])
@@ -94,7 +94,7 @@ def _draw_map(
     extent: tuple[float, float, float, float],
     colours: Any,  # noqa: ANN401 - matplotlib's Colormap
 ) -> None:
-    """One map [Y, X] of values from 0 to 1, with its size in metres."""
+    """Draw one map [Y, X] of values from 0 to 1, with its size in meters."""
     _, size_x, _, size_y = extent
     axis.imshow(
         values,
@@ -120,7 +120,7 @@ def _draw_team(
     paths: bool = False,
     footprints: bool = False,
 ) -> None:
-    """UAVs as discs that grow with altitude; their paths or the rectangles they last saw."""
+    """Draw UAVs as discs that grow with altitude, with their paths or last footprints."""
     positions = state["positions_m"] if positions_m is None else positions_m
     cell = float(state["cell_m"])
     for a, (x, y, z) in enumerate(positions):
@@ -160,13 +160,13 @@ def _draw_team(
 
 
 def _size(altitude_m: float, state: Mapping[str, NDArray[Any]]) -> float:
-    """Marker size, in points: the highest UAV of the episode is the largest."""
+    """Return the marker size, in points; the episode's highest UAV has the largest."""
     highest = max(float(np.max(state["paths_m"][..., 2])), altitude_m, 1e-6)
     return 5.0 + 8.0 * altitude_m / highest
 
 
 def _legend(figure: Figure, state: Mapping[str, NDArray[Any]]) -> None:
-    """Which colour is which UAV, at which altitude."""
+    """Draw the legend of the UAVs' colors and altitudes."""
     handles = [
         Line2D(
             [],

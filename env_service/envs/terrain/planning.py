@@ -1,9 +1,10 @@
-"""Plans of a terrain mission: who looks where, so that as much entropy as can be is expected to go.
+"""Plans of a terrain mission's looks that maximize the expected entropy reduction.
 
-A plan is worth the expected entropy that it takes from the cells of interest by the mission's end.
-That follows exactly from how often each cell is looked at from each altitude: entropies are sums
-over cells, reports are independent. Plans are improved one agent at a time, by a beam search over
-its paths while the others' are held. This ends in a local optimum, so better plans may exist.
+The value of a plan is the entropy that it is expected to take from the cells of interest by the
+mission's end. It follows exactly from the number of looks at each cell from each altitude, because
+entropies are sums over cells and reports are independent. Plans are improved one agent at a time,
+by a beam search over its paths while the others' are fixed. This ends in a local optimum, so better
+plans may exist.
 """
 
 import math
@@ -33,18 +34,18 @@ F = TypeVar("F", np.float32, np.float64)
 
 
 class Game(NamedTuple):
-    """What the search needs of a mission. A position is (x Y + y) Z + z, a column x Y + y.
+    """The constants of a search. A position is (x Y + y) Z + z, a column x Y + y.
 
-    The map is cut along the borders of all footprints, so that a look sees whole blocks.
+    The map is cut along the borders of all footprints, so that a look covers whole blocks.
 
     Attributes:
         rows, columns: [B] first cell of each block.
-        spans: [P, 4] the blocks seen from each position: first row, end, first column, end.
-        targets: [P, K] where each action leads, -1 off the lattice.
+        spans: [P, 4] blocks seen from each position: first row, end, first column, end.
+        targets: [P, K] position that each action leads to, -1 off the lattice.
         levels: number of altitudes Z.
-        gain: [S, Z] bits that a look from an altitude takes from a cell of interest in look state
-            S, expected.
-        then: [S, Z] the look state after it; that of a new mission is 0.
+        gain: [S, Z] bits that a look from an altitude is expected to take from a cell of interest
+            in look state S.
+        then: [S, Z] look state after that look; a new mission has 0.
     """
 
     rows: Ints
@@ -57,10 +58,10 @@ class Game(NamedTuple):
 
 
 def game_of(config: Config, mission: Mission) -> Game:
-    """The game of a mission.
+    """Make the game of a mission.
 
     Raises:
-        ConfigError: if it has more than 4 altitudes: there would be too many look states.
+        ConfigError: if it has more than 4 altitudes, which give too many look states.
     """
     if len(config.altitudes_m) > _LEVELS:
         raise ConfigError(
@@ -96,42 +97,42 @@ def game_of(config: Config, mission: Mission) -> Game:
 
 
 def position(cells: NDArray[np.int32], mission: Mission) -> Ints:
-    """Lattice positions [..., 3] as the numbers [...] that a Game has."""
+    """Convert lattice positions [..., 3] to a Game's position numbers [...]."""
     at = tuple(np.moveaxis(cells, -1, 0))
     return np.asarray(np.ravel_multi_index(at, mission.lattice), np.int64)
 
 
 def block_sums(values: NDArray[F], rows: Ints, columns: Ints) -> NDArray[F]:
-    """Sums of [X, Y] over blocks that begin at these rows and columns."""
+    """Sum values [X, Y] over blocks that begin at these rows and columns."""
     return np.asarray(np.add.reduceat(np.add.reduceat(values, rows, 0), columns, 1))
 
 
 class Beliefs:
-    """What is believed of each cell, and nothing of how maps are drawn.
+    """Weights of blocks by a belief, without knowledge of the maps' generator.
 
     Args:
-        game: gives the blocks to weigh.
+        game: game with the blocks to weigh.
     """
 
     def __init__(self, game: Game) -> None:
         self._blocks = game.rows, game.columns
 
     def __call__(self, odds: NDArray[np.float32]) -> Floats:
-        """[B, B] each block's share of the interest, by a belief [X, Y]."""
+        """Return each block's share of the interest, [B, B], by a belief [X, Y]."""
         p = odds.astype(np.float64)
         p /= 1 + p
         return block_sums(p / p.sum(), *self._blocks)
 
 
 class Worlds:
-    """The mean of all maps that can be drawn, each with its posterior probability.
+    """Weights of blocks by all maps that can be drawn and their posterior probabilities.
 
     With L the log-odds gathered on a cell, a map m has the log-likelihood sum over cells of
     m L, up to a constant. All is summed over blocks in which no map changes.
 
     Args:
-        game: gives the blocks to weigh.
-        maps: [M, X, Y] all that can be drawn, weighed alike: of few pixels some are likelier.
+        game: game with the blocks to weigh.
+        maps: [M, X, Y] maps that can be drawn, of equal prior; with few pixels some are likelier.
     """
 
     def __init__(self, game: Game, maps: NDArray[np.uint8]) -> None:
@@ -148,7 +149,7 @@ class Worlds:
         self._cells = np.outer(*map(np.diff, ends))
 
     def __call__(self, odds: NDArray[np.float32]) -> Floats:
-        """[B, B] each block's share of the interest, by a belief [X, Y]."""
+        """Return each block's share of the interest, [B, B], by a belief [X, Y]."""
         gathered = block_sums(np.log(odds), self._rows, self._columns)
         likelihood = (self._maps @ gathered.ravel()).astype(np.float64)
         posterior = np.exp(likelihood - likelihood.max())
@@ -158,7 +159,7 @@ class Worlds:
 
 
 def weigher(config: Config, game: Game) -> Beliefs | Worlds:
-    """What is known of where the interest lies: Worlds if at most 256 maps are drawn."""
+    """Make the weights of blocks: Worlds if at most 256 maps are drawn, else Beliefs."""
     shape, generator = map_shape(config), np.random.default_rng(0)
     draw, found = world(config, shape), set[bytes]()
     for _ in range(_DRAWS):
@@ -170,13 +171,13 @@ def weigher(config: Config, game: Game) -> Beliefs | Worlds:
 
 
 def expected_entropy(noise: tuple[float, ...]) -> Floats:
-    """Expected entropy of a cell of interest after looks from each altitude, bits.
+    """Compute the expected entropy of a cell of interest after looks from each altitude, bits.
 
     H(p) with odds p / (1 - p) = product over altitudes of ((1 - e) / e)^(2 right - looks), e the
     noise and right ~ Binomial(looks, 1 - e), clamped as the environment's beliefs are.
 
     Returns:
-        an axis of 0 to _LOOKS looks for each altitude.
+        array with an axis of 0 to _LOOKS looks for each altitude.
     """
     found = np.empty((_LOOKS + 1,) * len(noise))
     for index in np.ndindex(found.shape):
@@ -203,19 +204,19 @@ def plan(
     width: int,
     paths: Ints | None = None,
 ) -> Ints:
-    """Paths of all agents.
+    """Plan the paths of all agents.
 
     Args:
-        game: of the mission.
+        game: game of the mission.
         now: [A] positions.
-        steps: moves that are left.
-        weight: [B, B] how much each block matters.
+        steps: number of moves that are left.
+        weight: [B, B] weight of each block.
         looks: [B, B] look state of each block.
-        width: of the beam.
-        paths: [A, steps] a plan to improve; None: none yet.
+        width: width of the beam.
+        paths: [A, steps] plan to improve; None if there is none yet.
 
     Returns:
-        [A, steps] positions after each move; -1 for an agent to whom the others leave no way.
+        [A, steps] positions after each move; -1 for an agent blocked by the others.
     """
     agents = len(now)
     flown = [a for a in range(agents) if paths is not None]
@@ -241,10 +242,11 @@ def plan(
 def _blocked(
     game: Game, now: Ints, paths: Ints, agent: int, others: list[int]
 ) -> NDArray[np.bool_]:
-    """[steps, columns] where an agent may not be after each move.
+    """Return the columns forbidden to an agent after each move, [steps, columns] bool.
 
-    Not where another is then; nor where one with a lower id was before the move, which its mask
-    forbids; nor, for the same reason, where one with a higher id goes next.
+    Forbidden are columns of another agent after the same move; those of an agent with a lower id
+    before the move, because of the mask; and, for the same reason, those that an agent with a
+    higher id enters next.
     """
     steps = paths.shape[1]
     blocked = np.zeros((steps, len(game.spans) // game.levels), np.bool_)
@@ -262,7 +264,7 @@ def _blocked(
 
 @compiled()
 def _gain(game: Game, position: int, weight: Floats, looks: Looks) -> float:
-    """Expected bits that a look from a position removes."""
+    """Compute the bits that a look from a position is expected to remove."""
     r0, r1, c0, c1 = game.spans[position]
     level, total = position % game.levels, 0.0
     for r in range(r0, r1):
@@ -291,7 +293,7 @@ def look_all(game: Game, paths: Ints, looks: Looks) -> None:
 
 @compiled()
 def _worth(game: Game, path: Ints, weight: Floats, looks: Looks) -> float:
-    """Expected bits that a path removes; `looks` is changed."""
+    """Compute the bits that a path is expected to remove; `looks` is changed."""
     total = 0.0
     for position in path:
         total += _gain(game, position, weight, looks)
@@ -308,7 +310,7 @@ def _continued(
     blocked: NDArray[np.bool_],
     weight: Floats,
 ) -> Floats:
-    """What each path is worth after each of its next moves, [paths * K]; -1 if it is not free."""
+    """Return the value of each path after each next move, [paths * K]; -1 if it is blocked."""
     actions = game.targets.shape[1]
     worth = np.full(len(at) * actions, -1.0)
     for i in range(len(at)):
@@ -329,19 +331,19 @@ def best_path(
     width: int,
     path: Ints,
 ) -> float:
-    """The best path that a beam search finds for one agent.
+    """Find the best path of one agent by beam search.
 
     Args:
-        game: of the mission.
-        start: the agent's position.
-        blocked: [steps, columns] where it may not be after each move.
-        weight: [B, B] how much each block matters.
-        looks: [B, B] look state of each block, the others' looks carried out.
-        width: paths kept after each move.
+        game: game of the mission.
+        start: position of the agent.
+        blocked: [steps, columns] columns forbidden to it after each move.
+        weight: [B, B] weight of each block.
+        looks: [B, B] look state of each block after the others' looks.
+        width: number of paths kept after each move.
         path: [steps] receives its positions.
 
     Returns:
-        expected bits that it removes; -1 if there is no free path.
+        bits that it is expected to remove; -1 if there is no free path.
     """
     steps, actions = len(path), game.targets.shape[1]
     parents = np.zeros((steps, width), np.int64)
@@ -368,7 +370,8 @@ def best_path(
         if count == 0:
             return -1.0
         at, scores, states = places[t, :count].copy(), kept[:count].copy(), following
-    best = 0  # they are in the order of their worth
+    # Follow the parents back from the best path's end; paths are sorted by worth.
+    best = 0
     for t in range(steps - 1, -1, -1):
         path[t], best = places[t, best], parents[t, best]
     return float(scores[0])

@@ -25,7 +25,7 @@ def load_raster(name: str) -> NDArray[np.float32]:
         name: 'jacksboro' (bundled) or the path of a .tif, .tiff, .png or .npy file.
 
     Returns:
-        [rows, columns] float32, finite, of more than one value.
+        [rows, columns] float32 values, finite, of more than one value.
 
     Raises:
         RasterError: if the file cannot be read or its values cannot be used.
@@ -68,7 +68,7 @@ def load_raster(name: str) -> NDArray[np.float32]:
 
 
 def _read(path: Path) -> tuple[NDArray[np.generic], float | None]:
-    """The values of a file and its nodata value, if it names one."""
+    """Read the values of a file and its nodata value, if it names one."""
     suffix = path.suffix.lower()
     if suffix not in _FORMATS:
         raise RasterError(f"raster '{path}' is a '{suffix}' file; save it as .tif, .png or .npy")
@@ -90,16 +90,16 @@ def _read(path: Path) -> tuple[NDArray[np.generic], float | None]:
 def resample(
     values: NDArray[np.float32], shape: tuple[int, int], nearest: bool
 ) -> NDArray[np.float32]:
-    """A grid's values on another grid over the same area.
+    """Resample a grid's values to another grid over the same area.
 
     Each new cell gets the mean over the area that it covers, parts of cells included (OpenCV's
-    INTER_AREA): with n cells where there were m, cell i the mean over [i m/n, (i+1) m/n). Or the
+    INTER_AREA): from m to n cells, cell i gets the mean over [i m/n, (i+1) m/n). Or it gets the
     value at its corner: cell i that of floor(i m/n).
 
     Args:
-        values: [rows, columns].
-        shape: of the result.
-        nearest: take values instead of means.
+        values: [rows, columns] values.
+        shape: (rows, columns) of the result.
+        nearest: true for values at corners instead of means.
     """
     if nearest:
         rows, columns = (np.arange(n) * m // n for n, m in zip(shape, values.shape, strict=True))
@@ -109,7 +109,7 @@ def resample(
 
 
 def _means(values: NDArray[np.floating], cells: int) -> NDArray[np.float64]:
-    """Means over equal cells of the first axis."""
+    """Compute means over equal cells of the first axis."""
     count = len(values)
     before = np.zeros((count + 1, *values.shape[1:]))
     np.cumsum(values, axis=0, out=before[1:])  # sum of all that comes before an index
@@ -120,14 +120,14 @@ def _means(values: NDArray[np.floating], cells: int) -> NDArray[np.float64]:
 
 
 class RasterWorld:
-    """Draws crops of a raster and turns them into ground truths.
+    """Generator of ground truths from crops of a raster.
 
     Each crop is turned by a multiple of 90 degrees and flipped (if augmented), resampled to the
-    map, and thresholded. One whose share of interest lies outside `raster_share` is redrawn, up
-    to 20 times in all; if none fits, the one that comes closest is taken.
+    map, and thresholded. A crop with a share of interest outside `raster_share` is redrawn, up to
+    20 times in all; if none fits, the share closest to a half is taken.
 
     Args:
-        config: of the mission.
+        config: options of the mission.
         shape: cells of the map.
 
     Raises:
@@ -157,14 +157,14 @@ class RasterWorld:
             )
 
     def _crop_size(self, turned: bool) -> tuple[int, int]:
-        """Rows and columns of a crop of the map's proportions."""
+        """Return rows and columns of a crop of the map's proportions."""
         rows, columns = self._shape[::-1] if turned else self._shape
         height, width = self._values.shape
         scale = min(height / rows, width / columns) * self._config.raster_crop
         return min(round(rows * scale), height), min(round(columns * scale), width)
 
     def draw(self, generator: np.random.Generator) -> NDArray[np.uint8]:
-        """A ground truth: [X, Y] uint8, 1 = of interest.
+        """Draw a ground truth: [X, Y] uint8, 1 = of interest.
 
         Raises:
             RasterError: if 20 crops in a row are of one class only.
@@ -186,7 +186,7 @@ class RasterWorld:
         return best
 
     def _crop(self, generator: np.random.Generator) -> NDArray[np.uint8]:
-        """One crop, thresholded."""
+        """Draw one crop, thresholded."""
         config = self._config
         turns = int(generator.integers(4)) if config.raster_augment else 0
         rows, columns = self._crop_size(turned=turns % 2 == 1)

@@ -1,4 +1,4 @@
-"""The downward camera: what it sees, how finely, and how often it errs."""
+"""The downward camera: its footprint, resolution and noise."""
 
 import math
 from typing import NamedTuple
@@ -18,12 +18,12 @@ class Camera(NamedTuple):
     """The camera over every position of the lattice.
 
     Attributes:
-        centre_x: [X] int64, the map row below each lattice x.
-        centre_y: [Y] int64, the map column below each lattice y.
+        centre_x: [X] int64, map row below each lattice x.
+        centre_y: [Y] int64, map column below each lattice y.
         radius_x: [Z] int64, half the footprint's side along x at each altitude, map cells.
-        radius_y: [Z] int64, the same along y.
+        radius_y: [Z] int64, half the footprint's side along y, map cells.
         noise: [Z] float64, probability of a wrong cell.
-        ratio: [Z] float32, odds (1 - noise) / noise that a cell is what the camera says.
+        ratio: [Z] float32, odds (1 - noise) / noise that the camera's report of a cell is right.
     """
 
     centre_x: NDArray[np.int64]
@@ -35,23 +35,23 @@ class Camera(NamedTuple):
 
 
 def footprint_side_m(altitude_m: float, fov_deg: float) -> float:
-    """Side of the ground seen from an altitude: 2 h tan(FoV / 2), metres."""
+    """Return the side of the ground seen from an altitude: 2 h tan(FoV / 2), meters."""
     return 2 * altitude_m * math.tan(math.radians(fov_deg) / 2)
 
 
 def cell_size_m(config: Config) -> float:
-    """Side of a map cell: one camera pixel at the lowest altitude, metres."""
+    """Return the side of a map cell: one camera pixel at the lowest altitude, meters."""
     return footprint_side_m(config.altitudes_m[0], config.fov_x_deg) / config.pixels
 
 
 def map_shape(config: Config) -> tuple[int, int]:
-    """Cells of the terrain map along x and y; what does not fill a cell is left out."""
+    """Return the map's cells along x and y; parts of a cell at the edge are left out."""
     size = cell_size_m(config)
     return int(config.area_x_m / size + _EPSILON), int(config.area_y_m / size + _EPSILON)
 
 
 def camera(config: Config) -> Camera:
-    """The camera of a mission.
+    """Make the camera of a mission.
 
     A footprint reaches floor(floor(side / cell) / 2) cells to both sides of the cell below the
     camera: [centre - radius, centre + radius).
@@ -78,10 +78,10 @@ def camera(config: Config) -> Camera:
 def footprint(
     camera: Camera, cell: NDArray[np.int32], shape: tuple[int, int], out: NDArray[np.int64]
 ) -> None:
-    """The part of the map seen from a position.
+    """Compute the part of the map seen from a position.
 
     Args:
-        camera: the camera.
+        camera: camera of the mission.
         cell: [3] position.
         shape: cells of the map.
         out: [4] receives first row, end row, first column, end column (ends excluded).
@@ -94,7 +94,7 @@ def footprint(
 
 @compiled()
 def stream(key: np.uint64, time: int, number: int) -> np.uint64:
-    """The key of one of an episode's random streams at one time."""
+    """Return the key of one of an episode's random streams at one time."""
     return np.uint64(mix(mix(key + np.uint64(time)) + np.uint64(number)))
 
 
@@ -107,16 +107,16 @@ def measure(
     words: NDArray[np.uint64],
     seen: NDArray[np.uint8],
 ) -> None:
-    """Look at a footprint; each cell comes out wrong with probability `noise`, independently.
+    """Measure a footprint; each cell is wrong with probability `noise`, independently.
 
     The noise is a pure function of the key (splitmix64 in counter mode, 16 bits for each cell, so
     probabilities are multiples of 2^-16): neither other environments nor other agents shift it.
 
     Args:
-        truth: [X, Y] 0 or 1.
-        rect: [4] the footprint.
+        truth: [X, Y] ground truth, 0 or 1.
+        rect: [4] footprint.
         noise: probability of a wrong cell.
-        key: of this agent's measurement at this time.
+        key: random key of this agent's measurement at this time.
         words: scratch, at least a quarter of the footprint's cells.
         seen: [>= rows, >= columns] receives 0 or 1 at the footprint's cells, from [0, 0] on.
     """

@@ -35,19 +35,19 @@ _MESSAGES = 1_000_000  # number of the random stream that loses messages; agents
 
 
 class Mission(NamedTuple):
-    """What never changes.
+    """The constants of a mission.
 
     Attributes:
-        camera: see sensor.
+        camera: camera of the mission; see sensor.
         rows: pooling along x.
         columns: pooling along y.
-        moves: [K, 3] the action set.
+        moves: [K, 3] action set.
         lattice: [3] positions along x, y, z.
-        metres: [Z] altitudes.
-        spacing: of the lattice, metres.
-        budget: moves after the first.
+        metres: [Z] altitudes, meters.
+        spacing: spacing of the lattice, meters.
+        budget: number of moves after the first.
         failure_rate: share of messages lost in range.
-        mask_collisions: see Config.
+        mask_collisions: true to mask moves onto agents with lower ids; see Config.
         actor: codes of the actor's channels in order.
         critic: codes of the critic's channels in order.
         scratch: working memory of one environment at a time.
@@ -69,25 +69,25 @@ class Mission(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the environments are in; entry n belongs to environment n.
+    """The state of all environments; entry n belongs to environment n.
 
     Attributes:
         truth: [N, X, Y] uint8, 1 = of interest.
-        odds: [N, A + 1, X, Y] float32, the belief of each agent; the last is the global one.
-        pooled: [N, A + 1, H, W] float64, their probabilities, area-pooled.
-        entropy: [N, X, Y] float32, of the global belief, bits.
-        label: [N, X, Y] uint8, see belief.UNDECIDED, of the global belief.
-        looked: [N, X, Y] uint8, 1 = in some footprint so far.
+        odds: [N, A + 1, X, Y] float32, belief of each agent; the last is the global one.
+        pooled: [N, A + 1, H, W] float64, probabilities of these beliefs, area-pooled.
+        entropy: [N, X, Y] float32, entropy of the global belief, bits.
+        label: [N, X, Y] uint8, label of each cell in the global belief; see belief.UNDECIDED.
+        looked: [N, X, Y] uint8, 1 = in a footprint so far.
         cells: [N, A, 3] int32, positions.
         rects: [N, A, 4] int64, last footprints.
         heard: [N, A, A] uint8, [n, a, b] = a heard b's last message.
-        executed: [N, A] int32, last actions as carried out.
+        executed: [N, A] int32, last executed actions.
         visits: [N, Z] int64, measurements at each altitude after the start.
         avoided: [N] int64, actions replaced to avoid a conflict so far.
         time: [N] int64, decisions carried out.
-        key: [N] uint64, of the episode's random streams.
-        range: [N] float64, communication range of the episode, metres.
-        totals: see Totals.
+        key: [N] uint64, key of the episode's random streams.
+        range: [N] float64, communication range of the episode, meters.
+        totals: sums over the global maps.
     """
 
     truth: NDArray[np.uint8]
@@ -109,7 +109,7 @@ class State(NamedTuple):
 
 
 def mission(config: Config) -> Mission:
-    """The constants of a mission."""
+    """Make the constants of a mission."""
     x, y, z = lattice_shape(config)
     rows, columns = map_shape(config)
     lens, plan = camera(config), channel_plan(config)
@@ -137,7 +137,7 @@ def mission(config: Config) -> Mission:
 
 
 def state(config: Config, num_envs: int) -> State:
-    """Memory for `num_envs` environments; begin() makes an episode of it."""
+    """Allocate the state of `num_envs` environments; begin() starts an episode."""
     x, y, z = lattice_shape(config)
     grid = (num_envs, *map_shape(config))
     agents = config.num_agents
@@ -181,12 +181,12 @@ def begin(
     """Reset environment n to a new episode, before its first measurement.
 
     Args:
-        state: of all environments.
-        n: the environment.
-        seed: of the episode; every random stream within it derives from this.
-        truth: [X, Y] 0 or 1.
-        cells: [A, 3] where the agents start.
-        communication_range: metres.
+        state: state of all environments.
+        n: number of the environment.
+        seed: seed of the episode; all its random streams derive from it.
+        truth: [X, Y] ground truth, 0 or 1.
+        cells: [A, 3] start positions of the agents.
+        communication_range: range of messages, meters.
     """
     state.truth[n] = truth
     state.odds[n] = 1
@@ -231,7 +231,7 @@ def _talk(mission: Mission, state: State, n: int) -> None:
 
 @compiled()
 def _measure(mission: Mission, state: State, n: int) -> None:
-    """Environment n's agents look down, talk, and fuse; global belief and sums follow."""
+    """Measure, exchange messages and fuse in environment n; update its global belief and sums."""
     agents = state.cells.shape[1]
     work = mission.scratch
     for a in range(agents):
@@ -291,9 +291,9 @@ def _draw(
     """Draw all channels of environment n.
 
     Args:
-        mission: constants.
-        state: of all environments.
-        n: the environment.
+        mission: constants of the mission.
+        state: state of all environments.
+        n: number of the environment.
         maps: [A, C, H, W] receives the actor's channels.
         critic: [Cg, H, W] receives the critic's channels.
     """
@@ -328,7 +328,7 @@ def _draw(
 
 @compiled()
 def _draw_local(mission: Mission, state: State, n: int, a: int, image: NDArray[np.float64]) -> None:
-    """Pool what agent a of environment n saw last into `image` [H, W], as probabilities."""
+    """Pool agent a's last look in environment n into `image` [H, W], as probabilities."""
     lens, work = mission.camera, mission.scratch
     z = state.cells[n, a, 2]
     rect = state.rects[n, a]
@@ -369,14 +369,14 @@ def advance(
     critic: NDArray[np.float32],
     mask: NDArray[np.uint8],
 ) -> None:
-    """Move and measure where asked, then draw every environment's observation.
+    """Move and measure in the chosen environments, then draw every environment's observation.
 
     Args:
-        mission: constants.
-        state: of all environments; updated.
-        action: [N, A] what the agents chose.
-        moves: [N] whether an environment's agents carry out their actions.
-        measures: [N] whether they then measure.
+        mission: constants of the mission.
+        state: state of all environments; updated.
+        action: [N, A] chosen actions.
+        moves: [N] bool, true if an environment's agents execute their actions.
+        measures: [N] bool, true if they then measure.
         maps: [N, A, C, H, W] receives the actor's channels.
         critic: [N, Cg, H, W] receives the critic's channels.
         mask: [N, A, K] receives the legal actions.

@@ -1,4 +1,4 @@
-"""Mirrored and turned areas: how what UAVs see and do changes with them.
+"""Mirrored and turned areas: the changes of observations and actions.
 
 Three rules are not the same then. A UAV that gives way to another takes the next action by number.
 Where a collision mask would leave no move, the last action by number remains. And the cell below a
@@ -16,7 +16,7 @@ from shared.symmetry import ArrayChange, Symmetry, grid_change
 
 
 def symmetries(config: Config) -> tuple[Symmetry, ...]:
-    """The symmetries of a mission as it is configured, without the identity.
+    """Return the symmetries of a configured mission, without the identity.
 
     Flips and half turns; quarter turns too if area and camera are square. None if the channel
     `position` is there and has no middle: its own cell would move.

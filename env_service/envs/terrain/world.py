@@ -1,4 +1,4 @@
-"""Generators of the ground truth: which cells of the map are of interest."""
+"""Generators of the ground truth: the cells of interest on the map."""
 
 from collections.abc import Callable
 
@@ -15,12 +15,12 @@ DrawWorld = Callable[[Generator], Truth]
 
 
 def _cells(size: int, percent: int) -> int:
-    """A percentage of a side, in whole cells."""
+    """Return a percentage of a side, in whole cells."""
     return size * percent // 100
 
 
 def half_plane(shape: tuple[int, int], generator: Generator) -> Truth:
-    """30 to 60 % of the area at one of the four sides: 124 different maps."""
+    """Draw 30 to 60 % of the area at one of the four sides: 124 different maps."""
     truth = np.zeros(shape, np.uint8)
     side = int(generator.integers(4))
     view = truth if side < 2 else truth.T
@@ -30,7 +30,7 @@ def half_plane(shape: tuple[int, int], generator: Generator) -> Truth:
 
 
 def corner(shape: tuple[int, int], generator: Generator) -> Truth:
-    """A rectangle of 55 to 74 % of each side in one of the four corners."""
+    """Draw a rectangle of 55 to 74 % of each side in one of the four corners."""
     truth = np.zeros(shape, np.uint8)
     rows, columns = (
         _cells(size, int(percent))
@@ -44,7 +44,7 @@ def corner(shape: tuple[int, int], generator: Generator) -> Truth:
 
 
 def band(shape: tuple[int, int], generator: Generator) -> Truth:
-    """A band from 20..34 % to 65..79 % along one axis, or all but that band."""
+    """Draw a band from 20..34 % to 65..79 % along one axis, or all but that band."""
     truth = np.zeros(shape, np.uint8)
     view = truth.T if generator.integers(2) else truth
     first, end = int(generator.integers(20, 35)), int(generator.integers(65, 80))
@@ -53,7 +53,7 @@ def band(shape: tuple[int, int], generator: Generator) -> Truth:
 
 
 def corners_2(shape: tuple[int, int], generator: Generator) -> Truth:
-    """Two opposite corners of 40 to 54 % of each side; they may overlap."""
+    """Draw two opposite corners of 40 to 54 % of each side; they may overlap."""
     truth = np.zeros(shape, np.uint8)
     percent = int(generator.integers(40, 55))
     rows, columns = (_cells(size, percent) for size in shape)
@@ -64,7 +64,7 @@ def corners_2(shape: tuple[int, int], generator: Generator) -> Truth:
 
 
 def corners_4(shape: tuple[int, int], generator: Generator) -> Truth:
-    """Four corners of 28 to 37 % of each side, or all but four of 32 to 41 %."""
+    """Draw four corners of 28 to 37 % of each side, or all but four of 32 to 41 %."""
     truth = np.zeros(shape, np.uint8)
     inverse = bool(generator.integers(2))
     percent = int(generator.integers(32, 42) if inverse else generator.integers(28, 38))
@@ -83,7 +83,7 @@ class GaussianField:
 
     Args:
         shape: cells of the map.
-        exponent: of the power spectrum.
+        exponent: exponent of the power spectrum.
     """
 
     def __init__(self, shape: tuple[int, int], exponent: float) -> None:
@@ -101,19 +101,19 @@ class GaussianField:
         self._amplitude = amplitude.astype(np.float32)
 
     def field(self, generator: Generator) -> NDArray[np.float32]:
-        """The field before it is cut: [X, Y], of arbitrary scale."""
+        """Draw the field before it is cut: [X, Y], of arbitrary scale."""
         noise = generator.standard_normal((*self._amplitude.shape, 2), np.float32)
         spectrum = noise.view(np.complex64)[..., 0] * self._amplitude
         return np.fft.irfft2(spectrum, self._shape).astype(np.float32, copy=False)
 
     def __call__(self, generator: Generator) -> Truth:
-        """A ground truth."""
+        """Draw a ground truth, [X, Y] uint8."""
         field = self.field(generator)
         return np.asarray(field >= (field.min() + field.max()) / 2, np.uint8)
 
 
 def world(config: Config, shape: tuple[int, int]) -> DrawWorld:
-    """The generator that a configuration names, for a map of this shape.
+    """Make the generator that a configuration names, for a map of this shape.
 
     Raises:
         RasterError: if it is a raster that cannot be used.

@@ -49,7 +49,7 @@ class Config(Section):
 
 
 class Faces:
-    """See the module."""
+    """A source of drawn portraits and their masks."""
 
     def __init__(self, config: Config) -> None:
         """Prepare textures."""
@@ -69,7 +69,7 @@ class Faces:
         )
 
     def read(self, split: str, index: int) -> dict[str, Array]:
-        """See Source.read."""
+        """Draw a portrait, uint8 [3, H, W] in RGB, and its mask, uint8 [H, W] of classes."""
         import cv2
 
         rng = np.random.default_rng([self._seed, SPLITS.index(split), index])
@@ -83,7 +83,7 @@ class Faces:
 
 
 def build(config: Config) -> Faces:
-    """The source."""
+    """Make the source."""
     import cv2
 
     cv2.setNumThreads(1)  # workers share the cores

@@ -1,4 +1,4 @@
-"""What is behind a person, and what gets in the way."""
+"""The background behind a person, and obstacles in front."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from env_service.sources.faces.look import Look, any_colour
 
 
 def draw_backdrop(canvas: Canvas, rng: np.random.Generator, look: Look) -> None:
-    """A wall, clouds of colour or a scene of shapes, some of them coloured like the person."""
+    """Draw a wall, clouds of color or a scene of shapes, some in the person's colors."""
     import cv2
 
     kind = rng.integers(4)
@@ -54,7 +54,7 @@ def draw_backdrop(canvas: Canvas, rng: np.random.Generator, look: Look) -> None:
 
 
 def draw_obstacle(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
-    """Something in front of the person, which the mask calls background: a hand, a bar, a thing."""
+    """Draw a hand, a bar or a shape in front of the person; the mask has it as background."""
     if rng.random() > 0.22:
         return
     kind = rng.integers(3)
@@ -76,7 +76,7 @@ def draw_obstacle(canvas: Canvas, rng: np.random.Generator, head: Head, look: Lo
 def _draw_hand(
     canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, side: float
 ) -> None:
-    """A palm and four fingers beside the cheek or before the mouth."""
+    """Draw a palm and four fingers beside the cheek or in front of the mouth."""
     skin = shade(look.skin, rng.uniform(0.8, 1.08))
     at = np.array([side * rng.uniform(0.25, 0.95), rng.uniform(0.45, 1.2)])
     tilt = rng.uniform(-0.7, 0.7)

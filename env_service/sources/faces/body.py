@@ -9,18 +9,18 @@ from env_service.sources.faces.look import Look
 
 
 def _flat(points: list[tuple[float, float]], z: float = 0.0) -> Space:
-    """Points (x, y) at one depth."""
+    """Return points (x, y) at one depth."""
     flat = np.array(points)
     return np.concatenate([flat, np.full((len(flat), 1), z)], 1)
 
 
 def _mirrored(right: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """A closed outline from its right half, given from top to bottom."""
+    """Make a closed outline from its right half, given from top to bottom."""
     return right + [(-x, y) for x, y in reversed(right)]
 
 
 def draw_body(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
-    """Clothes, the neck in their neckline, and what is worn around it."""
+    """Draw clothes, the neck in their neckline, and a necklace or collar."""
     slope, broad = rng.uniform(0.25, 0.7), rng.uniform(1.5, 2.1)
     thick, long = rng.uniform(0.34, 0.52), rng.uniform(1.32, 1.5)
     shoulders = _mirrored(
@@ -47,7 +47,7 @@ def draw_body(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) 
 
 
 def smooth_rows(points: Space) -> Space:
-    """A closed curve in space with its corners cut; all points lie at one depth."""
+    """Cut the corners of a closed curve in space; all points lie at one depth."""
     flat = smooth(points[:, :2])
     return np.concatenate([flat, np.full((len(flat), 1), points[0, 2])], 1)
 
@@ -55,7 +55,7 @@ def smooth_rows(points: Space) -> Space:
 def _draw_neck(
     canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, thick: float, long: float
 ) -> None:
-    """From the jaw, which turns with the head, down to the neckline, with the chin's shadow."""
+    """Draw the neck from the jaw, which turns with the head, to the neckline, with shadow."""
     low = {"round": 0.32, "v": 0.75, "high": 0.05, "hood": 0.3, "bare": 0.62}[look.neckline]
     low *= rng.uniform(0.7, 1.25)
     wide = 1.6 if look.neckline == "bare" else 1.15
@@ -77,7 +77,7 @@ def _draw_neck(
 
 
 def _shade_within(canvas: Canvas, outline: Points, part: int, factor: float) -> None:
-    """Darken what of a part lies within an outline."""
+    """Darken the pixels of a part within an outline."""
     import cv2
 
     within = np.zeros_like(canvas.mask)

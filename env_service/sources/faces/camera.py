@@ -1,4 +1,4 @@
-"""Light on a portrait, and the camera that takes it: focus, colours, noise, compression."""
+"""Light on a portrait, and the camera that takes it: focus, colors, noise, compression."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ _LIGHT_CELLS = 48
 
 
 def middle(square: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
-    """The largest part in the middle of a square picture or mask with the proportions of `size`.
+    """Cut the largest middle part with the proportions of `size` from a square picture or mask.
 
     Args:
-        square: [S, S, ...].
+        square: [S, S, ...] picture or mask.
         size: (height, width) that the caller resizes to.
     """
     height, width = (max(1, round(len(square) * side / max(size))) for side in size)
@@ -25,22 +25,22 @@ def middle(square: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8
 
 
 class Camera:
-    """Takes one picture."""
+    """A camera that takes one picture."""
 
     def __init__(self, rng: np.random.Generator, textures: Textures) -> None:
-        """Keep what the picture is drawn with."""
+        """Keep the random generator and the textures."""
         self._rng, self._textures = rng, textures
 
     def take(self, canvas: Canvas, head: Head, size: tuple[int, int]) -> NDArray[np.uint8]:
-        """The picture of a canvas.
+        """Take the picture of a canvas.
 
         Args:
-            canvas: what is drawn; its image is overwritten.
-            head: for the light on it.
+            canvas: canvas with the portrait; its image is overwritten.
+            head: head of the person, for the light on it.
             size: (height, width) of the picture.
 
         Returns:
-            [H, W, 3] blue, green, red.
+            picture [H, W, 3] in blue, green, red.
         """
         import cv2
 
@@ -54,7 +54,7 @@ class Camera:
         return self._record(image)
 
     def _light(self, head: Head) -> NDArray[np.uint8]:
-        """[L, L] gains: a lamp on a round head, a gradient over the scene, perhaps a shadow."""
+        """Draw gains [L, L]: a lamp on a round head, a gradient, perhaps a shadow."""
         rng = self._rng
         at = (np.arange(_LIGHT_CELLS) + 0.5) / _LIGHT_CELLS
         x, y = np.meshgrid(at - head.centre[0], at - head.centre[1])
@@ -77,7 +77,7 @@ class Camera:
         return np.clip(gain * 128, 8, 250).astype(np.uint8)  # type: ignore[no-any-return]
 
     def _focus(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Blur: a little always, out of focus or by motion now and then."""
+        """Blur the image: slightly, or sometimes out of focus or by motion."""
         import cv2
 
         rng, unit = self._rng, len(image) / 512
@@ -102,7 +102,7 @@ class Camera:
         return cv2.blur(image, (2, 2)) if rng.random() < 0.5 else image
 
     def _colours(self) -> NDArray[np.uint8]:
-        """[256, 1, 3] exposure, contrast, gamma and white balance; now and then black and white."""
+        """Draw a table [256, 1, 3] of exposure, contrast, gamma and white balance."""
         rng = self._rng
         value = np.linspace(0, 1, 256)[:, None]
         gamma, contrast = np.exp(rng.normal(0, 0.22)), rng.uniform(0.65, 1.2)
@@ -112,7 +112,7 @@ class Camera:
         return np.clip(out * 255, 0, 255).astype(np.uint8)[:, None]  # type: ignore[no-any-return]
 
     def _record(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Sensor noise, few colours, JPEG."""
+        """Add sensor noise; sometimes remove colors or compress as JPEG."""
         import cv2
 
         rng = self._rng

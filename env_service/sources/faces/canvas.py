@@ -10,7 +10,7 @@ _SHIFT = 4  # bits of a pixel's fraction
 
 
 def smooth(points: Points, rounds: int = 2) -> Points:
-    """A closed curve with its corners cut (Chaikin 1974): four times the points in two rounds."""
+    """Cut the corners of a closed curve (Chaikin 1974): four times the points in two rounds."""
     for _ in range(rounds):
         following = np.roll(points, -1, 0)
         cut = np.empty((2 * len(points), 2))
@@ -21,7 +21,7 @@ def smooth(points: Points, rounds: int = 2) -> Points:
 
 
 def hull(points: Points) -> Points:
-    """The convex hull."""
+    """Return the convex hull of points."""
     import cv2
 
     found = cv2.convexHull(points.astype(np.float32))
@@ -29,23 +29,23 @@ def hull(points: Points) -> Points:
 
 
 def shade(colour: Colour, factor: float) -> Colour:
-    """A colour made darker or lighter."""
+    """Make a color darker or lighter by a factor."""
     b, g, r = (min(255.0, max(0.0, c * factor)) for c in colour)
     return b, g, r
 
 
 def mix(one: Colour, other: Colour, share: float) -> Colour:
-    """A colour between two: `share` of the other."""
+    """Mix two colors: `share` of the other."""
     b, g, r = (a + (b - a) * share for a, b in zip(one, other, strict=True))
     return b, g, r
 
 
 class Canvas:
-    """Draws shapes into a picture, and their class into a mask.
+    """A picture and its mask of classes, into which shapes are drawn.
 
     Attributes:
-        size: of both, pixels.
-        image: [S, S, 3] blue, green, red.
+        size: side S of both, pixels.
+        image: [S, S, 3] picture in blue, green, red.
         mask: [S, S] classes.
     """
 
@@ -56,13 +56,13 @@ class Canvas:
         self.mask = np.zeros((size, size), np.uint8)
 
     def _fixed(self, points: Points) -> NDArray[np.int32]:
-        """Points as OpenCV takes fractions of pixels; far ones are brought near."""
+        """Convert points to OpenCV's fractions of pixels; clip far ones."""
         pixels = points * (self.size << _SHIFT)
         far = 4 * self.size << _SHIFT
         return pixels.clip(-far, far).astype(np.int32)
 
     def width(self, width: float) -> int:
-        """A line's width as a number of pixels, at least 1."""
+        """Convert a line's width to a number of pixels, at least 1."""
         return max(1, round(width * self.size))
 
     def fill(self, part: int | None, points: Points, colour: Colour) -> None:

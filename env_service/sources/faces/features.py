@@ -25,12 +25,12 @@ _METALS = ((90, 200, 230), (215, 215, 220), (50, 50, 60), (60, 60, 190))
 
 
 def _curve(head: Head, xs: np.ndarray, ys: np.ndarray, lift: float = 0.0) -> Points:
-    """A line on the face, in the picture."""
+    """Project a line on the face into the picture."""
     return head.project(head.face(np.stack([xs, ys], 1), lift))
 
 
 def draw_ear(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, side: int) -> None:
-    """An ear: an oval that stands off the side of the head; and what hangs from it."""
+    """Draw an ear, an oval that stands off the side of the head, and its earring."""
     flare, size = rng.uniform(0.4, 0.9), rng.uniform(0.85, 1.15)
     a = np.linspace(0, 2 * np.pi, 20, endpoint=False)
     out = np.sin(a) * 0.12 * size + 0.07
@@ -64,7 +64,7 @@ def draw_ear(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, s
 
 
 def draw_eye(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, side: int) -> None:
-    """White, iris and pupil between the lids, with lashes and the lid's fold."""
+    """Draw white, iris and pupil between the lids, with lashes and the lid's fold."""
     import cv2
 
     across, high = rng.uniform(0.125, 0.155), 0.085 * look.eyes_open
@@ -99,12 +99,12 @@ def draw_eye(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, s
 
 
 def look_aside(rng: np.random.Generator) -> float:
-    """Where the iris is between the corners of the lids, -1 to 1."""
+    """Draw the iris's place between the corners of the lids, -1 to 1."""
     return float(np.clip(rng.normal(0, 0.18), -0.5, 0.5))
 
 
 def draw_brow(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, side: int) -> None:
-    """A band that is thin outside."""
+    """Draw a brow, a band that is thin at its outer end."""
     x0 = side * 0.31
     arch, thick = rng.uniform(0.0, 0.06), rng.uniform(0.025, 0.065)
     height = _EYE_Y - rng.uniform(0.15, 0.21)
@@ -118,7 +118,7 @@ def draw_brow(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, 
 
 
 def draw_nose(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
-    """Bridge, tip, wings and nostrils; it stands off the face, so it turns with it."""
+    """Draw bridge, tip, wings and nostrils of the nose, which turns with the face."""
     wide, long = rng.uniform(0.12, 0.19), rng.uniform(0.26, 0.36)
     out = rng.uniform(0.14, 0.28)
     flat = np.array(
@@ -157,7 +157,7 @@ def draw_nose(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) 
 
 
 def draw_mouth(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
-    """Two lips and, if it is open, what is between them."""
+    """Draw two lips and, if the mouth is open, its inside."""
     wide, y0 = rng.uniform(0.2, 0.3), rng.uniform(0.5, 0.58)
     full_up, full_low = rng.uniform(0.035, 0.08), rng.uniform(0.05, 0.11)
     opened = look.mouth_open
@@ -183,7 +183,7 @@ def draw_mouth(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look)
 
 
 def draw_beard(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
-    """A beard or its shadow, which the mask calls skin."""
+    """Draw a beard or its shadow, which the mask has as skin."""
     if not look.beard:
         return
     y = np.linspace(0.3, 0.97, 7)
@@ -197,7 +197,7 @@ def draw_beard(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look)
 
 
 def draw_lines_of_age(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
-    """Wrinkles, cheeks and freckles."""
+    """Draw wrinkles, cheeks and freckles."""
     for side in (-1, 1):
         cheek = head.project(head.face(np.array([(side * 0.42, 0.25)])))[0]
         if head.depth((side * 0.42, 0.25, 0.6)) > 0.15:
@@ -217,7 +217,7 @@ def draw_lines_of_age(canvas: Canvas, rng: np.random.Generator, head: Head, look
 
 
 def draw_glasses(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
-    """Frames, whose clear lenses show the eyes, or dark ones, which are glasses all over."""
+    """Draw frames with clear lenses, which show the eyes, or with dark ones."""
     if look.glasses == "none":
         return
     frame = (

@@ -9,12 +9,12 @@ from env_service.sources.faces.look import Look, any_colour
 
 
 def _ragged(points: Points, rng: np.random.Generator, amount: float) -> Points:
-    """An outline of many points, moved at random."""
+    """Move the points of an outline at random."""
     return smooth(smooth(points, 1) + rng.normal(0, amount, (2 * len(points), 2)), 1)
 
 
 def draw_back_hair(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
-    """Hair that falls behind neck and shoulders, and a bun."""
+    """Draw hair that falls behind neck and shoulders, and a bun."""
     dark = shade(look.hair, 0.8)
     if look.style in ("bob", "long"):
         width = 0.74 * look.volume * rng.uniform(0.95, 1.2)
@@ -31,7 +31,7 @@ def draw_back_hair(canvas: Canvas, rng: np.random.Generator, head: Head, look: L
 
 
 def draw_cap_of_hair(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
-    """Hair on the skull; the face is drawn over it."""
+    """Draw hair on the skull; the face is drawn over it."""
     if look.style == "bald":
         return
     down = {"short": 0.15, "bun": 0.1, "side": 0.3}.get(look.style, 0.45)
@@ -47,7 +47,7 @@ def draw_cap_of_hair(canvas: Canvas, rng: np.random.Generator, head: Head, look:
 
 
 def draw_front_hair(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
-    """A fringe over the forehead, locks before the shoulders, single hairs."""
+    """Draw a fringe over the forehead, locks in front of the shoulders, single hairs."""
     if look.fringe:
         low = look.hairline + look.fringe
         part = rng.uniform(-0.5, 0.5)
@@ -75,7 +75,7 @@ def draw_front_hair(canvas: Canvas, rng: np.random.Generator, head: Head, look: 
 def _draw_lock(
     canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, side: int, wide: bool
 ) -> None:
-    """Hair from the temple down one side."""
+    """Draw hair from the temple down one side."""
     if head.depth((side * 0.7, 0.0, 0.1)) < -0.35:
         return
     inner = 0.5 if wide else 0.66
@@ -98,7 +98,7 @@ def _draw_lock(
 
 
 def _draw_single_hairs(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
-    """Strands that stand off the outline."""
+    """Draw strands that stand off the outline."""
     outline = hull(head.project(head.rings(-1, -0.2, np.pi, look.volume)))
     count = int(rng.integers(3, 20))
     starts = outline[rng.integers(0, len(outline), count)][:, None]
@@ -109,7 +109,7 @@ def _draw_single_hairs(canvas: Canvas, rng: np.random.Generator, head: Head, loo
 
 
 def draw_hat(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
-    """A cap, a beanie, a hat with a brim or a scarf over the hair."""
+    """Draw a cap, a beanie, a hat with a brim or a scarf over the hair."""
     if look.hat == "none":
         return
     colour = any_colour(rng)
@@ -141,7 +141,7 @@ def draw_hat(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -
 
 
 def _restore(canvas: Canvas, outline: Points, image: np.ndarray, mask: np.ndarray) -> None:
-    """Put back what was within an outline."""
+    """Restore the pixels within an outline."""
     import cv2
 
     within = np.zeros_like(canvas.mask)

@@ -1,4 +1,4 @@
-"""The shape and pose of a head: points in space, and where they are in the picture.
+"""The shape and pose of a head: points in space, and their projection into the picture.
 
 Head coordinates: x to the right, y down, z towards the viewer; the crown is at y = -1, the chin at
 y = 1.
@@ -17,7 +17,7 @@ _HALF_DEPTH = np.array([0.05, 0.42, 0.68, 0.83, 0.86, 0.8, 0.7, 0.62, 0.56, 0.5]
 
 
 def rotation(yaw: float, pitch: float, roll: float) -> NDArray[np.float64]:
-    """[3, 3] of angles in radians: first yaw about y, then pitch about x, then roll about z."""
+    """Return the rotation [3, 3] by angles in rad: yaw about y, pitch about x, roll about z."""
     cy, sy, cp, sp, cr, sr = (f(a) for a in (yaw, pitch, roll) for f in (np.cos, np.sin))
     about_y = np.array([[cy, 0, sy], [0, 1, 0], [-sy, 0, cy]])
     about_x = np.array([[1, 0, 0], [0, cp, -sp], [0, sp, cp]])
@@ -30,9 +30,9 @@ class Head:
     """A head of random shape and pose.
 
     Attributes:
-        centre: of the head in the picture.
+        centre: [2] center of the head in the picture.
         scale: half the head's height, in the picture.
-        yaw, pitch, roll: radians; yaw > 0 looks to the right of the picture.
+        yaw, pitch, roll: angles, radians; yaw > 0 looks to the right of the picture.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -51,36 +51,36 @@ class Head:
         self._body = rotation(0.45 * self.yaw, 0.2 * self.pitch, 0.2 * self.roll)
 
     def project(self, points: Space) -> Points:
-        """Where points of the head are in the picture; near ones are a little larger."""
+        """Project points of the head into the picture; near parts are slightly larger."""
         turned = points @ self._head.T
         placed: Points = self.centre + self.scale * turned[:, :2] / (1.12 - 0.12 * turned[:, 2:])
         return placed
 
     def project_body(self, points: Space) -> Points:
-        """The same for neck and shoulders, which turn less than the head."""
+        """Project points of neck and shoulders, which turn less than the head."""
         placed: Points = self.centre + self.scale * (points @ self._body.T)[:, :2]
         return placed
 
     def half_width(self, y: NDArray[np.float64] | float) -> NDArray[np.float64]:
-        """Half the head's width at height y."""
+        """Return half the head's width at height y."""
         width: NDArray[np.float64] = np.interp(y, _AT, self._half_width)
         return width
 
     def face(self, points: Points, lift: float = 0.0) -> Space:
-        """Points (x, y) on the front of the head; lift is how far they stand off."""
+        """Place points (x, y) on the front of the head, at a distance `lift` from it."""
         x, y = points[:, 0], points[:, 1]
         across = np.clip(x / np.maximum(self.half_width(y), 0.05), -1, 1)
         z = np.interp(y, _AT, self._half_depth) * np.sqrt(1 - across**2)
         return np.stack([x, y, z + lift], 1)
 
     def rings(self, top: float, bottom: float, angle: float, grown: float = 1.0) -> Space:
-        """Points around the head, for the outline of a part of it.
+        """Return points around the head, for the outline of a part of it.
 
         Args:
-            top: height y of the highest.
-            bottom: height y of the lowest.
-            angle: how far they lie from the front, to both sides, radians; pi: all around.
-            grown: larger than 1 for what lies on the head.
+            top: height y of the highest points.
+            bottom: height y of the lowest points.
+            angle: largest angle from the front, to both sides, radians; pi: all around.
+            grown: scale, larger than 1 for parts that lie on the head.
         """
         y = np.linspace(top, bottom, 12)[:, None]
         a = np.linspace(-angle, angle, 25)[None]
@@ -92,5 +92,5 @@ class Head:
         return np.stack(points, -1).reshape(-1, 3)
 
     def depth(self, point: tuple[float, float, float]) -> float:
-        """How near to the viewer a point of the head is; below 0 it is behind the outline."""
+        """Return a point's depth towards the viewer; below 0 it is behind the outline."""
         return float((self._head @ np.array(point))[2])

@@ -1,4 +1,4 @@
-"""What a person looks like: colours, hair, clothes, what is worn."""
+"""The look of a person: colors, hair, clothes, accessories."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -30,13 +30,13 @@ _IRISES = np.array([(30, 45, 80), (40, 80, 120), (150, 110, 70), (100, 130, 80),
 
 
 def any_colour(rng: np.random.Generator, low: float = 10, high: float = 245) -> Colour:
-    """A colour of any hue."""
+    """Draw a color of any hue."""
     b, g, r = rng.uniform(low, high, 3).tolist()
     return b, g, r
 
 
 def _between(rng: np.random.Generator, table: np.ndarray, spread: float) -> Colour:
-    """A colour between two neighbours of a table."""
+    """Draw a color between two neighbors of a table."""
     at = rng.uniform(0, len(table) - 1)
     i = int(at)
     colour = table[i] + (at - i) * (table[i + 1] - table[i]) + rng.normal(0, spread, 3)
@@ -46,7 +46,7 @@ def _between(rng: np.random.Generator, table: np.ndarray, spread: float) -> Colo
 
 @dataclass(frozen=True)
 class Look:
-    """See the module."""
+    """The look of a person: colors, hair, clothes, accessories."""
 
     skin: Colour
     hair: Colour

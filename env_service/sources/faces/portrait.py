@@ -28,7 +28,7 @@ from env_service.sources.faces.textures import Textures, weave_into
 
 
 def draw_portrait(canvas: Canvas, rng: np.random.Generator, textures: Textures) -> Head:
-    """Draw one person; returns where the head is, for the light."""
+    """Draw one person; return the head, for the light."""
     head, look = Head(rng), draw_look(rng)
     draw_backdrop(canvas, rng, look)
     draw_back_hair(canvas, rng, head, look)

@@ -1,4 +1,4 @@
-"""Textures of hair, cloth, skin and film, made once, of which every portrait cuts pieces."""
+"""Textures of hair, cloth, skin and film, made once; every portrait uses pieces of them."""
 
 from dataclasses import dataclass
 
@@ -15,13 +15,13 @@ _ANGLES = 8
 
 @dataclass(frozen=True)
 class Textures:
-    """See the module.
+    """The textures of which every portrait uses pieces.
 
     Attributes:
         strands: hair in several directions around the vertical.
         cloud: slow changes, larger than a cheek.
-        grain: fast ones, as of skin, plaster or knitwear.
-        noise: [T, T, 3] of a camera's sensor, with a standard deviation of 32.
+        grain: fast changes, as of skin, plaster or knitwear.
+        noise: [T, T, 3] noise of a camera's sensor, with a standard deviation of 32.
     """
 
     strands: tuple[Tile, ...]
@@ -30,14 +30,14 @@ class Textures:
     noise: NDArray[np.uint8]
 
     def cut(self, tile: Tile, size: int, rng: np.random.Generator) -> Tile:
-        """A piece of a tile, perhaps mirrored."""
+        """Cut a piece of a tile, perhaps mirrored."""
         y, x = rng.integers(0, len(tile) - size + 1, 2)
         piece = tile[y : y + size, x : x + size]
         return piece if rng.random() < 0.5 else piece[:, ::-1]
 
 
 def make_textures(size: int) -> Textures:
-    """Textures for canvases of that size; always the same ones."""
+    """Make textures for canvases of a size; deterministic."""
     import cv2
 
     rng = np.random.default_rng(20)
@@ -75,7 +75,7 @@ def weave_into(
     look: Look,
     parts: tuple[int, int, int],
 ) -> None:
-    """Lay textures on hair, hat, cloth and everything else."""
+    """Apply textures to hair, hat, cloth and everything else."""
     import cv2
 
     size = canvas.size
@@ -95,7 +95,7 @@ def weave_into(
 
 
 def _pattern(kind: str, size: int, rng: np.random.Generator) -> Tile:
-    """Stripes, checks, dots or knitwear, at some angle."""
+    """Draw stripes, checks, dots or knitwear, at a random angle."""
     period = rng.uniform(0.02, 0.12) if kind != "knit" else rng.uniform(0.008, 0.02)
     strength, angle = rng.uniform(20, 70), rng.uniform(0, np.pi)
     at = np.arange(size, dtype=np.float32) * np.float32(2 * np.pi / (size * period))
@@ -113,7 +113,7 @@ def _pattern(kind: str, size: int, rng: np.random.Generator) -> Tile:
 
 
 def _sine_of_sum(x: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Sine of x[None] + y[:, None]."""
+    """Compute the sine of x[None] + y[:, None]."""
     field: NDArray[np.float32] = (
         np.sin(x)[None] * np.cos(y)[:, None] + np.cos(x)[None] * np.sin(y)[:, None]
     )
