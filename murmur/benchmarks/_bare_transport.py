@@ -54,7 +54,7 @@ class _Protobuf:
 
 
 def _answerer(spec: EnvSpec, num_envs: int, protobuf: bool) -> Callable[[Any], Any]:
-    """What a bare server does with a message."""
+    """Return the function with which a bare server answers a message."""
     if protobuf:
         return _Protobuf(spec, num_envs).answer
     observations, actions = ObservationCodec(spec, num_envs), ActionCodec(spec, num_envs)
@@ -70,7 +70,7 @@ def _answerer(spec: EnvSpec, num_envs: int, protobuf: bool) -> Callable[[Any], A
 def _asker(
     spec: EnvSpec, num_envs: int, protobuf: bool
 ) -> tuple[Callable[[int, TimeStep], Any], Callable[[Any], Any]]:
-    """How a bare client packs rows, and reads what is answered."""
+    """Return a bare client's functions that pack rows and unpack answers."""
     if protobuf:
         codec = _Protobuf(spec, num_envs)
         return codec.pack, codec.unpack_action

@@ -208,7 +208,7 @@ def _row(spec: Any, *, first: bool) -> Any:
 
 
 def _graph_option(config: Any) -> str:
-    """What turns graphs off; empty where nothing is captured."""
+    """Return the option that turns graphs off; empty if nothing is captured."""
     if hasattr(config.learner, "cuda_graph"):
         return "learner.cuda_graph"
     base = _module("learner_service.algorithms.base", "learner_service.algorithm")
@@ -223,8 +223,8 @@ def count_preset(
 
     Args:
         pretend: the package pretend_cuda.
-        preset: of PRESETS.
-        acts: how many of the acts to count.
+        preset: name in PRESETS.
+        acts: number of acts to count.
         updates: whether to count updates.
     """
     name, changes = PRESETS[preset]

@@ -1,4 +1,4 @@
-"""What all transport variants share: time steps that say nothing, and a gate to play or rest."""
+"""Parts that all transport variants share: empty time steps, and a gate to play or rest."""
 
 import asyncio
 import ctypes

@@ -25,7 +25,7 @@ _STOP_S = 30.0
 
 @dataclass
 class Snapshot:
-    """What was counted until one moment.
+    """Counters at one moment.
 
     Attributes:
         wall_s: time.monotonic().
@@ -33,7 +33,7 @@ class Snapshot:
         workers_cpu_s: CPU seconds of the environment server and its workers.
         metrics: the learner's Prometheus samples; histograms as "<name>_bucket" -> le -> count.
         states: seconds of the learner's threads by (thread, state), see docs/idle-gpu.md.
-        series: how many samples the learner's metrics page has.
+        series: number of samples on the learner's metrics page.
     """
 
     wall_s: float
@@ -64,9 +64,9 @@ class Processes:
 
         Args:
             config: a configuration file's content.
-            credentials: what `murmur certs` made; None: plain text.
+            credentials: folder written by `murmur certs`; None: plain text.
             servers: environment servers to start: for training, for evaluations ("evaluator").
-            start_s: how long the learner may take until it listens.
+            start_s: longest time [s] until the learner listens.
         """
         self._start_s = start_s
         self._config, self._credentials, self._servers = config, credentials, servers
@@ -249,7 +249,7 @@ class Scrape(NamedTuple):
             with one label also name:label -> value.
         buckets: histogram -> upper bound -> count.
         states: (thread, state) -> seconds.
-        series: how many samples there are.
+        series: number of samples.
         phases: (histogram, phase) -> upper bound -> count, of those with a label `phase`.
     """
 
@@ -261,7 +261,7 @@ class Scrape(NamedTuple):
 
 
 def scrape(url: str) -> Scrape:
-    """What a metrics port says now."""
+    """Return the present samples of a metrics port."""
     with urllib.request.urlopen(url, timeout=10) as answer:
         text = answer.read().decode()
     metrics: dict[str, float] = {}

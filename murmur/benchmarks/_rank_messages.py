@@ -76,8 +76,8 @@ class Counts:
 
     Attributes:
         wall_s: time.monotonic().
-        messages: that learners answered.
-        updates: of rank 0.
+        messages: number of messages that learners answered.
+        updates: number of updates of rank 0.
         learners_s: processor seconds of the learners.
         servers_s: the same of the environment servers with their workers.
     """
@@ -99,8 +99,8 @@ class Learners:
         """Prepare to start a run.
 
         Args:
-            content: of a configuration file.
-            cores: of each rank.
+            content: content of a configuration file.
+            cores: processor cores of each rank.
         """
         self._content, self._cores = on_any_ports(content), cores
         self._folder = tempfile.TemporaryDirectory(prefix="murmur-bench-")
@@ -162,7 +162,7 @@ class Learners:
         )
 
     def _of_rank(self, rank: int) -> dict[str, str]:
-        """What torchrun would tell this rank; the store is this process's."""
+        """Return the environment variables that torchrun would set; the store is this process's."""
         size = str(len(self._cores))
         return {
             **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
@@ -227,10 +227,10 @@ def compare(
     """Windows of a run of one learner on one core and of two on two, in turns.
 
     Args:
-        content: of a configuration file for a number of learners.
-        cores: of both learners; the first is that of the one.
+        content: function from a number of learners to the content of a configuration file.
+        cores: processor cores of both learners; the single one runs on the first.
         turns: windows of each run.
-        seconds: of a window.
+        seconds: length of a window [s].
 
     Returns:
         medians over the turns.
@@ -260,7 +260,7 @@ def compare(
 
 
 def _figures(before: Counts, after: Counts, cores: int) -> dict[str, float]:
-    """What a window shows, of all ranks together."""
+    """Return the rates of a window, all ranks together."""
     wall_s = after.wall_s - before.wall_s
     messages = max(1.0, after.messages - before.messages)
     learners = after.learners_s - before.learners_s

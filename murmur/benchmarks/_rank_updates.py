@@ -81,7 +81,7 @@ class Measured:
     """Of one rank in one turn, for one update.
 
     Attributes:
-        wall_s: how long it took.
+        wall_s: time of an update [s].
         cpu_s: processor seconds of the whole process.
         exchanges: seconds of each exchange of the turn; empty without any.
         bytes: exchanged.
@@ -117,9 +117,9 @@ class Pair:
         """Make updates on both at once, or on the first alone; what each rank measured.
 
         Args:
-            load: of LOADS.
-            how: of HOW.
-            updates: to make.
+            load: name in LOADS.
+            how: name in HOW.
+            updates: number of updates.
             ranks: 1: the other process sleeps.
         """
         for pipe in self._pipes[:ranks]:

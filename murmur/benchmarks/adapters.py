@@ -1,4 +1,4 @@
-"""What a PettingZoo or Gymnasium environment costs more behind the contract than by itself.
+"""Cost of the contract for a PettingZoo or Gymnasium environment, against the bare environment.
 
 CPU time of one thread, per environment step with its resets. Raw stepping is the plainest loop:
 ready-made actions, nothing kept. Both take turns; the figures are medians.

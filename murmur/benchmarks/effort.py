@@ -1,4 +1,4 @@
-"""How carefully a benchmark measures."""
+"""Extents of a benchmark's measurement."""
 
 from enum import StrEnum
 from typing import TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class Effort(StrEnum):
-    """How carefully to measure.
+    """Extent of a measurement.
 
     Attributes:
         SMOKE: one measurement that only shows that the benchmark runs: seconds.

@@ -47,7 +47,7 @@ def run(effort: Effort = Effort.FULL, chosen: Sequence[str] = ()) -> dict[str, A
     """The table, the topics and the device.
 
     Args:
-        effort: how carefully.
+        effort: extent of the measurement.
         chosen: topics to measure, in this order; none: all, the most valuable first.
 
     Raises:
@@ -81,10 +81,10 @@ def measure(
     """Measure topics, each in a process of its own.
 
     Args:
-        effort: how carefully.
+        effort: extent of the measurement.
         chosen: topics, in this order.
         budget_s: seconds of all of them.
-        out: where the result is written after each topic; None: nowhere.
+        out: folder of the result, which is written after each topic; None: not written.
         session: part of the result's name there.
         device: "cuda", or "cpu" to try the command.
 
@@ -119,7 +119,7 @@ def measure(
 
 
 def dry_run(chosen: Sequence[str] = ()) -> dict[str, Any]:
-    """What would be measured, how long it is likely to take, and what the counts predict.
+    """Return the planned figures, their likely duration and the predictions from the counts.
 
     Args:
         chosen: topics; none: all.

@@ -46,7 +46,7 @@ def count(presets: Sequence[str], checkout: Path | None = None, option: str = ""
     """Count in a process of its own.
 
     Args:
-        presets: of PRESETS.
+        presets: names in PRESETS.
         checkout: the folder of another murmur; None: this one.
         option: "--acts-only", "--runs-only" or "--smoke" count less.
 

@@ -48,7 +48,7 @@ _STATES_OF_A_MESSAGE = 4  # that a worker enters: step, pack, wait, unpack
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """What is accounted for, by thread; what it costs, by environments of a message."""
+    """Measure the accounted time by thread, and the ledger's cost by environments per message."""
     result: dict[str, Any] = {}
     if effort is not Effort.SMOKE:  # a training more
         result["adds up"] = adds_up(effort.choose(0.0, 20.0, 600.0))
@@ -109,7 +109,7 @@ def _thread_cpu(process: psutil.Process) -> dict[str, float]:
 
 
 def nanoseconds(rounds: int) -> dict[str, float]:
-    """What one change of state takes: on a thread of the learner, of a worker, of the device."""
+    """Measure a change of state on a thread of the learner, of a worker and of the device [ns]."""
     spent: dict[str, float] = {}
 
     def on_a_thread() -> None:
@@ -246,7 +246,7 @@ def _patched(enter: Any, working: Any) -> Iterator[None]:  # noqa: ANN401 - func
 
 
 def seen(training: Training, pairs: int, seconds: float) -> dict[str, float]:
-    """How much more processor time a row takes, and how much slower rows come, with a ledger.
+    """Measure how much CPU time per row a ledger adds, and how much it slows rows down.
 
     Logarithms of ratios, so 0.01 is 1 %, with the standard error of their mean.
     """

@@ -1,4 +1,4 @@
-"""What certificates and tokens cost: the same training with and without, in turns.
+"""Cost of certificates and tokens: the same training with and without, in turns.
 
 `spread` at 32 environments a message, as in training_rate.py; learner and environment server are
 real processes that speak TLS over loopback. A busy machine disturbs both alike; of several turns

@@ -70,13 +70,13 @@ def _wait_for_sessions(processes: Processes, count: int) -> None:
 
 
 def _rate(before: Snapshot, after: Snapshot, counter: str) -> float:
-    """How much a counter grew in a second."""
+    """Return a counter's increase per second."""
     grown = after.metrics[counter] - before.metrics[counter]
     return grown / (after.wall_s - before.wall_s)
 
 
 def _cached(seconds: float) -> dict[str, Any]:
-    """How busy the device is once every sample is on it."""
+    """Measure the busy share of the device once its cache holds every sample."""
     with Processes(_experiment(64, 32, 0.0, "device", batch_size=32)) as processes:
         _wait_for_samples(processes, 64)
         before, after = processes.window(seconds)

@@ -76,7 +76,7 @@ def measure(
 
 
 def rates(before: Snapshot, after: Snapshot) -> dict[str, float]:
-    """What happened between two moments."""
+    """Return the rates, latencies and CPU times between two snapshots."""
 
     def gained(name: str) -> float:
         return after.metrics.get(name, 0.0) - before.metrics.get(name, 0.0)

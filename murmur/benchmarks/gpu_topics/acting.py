@@ -44,8 +44,8 @@ class Latencies:
     """Milliseconds from arrival to answer.
 
     Attributes:
-        idle: of acts during which the learner waited.
-        busy: of acts during which it made an update, or began or ended one.
+        idle: latencies of acts during which the learner waited.
+        busy: latencies of acts during which the learner began, made or ended an update.
     """
 
     idle: list[float] = field(default_factory=list)
@@ -115,12 +115,12 @@ def latencies(
     """Run a learner and ask it for actions.
 
     Args:
-        config: of the learner.
-        sessions: that ask at once.
-        envs: of each.
+        config: configuration of the learner.
+        sessions: number of sessions that ask at once.
+        envs: number of environments of each session.
         warm_up: answers that do not count, of each session.
-        seconds: to measure for.
-        period_s: from one turn of a session to its next; 0: all ask at once, again and again.
+        seconds: length of the measurement [s].
+        period_s: interval between a session's requests [s]; 0: every session asks again at once.
     """
     spec = make_environment(config.environment, 1).spec
     with tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder:

@@ -1,4 +1,4 @@
-"""How fast environments step where nothing else does: no learner, no wire, random actions.
+"""Speed of environments alone: no learner, no wire, random actions.
 
     python -m murmur.benchmarks.gpu_topics.alone CONFIG ENVIRONMENTS SECONDS
 
@@ -27,11 +27,11 @@ _STARTS_S = 60.0
 
 @dataclass(frozen=True)
 class Alone:
-    """How fast environments step alone.
+    """Speed of environments alone.
 
     Attributes:
         rate: agent-steps a second.
-        cores: that their processes use.
+        cores: processor cores in use by their processes.
     """
 
     rate: float
@@ -75,8 +75,8 @@ def step_alone(
 
     Args:
         plugin: the environment.
-        num_envs: how many.
-        seconds: to measure for.
+        num_envs: number of environments.
+        seconds: length of the measurement [s].
         warm: called after the first steps.
     """
     environment = make_environment(plugin, num_envs)

@@ -17,7 +17,7 @@ class Topic:
         plan: its figures, with goals and predictions.
         measure: gives their values.
         limit_s: the longest that it may take.
-        likely_s: how long it is likely to take.
+        likely_s: expected duration [s].
     """
 
     plan: Callable[[Context], list[Figure]]

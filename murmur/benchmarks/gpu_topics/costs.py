@@ -106,8 +106,8 @@ def _microseconds(
     """Mean time of a call after some that do not count.
 
     Args:
-        call: which.
-        device: that it works on.
+        call: call to measure.
+        device: device on which the call works.
         repeats: calls that count.
         wait: whether the device's work counts; else the host's alone.
     """
@@ -130,11 +130,11 @@ def _acts_beside(
     """Times of acts, ms, while another thread makes updates all the time.
 
     Args:
-        device: that both use.
-        kernels: of a graph.
+        device: device of acts and updates.
+        kernels: number of kernels of a graph.
         pieces: replays of an update.
         read: "tolist" or "pinned": how values of an update come to the host.
-        seconds: to measure for.
+        seconds: length of the measurement [s].
     """
     cuda = device.type == "cuda"
     stop, times = threading.Event(), list[float]()

@@ -27,12 +27,12 @@ class Figure:
     """One row of the result.
 
     Attributes:
-        name: what is measured, with its unit.
-        goal: to reach; None: there is none.
+        name: name of the quantity, with its unit.
+        goal: value to reach; None: there is none.
         sense: whether a value must be at most or at least the goal.
         expected: the prediction; None: there is none.
-        before: what an H100 measured with the code of before, where this figure had another name;
-            None: see `measured_before`.
+        before: value of an H100 with the former code, if this figure had another name; None: see
+            `measured_before`.
         old_goal: the goal that `goal` replaces, as text; "": none.
     """
 
@@ -60,10 +60,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Count:
-    """What is launched for some work, as `murmur bench launches` counts it.
+    """Number of launches of some work, as `murmur bench launches` counts them.
 
     Attributes:
-        launches: from Python, replays of graphs included.
+        launches: launches from Python, including replays of graphs.
         nodes: operations of the graphs that are replayed.
         graphs: replays among the launches.
         rows: environment rows of an update's batch; 0: unknown.
@@ -85,16 +85,16 @@ class Case:
     """One algorithm on one environment, with the batches of a run on 16 cores.
 
     Attributes:
-        name: as the table has it.
+        name: name in the tables.
         config: the preset.
-        changes: to it, KEY=VALUE.
+        changes: changes to the preset, KEY=VALUE.
         mflop_per_row: arithmetic of an update for each environment row of its batch, 1e6 additions
             and multiplications.
-        goal_ms: that a captured update may take; None: no goal.
-        old_goal: see Figure.
+        goal_ms: longest time of a captured update [ms] that meets the goal; None: no goal.
+        old_goal: former goal; see Figure.
         preset: its name in `murmur bench launches`; "": not counted.
         workers: processes of environments that the update's batch is of; 0: the preset's own.
-        before_ms: of its captured update on an H100, with the code of before.
+        before_ms: time of its captured update on an H100 with the former code [ms].
     """
 
     name: str
@@ -108,7 +108,7 @@ class Case:
     before_ms: float | None = None
 
     def counted(self, work: str) -> Count | None:
-        """What is launched for some work, as the newest saved result has it."""
+        """Return the launches of some work in the newest saved result."""
         return saved_launches().get(f"{self.preset}: {work}")
 
     @property

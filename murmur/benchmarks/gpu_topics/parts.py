@@ -1,4 +1,4 @@
-"""What the topics share: an algorithm with synthetic rows, its updates and acts, timed."""
+"""Trials that the topics share: an algorithm with synthetic rows, its updates and acts timed."""
 
 import math
 import time
@@ -22,7 +22,7 @@ class Trial:
     """An algorithm of a case on a device, and synthetic rows for it.
 
     Attributes:
-        spec: of the environment.
+        spec: specification of the environment.
         probe: makes up rows and updates.
     """
 
@@ -38,9 +38,9 @@ class Trial:
         """Build it as a run would.
 
         Args:
-            case: which.
+            case: case to build.
             device: "cuda" or "cpu".
-            precision: of the networks.
+            precision: precision of the networks.
             graphs: whether updates may be captured.
             workers: processes of environments whose rows an update takes; None: the case's.
         """

@@ -34,10 +34,10 @@ class Outcome:
     """The result of a topic.
 
     Attributes:
-        figures: by name.
-        seconds: it took.
-        error: why it has no figures, or not all; "" if it has.
-        settings: of its process.
+        figures: values by name.
+        seconds: duration [s].
+        error: reason for missing figures; "" if all are there.
+        settings: settings of the topic's process.
     """
 
     figures: dict[str, Any] = field(default_factory=dict)
@@ -53,8 +53,8 @@ class Store:
         """Use a file, which need not exist.
 
         Args:
-            file: of this source, this device and this effort.
-            copy: where what is kept is written, too; None: nowhere.
+            file: file for this source, this device and this effort.
+            copy: second file that receives the results, too; None: none.
         """
         self.file, self._copy = file, copy
 
@@ -102,7 +102,7 @@ def run_topic(
     written "whole": true, what it was still busy with is not missed.
 
     Args:
-        command: without its last two arguments, the limit and the file.
+        command: command without its last two arguments, the limit and the file.
         limit_s: then it and all that it has started is ended.
         known: figures of an earlier call, which the file holds when the command begins.
         keep: called with what there is whenever the command has written.
@@ -156,7 +156,7 @@ def _wait(
 
 
 def _read(file: Path, known: Mapping[str, Any]) -> tuple[Outcome, bool]:
-    """What a topic has written, and whether that is all that it measures."""
+    """Return what a topic has written, and whether that is all that it measures."""
     try:
         record = json.loads(file.read_text())
         figures, settings = record["figures"], record.get("settings", {})
@@ -189,10 +189,10 @@ def run_all(
     """Run the topics that have no result; returns the outcomes of all.
 
     Args:
-        store: where results of earlier calls are, and where each is kept at once.
+        store: store of results, of earlier calls and of this one.
         limits: seconds by topic, in order.
-        command: of a topic, see run_topic.
-        budget_s: of all of them; a topic for which less than LEAST_S is left does not begin.
+        command: function from a topic to its command; see run_topic.
+        budget_s: time for all topics [s]; a topic with less than LEAST_S left does not begin.
         say: called with each step and its result.
         kept: called after each topic.
     """

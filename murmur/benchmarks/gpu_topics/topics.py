@@ -41,14 +41,14 @@ _ERROR = "error: "
 
 @dataclass(frozen=True)
 class Context:
-    """How a topic measures.
+    """Settings of a topic's measurement.
 
     Attributes:
         device: "cuda" or "cpu".
-        effort: how carefully.
+        effort: extent of the measurement.
         known: figures of an earlier call, which are not measured again.
         keep: given all figures so far, now and then, and whether these are all.
-        end: when the topic is ended, in time.monotonic() seconds.
+        end: time of the topic's end, in time.monotonic() seconds.
     """
 
     device: str
@@ -76,7 +76,7 @@ class Context:
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """What is measured."""
+        """Return the cases to measure."""
         return self.effort.choose((SMALL, SMALL_REPLAY), CASES, CASES)
 
     def share(self, seconds: float) -> float:
@@ -120,7 +120,7 @@ def without_errors(known: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def plan_launches(context: Context) -> list[Figure]:
-    """What an update and an act launch."""
+    """Plan the figures of the launches of an update and of an act."""
     figures = []
     for case in context.cases:
         update, act = case.counted(OF_A_RUN), case.counted("act, 1 sessions")

@@ -50,15 +50,15 @@ class WholeRun:
 
     Attributes:
         preset: its configuration.
-        changes: to it, KEY=VALUE.
+        changes: changes to the preset, KEY=VALUE.
         most_workers: processes of environments, at most.
-        case: of CASES, whose update it makes.
+        case: name in CASES of the case with the same update.
         scale: environments, as a multiple of the case's.
-        agents: of an environment.
-        goals: by figure: sense and value.
-        before: by figure, as an H100 had it with the code of before.
-        old_goals: by figure, those that `goals` replaces.
-        expected: by figure.
+        agents: number of agents of an environment.
+        goals: sense and value by figure.
+        before: value of an H100 with the former code, by figure.
+        old_goals: replaced goals by figure.
+        expected: predictions by figure.
     """
 
     preset: str
@@ -74,7 +74,7 @@ class WholeRun:
 
     @property
     def name(self) -> str:
-        """What its figures begin with."""
+        """Return the prefix of the run's figures."""
         return f"run of {self.preset}"
 
 
@@ -287,11 +287,11 @@ def _so_far(
 
 
 def graphs(before: Scrape, after: Scrape) -> dict[str, Value]:
-    """What ran as graphs between two looks, and what was captured and called eagerly, by function.
+    """Return counts of graph replays, captures and eager calls between two scrapes, by function.
 
     Args:
         before: the window.
-        after: it.
+        after: metrics after the window.
     """
     first, last = before.metrics, after.metrics
 
@@ -387,7 +387,7 @@ def quantiles(before: Mapping[float, float], after: Mapping[float, float]) -> li
 
 
 def _bottleneck(url: str, window_s: float) -> str:
-    """What `murmur doctor` says that the run waits for."""
+    """Return the bottleneck that `murmur doctor` names."""
     from murmur.diagnosis import diagnose
     from murmur.snapshots import from_metrics
 
@@ -411,7 +411,7 @@ def _profile(processes: Processes, updates: int, deadline: float) -> Path | None
 
 
 def streams(trace: Path) -> dict[str, Value]:
-    """How busy each stream was, what ran beside each other, launches, kernels that took longest."""
+    """Return busy shares of streams, their overlap, launches, and the kernels that took longest."""
     with gzip.open(trace, "rt") as file:
         recorded = json.load(file)
     events = recorded["traceEvents"]
@@ -421,11 +421,11 @@ def streams(trace: Path) -> dict[str, Value]:
 
 
 def launched(events: Sequence[Mapping[str, Any]], updates: int) -> dict[str, Value]:
-    """What the learner's thread launched in an update; nothing if the trace does not name it.
+    """Return the launches of the learner's thread per update; none if the trace does not name it.
 
     Args:
-        events: of the trace.
-        updates: that it holds.
+        events: events of the trace.
+        updates: number of updates in the trace.
     """
     learners = {
         event["tid"]
