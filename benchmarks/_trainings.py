@@ -15,7 +15,7 @@ def run_training(command: Sequence[str], output: IO[str] | None = None) -> None:
     The training saves its state, so that the same benchmark resumes it.
 
     Args:
-        command: of `murmur train` or `murmur sweep`.
+        command: command line of `murmur train` or `murmur sweep`.
         output: file for what it prints; None: the terminal.
 
     Raises:

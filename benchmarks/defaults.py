@@ -1,4 +1,4 @@
-"""What a run on defaults makes of an environment: what it drops, and what it learns meanwhile.
+"""Dropped rows and returns of runs on default settings.
 
 `murmur train` with an environment and an algorithm, and no other setting, as real processes. The
 share dropped is that of the rows received; the return is the mean of the last hundred training
@@ -74,9 +74,9 @@ def train(
     """A run of a task on defaults until `end` (settings of `run`), in `folder`.
 
     Args:
-        task: of TASKS.
+        task: name in TASKS.
         end: settings of `run`.
-        folder: where the run is kept.
+        folder: folder that keeps the run.
         checkout: the folder of another murmur, installed in its `.venv`; None: this one.
 
     Raises:

@@ -25,8 +25,8 @@ class Panel:
     """One chart of a figure.
 
     Attributes:
-        title: what y is.
-        x_label: what x is.
+        title: name of y.
+        x_label: name of x.
         lines: its curves by name.
         levels: figures of baselines, drawn dashed from side to side.
     """
@@ -58,7 +58,7 @@ def mean_and_range(curves: Sequence[Sequence[Mapping[str, float]]], x: str, y: s
     """The mean of several runs' curves, with a band from the lowest to the highest.
 
     Args:
-        curves: for each run its points; shorter runs end the line.
+        curves: points of each run's curve; shorter runs end the line.
         x: key of the points that is the x axis; it grows along a curve.
         y: key of the points that is shown.
     """

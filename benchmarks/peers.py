@@ -1,4 +1,4 @@
-"""What murmur learns beside what other systems learn, from results that are committed.
+"""Compare committed results of murmur with those of other systems.
 
     python -m benchmarks.peers
 
@@ -93,7 +93,7 @@ class Row(NamedTuple):
     other_dynamics: bool = False
 
     def verdict(self) -> str:
-        """Which one is ahead, if the intervals do not overlap."""
+        """Return which score is higher, or that they are equal or that their intervals overlap."""
         if self.ours.low > self.theirs.high:
             found = "higher"
         elif self.ours.high < self.theirs.low:
@@ -174,7 +174,7 @@ def page(found: list[Row]) -> str:
 
 
 def alone(folder: Path) -> str:
-    """What stands beside no figure of the same budget: RWARE, of which EPyMARL has 40 M steps."""
+    """Return the text on RWARE: EPyMARL trains for 40 M steps, so no figure has the same budget."""
     record = json.loads((folder / "rware-tiny-2ag-curves.json").read_text())
     (task,) = record["tasks"].values()
     (group,) = task["groups"].values()

@@ -93,7 +93,7 @@ def compare(
 
     Args:
         load: a configuration's content.
-        seconds: of a window.
+        seconds: length of a window [s].
         servers: all that are measured; those of MEASURED_WITH give the costs.
         group: two learners are forecast and measured, too.
     """

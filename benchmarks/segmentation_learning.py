@@ -1,4 +1,4 @@
-"""What augmentation brings: train a configuration with several presets and seeds, compare.
+"""Train a configuration with several augmentation presets and seeds, and compare the scores.
 
     python -m benchmarks.segmentation_learning faces --seeds 1 2 3
 
@@ -88,8 +88,8 @@ class Scored(NamedTuple):
     """F-scores of a preset, means over its seeds.
 
     Attributes:
-        f_score: of the seeds and images that there are.
-        drawn: [draws] of others; equally many seeds and images are drawn alike.
+        f_score: mean F-score over the preset's seeds and images.
+        drawn: [draws] mean F-scores of resampled seeds and images; presets share the resamples.
     """
 
     f_score: float
@@ -109,7 +109,7 @@ def joint(scored: Scored) -> dict[str, float]:
 
 
 def gains(presets: dict[str, Scored]) -> dict[str, dict[str, float]]:
-    """What each preset's F-score is above that of every one named before it, with intervals."""
+    """Return each preset's gain in F-score over every preset named before it, with intervals."""
     names, found = list(presets), {}
     for i, better in enumerate(names):
         for worse in names[:i]:

@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def play(side: str, opponent: str, episodes: int = 200) -> dict[str, Any]:
-    """What a scripted side achieves against a script, in the episodes of seeds 1, 2, ...
+    """Play a scripted side against a script in the episodes of seeds 1, 2, ...
 
     Returns:
         mean scores of both sides, episodes won, lost, drawn, mean deaths of all six snakes.

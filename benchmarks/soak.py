@@ -82,8 +82,8 @@ class Sample:
 
     Attributes:
         minute: since the first sample.
-        own_mb, resident_mb, descriptors, threads: by process.
-        series: how many metrics the learner shows.
+        own_mb, resident_mb, descriptors, threads: figures by process.
+        series: number of metrics that the learner exposes.
     """
 
     minute: float
@@ -114,8 +114,8 @@ async def short_session(config: ExperimentConfig, role: Role, what: str, rows: i
     """One session from Hello to its end; returns how it ended.
 
     Args:
-        config: of the environment to play, with the learner's address.
-        role: of the credentials that it shows.
+        config: configuration with the environment to play and the learner's address.
+        role: role whose credentials the session shows.
         what: "leaves", "vanishes", "sends NaN" or "brings another environment".
         rows: messages before that.
     """
@@ -248,7 +248,7 @@ def thin(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def problems(result: dict[str, Any]) -> list[str]:
-    """What grew, or was answered wrongly, as messages."""
+    """Return messages on figures that grew and on sessions that ended with a wrong status."""
     found = [f"{count} visits ended with {end}" for end, count in result["visits"].items()]
     found = [words for words in found if "instead" in words]
     for name, row in result["processes"].items():

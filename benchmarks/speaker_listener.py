@@ -192,11 +192,12 @@ def plan_discrete(
     """Costs [E] and the listener's actions [E, T].
 
     Args:
-        places: [E, 3, 2] of `begin`.
-        goals: [E] of `begin`.
-        to_go: of `costs_to_go`, each axis by itself: less than both together can cost.
+        places: [E, 3, 2] positions from `begin`.
+        goals: [E] goals from `begin`.
+        to_go: result of `costs_to_go` for each axis alone: a lower bound of the cost of both
+            together.
         width: states that a beam keeps.
-        velocity_first: see the module.
+        velocity_first: flag of the order of integration; see the module.
     """
     costs, actions = np.empty(len(places)), np.zeros((len(places), _STEPS), np.int64)
     for e in range(len(places)):

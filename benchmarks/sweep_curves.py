@@ -117,7 +117,7 @@ def task_record(task: TaskResult) -> dict[str, Any]:
 
 
 def run_records(comparison: Comparison) -> list[dict[str, Any]]:
-    """What each run came to, with the policy lag and the dropped rows that it had."""
+    """Return each run's final score with its policy lag and dropped rows."""
     found = []
     for task in make_tasks(comparison.groups):
         for name, members in task.groups.items():

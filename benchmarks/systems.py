@@ -1,4 +1,4 @@
-"""What the missions of the four systems reach, beside what is published of them.
+"""Compare the results on the missions of the four systems with published figures.
 
     python -m benchmarks.systems
 
@@ -37,7 +37,7 @@ class Quoted(NamedTuple):
 
     Attributes:
         who: the method and whose figure it is.
-        budget: it was trained with; empty: not said.
+        budget: training budget; empty: not stated.
         values: one for each metric of the table; None: not said.
     """
 
@@ -53,7 +53,7 @@ class System(NamedTuple):
         title: the system and its mission.
         metrics: name in the results, heading.
         trained: label -> topic of a result of `benchmarks.learning`.
-        baselines: that these results have played.
+        baselines: names of the baselines in these results.
         published: quoted lines.
     """
 
@@ -68,13 +68,13 @@ class Target(NamedTuple):
     """A score to reach.
 
     Attributes:
-        what: is to reach it, and by what budget.
+        what: policy that should reach the score, and its budget.
         file: the result that holds it; none: not measured.
         metric: name in the result.
         goal: the score.
         less: whether less is better.
-        match: of a result of matches, what the rows that count say.
-        missed: what was tried and what bounds it, if it is missed or not measured.
+        match: entries that select the rows of a result of matches.
+        missed: attempts so far and the bound, if the target is missed or not measured.
     """
 
     what: str
@@ -264,7 +264,7 @@ def rewards(folder: Path) -> str:
 
 
 def targets(folder: Path, wanted: Iterable[Target]) -> str:
-    """What was to be reached, what is reached; of missed targets what was tried."""
+    """Return the targets' table in Markdown, and the attempts at the missed ones."""
     rows, missed = [], []
     for target in wanted:
         scores = _scores_of(folder, target)

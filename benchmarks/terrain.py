@@ -58,7 +58,7 @@ def curves(
     Args:
         baseline: a name in BASELINES.
         trials: episodes.
-        config: of the mission.
+        config: configuration of the mission; None: the default one.
         reference_worlds: fly over the ground truths of the released system's episodes.
 
     Returns:
@@ -111,8 +111,8 @@ def step_benchmark(num_envs: int, episodes: int, truths: int) -> dict[str, float
     """CPU time and memory of a worker's environments under uniformly random legal actions.
 
     Args:
-        num_envs: of the worker.
-        episodes: that each of them plays.
+        num_envs: number of environments of the worker.
+        episodes: number of episodes of each environment.
         truths: ground truths drawn from each generator.
 
     Returns:

@@ -1,4 +1,4 @@
-"""How much of a terrain mission's entropy a team can remove, on the episodes of the results.
+"""Bounds of the entropy that a team can remove in a terrain mission, on the results' episodes.
 
 Three planners fly all agents of terrain-reference together, and plan again after every look:
 
@@ -86,7 +86,7 @@ def truth(game: Game) -> Weigh:
 
 
 def by_team(weigh: Callable[[NDArray[np.float32]], Floats]) -> Weigh:
-    """What all that the team saw together says."""
+    """Return a weighing by all that the team has observed together."""
     return lambda environment: weigh(environment.state.odds[0, -1])
 
 

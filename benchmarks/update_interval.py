@@ -1,4 +1,4 @@
-"""What `update_interval` does to the learner's utilisation, with and without overlap.
+"""Effect of `update_interval` on the learner's utilization, with and without overlap.
 
 A learner and an environment server as real processes; MADDPG on mpe2's simple_spread behind a wait
 that makes each step as slow as a simulator's (it waits, so that it takes no core from the learner).

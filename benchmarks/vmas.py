@@ -104,7 +104,7 @@ def loop(config: dict[str, Any], warm_up_s: float, seconds: float) -> dict[str, 
 
 
 def rates(before: Snapshot, after: Snapshot) -> dict[str, float]:
-    """What happened between two moments."""
+    """Return the rates between two snapshots: frames per CPU second and per second, and updates."""
 
     def gained(name: str) -> float:
         return after.metrics.get(name, 0.0) - before.metrics.get(name, 0.0)

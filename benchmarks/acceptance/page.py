@@ -1,4 +1,4 @@
-"""What the acceptance tests have reached: a page for each test, a list, a table of all."""
+"""Pages of the acceptance results: one for each test, a list, and a table of all."""
 
 import json
 from pathlib import Path
@@ -89,7 +89,7 @@ def _verdict(passed: bool) -> str:
 
 
 def list_tasks() -> None:
-    """What there is and what has been reached."""
+    """Print every acceptance test with the state of each algorithm."""
     for name in task_names():
         file = RESULTS / f"acceptance-{name}.json"
         entries = json.loads(file.read_text())["entries"] if file.is_file() else {}

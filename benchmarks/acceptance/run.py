@@ -120,7 +120,7 @@ class Run:
         return costs[env_steps]
 
     def _read_costs(self) -> dict[int, Cost]:
-        """What was spent until this number of environment steps."""
+        """Return the cost so far by number of environment steps, as the run's folder keeps it."""
         return {int(steps): cost for steps, cost in self.folder.read_json(_COSTS).items()}
 
     def _write_costs(self, costs: dict[int, Cost]) -> None:

@@ -24,7 +24,7 @@ STACKED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Goal(Section):
-    """What has to be reached, and when. Scores are in published units.
+    """A score to reach and the number of environment steps for it. Scores are in published units.
 
     Exactly one of `at_least` and `one_of` is given. A goal that was lowered keeps its former value.
     """
@@ -68,7 +68,7 @@ class Goal(Section):
 
 
 class Score(Section):
-    """How a test's returns are reported."""
+    """The units in which a test's returns are reported, and its reference scores."""
 
     divisor: float = Field(1, gt=0, description="the published score is S / divisor")
     per_steps: int = Field(
