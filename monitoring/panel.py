@@ -1,4 +1,4 @@
-"""What a panel and a dashboard are, and the queries that panels share."""
+"""Definitions of panels and dashboards, and the queries that panels share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ class Panel:
     """One panel.
 
     Attributes:
-        title: what it shows.
-        description: what it means, and what to do when it looks wrong.
+        title: name of the quantity.
+        description: explanation of the values, with the remedy if they look wrong.
         queries: (PromQL, legend) of each line.
         unit: Grafana's name of the unit.
         kind: "lines", "stack" (areas that add up) or "stat" (the latest value).
         width: columns of 24.
-        warn: from this value on it is yellow.
-        bad: from this value on it is red; below it if `bad` < `warn`.
+        warn: threshold of yellow: this value and above.
+        bad: threshold of red: this value and above, or below it if `bad` < `warn`.
         top: upper end of the axis.
     """
 
@@ -59,7 +59,7 @@ def server_gauge(metric: str, legend: str = "{{instance}}") -> Query:
 
 
 def rate(metric: str, where: str = LEARNER) -> str:
-    """How fast a counter grows, per second."""
+    """Return the query of a counter's increase per second."""
     return f"rate({metric}{{{where}}}{RATE_INTERVAL})"
 
 
