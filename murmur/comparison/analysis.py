@@ -52,12 +52,12 @@ class Line:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What a comparison found on one task, or over all of them.
+    """Result of a comparison on one task, or over all of them.
 
     Attributes:
-        name: of the task.
-        unit: what scores are, for axes.
-        scores: [R, M] of each group.
+        name: name of the task.
+        unit: unit of the scores, for axes.
+        scores: [R, M] scores of each group.
         iqm: interquartile mean of each group.
         improvement: probability that a run of the first group beats one of the second.
         profiles: share of runs above a score, of each group.
@@ -77,14 +77,15 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `murmur compare` shows.
+    """Result that `murmur compare` shows.
 
     Attributes:
-        metric: that runs are judged by.
-        groups: of runs.
+        metric: metric that judges the runs.
+        groups: groups of runs.
         tasks: the result on each task.
-        overall: over all tasks with scaled scores; None of one task, or where groups lack runs.
-        notes: what a reader must know.
+        overall: result over all tasks with scaled scores; None with one task, or if groups lack
+            runs.
+        notes: caveats for the reader.
     """
 
     metric: Metric
@@ -109,7 +110,7 @@ def compare(
 
     Args:
         targets: folders of runs or sweeps, folders that hold runs, or patterns.
-        metric: that runs are judged by, "-" before it if less is better; None: each run's
+        metric: metric that judges the runs, "-" before it if less is better; None: each run's
             evaluation.best_metric.
         by: configuration keys that tell groups apart; none: all that differ.
         best: whether a run's score is that of its best evaluation, not its last.
@@ -245,8 +246,8 @@ def learning_curve(runs: Sequence[ComparedRun], at_steps: int | None = None) -> 
     Between two evaluations of a run its score is interpolated linearly.
 
     Args:
-        runs: of one group, on one task.
-        at_steps: where it ends; None: where the first run ends.
+        runs: runs of one group on one task.
+        at_steps: last environment step of the curve; None: the end of the shortest run.
     """
     start = max(run.curve.env_steps[0] for run in runs)
     end = min(run.curve.env_steps[-1] for run in runs)
@@ -287,7 +288,7 @@ def _overall(
 def _notes(
     runs: Sequence[ComparedRun], groups: Sequence[Group], *, best: bool, at_steps: int | None
 ) -> list[str]:
-    """What a reader must know of the scores."""
+    """Return the caveats about the scores."""
     curve = runs[0].curve
     kind = "best evaluation" if best else "last evaluation"
     at = f", up to {at_steps:,} environment steps" if at_steps is not None else ""

@@ -29,7 +29,7 @@ class ComparedRun:
     Attributes:
         path: its folder.
         config: dotted key to value, all keys with their defaults.
-        task: what it was evaluated on: the same of configuration keys.
+        task: configuration keys of the task, with their values.
         seed: run.seed.
         state: running, complete, stopped or begun.
         env_steps: environment steps learned from.
@@ -51,11 +51,11 @@ class ComparedRun:
 
 
 def read_run(folder: RunFolder, metric: str | None) -> ComparedRun:
-    """What a run came to.
+    """Read a run's score and settings.
 
     Args:
-        folder: of the run.
-        metric: that it is judged by, as evaluation.best_metric; None: its own.
+        folder: folder of the run.
+        metric: metric that judges the run, written as evaluation.best_metric; None: its own.
 
     Raises:
         ConfigError: if its configuration cannot be read.

@@ -1,4 +1,4 @@
-"""Which runs belong together: tasks, and groups named by what differs in their configurations."""
+"""Grouping of runs: tasks, and groups named by the differences of their configurations."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -21,8 +21,8 @@ class Group:
     """Runs that, on one task, differ in nothing but their seeds.
 
     Attributes:
-        name: what sets it apart from the other groups.
-        runs: of all tasks.
+        name: difference from the other groups.
+        runs: runs on all tasks.
         settings: every key that differs between runs, with its values here.
     """
 
@@ -33,10 +33,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Task:
-    """What runs are evaluated on.
+    """Environment and settings that runs are evaluated on.
 
     Attributes:
-        name: what sets it apart from the other tasks; alone: the environment.
+        name: difference from the other tasks; the environment if there is one task.
         groups: runs of each group on this task, by the group's name.
     """
 
@@ -60,8 +60,9 @@ def naming_keys(
 
     Args:
         configs: flat configurations.
-        keys: to choose from.
-        strata: of each configuration; only those of one stratum are distinguished. Empty: all are.
+        keys: keys to choose from.
+        strata: stratum of each configuration; only those of one stratum are distinguished. Empty:
+            all are.
     """
     chosen: list[str] = []
     strata = strata or [""] * len(configs)

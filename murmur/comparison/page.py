@@ -85,9 +85,9 @@ def write_page(comparison: Comparison, out: Path, command: str) -> None:
     """Write one self-contained page.
 
     Args:
-        comparison: what to show.
+        comparison: comparison to show.
         out: the file.
-        command: that made it.
+        command: command that made the page.
 
     Raises:
         ConfigError: if the file cannot be written.
@@ -140,7 +140,7 @@ def _title(comparison: Comparison) -> str:
 
 
 def _shown(result: TaskResult) -> dict[str, object]:
-    """What the template shows of one task."""
+    """Return the template's values of one task."""
     return {
         "name": result.name,
         "unit": result.unit,

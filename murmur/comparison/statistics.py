@@ -81,7 +81,7 @@ def resample(scores: Scores, repeats: int, rng: np.random.Generator) -> Scores:
 
     Args:
         scores: [R, M, ...].
-        repeats: how often.
+        repeats: number of resamples.
         rng: source of the draws.
 
     Returns:
@@ -120,7 +120,7 @@ def estimate(statistic: Callable[..., Scores], *groups: Scores, seed: int = 0) -
     Args:
         statistic: takes [..., R, M] of each group, gives [...].
         groups: [R, M] each.
-        seed: of the bootstrap.
+        seed: seed of the bootstrap.
     """
     value = float(statistic(*groups))
     if any(len(group) == 1 for group in groups):
