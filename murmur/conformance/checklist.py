@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class Contract(NamedTuple):
-    """What one side of the wire must do.
+    """Requirements on one side of the wire.
 
     Attributes:
-        subject: what must keep the contract, for the user.
+        subject: name of this side, for the user.
         sentences: key -> sentence, in the order of docs/wire.md.
     """
 
@@ -92,10 +92,10 @@ LEARNER_CONTRACT = Contract(
 
 
 class Checklist:
-    """What was seen of the contract. Nothing is said of a sentence that was not put to the test.
+    """Observations of the contract. A sentence that was not tested has none.
 
     Attributes:
-        contract: that is examined.
+        contract: contract to examine.
     """
 
     def __init__(self, contract: Contract = CONTRACT) -> None:

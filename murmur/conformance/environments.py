@@ -1,4 +1,4 @@
-"""What the kit plays with a session that steps environments, in order."""
+"""Acts that the kit plays with a session that steps environments, in order."""
 
 import asyncio
 import time
@@ -26,8 +26,8 @@ class EnvironmentPlayer:
     """Plays with the environments that a session's first Hello announces. Fulfils Player.
 
     Attributes:
-        acts: what is played on one stream after the other.
-        wrong_answers: after each of which the server must end.
+        acts: acts in order, one for each stream.
+        wrong_answers: wrong answers, each of which must end the server.
     """
 
     def __init__(self, hello: pb.Hello, checklist: Checklist, limits: Limits) -> None:
@@ -54,7 +54,7 @@ class EnvironmentPlayer:
         }
 
     def check_hello(self, hello: pb.Hello) -> str | None:
-        """What is wrong with a Hello of this session; None: nothing.
+        """Return the error in a Hello of this session; None: there is none.
 
         Raises:
             SpecError: if there can be no such environments.

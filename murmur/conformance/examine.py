@@ -1,4 +1,4 @@
-"""What the kit plays with a server, in order.
+"""Acts that the kit plays with a server, in order.
 
 One session is played with, the first that says Hello; it is known again by its `worker_id`. All
 others are refused because the learner is full, and reconnect, as the contract has it.
@@ -39,11 +39,11 @@ REFUSALS = (
 
 
 class Leave(NamedTuple):
-    """How the learner goes away after an act.
+    """A way in which the learner leaves after an act.
 
     Attributes:
         leave: goes away.
-        consequence: what must follow: of a key "again ...".
+        consequence: required consequence, named in a key "again ...".
     """
 
     leave: Callable[[Session], Awaitable[None]]
@@ -65,9 +65,9 @@ class Examination:
         """Prepare to listen.
 
         Args:
-            host: where to listen.
+            host: address to listen on.
             port: the same; 0: any.
-            credentials: of a learner; None: plain text.
+            credentials: credentials of a learner; None: plain text.
             limits: patience.
             say: called with each message.
         """
@@ -354,7 +354,7 @@ class Examination:
 
 
 def _unless_two(code: int | None, what: str) -> str | None:
-    """What is wrong with an exit code other than 2."""
+    """Return a message on an exit code other than 2; None for 2."""
     if code == 2:
         return None
     return f"{what}: " + ("it does not end" if code is None else f"it ended with code {code}")

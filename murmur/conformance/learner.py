@@ -44,7 +44,7 @@ class LearnerExamination:
     """The whole examination. Used by one event loop.
 
     Attributes:
-        checklist: what was seen.
+        checklist: observations of the contract.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class LearnerExamination:
         """Prepare to connect.
 
         Args:
-            address: of the learner, host:port.
-            credentials: of an environment server; None: plain text.
+            address: address of the learner, host:port.
+            credentials: credentials of an environment server; None: plain text.
             limits: patience.
             say: called with each message.
         """
@@ -196,7 +196,7 @@ class LearnerExamination:
     async def _not_refused(
         self, session: Supplier, wanted: grpc.StatusCode, what: str, words: str = ""
     ) -> str | None:
-        """How a session ended if not with this status and these words; None if it did."""
+        """Return how a session ended if not with this status and message; None if it did."""
         try:
             while await session.read(self._limits.again_s) is not None:
                 pass  # grants that were under way
@@ -258,7 +258,7 @@ class LearnerExamination:
 
 
 def _welcome_problem(message: bytes | None) -> str | None:
-    """What is wrong with the answer to Hello."""
+    """Return the error in the answer to Hello; None: there is none."""
     if message is None:
         return "no answer to Hello came in time"
     parsed = pb.LearnerMessage.FromString(message)

@@ -42,11 +42,11 @@ class Session:
 
     Attributes:
         hello: the first message; None if it is something else.
-        problem: what is wrong with the first message, if there is none or it cannot be read.
+        problem: error in the first message, if there is none or it cannot be read.
         silent: the stream ended without any message.
-        role: what the token gives; empty in plain text, "none" without a known token.
+        role: role of the token; empty in plain text, "none" without a known token.
         half_closed: whether the environment server has closed its side.
-        notices: what it told the user.
+        notices: notices that it sent for the user.
         gone: whether it has cancelled the stream, or its connection is lost.
     """
 

@@ -23,7 +23,7 @@ _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
 
 class Unplayable(Exception):  # noqa: N818 - a finding, noted already
-    """What came is so wrong that nothing can be played after it."""
+    """An error after which nothing more can be played on the stream."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Record:
 
     Attributes:
         rows: digests of every array, by row and environment.
-        step_types: [N] by row.
+        step_types: [N] step types by row.
         actions: the answer to each row.
     """
 
@@ -50,7 +50,7 @@ class Record:
         return next(failed, len(self.rows))
 
     def points(self, i: int) -> list[tuple[int, int, int]]:
-        """Where environment i can be taken up: (episode, its first row, the row to reach)."""
+        """Return resumption points of environment i: (episode, its first row, the row to reach)."""
         known, ends = self.known(i), self.ends(i)
         end = ends[0] if ends else known - 1
         points = [(0, 0, min(max(1, end // 2), known - 1))]
@@ -80,10 +80,10 @@ class Play:
         """Begin a stream.
 
         Args:
-            spec: of its environments.
+            spec: specification of its environments.
             num_envs: n.
             session: the stream.
-            checklist: where findings go.
+            checklist: checklist that receives the findings.
             patience_s: longest wait for one message.
             fresh: whether all episodes begin here; else Welcome says that some are under way.
         """

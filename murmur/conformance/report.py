@@ -53,11 +53,11 @@ def examine_and_show(
     """Examine one server, or a learner; returns whether it keeps the contract.
 
     Args:
-        address: where to listen or, to examine a learner, to connect to.
+        address: address to listen on or, to examine a learner, to connect to.
         command: starts the server.
         security: folder of credentials: a learner's or, to examine one, an environment server's.
         patience_s: longest wait for one message.
-        console: where to print.
+        console: console that prints the report.
         learner: examine a learner.
 
     Raises:

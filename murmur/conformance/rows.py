@@ -1,4 +1,4 @@
-"""What the rows of one stream must be, whatever the environment is."""
+"""Rules of the rows of one stream, for every environment."""
 
 import hashlib
 from collections.abc import Iterator
@@ -26,8 +26,8 @@ class RowRules:
         """Begin a stream.
 
         Args:
-            spec: of its environments.
-            checklist: where findings go.
+            spec: specification of its environments.
+            checklist: checklist that receives the findings.
             fresh: whether all episodes begin here; else Welcome says that some are under way.
         """
         self._spec, self._checklist, self._fresh = spec, checklist, fresh

@@ -1,4 +1,4 @@
-"""What the kit plays with a session that supplies samples, in order."""
+"""Acts that the kit plays with a session that supplies samples, in order."""
 
 import asyncio
 import hashlib
@@ -37,8 +37,8 @@ class SamplePlayer:
     """Plays with the data set that a session's first Hello announces. Fulfils Player.
 
     Attributes:
-        acts: what is played on one stream after the other.
-        wrong_answers: after each of which the server must end.
+        acts: acts in order, one for each stream.
+        wrong_answers: wrong answers, each of which must end the server.
     """
 
     def __init__(self, hello: pb.Hello, checklist: Checklist, limits: Limits) -> None:
@@ -63,7 +63,7 @@ class SamplePlayer:
         self.wrong_answers: dict[str, WrongAnswer] = _wrong_answers(self._spec)
 
     def check_hello(self, hello: pb.Hello) -> str | None:
-        """What is wrong with a Hello of this session; None: nothing.
+        """Return the error in a Hello of this session; None: there is none.
 
         Raises:
             SpecError: if there can be no such data set.
@@ -173,11 +173,11 @@ class _Supply:
         """Begin a stream.
 
         Args:
-            spec: of the samples.
+            spec: specification of the samples.
             session: the stream.
-            checklist: where findings go.
+            checklist: checklist that receives the findings.
             patience_s: longest wait for one message.
-            seen: what every sample was, by split and index; new ones are added.
+            seen: digests of every sample so far, by split and index; new ones are added.
         """
         self._spec, self._session, self._checklist = spec, session, checklist
         self._patience_s, self._seen = patience_s, seen

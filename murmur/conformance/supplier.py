@@ -54,8 +54,8 @@ class Supplier:
     """One stream, as a supply server has it.
 
     Attributes:
-        codec: of its samples.
-        grants: that have come.
+        codec: codec of its samples.
+        grants: grants received.
     """
 
     def __init__(self, call: "aio.StreamStreamCall[bytes, bytes]") -> None:
