@@ -1,4 +1,4 @@
-"""What is wrong with a run, or worth knowing, the most severe first."""
+"""Alerts of a run: errors, warnings and notes, the most severe first."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -30,8 +30,8 @@ class Alert:
 
     Attributes:
         severity: error, warning or note.
-        what: in a sentence.
-        fix: what to do; "" if nothing.
+        what: one sentence on the condition.
+        fix: action to take; "" if none.
     """
 
     severity: Severity
@@ -97,7 +97,7 @@ def _message(line: str) -> str:
 def alerts_of_progress(
     last: Mapping[str, Any], moved: Movement, now: float, *, running: bool, log_every_s: float
 ) -> Iterator[Alert]:
-    """What the newest record of progress tells.
+    """Yield the alerts that follow from the newest record of progress.
 
     Args:
         last: the record; empty if there is none.
@@ -135,7 +135,7 @@ def alerts_of_progress(
 def _standstill(
     last: Mapping[str, Any], moved: Movement, now: float, log_every_s: float
 ) -> Iterator[Alert]:
-    """What does not move in a run that is under way."""
+    """Yield an alert if a run that is under way makes no progress."""
     silent = now - (last.get("time") or now)
     counter = "rows_trained" if last.get("samples") else "rows_received"
     still = moved.still_s(counter, last.get("time") or now)
@@ -163,7 +163,7 @@ def _standstill(
 
 
 def doctors_finding(run: RunFolder, config: ExperimentConfig) -> Alert | None:
-    """What `murmur doctor` says of the last seconds of a run, nothing timed; None if it cannot."""
+    """Return the finding of `murmur doctor` on a run's last seconds, without probes, or None."""
     try:
         seen = diagnose(*from_run(run, None), config)
     except (MurmurError, LookupError):

@@ -31,7 +31,7 @@ class Baselines:
         return None if best is None else {"name": best, "metrics": self._means[best]}
 
     def text(self) -> str:
-        """Where the line is from, or how to get one."""
+        """Return the source of the line, or how to get one."""
         if self._supervised:
             return ""
         if not self._means:

@@ -86,7 +86,7 @@ class Curves:
         self._renew()
 
     def since(self, cursor: str) -> dict[str, Any]:
-        """What a reader with this cursor lacks; all of it if the cursor is "" or of old."""
+        """Return the points after a reader's cursor; all of them if it is "" or outdated."""
         version, _, counts = cursor.partition(":")
         first, _, evaluation = counts.partition(":")
         known = version == self._version and first.isdecimal() and evaluation.isdecimal()

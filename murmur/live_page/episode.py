@@ -27,11 +27,11 @@ class Sheet:
 
     Attributes:
         png: the file.
-        version: of the episode.
+        version: version of the recorded episode.
         frames: number of pictures.
-        columns: of the sheet.
+        columns: columns of the sheet.
         rate: pictures a second.
-        reading: how to read them.
+        reading: instructions for reading the pictures.
     """
 
     png: bytes
@@ -58,7 +58,7 @@ class EpisodePictures:
         self._due = 0.0
 
     def state(self) -> dict[str, Any]:
-        """Which episode is recorded, which of it `sheet` would give now, and words about it."""
+        """Return the recorded version, the version that `sheet` would return, and their text."""
         version = self._version()
         drawn = self._sheet.version if self._sheet else 0
         shown = version if time.monotonic() >= self._due and version != self._failed else drawn

@@ -67,7 +67,7 @@ class LivePage:
 
     @property
     def url(self) -> str:
-        """Where a browser finds it."""
+        """Address of the page."""
         return f"http://{HOST}:{self.port}"
 
     @property
@@ -88,7 +88,7 @@ def served(run: RunFolder, port: int, say: Callable[[str], None]) -> Iterator[No
 
     Args:
         run: the training's folder.
-        port: where to listen, unless it is in use.
+        port: port to listen on, unless it is in use.
         say: takes a line with the address, or why there is none.
     """
     try:

@@ -1,4 +1,4 @@
-"""What the live page shows of a run, read from its folder as it grows."""
+"""Content of the live page, read from the run's folder as it grows."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -168,7 +168,7 @@ class RunView:
         return f", {duration((1 - share) * since / done)} left"
 
     def _about(self) -> dict[str, str]:
-        """What run this is."""
+        """Return facts about the run by name, such as environment, seed and device."""
         config, start = self._config, self._run.read_json("command.json")
         machine, device = start.get("machine") or {}, start.get("device") or {}
         plugin = config.source if config.supervised else config.environment
