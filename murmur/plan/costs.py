@@ -1,4 +1,4 @@
-"""What a run's steps, batches and updates cost, from the counts and the ledger that it logs."""
+"""Costs of a run's steps, batches and updates, from the counts and the ledger that it logs."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,25 +22,25 @@ _JITTER = 0.1  # of a job's work: what steps and batches vary by on a quiet mach
 
 @dataclass(frozen=True)
 class Window:
-    """What a learner did between two of its records, and what it took.
+    """Work of a learner between two of its records, and the processor time that it took.
 
     Attributes:
-        seconds: of it.
+        seconds: length of the window [s].
         messages: observation messages.
-        batches: that were acted on.
+        batches: inference batches.
         updates: made.
         rows: environment rows received.
         trained: environment rows that updates took.
         env_steps: environment steps received.
         grpc_s: processor seconds of the event loop.
-        io_s: of gRPC's own threads.
-        host_s: of the inference thread, storing and replying.
-        copy_s: of the inference thread, copying observations.
-        act_s: of the inference thread, in the policy.
-        learn_s: of learning, and of what follows an update.
-        bytes: of observation messages.
+        io_s: processor seconds of gRPC's own threads.
+        host_s: seconds of the inference thread for storing and replying.
+        copy_s: seconds of the inference thread for copies of observations.
+        act_s: seconds of the inference thread in the policy.
+        learn_s: seconds of learning and of the steps after an update.
+        bytes: bytes of observation messages.
         workers_s: processor seconds of the environment servers; None: not known.
-        learner_s: of the learner's process.
+        learner_s: processor seconds of the learner's process.
         others: processors that other programs used meanwhile.
         eager: share of the learner's calls that ran without a CUDA graph; 0 on a CPU.
     """
@@ -71,7 +71,7 @@ class Window:
 
 
 def window(before: Mapping[str, Any], after: Mapping[str, Any]) -> Window:
-    """What happened between two records of progress.jsonl of one process.
+    """Return the work between two records of progress.jsonl of one process.
 
     Raises:
         ConfigError: if nothing did.
@@ -130,7 +130,8 @@ def costs_of(windows: Sequence[Window], *, threads: int = 1) -> Costs:
     """Costs from windows with batches of different sizes; of one, a share of them is assumed.
 
     Args:
-        windows: of runs that differ in the number of sessions alone; workers_s is known of each.
+        windows: windows of runs that differ in the number of sessions alone; workers_s is known of
+            each.
         threads: torch threads of the learner.
     """
     messages = sum(w.messages for w in windows)
@@ -165,7 +166,7 @@ def line(points: Iterable[tuple[float, float]], share: float) -> tuple[float, fl
 
     Args:
         points: (x, y); x is 1 or more.
-        share: of y that is the slope's, where the points have one x.
+        share: share of y that counts as the slope's if all points have one x.
     """
     found = list(points)
     n = len(found)
@@ -179,7 +180,7 @@ def line(points: Iterable[tuple[float, float]], share: float) -> tuple[float, fl
 
 
 def run_window(run: RunFolder) -> Window:
-    """What a run did in its last process, from its second third on: the first warms up.
+    """Return a run's work in its last process, without the warm-up in its first third.
 
     Raises:
         ConfigError: if its records are too few, or are of a version that did not count work.

@@ -48,16 +48,16 @@ class Pool:
     """Processors, or a device, on which threads take turns.
 
     Attributes:
-        size: how many of them.
-        engine: with the clock that it follows.
+        size: number of processors.
+        engine: engine with the clock that it follows.
     """
 
     def __init__(self, engine: Engine, size: int, slice_s: float = SLICE_S) -> None:
         """All of them free.
 
         Args:
-            engine: of the simulation.
-            size: how many.
+            engine: engine of the simulation.
+            size: number of processors.
             slice_s: longest turn of a thread while others wait.
         """
         self.engine, self.size, self._slice_s = engine, size, slice_s

@@ -21,12 +21,12 @@ _MILLION = 1e6
 
 @dataclass(frozen=True)
 class Size:
-    """How large a system is.
+    """Size of a system.
 
     Attributes:
         learners: ranks; on GPUs one each.
         cores: processors of all machines together.
-        workers: of all environment servers; 0: what the cores leave.
+        workers: workers of all environment servers; 0: as many as the cores allow.
         batch: times the configuration's batch size.
     """
 
@@ -38,22 +38,22 @@ class Size:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a system would do.
+    """Predicted performance of a system.
 
     Attributes:
-        size: of the system, workers chosen.
+        size: size of the system, with the chosen number of workers.
         rate: agent-steps a second.
         env_rate: environment steps a second.
         updates: a second.
-        bottleneck: what sets the rate, as text.
+        bottleneck: name of what limits the rate.
         busy: share of the time that each resource works.
         blocked: share of the sessions that wait for the learner.
         peers: share of the time that ranks wait for each other or exchange gradients.
-        lag: of the rows learned from, in updates.
-        device_hours: of learners, for a million agent-steps.
-        core_hours: of all processors, for a million agent-steps.
-        learning: what an update of one rank takes.
-        outcome: of the simulation.
+        lag: mean policy lag of the rows learned from, in updates.
+        device_hours: hours of all learners for a million agent-steps.
+        core_hours: hours of all processors for a million agent-steps.
+        learning: needs of one rank's update.
+        outcome: result of the simulation.
     """
 
     size: Size
@@ -73,14 +73,14 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Basis:
-    """What all forecasts of a table have in common.
+    """Parts that all forecasts of a table have in common.
 
     Attributes:
         config: the experiment.
         costs: measured, or stated of a GPU.
         task: the environment.
-        network: between learners.
-        link_bytes_per_s: from the environment servers to a learner; 0: no limit.
+        network: network between learners.
+        link_bytes_per_s: bandwidth from the environment servers to a learner; 0: no limit.
         others: processors that other programs use.
     """
 
@@ -156,7 +156,7 @@ def forecast(basis: Basis, size: Size, limits: Limits | None = None) -> Forecast
 
 
 def of_outcome(system: System, outcome: Outcome, task: Task, size: Size) -> Forecast:
-    """What an outcome means."""
+    """Return the forecast that follows from a simulation's outcome."""
     env_rate = outcome.rows * system.costs.steps_per_row
     rate = env_rate * task.agents
     hours = _MILLION / max(rate, 1e-9) / 3600
@@ -178,10 +178,10 @@ def of_outcome(system: System, outcome: Outcome, task: Task, size: Size) -> Fore
 
 
 def bottleneck(outcome: Outcome, *, eager: bool = False) -> str:
-    """What sets the rate: the fullest resource or, if none is full, what sessions wait for.
+    """Return the fullest resource or, if none is full, the reason why sessions wait.
 
     Args:
-        outcome: of a simulation.
+        outcome: result of a simulation.
         eager: whether some updates launch their kernels one by one.
     """
     busy = outcome.busy

@@ -1,4 +1,4 @@
-"""What an update of one rank takes, by a configuration and what was measured."""
+"""Needs of one rank's update, by the configuration and the measured pace."""
 
 import math
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ _PLANNED_LAG = 1  # until the first updates have chosen one
 
 @dataclass(frozen=True)
 class Task:
-    """What a forecast needs to know of the environment.
+    """Properties of the environment that a forecast needs.
 
     Attributes:
-        agents: of an environment.
+        agents: agents of an environment.
         max_episode_steps: 0: no end.
         remembers: the policy has a memory.
     """
@@ -27,7 +27,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Pace:
-    """What a first simulation showed; see learner_service.storage.flight.Speed."""
+    """Pace of a first simulation; see learner_service.storage.flight.Speed."""
 
     turn_s: float
     learn_s: float
@@ -47,9 +47,9 @@ def learning_of(
         config: the experiment.
         task: its environment.
         ranks: N.
-        environments: that train, of one rank.
+        environments: training environments of one rank.
         session: environments of a session.
-        pace: what was measured; None: what holds until then.
+        pace: measured pace; None: the values that hold before a measurement.
 
     Raises:
         ConfigError: if the batch size is not set.

@@ -21,12 +21,12 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Probe:
-    """What was measured with one number of workers.
+    """Measurement with one number of workers.
 
     Attributes:
-        workers: of one session or more each.
-        window: what the learner did and what everything took.
-        chosen: what the storage chose: environments, unroll_steps, unrolls_per_update, lag.
+        workers: number of workers, of one session or more each.
+        window: work of the learner, and the time that it took.
+        chosen: choice of the storage: environments, unroll_steps, unrolls_per_update, lag.
     """
 
     workers: int
@@ -56,8 +56,8 @@ def measure(
 
     Args:
         config: the experiment.
-        servers: how many, in rising order, when a window is measured.
-        seconds: of a window.
+        servers: numbers of servers, in rising order; a window is measured at each.
+        seconds: length of a window [s].
         say: called with what takes time.
 
     Raises:

@@ -81,7 +81,7 @@ def parameters_of(config: ExperimentConfig, spec: EnvSpec) -> int:
 
 
 def task_of(config: ExperimentConfig, spec: EnvSpec) -> Task:
-    """What a forecast needs of the environment."""
+    """Return the environment's properties that a forecast needs."""
     remembers = bool(config.network.options.get("recurrent"))
     return Task(spec.num_agents, spec.max_episode_steps, remembers)
 
@@ -185,17 +185,17 @@ def basis_of(
     learners: int,
     say: Callable[[str], None],
 ) -> tuple[Basis, list[str]]:
-    """What all forecasts start from, and where each part is from, a line each.
+    """Return the common basis of all forecasts, and the source of each part, a line each.
 
     Args:
         config: the experiment.
-        run: to take the costs from; None: they are measured here.
+        run: run with the costs; None: they are measured here.
         gpu: learners are on GPUs.
-        network: between learners, by name.
+        network: name of the network between learners.
         costs_file: costs that were kept; None: measure.
-        seconds: of a probe's window.
+        seconds: length of a probe's window [s].
         link_gbit: Gbit/s from environment servers to a learner; 0: no limit.
-        learners: how many; one exchanges nothing.
+        learners: number of learners; one exchanges nothing.
         say: called with what takes time.
 
     Raises:

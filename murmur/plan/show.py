@@ -40,9 +40,9 @@ def show(
     Args:
         seen: forecasts, the smallest system first.
         gains: times as fast with twice as much of each resource.
-        sources: where the costs come from, a line each.
-        console: where to print.
-        network: between learners, as text.
+        sources: sources of the costs, a line each.
+        console: console that prints the forecast.
+        network: network between learners, as text.
     """
     last = seen[-1]
     lines = [
@@ -77,7 +77,7 @@ def show(
 
 
 def table(seen: Sequence[Forecast]) -> Table:
-    """How it grows: a row for each size."""
+    """Return a table of the growth: a row for each size."""
     headings = ("learners", "cores", "workers", "agent-steps/s", "scales", "learn %", "core-h/M")
     shown = Table(*headings, "limited by", box=None, padding=(0, 1, 0, 0))
     for column in shown.columns[:-1]:

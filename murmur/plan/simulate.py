@@ -25,10 +25,10 @@ _STREAM_S = 1e-4  # two streams of a device take turns of this length
 
 @dataclass
 class Limits:
-    """How long to simulate.
+    """Length of a simulation.
 
     Attributes:
-        messages: after which it ends, with the next update if there is one.
+        messages: number of messages after which it ends, with the next update if there is one.
         warm: messages before the measurement begins, at the end of an update if there is one.
         least: messages measured, at least.
         updates: measured, at least, if the messages suffice.

@@ -43,9 +43,9 @@ class Network:
     """Between learners.
 
     Attributes:
-        what: as text.
-        step_s: of one of the 2 (N - 1) steps of a ring, without the bytes.
-        bytes_per_s: of a learner's link, as all-reduce sees it.
+        what: description of the network.
+        step_s: time of one of the 2 (N - 1) steps of a ring, without the bytes.
+        bytes_per_s: bandwidth of a learner's link, as all-reduce sees it.
     """
 
     what: str
@@ -116,7 +116,7 @@ def on_gpu(costs: Costs, config: ExperimentConfig, agents: int) -> Costs:
     Args:
         costs: measured on a CPU.
         config: the experiment, with all options of its algorithm.
-        agents: of an environment.
+        agents: agents of an environment.
     """
     from learner_service.algorithms.base import algorithm_config
     from learner_service.algorithms.options import OnPolicyConfig

@@ -1,4 +1,4 @@
-"""What the learner's storages decide, without rows: who may act, and when an update is due.
+"""Model of the learner's storages without rows: who may act, and when an update is due.
 
 The rules are those of learner_service.storage, where each is explained: RolloutStorage.may_begin,
 sample and _cut_open, ReplayStorage.may_begin and _due.
@@ -31,9 +31,9 @@ class Replays:
 
     Attributes:
         unroll_steps: L.
-        start_rows: before the first update, of one rank.
+        start_rows: rows of one rank before the first update.
         interval: rows of one rank from one burst of updates to the next; may be a fraction.
-        updates: of a burst.
+        updates: updates of a burst.
         batch_rows: rows of one rank that an update draws.
         ahead: unrolls of every environment that acting may be ahead; None: any, sync.
     """
@@ -53,7 +53,7 @@ class Unroll:
         envs: environments of the session.
         cursor: rows written.
         start: first row that is still to be learned from.
-        versions: of the policy, of each row's action.
+        versions: policy version of each row's action.
         taken: environments that were learned from.
     """
 
@@ -82,7 +82,7 @@ class Unroll:
 
 
 class Storage(Protocol):
-    """What the simulation asks of a storage."""
+    """Methods of a storage that the simulation calls."""
 
     length: int
 
@@ -95,7 +95,7 @@ class Storage(Protocol):
 
         Args:
             filled: environments of unrolls that are full and will be `add` next.
-            rows: of these.
+            rows: rows of these environments.
         """
 
     def begin(self, envs: int, filled: int) -> Unroll:
@@ -116,7 +116,7 @@ class RolloutModel:
 
     Attributes:
         length: L.
-        lag: of the rows of the last update, its mean in updates.
+        lag: mean policy lag of the last update's rows, in updates.
     """
 
     def __init__(self, settings: Rollouts) -> None:
@@ -135,7 +135,7 @@ class RolloutModel:
         return self._ready_envs >= self._wanted
 
     def may_begin(self, filled: int, rows: int) -> bool:
-        """See Storage; those filled are still counted as open."""
+        """Return whether a session may begin an unroll; those filled are still counted as open."""
         if self._lag is None:
             return True
         ahead = self._ready_envs + self._open_envs
@@ -149,7 +149,7 @@ class RolloutModel:
         return unroll
 
     def add(self, unroll: Unroll) -> None:
-        """See Storage; those begun first are learned from first."""
+        """Add a full unroll; those begun first are learned from first."""
         self._open.remove(unroll)
         self._open_envs -= unroll.envs
         at = len(self._ready)
@@ -160,7 +160,7 @@ class RolloutModel:
         self._ready_envs += unroll.envs
 
     def sample(self, version: int) -> float:
-        """See Storage; what the next update would find too old is learned from too."""
+        """Take an update's rows and those that the next would find too old; return the number."""
         rows, lags, oldest = 0, 0.0, None if self._lag is None else version - self._lag
         for unroll in self._open if oldest is not None else ():
             if 0 <= unroll.first_version <= (oldest or 0):
