@@ -1,4 +1,4 @@
-"""How many runs a machine holds at once, and what each of them may take."""
+"""Capacity of a machine: the number of runs at once, and the resources of each."""
 
 import math
 import os
@@ -24,8 +24,8 @@ class Gpu:
     """A GPU that runs may use.
 
     Attributes:
-        name: of the device.
-        visible: what CUDA_VISIBLE_DEVICES calls it.
+        name: name of the device.
+        visible: entry of the device in CUDA_VISIBLE_DEVICES.
         free_gib: memory that no process uses now.
     """
 
@@ -36,14 +36,14 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a sweep may use at a time.
+    """Resources that a sweep may use at a time.
 
     Attributes:
         parallel: runs at once.
-        reason: what limits their number, for the screen.
+        reason: reason for the limit of their number, for the screen.
         cores: processors of one run.
-        memory_gib: what one run is expected to take.
-        gpus: that the runs take in turns; empty: they use the CPU.
+        memory_gib: expected memory of one run.
+        gpus: GPUs that the runs take in turns; empty: they use the CPU.
         gpu_limit_gib: learner.memory_limit_gib of a run that sets none; 0: no limit.
     """
 
@@ -55,7 +55,7 @@ class Capacity:
     gpu_limit_gib: float = 0.0
 
     def text(self) -> str:
-        """What is used, in one sentence for the screen."""
+        """Return the resources in use, in one sentence for the screen."""
         at_once = "1 run at a time" if self.parallel == 1 else f"{self.parallel} runs at once"
         cores = "1 core" if self.cores == 1 else f"{self.cores:.3g} cores"
         parts = [f"{at_once} ({self.reason}): {cores} each"]
@@ -69,12 +69,12 @@ class Capacity:
 def measure_capacity(
     configs: Sequence[ExperimentConfig], parallel: int, gpus: Sequence[Gpu] | None = None
 ) -> Capacity:
-    """How many of these runs the machine holds at once.
+    """Measure the number of these runs that the machine holds at once.
 
     Args:
-        configs: of the runs; the most demanding one counts.
-        parallel: what the user says; 0: as many as cores, memory and GPUs hold.
-        gpus: that are there; None: look.
+        configs: configurations of the runs; the most demanding one counts.
+        parallel: number of runs that the user wants; 0: as many as cores, memory and GPUs hold.
+        gpus: GPUs of this machine; None: search for them.
 
     Raises:
         ConfigError: if a run needs a device that is not there.

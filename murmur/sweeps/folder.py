@@ -48,15 +48,15 @@ class SweepRun:
     """A run of a sweep, as the index has it.
 
     Attributes:
-        name: of its folder.
+        name: name of its folder.
         config: the configuration it is made from.
-        settings: what the sweep sets in it, run.seed among them.
+        settings: settings of the sweep for it, run.seed among them.
         state: waiting; running; complete; failed; stopped, before its end; pruned by Optuna.
-        message: why it failed.
+        message: error of a failed run.
         trial: number of Optuna's trial.
         env_steps: environment steps learned from.
         last, best: score of the last and of the best evaluation.
-        minutes: of training.
+        minutes: minutes of training.
     """
 
     name: str
@@ -80,7 +80,7 @@ class SweepFolder:
 
     Attributes:
         path: its folder.
-        spec: what it consists of.
+        spec: specification of the sweep.
         runs: all runs that are known so far.
         lock: held by this process while it runs the sweep.
     """
@@ -181,7 +181,7 @@ class SweepFolder:
         return self.path / "configs" / f"{run.name}.yaml"
 
     def log_file(self, run: SweepRun) -> Path:
-        """What a run printed."""
+        """Return the file with a run's output."""
         return self.path / "logs" / f"{run.name}.log"
 
 

@@ -26,9 +26,9 @@ def run_sweep(
 
     Args:
         sweep: its folder, which this process has locked.
-        console: where to show it.
+        console: console that shows the progress.
         parallel: runs at once, in place of the sweep's own; 0: as many as the machine holds.
-        gpus: that runs may use; None: those of this machine.
+        gpus: GPUs that runs may use; None: those of this machine.
 
     Returns:
         the number of runs that failed.

@@ -33,7 +33,7 @@ _GIB = 2**30
 
 
 class Queue(Protocol):
-    """Which run comes next."""
+    """Order of the runs."""
 
     def next(self) -> SweepRun | None:
         """A run to start, or None if there is none now."""
@@ -74,11 +74,11 @@ class Active:
         run: its entry in the index.
         config: its configuration.
         process: `murmur train`.
-        log_start: where what it prints begins in its log.
+        log_start: position in its log at which its output begins.
         tail: reads its progress.
-        gpu: that it uses; None: the CPU.
+        gpu: GPU of the run; None: the CPU.
         progress: last record.
-        stopping: why it was told to stop; "" if it was not.
+        stopping: reason why it was told to stop; "" if it was not.
         memory_kills: the kernel's counts when it started.
     """
 
@@ -94,7 +94,7 @@ class Active:
 
     @property
     def metric(self) -> Metric:
-        """What it is judged by."""
+        """Metric that judges the run."""
         return Metric.parse(self.config.evaluation.best_metric)
 
 
@@ -115,7 +115,7 @@ class Scheduler:
         Args:
             sweep: the sweep; its index is written after each change.
             queue: says which run comes next.
-            capacity: what they may use.
+            capacity: resources that the runs may use.
             say: takes lines about what happens to runs.
             on_tick: takes the runs at work, several times a second.
         """

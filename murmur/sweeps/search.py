@@ -14,7 +14,7 @@ _DIGITS = 4  # significant ones of a drawn float, so that tables and folders can
 
 
 def settings_to_try(spec: SweepConfig) -> list[dict[str, Any]]:
-    """What a grid or a random search sets in addition to the configuration, without seeds.
+    """Return the settings of a grid or a random search beside the configuration, without seeds.
 
     Returns:
         one mapping of keys to values for each; [{}] if nothing varies.

@@ -1,4 +1,4 @@
-"""What a sweep consists of: a YAML file, or the arguments of `murmur sweep`."""
+"""Specification of a sweep: a YAML file, or the arguments of `murmur sweep`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ OWN_KEYS = {"run.seed": "seeds", "run.name": "name", "run.directory": "directory
 
 
 class Distribution(Section):
-    """Where a random search draws a value from.
+    """Distribution from which a random search draws a value.
 
     Attributes:
         kind: uniform and log_uniform give floats in [low, high], integers whole numbers from low to
@@ -219,8 +219,8 @@ def experiment(
     Args:
         spec: the sweep.
         config: one of its configurations.
-        settings: of this run, run.seed among them.
-        name: of the run.
+        settings: settings of this run, run.seed among them.
+        name: name of the run.
 
     Raises:
         ConfigError: if they do not fit together.

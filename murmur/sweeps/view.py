@@ -1,4 +1,4 @@
-"""What the user sees of a sweep: the runs at work, and one table at the end."""
+"""View of a sweep: the runs at work, and one table at the end."""
 
 import time
 from collections import Counter
@@ -86,8 +86,9 @@ def end_table(sweep: SweepFolder, metric: Metric, width: int) -> Table:
 
     Args:
         sweep: the sweep.
-        metric: that its runs are judged by.
-        width: of the screen, in characters; what varied is shown if there is room for it.
+        metric: metric that judges its runs.
+        width: width of the screen in characters; varied settings are shown if there is room for
+            them.
     """
     runs = sorted(sweep.runs, key=lambda run: _rank(run, metric))
     columns: dict[str, list[str]] = {
