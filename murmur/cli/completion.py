@@ -1,4 +1,4 @@
-"""What the shell offers after Tab: names of configurations, runs, benchmarks and baselines.
+"""Shell completion: names of configurations, runs, benchmarks and baselines after Tab.
 
 Typer calls these with what was typed so far. A name that cannot be listed is simply not offered.
 """
