@@ -18,7 +18,7 @@ from shared.spec import EnvSpec
 
 
 class Skeleton(ActorAlgorithm):
-    """See the module."""
+    """REINFORCE with returns normalized over the update."""
 
     class Config(AlgorithmConfig):
         """Options that a configuration sets beside the algorithm's name."""
