@@ -42,7 +42,7 @@ class Topic:
     """One benchmark, as far as its file tells.
 
     Attributes:
-        name: as `murmur bench` takes it.
+        name: name that `murmur bench` takes.
         module: its full name; "" where its file is missing.
         description: its DESCRIPTION.
         needs: top-level modules that it imports beside those of the documented installation.
@@ -54,7 +54,7 @@ class Topic:
     needs: tuple[str, ...] = ()
 
     def missing(self) -> str:
-        """What it needs that is not here, and how to get it; "" if it can run."""
+        """Return the missing requirements with their remedy; "" if the benchmark can run."""
         if not self.module:
             return (
                 "it needs murmur installed from a checkout, with pip install -e or `make install` "
@@ -136,12 +136,12 @@ def run_benchmark(
     """Run one benchmark, print its result and, if asked, keep it.
 
     Args:
-        name: of the benchmark.
-        effort: how carefully.
-        console: where to print.
+        name: name of the benchmark.
+        effort: extent of the measurement.
+        console: console that prints the result.
         save: write the result.
         dirty: even if the source differs from its commit.
-        folder: where to write it; None: benchmarks/results.
+        folder: folder of the result; None: benchmarks/results.
         chosen: topics of a benchmark that has some; none: all.
 
     Returns:
@@ -180,8 +180,8 @@ def plan_benchmark(
     """Print what a benchmark would measure, without measuring, and if asked, keep it.
 
     Args:
-        name: of the benchmark.
-        console: where to print.
+        name: name of the benchmark.
+        console: console that prints the plan.
         save: write the plan as a result, `<name>-expected`.
         dirty: even if the source differs from its commit.
         chosen: topics of it; none: all.

@@ -85,7 +85,7 @@ def make_certificates(
     Args:
         folder: made if it is not there.
         hosts: names and addresses of the learner, for its certificate.
-        days: how long certificates are valid; a new authority ten times as long.
+        days: validity of certificates [days]; a new authority is valid ten times as long.
         renew: keep the authority, and the names that the learner's certificate has; the newest
             token of each role stays valid beside the new one, so that services can be given the
             new files one after another.

@@ -36,9 +36,9 @@ class Series:
     """One line.
 
     Attributes:
-        name: for the legend; empty for none.
+        name: name in the legend; empty for none.
         x, y: its points; None and NaN leave a gap.
-        half_width: of the band around it, per point; empty for none.
+        half_width: half the width of the band at each point; empty for none.
         low, high: ends of a band that is not symmetric; empty for none.
     """
 
@@ -78,12 +78,12 @@ def line_chart(
 
     Args:
         series: its lines.
-        x_label: what x is.
-        y_label: what y is.
+        x_label: name of x.
+        y_label: name of y.
         markers: whether points are marked.
         equal: whether no line stands out; else the first does.
         counts: whether x counts something: 20 000 is written 20k.
-        y_limits: of the y axis; None: all of every line.
+        y_limits: limits of the y axis; None: the range of all lines.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 3.3), layout="constrained")
@@ -107,9 +107,9 @@ def furnish(axis: Axes, ticks: int, *, counts: bool) -> None:
     """The grid and the x axis of every line chart.
 
     Args:
-        axis: where.
+        axis: axis to furnish.
         ticks: intervals along x, at most.
-        counts: see line_chart.
+        counts: flag of an x axis of counts; see line_chart.
     """
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(color=INK, alpha=0.12, linewidth=0.6)
@@ -141,7 +141,7 @@ def interval_chart(
 
     Args:
         rows: (name, value, low, high); without low and high a point alone.
-        label: what the values are.
+        label: name of the values.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 1.0 + 0.42 * len(rows)), layout="constrained")
@@ -187,9 +187,9 @@ def matrix_chart(
     """A square matrix of shares as an <svg> element: the darker, the larger.
 
     Args:
-        shares: [K, K] from 0 to 1.
-        names: of rows and columns alike.
-        label: what rows and columns are.
+        shares: [K, K] shares from 0 to 1.
+        names: names of the K rows and columns.
+        label: name of the rows and columns.
     """
     cell, margin = 18, 10 + 7 * max(len(name) for name in names)
     side = margin + cell * len(names)

@@ -40,9 +40,9 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        topic: what.
+        topic: subject of the finding.
         status: "ok", "note" (worth knowing), "fail" (murmur will not work).
-        text: what was found and, if something is wrong, the fix.
+        text: description and, if something is wrong, the fix.
     """
 
     topic: str
@@ -116,7 +116,7 @@ def _machine() -> list[Finding]:
 
 
 def _gpu(needed: bool) -> list[Finding]:
-    """What the driver says, then what torch says: they fail for different reasons."""
+    """Return the findings of the driver, then of torch: they fail for different reasons."""
     missing: Status = "fail" if needed else "note"
     name, detail = find_gpu()
     findings = [

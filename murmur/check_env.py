@@ -52,13 +52,13 @@ _LONGEST_START_S = 120.0  # of the process, with the packages that it imports
 
 @dataclass(frozen=True)
 class Checked:
-    """What the check of an environment found.
+    """Result of the check of an environment.
 
     Attributes:
         problems: messages; none if it keeps the contract.
-        description: what it looks like from outside, if it keeps the contract.
-        look: what this process saw, if it keeps the contract.
-        notices: what murmur changes, ignores or guesses of what it gives; no failures.
+        description: description of its interface, if it keeps the contract.
+        look: observations of this process, if it keeps the contract.
+        notices: values that murmur changes, ignores or guesses; no failures.
     """
 
     problems: list[str]
@@ -74,8 +74,8 @@ def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
     differs there.
 
     Args:
-        name: as for `environment_factory`.
-        options: as for `environment_factory`.
+        name: name that `environment_factory` takes.
+        options: options that `environment_factory` takes.
         step_limit_s: longest time of a step.
 
     Raises:
@@ -165,7 +165,7 @@ def _in_child(
 
 
 def patience_s(heartbeat: Heartbeat, step_limit_s: float) -> float:
-    """How long the child may be where it is; one that is stepped copy by copy compiles nothing."""
+    """Return how long the child may stay at its position [s]."""
     turn, at, making, _ = heartbeat.position
     if making >= _COMPILING:
         return _LONGEST_COMPILATION_S

@@ -1,4 +1,4 @@
-"""How fast this machine learns and acts with the networks of configurations, in each precision."""
+"""Speed of learning and acting with the networks of configurations, in each precision."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Speed:
         device: "cuda" or "cpu".
         precision: fp32 (TF32 on CUDA), bf16 or fp16.
         rows: environment rows of the minibatch.
-        gflop: of its forward and backward passes.
+        gflop: work of its forward and backward passes, 1e9 operations.
         update_ms: forward, backward and optimiser's step of one minibatch.
         acting_rows: environments acted for at once.
         act_ms: copies included.

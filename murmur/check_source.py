@@ -28,19 +28,19 @@ _ON_SHEET, _ACROSS = 24, 8  # samples, and pictures in a row
 
 @dataclass
 class Examined:
-    """What was found out about a source.
+    """Findings about a source.
 
     Attributes:
-        spec: of the source.
+        spec: specification of the source.
         read: number of samples that were read.
         seconds: processor time that it took.
-        broken: for each reason the details of the samples.
+        broken: details of the unusable samples by reason.
         changed: samples that were not the same when read again.
         pixels: [K] pixels of each class.
         ignored: pixels that count nowhere.
         samples_with: [K] samples in which each class occurs.
         census: values that occur, by split.
-        notices: of what reading changes.
+        notices: changes that reading makes.
         kept: some samples, for a sheet.
     """
 

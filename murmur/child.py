@@ -69,11 +69,11 @@ def start_process(
     """Start a process in a session of its own, which the terminal's Ctrl-C does not reach.
 
     Args:
-        name: of the process, for the message.
+        name: name of the process, for the message.
         command: its command line.
-        output: where it prints.
+        output: file that receives its output.
         variables: added to `child_environment`.
-        descriptors: that it inherits.
+        descriptors: file descriptors to inherit.
 
     Raises:
         ResourceError: if the system cannot start it.
@@ -97,11 +97,11 @@ class Child:
     """A process that is kept alive.
 
     Attributes:
-        name: what the user calls it; its log is <name>.log.
+        name: user's name of the process; its log is <name>.log.
         command: its command line; a function, since a restarted learner resumes.
-        log: where its output goes.
-        lock: of the run's folder, handed down to it.
-        deaths: how often it ended without being asked to.
+        log: file of its output.
+        lock: lock of the run's folder, handed down to the process.
+        deaths: number of ends without a request.
         settled: whether the run made progress since it was started.
     """
 
@@ -198,7 +198,7 @@ class Child:
         """Wait for its end; kill it and what it started if it takes too long.
 
         Returns:
-            what it failed at, as its log or its exit code says; "" if it ended in order.
+            error of the process by its log or exit code; "" if it ended in order.
         """
         process, self.process = self.process, None
         if process is None:
@@ -224,7 +224,7 @@ def exit_message(code: int, memory_kills: MemoryKills | None = None) -> str:
     """Text about an exit code.
 
     Args:
-        code: of the process; negative: the signal that ended it.
+        code: exit code of the process; negative: the signal that ended it.
         memory_kills: counts from before the process started, to explain a SIGKILL.
     """
     why = ""

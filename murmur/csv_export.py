@@ -25,8 +25,8 @@ def write_csv(runs: Sequence[RunFolder], folder: Path) -> dict[Path, int]:
     interval as low and high.
 
     Args:
-        runs: to export; none of them is read into memory.
-        folder: where to; it is made if it does not exist.
+        runs: runs to export; none of them is read into memory.
+        folder: folder of the files; it is made if it does not exist.
 
     Returns:
         file -> number of rows.

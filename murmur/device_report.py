@@ -1,4 +1,4 @@
-"""What `murmur doctor` says about the device: its figures between two snapshots, in lines."""
+"""Lines of `murmur doctor` about the device: its figures between two snapshots."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -13,7 +13,7 @@ _BUSY = 0.3  # below it there is too little work to tell
 
 
 def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
-    """What the device is, NVML's figures, bytes copied, graphs; only what is known.
+    """Return lines on the device, NVML's figures, bytes copied and graphs, as far as known.
 
     Args:
         before: the earlier snapshot.
@@ -51,7 +51,7 @@ def busy_text(busy: float, device: Mapping[str, float]) -> str:
     """The share of time in which the device works, by each clock that there is.
 
     Args:
-        busy: by the learner's own clock: CUDA events, or the host's on a CPU.
+        busy: share by the learner's own clock: CUDA events, or the host's on a CPU.
         device: figures of the device; see Snapshot.
     """
     used = device.get("utilization_ratio")
@@ -98,7 +98,7 @@ def busy_share(records: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def run_busy_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """How busy a run's GPU was by each clock, over its records of progress; empty without a GPU."""
+    """Return a run's GPU-busy shares by each clock over its progress records; "" without a GPU."""
     devices = [r.get("device", {}) for r in records]
     used = [of["utilization_ratio"] for of in devices if "utilization_ratio" in of]
     busy = busy_share(records)
@@ -138,7 +138,7 @@ def _gpu(f: Mapping[str, float]) -> str:
 
 
 def _rates(before: Mapping[str, float], after: Mapping[str, float], span: float) -> list[str]:
-    """What was counted, a second."""
+    """Return lines on bytes copied, graph replays and eager calls per second."""
 
     def rate(name: str) -> float | None:
         if name not in after:

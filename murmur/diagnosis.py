@@ -1,4 +1,4 @@
-"""What a run is waiting for, and what each remedy would give.
+"""Diagnosis of a run: its bottleneck, and the predicted gain of each remedy.
 
 The arithmetic is operational analysis (Denning and Buzen 1978, "The Operational Analysis of
 Queueing Network Models"): a row visits the environments, the inference thread and the learner
@@ -42,7 +42,7 @@ Speedup = Callable[[Sequence[str]], float | None]
 
 
 class Tuning(Protocol):
-    """What is asked of an algorithm's options: see AlgorithmConfig."""
+    """Methods of an algorithm's options that the diagnosis calls; see AlgorithmConfig."""
 
     def cheaper_learning(self) -> list[tuple[str, dict[str, Any]]]:
         """Changes that may make learning from a row cheaper."""
@@ -56,12 +56,12 @@ class Remedy:
     """A change and what it would give.
 
     Attributes:
-        what: as text.
+        what: description of the change.
         settings: KEY=VALUE items of --set.
         rate: environment rows a second, predicted.
         device_busy: share of time the device works, predicted.
-        limit: what sets the rate then.
-        cost: what the change costs, as text; empty: nothing worth a word.
+        limit: station that sets the rate after the change.
+        cost: price of the change, as text; empty: none worth mentioning.
     """
 
     what: str
@@ -74,7 +74,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a run is waiting for.
+    """Bottleneck of a run, with the figures behind it and the remedies.
 
     Attributes:
         rate: environment rows a second.
@@ -82,16 +82,16 @@ class Diagnosis:
         kernels_busy: share of time in which kernels ran, by NVML at the end; None: unknown.
         bottleneck: "environments", "servers" (of samples), "acting", "learning", "processors" or
             "turns" (sync pipeline); on a GPU also a kind of GpuWait.
-        waits: what the run waits for on a GPU, the most seconds first.
+        waits: waits on a GPU, the most seconds first.
         busy: share of time each station works, by name.
-        seconds_per_row: of each station that was seen working.
+        seconds_per_row: seconds per row of each station that was seen working.
         remedies: the best last.
         device: lines about the device.
-        in_flight: what an update takes, as text; empty if unknown.
+        in_flight: description of an update's rows, as text; empty if unknown.
         latency: lines about the time from a request to its actions.
-        cache: where a run with a source keeps its samples; empty: it has an environment.
-        ranks: of several learners that share the run; then `rate` and those of the remedies are of
-            all together, and what else there is, of the one that the others wait for.
+        cache: place of the samples of a run with a source; empty: it has an environment.
+        ranks: figures of several learners that share the run; then `rate` and those of the remedies
+            are the sums of all, and all else is about the one that the others wait for.
         advice: lines about them.
     """
 
@@ -136,7 +136,7 @@ def diagnose(
     algorithm: Tuning | None = None,
     speedup: Speedup | None = None,
 ) -> Diagnosis:
-    """What limits a run between two snapshots of it.
+    """Diagnose a run between two snapshots of it.
 
     Args:
         before: the earlier one.
@@ -192,7 +192,7 @@ def _remedies(
     algorithm: Tuning | None,
     speedup: Speedup | None,
 ) -> list[Remedy]:
-    """What would raise the rate, by what limits it."""
+    """Return the remedies for the bottleneck."""
     if seen.bottleneck in ("environments", "servers"):
         return _more_environments(seen, after, config, algorithm)
     if seen.bottleneck == "turns":
@@ -206,7 +206,7 @@ def of_group(seen: Diagnosis, pace: RankFigures, ranks: Sequence[RankFigures]) -
     """The diagnosis of the learner that sets the pace, as one of all that share its run.
 
     Args:
-        seen: of the learner that the others wait for.
+        seen: diagnosis of the learner that the others wait for.
         pace: its figures.
         ranks: those of all.
     """
@@ -224,7 +224,7 @@ def of_group(seen: Diagnosis, pace: RankFigures, ranks: Sequence[RankFigures]) -
 def _bottleneck(
     busy: Mapping[str, float], waits: Mapping[str, float], machine_busy: float | None
 ) -> str:
-    """What an async run waits for; `waits` are the inference thread's seconds by state."""
+    """Return an async run's bottleneck; `waits` are the inference thread's seconds by state."""
     waits_for_learning = waits.get("wait_learning", 0.0) > waits.get("wait_environments", 0.0)
     if busy["learning"] > _NEARLY or waits_for_learning:
         return "learning"
@@ -236,13 +236,13 @@ def _bottleneck(
 
 
 def _gpu_bottleneck(bottleneck: str, learning: float, gpu: Sequence[GpuWait], span: float) -> str:
-    """What a run on a GPU waits for, if that is behind what its stations say.
+    """Return the kind of GPU wait behind a bottleneck, or the bottleneck itself.
 
     Eager updates explain slow learning. Late acts look like slow environments, and like slow
     learning if the learner has time left.
 
     Args:
-        bottleneck: by the stations.
+        bottleneck: bottleneck by the stations.
         learning: share of time that the learner works.
         gpu: the waits, the most seconds first.
         span: seconds that were looked at.
@@ -274,7 +274,7 @@ def _without(
 
     Args:
         seen: the run as it is.
-        wait: what would be cured.
+        wait: wait to remove.
         span: seconds that were looked at.
         learn_s: seconds of learning in them.
         made_to_wait_s: seconds in which sessions waited for learning.
@@ -316,7 +316,7 @@ def _limit(
     Args:
         seen: the run as it is.
         environments: rows a second that the environments could serve.
-        learning: how many times as fast a row is learned from.
+        learning: ratio of the rate of learning to the present one.
         machine: rows a second for which the machine's processors suffice.
         admitted: rows a second of as many environments as may act at once.
     """
@@ -383,7 +383,7 @@ def _environments_of_an_update(now: Snapshot, config: ExperimentConfig) -> int:
 
 
 def _let_in(now: Snapshot, config: ExperimentConfig) -> float:
-    """How many environments act at once on average, if there are more than may.
+    """Return the mean number of environments that act at once, if there are more than may.
 
     Unrolls that are there and wait for the rest of an update's are half an update's on average.
     """

@@ -82,10 +82,10 @@ def examine(
         run: the run's folder; may be given beside an address, for remedies that need its settings.
         metrics: address of a learner's metrics port; of several that share a run, with commas.
         prometheus: address of a Prometheus.
-        window_s: over how many seconds to look; None: over several updates.
+        window_s: length of the window [s]; None: several updates.
         probe: measure what changed settings of the learning give (needs `run` and its checkpoint);
             None: if that takes less than PROBE_S and the memory is there.
-        console: for messages on what takes time.
+        console: console for messages on slow steps.
 
     Raises:
         MurmurError: if there is nothing to read, or nothing happens.
@@ -109,7 +109,7 @@ def examine(
 
 
 def _too_few(made: int, span_s: float, window_s: float | None) -> str:
-    """What to say where a look holds too few updates to tell what limits the run."""
+    """Return a notice that a window holds too few updates to tell what limits the run."""
     updates = {0: "no update", 1: "only 1 update"}.get(made, f"only {made} updates")
     remedy = f"look again when the run has made {UPDATES} updates"
     if window_s is not None:
@@ -125,7 +125,7 @@ def _diagnose(
     console: Console,
     window_s: float | None,
 ) -> Diagnosis:
-    """What limits the run between two snapshots, with remedies; see `examine`."""
+    """Diagnose the run between two snapshots, with remedies; see `examine`."""
     seen = diagnose(before, after)
     made = round(after.updates - before.updates)
     if made == 0 or (made < UPDATES and seen.busy["learning"] > _LEARNS):

@@ -47,9 +47,9 @@ def evaluate_run(
     """Evaluate a run's policy: a learner process serves it, the episodes are played here.
 
     Args:
-        run: with the configuration and weights.
+        run: run with the configuration and weights.
         checkpoint: the weights.
-        episodes: how many.
+        episodes: number of episodes.
         first_seed: seed of the first.
         say: called with what is waited for.
         on_row: called with every row of the first episode.
@@ -100,7 +100,7 @@ def _serving_learner(
 
 
 def _serve_log(run: RunFolder, elsewhere: Path) -> Path:
-    """Where the serving learner logs: with the run, or `elsewhere` if that cannot be written."""
+    """Return the serving learner's log: in the run, or `elsewhere` if that cannot be written."""
     log = run.logs / "serve.log"
     try:
         run.logs.mkdir(exist_ok=True)
@@ -111,12 +111,12 @@ def _serve_log(run: RunFolder, elsewhere: Path) -> Path:
 
 
 def optimism(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) -> str:
-    """What to say of a best checkpoint's figures from episodes that chose it; "" from others.
+    """Return a warning if a best checkpoint is evaluated on the seeds that chose it, else "".
 
     Args:
         run: its evaluations during training chose the checkpoint.
         checkpoint: name of the file that was played.
-        episodes: how many were played.
+        episodes: number of episodes played.
         first_seed: seed of the first.
     """
     e = run.config().evaluation

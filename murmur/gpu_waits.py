@@ -1,4 +1,4 @@
-"""What keeps a run waiting for its GPU: updates that run eagerly, and acts that wait for them.
+"""Waits of a run for its GPU: updates that run eagerly, and acts that wait for them.
 
 Read from counters of CUDA graphs and of acting. A learner from before `eager_seconds` counts calls
 alone; then an eager call is taken to last _EAGER_TIMES as long as a replay.
@@ -28,11 +28,11 @@ class GpuWait:
     """Something that a run on a GPU waits for.
 
     Attributes:
-        kind: of updates "shapes", "captures" or "eager", of acts "eager acts" or "acts";
-            murmur.doctor has each as text.
-        found: what was counted, as text.
-        remedy: what to do about it, as text.
-        cost: what that costs, as text.
+        kind: "shapes", "captures" or "eager" of updates, "eager acts" or "acts" of acting;
+            murmur.doctor has the text of each.
+        found: description of what was counted.
+        remedy: description of the remedy.
+        cost: price of the remedy, as text.
         settings: KEY=VALUE items of --set.
         lost_s: seconds of the learner thread, or of acting, that would be saved.
     """
@@ -51,7 +51,7 @@ def on_gpu(seen: Snapshot) -> bool:
 
 
 def grown(before: Snapshot, after: Snapshot, metric: str) -> dict[str, float]:
-    """What was counted between two snapshots, by function; see Snapshot.graphs."""
+    """Return a metric's increase between two snapshots, by function; see Snapshot.graphs."""
     first, last = before.graphs.get(metric, {}), after.graphs.get(metric, {})
     return {name: value - first.get(name, 0.0) for name, value in last.items()}
 
@@ -81,13 +81,13 @@ def failed_captures(before: Snapshot, after: Snapshot) -> list[str]:
 def gpu_waits(
     before: Snapshot, after: Snapshot, learn_s: float, config: ExperimentConfig | None = None
 ) -> list[GpuWait]:
-    """What a run on a GPU waits for between two snapshots, the most seconds first.
+    """Return the waits of a run on a GPU between two snapshots, the most seconds first.
 
     Args:
         before: the earlier one.
         after: the later one.
         learn_s: seconds of learning in between.
-        config: of the run, for the number of sessions where the snapshot lacks it.
+        config: configuration of the run, for the number of sessions if the snapshot lacks it.
     """
     if not on_gpu(after):
         return []
@@ -171,7 +171,7 @@ def _first_captured(before: Snapshot, after: Snapshot) -> set[str]:
 
 
 def _one_shape(seen: Snapshot, *, timed: bool) -> tuple[str, str]:
-    """How to give updates one shape, and what that costs.
+    """Return how to give updates one shape, and the price of it.
 
     Args:
         seen: the run.

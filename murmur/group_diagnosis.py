@@ -1,4 +1,4 @@
-"""What learners that share a run wait for: rows, one another, or the exchange itself.
+"""Waits of learners that share a run: for rows, for one another, or for the exchange itself.
 
 They take every update together, so all go at the pace of the slowest. A learner's time is either
 spent waiting for rows, or on the work of updates, or in state wait_ranks: the exchange of gradients
@@ -26,7 +26,7 @@ class RankFigures:
 
     Attributes:
         rank: its number.
-        environments: that play with it.
+        environments: number of environments that play with it.
         rate: environment rows a second.
         waits_rows: share of its learning thread's time in which it waits for rows.
         waits_ranks: the same for the exchange and for the other learners.
@@ -109,7 +109,7 @@ def _straggler(ranks: Sequence[RankFigures]) -> str:
 
 
 def _remedies(ranks: Sequence[RankFigures]) -> list[str]:
-    """What a further learner, environment servers and a larger batch would give."""
+    """Return lines on the gain of another learner, of environment servers and of a larger batch."""
     slow, number = pace_setter(ranks), len(ranks)
     exchange = slow.waits_ranks
     starved = sum(r.waits_rows for r in ranks) / number

@@ -1,4 +1,4 @@
-"""What `murmur doctor` says of the time from a request's arrival to its actions."""
+"""Lines of `murmur doctor` about the time from a request's arrival to its actions."""
 
 import math
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def latency_lines(
     """The median and the 99th percentile of acting, and what is in the way of the target.
 
     Args:
-        seen: what was observed.
+        seen: latencies observed, as buckets by phase.
         target_ms: learner.batcher.latency_target_ms; 0: there is none, or it is not known.
         machine_busy: share of the machine's processors in use, 0 to 1; None: not known.
     """

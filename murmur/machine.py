@@ -1,4 +1,4 @@
-"""What a result was measured on: machine, software, commit. Never names of people or hosts."""
+"""Origin of a result: machine, software, commit. Never names of people or hosts."""
 
 import os
 import platform
@@ -103,7 +103,7 @@ def changed_files() -> list[str]:
 
 
 def _git(*words: str) -> str:
-    """What git prints about the source; "" if murmur is installed without it."""
+    """Return git's output about the source; "" if murmur is installed without it."""
     if not (ROOT / ".git").exists():
         return ""
     try:
@@ -120,7 +120,7 @@ def _git(*words: str) -> str:
 
 
 def pinned_versions() -> dict[str, str]:
-    """What constraints.txt pins; empty where murmur is installed without it."""
+    """Return the versions in constraints.txt; none if murmur is installed without it."""
     path = ROOT / "constraints.txt"
     if not path.is_file():
         return {}

@@ -103,7 +103,7 @@ def _sweep_folder(
 
 @advising()
 def _failures(found: "SweepFolder") -> str:
-    """Which runs of a sweep failed, why, and what tries them again."""
+    """Return a message on a sweep's failed runs, with errors and the call that tries again."""
     named = [f"{run.name}: {run.message}" for run in found.runs if run.state == "failed"]
     return (
         f"{len(named)} of {len(found.runs)} runs failed ({'; '.join(named)}); murmur.sweep(folder="

@@ -23,9 +23,9 @@ def write_skeleton(kind: Kind, name: str, folder: Path) -> tuple[list[Path], str
     """Write a plug-in that trains as it is.
 
     Args:
-        kind: of plug-in.
-        name: of its module; "my-net", "my_net" and "MyNet" are the same.
-        folder: where the files go.
+        kind: kind of plug-in.
+        name: name of its module; "my-net", "my_net" and "MyNet" are the same.
+        folder: folder of the new files.
 
     Returns:
         The files: plug-in, test, configuration; and what names the class, module:Class.

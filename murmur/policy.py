@@ -74,7 +74,7 @@ class Policy:
             sample: draw the actions from the policy, as in training; else take the likeliest.
 
         Returns:
-            [N, A] int32 or [N, A, U] float32, as `step` takes them; without N for one environment.
+            actions for `step`, [N, A] int32 or [N, A, U] float32; without N for one environment.
 
         Raises:
             ConfigError: if the arrays do not match the spec, or hold a number that no environment
@@ -246,7 +246,8 @@ def load(
 
     Args:
         run: a run, its folder, or the file of a checkpoint.
-        checkpoint: of the run: "best" (the latest if there was no evaluation), "latest" or a file.
+        checkpoint: checkpoint of the run: "best" (the latest if there was no evaluation), "latest"
+            or a file.
         device: device to act on, by torch's name.
 
     Raises:

@@ -105,7 +105,7 @@ def _refuse_other_weights(overrides: Overrides) -> None:
 
 
 def _learners_of(folder: RunFolder, wanted: int | None) -> int:
-    """How many learners a resumed run is to have: as wanted, else as before.
+    """Return the number of learners of a resumed run: as wanted, else as before.
 
     Raises:
         ConfigError: if it has no checkpoint.

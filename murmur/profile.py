@@ -43,9 +43,9 @@ class Operation:
     """All calls of one operation.
 
     Attributes:
-        calls: how many.
-        seconds: of the operation itself, without those that it calls, on all threads or, of a
-            kernel, on the device.
+        calls: number of calls.
+        seconds: seconds of the operation itself, without those that it calls, on all threads or, of
+            a kernel, on the device.
     """
 
     calls: int = 0
@@ -54,15 +54,16 @@ class Operation:
 
 @dataclass
 class Profile:
-    """What a trace says.
+    """Content of a trace.
 
     Attributes:
         updates: recorded.
-        seconds: they took.
+        seconds: duration of the updates.
         threads: seconds by thread and state, from the learner's ledger.
-        operations: of the processors, by name.
-        kernels: of the GPU, by name.
-        calls: of CUDA's library by the processors: launches of kernels and graphs, copies, waits.
+        operations: operations of the processors, by name.
+        kernels: kernels of the GPU, by name.
+        calls: calls of CUDA's library by the processors: launches of kernels and graphs, copies,
+            waits.
     """
 
     updates: int
@@ -83,7 +84,7 @@ def nsys_commands(run: RunFolder, delay_s: int, seconds: int) -> tuple[str, str]
     Args:
         run: the run, which must not be at work.
         delay_s: seconds from the start to the recording: networks are built, graphs captured.
-        seconds: of the recording.
+        seconds: length of the recording [s].
     """
     report = shlex.quote(str(run.path / FOLDER / "nsys"))
     options = (
@@ -194,7 +195,7 @@ def _follow(running: Path, run: RunFolder, bar: _Bar) -> None:
 
 
 def read(trace: Path) -> Profile:
-    """What a trace says.
+    """Read a trace.
 
     Raises:
         ResourceError: if it cannot be read or is none of murmur's.
@@ -220,7 +221,7 @@ def self_seconds(spans: Sequence[Mapping[str, Any]]) -> dict[str, Operation]:
     """Calls and seconds by name, those of the spans within a span taken from it.
 
     Args:
-        spans: of a trace: "tid", "ts" and "dur" in µs, "name"; on one thread they nest.
+        spans: spans of a trace: "tid", "ts" and "dur" in µs, "name"; on one thread they nest.
     """
     operations: dict[str, Operation] = {}
     open_spans: dict[Any, list[tuple[float, Operation]]] = {}  # by thread: (end, operation)
@@ -239,7 +240,7 @@ def self_seconds(spans: Sequence[Mapping[str, Any]]) -> dict[str, Operation]:
 
 
 def show(seen: Profile, console: Console, rows: int = 12) -> None:
-    """Where the time of the recorded updates went."""
+    """Print the time of the recorded updates by thread, kernel, CUDA call and operation."""
     each = number(1e3 * seen.seconds / seen.updates)
     console.print(
         f"{seen.updates} updates in {number(seen.seconds)} s, {each} ms each, the recorder's own "

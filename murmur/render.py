@@ -41,7 +41,7 @@ class FrameRecorder:
 
     Attributes:
         frames: [height, width, 3] each.
-        rate: of them in a second.
+        rate: number of frames per second.
     """
 
     def __init__(self, environment: str) -> None:

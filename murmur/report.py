@@ -117,8 +117,8 @@ def evaluation_key(
     """All that an evaluation's figures depend on, as it comes back from JSON.
 
     Args:
-        config: of the run.
-        episodes: how many.
+        config: configuration of the run.
+        episodes: number of episodes.
         first_seed: seed of the first.
         weights: the learned policy's; None for a baseline.
     """
@@ -141,7 +141,7 @@ def evaluation_key(
 
 
 def _file(folder: Path, name: str) -> Path:
-    """Where a policy's result is kept; its picture is beside it."""
+    """Return the file of a policy's result; its picture is beside it."""
     return folder / f"{name.replace(' ', '-')}.json"
 
 
@@ -201,7 +201,7 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
 
 
 def page_environment() -> jinja2.Environment:
-    """Where pages find their templates."""
+    """Return the template environment of the pages."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("murmur", "."), autoescape=True, trim_blocks=True
     )
@@ -210,11 +210,11 @@ def page_environment() -> jinja2.Environment:
 
 
 def page_parts(run: RunFolder, facts: Mapping[str, str], last: Mapping[str, Any]) -> dict[str, Any]:
-    """What every page says of a run: facts, configuration, provenance.
+    """Return the parts of every page on a run: facts, configuration, provenance.
 
     Args:
         run: the run.
-        facts: what comes first, by name.
+        facts: facts to show first, by name.
         last: the last line of progress; empty if there is none.
     """
     config, start = run.config(), run.read_json("command.json")
@@ -240,7 +240,7 @@ def page_parts(run: RunFolder, facts: Mapping[str, str], last: Mapping[str, Any]
 
 
 def _note(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """What to say beside the results if the learned policy's are biased."""
+    """Return the note beside the results if those of the learned policy are biased."""
     learned = results.get(LEARNED)
     if learned is None:
         return ""
@@ -281,7 +281,7 @@ def _pictures(run: RunFolder, results: Mapping[str, Any]) -> list[tuple[str, str
 
 
 def _provenance(start: Mapping[str, Any]) -> dict[str, str]:
-    """Where the run and the page come from."""
+    """Return the provenance of the run and of the page."""
     machine = start.get("machine") or describe_machine()
     packages = start.get("versions") or versions()
     return {

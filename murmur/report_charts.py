@@ -79,8 +79,8 @@ def evaluation_charts(
 
     Args:
         evaluations: lines of progress.jsonl.
-        results: of the policies on this page.
-        metric: what best.pt is chosen by; it always has a chart.
+        results: results of the policies on this page.
+        metric: metric that chooses best.pt; it always has a chart.
     """
     x = [e["env_steps"] for e in evaluations]
     names = list(dict.fromkeys(name for e in evaluations for name in e["metrics"]))
@@ -105,7 +105,7 @@ def evaluation_charts(
 
 
 def learning_charts(progress: list[dict[str, Any]]) -> list[Chart]:
-    """What changed during training; the x axis is environment steps throughout."""
+    """Return the charts of training; their x axis is environment steps throughout."""
     if not progress:
         return []
     charts, x_label = [], _X_LABEL
@@ -139,7 +139,7 @@ def learning_charts(progress: list[dict[str, Any]]) -> list[Chart]:
 
 
 def loss_reading(name: str) -> str:
-    """How to read a loss's curve."""
+    """Return how to read a loss's curve."""
     if "grad" in name:
         return "Length of the gradient; spikes hint at an unstable update."
     if "entropy" in name:

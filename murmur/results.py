@@ -57,10 +57,11 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
 
 
 def provenance(module: str = "") -> dict[str, Any]:
-    """What a result must carry: date, machine, commit, command, versions. Call it first.
+    """Return a result's origin: date, machine, commit, command, versions. Call it first.
 
     Args:
-        module: of a benchmark with a command of its own, `python -m <module>`; else `murmur`.
+        module: module of a benchmark with a command of its own, `python -m <module>`; else
+            `murmur`.
     """
     program = ["python", "-m", module] if module else ["murmur"]
     return {
@@ -92,11 +93,11 @@ def save_result(
     """Write a result and its page.
 
     Args:
-        name: of the benchmark.
-        result: what it measured.
-        origin: from `provenance`.
+        name: name of the benchmark.
+        result: measured values.
+        origin: origin, from `provenance`.
         quick: whether it was measured roughly.
-        folder: where to write; None: benchmarks/results.
+        folder: folder of the result; None: benchmarks/results.
 
     Returns:
         the JSON file; the page (.md) lies beside it.
@@ -120,8 +121,8 @@ def result_tables(
     """A nested result as tables: plain values as a list, sections of plain values as rows.
 
     Args:
-        result: what was measured.
-        title: of the first column.
+        result: measured values.
+        title: title of the first column.
         width: characters of a line; the columns of a wider table are shown in several tables.
     """
     simple = {key: value for key, value in result.items() if _is_plain(value)}

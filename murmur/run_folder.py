@@ -215,7 +215,7 @@ class RunFolder:
         return load(file, overrides, environ={}) if overrides else unchanged
 
     def config_file(self, *, resume: bool) -> Path:
-        """Where the configuration lies that the run begins with, or is to continue with."""
+        """Return the file of the configuration that the run begins with, or resumes with."""
         return self.path / ("resume.yaml" if resume else "config.yaml")
 
     def write_config(self, config: ExperimentConfig, *, resume: bool = False) -> Path:

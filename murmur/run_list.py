@@ -26,13 +26,13 @@ class ListedRun:
 
     Attributes:
         path: its folder.
-        date: when it was started, in seconds since 1970.
+        date: time of the start, in seconds since 1970.
         state: running, complete, stopped, begun, or unreadable.
         algorithm: name.
         environment: name, or that of its source.
         seed: run.seed; None if the configuration cannot be read.
         steps: environment steps learned from.
-        metric: that it is judged by.
+        metric: metric that judges the run.
         score: best value of it; None if there is none.
         size: bytes on disk.
     """

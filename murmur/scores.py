@@ -1,4 +1,4 @@
-"""How far a run came and how well: what sweeps, comparisons and lists of runs read of it."""
+"""Progress and scores of runs, for sweeps, comparisons and lists of runs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from shared.config import ExperimentConfig
 
 @dataclass(frozen=True)
 class Metric:
-    """What a run is judged by.
+    """Metric that judges runs.
 
     Attributes:
-        name: of an evaluation's metric, for example "return".
+        name: name of an evaluation's metric, for example "return".
         less_is_better: whether a smaller value is a better one.
     """
 
@@ -45,7 +45,7 @@ class Curve:
     """A metric while a run trained.
 
     Attributes:
-        metric: which.
+        metric: metric of the values.
         env_steps: environment steps at each point, growing.
         values: the metric's mean at each point.
         evaluated: whether they are greedy evaluations; if not, means of training episodes.

@@ -1,4 +1,4 @@
-"""What a run of segmentation has learned: scores on the validation split, masks of pictures."""
+"""Results of a run of segmentation: scores on the validation split, masks of pictures."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ _SUFFIXES = (".jpg", ".jpeg", ".png")
 
 @dataclass(frozen=True)
 class Measured:
-    """How well masks of a validation split are predicted.
+    """Quality of the predicted masks of a validation split.
 
     Attributes:
         classes: names.
-        matrices: [N, K, K] of each image: pixels of class row taken for class column.
+        matrices: [N, K, K] matrices of the images: pixels of class row taken for class column.
         broken: samples that could not be read.
     """
 
@@ -85,7 +85,7 @@ def _known(value: float) -> float | None:
 
 
 def load_trained(run: RunFolder, checkpoint: str) -> tuple[Trained, Path]:
-    """What a run's checkpoint holds, and its file.
+    """Return the content of a run's checkpoint, and its file.
 
     Raises:
         MurmurError: if there is none, or it cannot be used.
@@ -113,9 +113,9 @@ def read_samples(source: Source, split: str, limit: int = 0) -> Iterator[dict[st
     """Samples of a split in order; None for one that is broken.
 
     Args:
-        source: to read.
+        source: source to read.
         split: "train" or "valid".
-        limit: how many at most; 0: all.
+        limit: largest number of samples; 0: all.
     """
     size = source.spec.size(split)
     for index in range(min(size, limit) if limit else size):
@@ -199,13 +199,13 @@ def segment_folder(trained: Trained, folder: Path, out: Path, say: Say) -> int:
     """Write a PNG of class indices for each picture of a folder, in the picture's size.
 
     Args:
-        trained: what predicts.
-        folder: with .jpg, .jpeg and .png files.
+        trained: trained model that predicts.
+        folder: folder with .jpg, .jpeg and .png files.
         out: the folder to write NAME.png to; made if it does not exist.
         say: called with what cannot be read.
 
     Returns:
-        how many were written.
+        number of masks written.
 
     Raises:
         MurmurError: if there is no picture, or a mask cannot be written.

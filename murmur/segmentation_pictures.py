@@ -1,4 +1,4 @@
-"""What augmentation makes of an image and its mask, as a picture."""
+"""Pictures of augmented images and their masks."""
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ def augmented(trained: Trained, image: Picture, mask: Picture, count: int) -> Pi
         trained: the run with the augmentation.
         image: [3, H, W].
         mask: [H, W].
-        count: of augmented examples.
+        count: number of augmented examples.
     """
     spec, cpu = trained.spec, torch.device("cpu")
     augment = build_augment(

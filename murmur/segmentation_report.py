@@ -115,7 +115,7 @@ def _embedded(file: bytes) -> str:
 
 
 def _results(measured: Measured, checkpoint: str) -> dict[str, Any]:
-    """What the template shows of the scores."""
+    """Return the template's values of the scores."""
     matrix = measured.matrix
     shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     label = "share of a class's pixels that is taken for each class"

@@ -1,4 +1,4 @@
-"""What `murmur config` shows: names of what there is, and a configuration with every default."""
+"""Content of `murmur config`: names of plug-ins, and a configuration with all defaults."""
 
 import ast
 import json
@@ -56,10 +56,10 @@ def environment_factory(name: str, options: Overrides) -> Callable[[int], Vector
     """A factory of `num_envs` copies of an environment.
 
     Args:
-        name: of an environment plug-in, or package.module:Name of a VectorEnvironment (see
+        name: name of an environment plug-in, or package.module:Name of a VectorEnvironment (see
             shared.named_plugin), or of a PettingZoo parallel or Gymnasium environment, which is
             made from the options' arguments.
-        options: of a plug-in; see section_options.
+        options: options of the plug-in; see section_options.
 
     Raises:
         ConfigError: if there is no such environment or option.
@@ -90,8 +90,8 @@ def source_config(name: str, options: list[str]) -> PluginConfig:
     """The source that a name means.
 
     Args:
-        name: of a source plug-in, package.module:Name, or a configuration that has a source.
-        options: of a plug-in; see section_options.
+        name: name of a source plug-in, package.module:Name, or a configuration that has a source.
+        options: options of the plug-in; see section_options.
 
     Raises:
         ConfigError: if there is no such source, or the configuration has none.
@@ -246,7 +246,8 @@ def resolve(config: ExperimentConfig, kinds: Iterable[str] | None = None) -> dic
 
     Args:
         config: the configuration.
-        kinds: of plug-ins: "environment" or "source", "algorithm", "network"; None: all it names.
+        kinds: kinds of plug-ins: "environment" or "source", "algorithm", "network"; None: all it
+            names.
 
     Raises:
         ConfigError: for a plug-in that does not exist or an option that it does not have.
@@ -282,7 +283,7 @@ def completed_here(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def changed(config: ExperimentConfig) -> dict[str, Any]:
-    """What differs from the defaults, and what has none, as dotted keys."""
+    """Return the options that differ from the defaults or have none, as dotted keys."""
     defaults = resolve(
         ExperimentConfig(**{kind: _bare(kind, getattr(config, kind)) for kind in _kinds(config)})
     )

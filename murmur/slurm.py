@@ -27,27 +27,27 @@ _NO_LIMIT_DAYS = 365
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What a job asks of Slurm.
+    """Request of a job to Slurm.
 
     Attributes:
         config: name or file of the configuration.
         overrides: "key=value" items for it.
         run: the run's folder, on a file system that all nodes share.
-        gpus: of the learner, which has one rank for each; 0: the learner uses CPUs.
-        gpus_per_node: of a learner node.
+        gpus: number of GPUs of the learner, which has one rank for each; 0: the learner uses CPUs.
+        gpus_per_node: number of GPUs of a learner node.
         ranks: learner processes where there are no GPUs.
         env_nodes: nodes with an environment server each; 0: they run on the learner's nodes.
-        cpus_per_node: for the environment server of one node.
-        cpus_per_rank: for each learner process.
+        cpus_per_node: CPUs of the environment server of one node.
+        cpus_per_rank: CPUs of each learner process.
         time: the job's time limit as Slurm writes it; empty: the partition's.
-        partition: of the learner's nodes; empty: the cluster's default.
-        env_partition: of the environment servers' nodes; empty: `partition`.
-        account: that is charged; empty: the user's default.
+        partition: partition of the learner's nodes; empty: the cluster's default.
+        env_partition: partition of the environment servers' nodes; empty: `partition`.
+        account: account to charge; empty: the user's default.
         mem_per_cpu: memory as Slurm writes it, 4G; empty: the partition's default.
         extra: further options of sbatch, for all nodes.
         requeue: whether the job is queued again before its time limit and when a node fails.
         save_before_s: time before the limit at which the learner is told to save, seconds.
-        max_restarts: how often a component that fails is started again.
+        max_restarts: number of times that a component that fails is started again.
     """
 
     config: str
@@ -155,7 +155,7 @@ def job_script(job: SlurmJob, config: ExperimentConfig) -> str:
     """The whole script.
 
     Args:
-        job: what it asks for.
+        job: request of the job.
         config: the experiment that `job.config` and `job.overrides` name.
 
     Raises:
@@ -329,7 +329,7 @@ def _workers(job: SlurmJob, config: ExperimentConfig) -> int:
 
 
 def _needed_options(job: SlurmJob, config: ExperimentConfig, workers: int) -> list[str]:
-    """What the configuration lacks for this job: a device, room for all sessions."""
+    """Return settings that the configuration lacks for this job: a device, enough sessions."""
     needed = []
     if job.gpus and config.learner.device == "auto":
         needed.append("learner.device=cuda")  # a node without one is an error, not a slow run

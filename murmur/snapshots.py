@@ -1,4 +1,4 @@
-"""What a learner's counters were at two moments: from its metrics port, Prometheus or its log."""
+"""Counters of a learner at two moments: from its metrics port, Prometheus or its log."""
 
 import json
 import time
@@ -48,17 +48,17 @@ class Snapshot:
         agents: agents of the environment; 0 if unknown.
         sessions: connected training sessions; 0 if unknown.
         machine_busy: share of the learner's machine's processors in use, 0 to 1; None: unknown.
-        environments: that are connected for training; 0 if unknown.
-        environments_limit: how many may act at once; 0: any number.
+        environments: number of environments connected for training; 0 if unknown.
+        environments_limit: number of environments that may act at once; 0: any number.
         device: figures of the device, by the names of progress.jsonl; empty if unknown.
         graphs: counts of CUDA graphs: metric -> "function" or "function/reason" -> count; empty if
             unknown.
         about: the device as text, as describe_device gives it; empty if unknown.
-        in_flight: what an update takes, as text; empty if unknown.
+        in_flight: description of an update's rows, as text; empty if unknown.
         latency: histograms of acting; see murmur.latency.
-        cache: where a run with a source keeps its samples, "device" or "stream"; empty: the run
-            has an environment. Then `rows` are samples trained.
-        rank: of several learners that share a run; 0 also of one alone.
+        cache: place of the samples of a run with a source, "device" or "stream"; empty: the run has
+            an environment. With a source `rows` are samples trained.
+        rank: rank of a learner among several that share a run; 0 also of one alone.
     """
 
     time: float
@@ -100,7 +100,8 @@ def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot
 
     Args:
         run: the run's folder.
-        window_s: how many; None: at least WINDOW_S and UPDATES updates, at most MOST_S.
+        window_s: length of the window [s]; None: at least WINDOW_S and UPDATES updates, at most
+            MOST_S.
 
     Raises:
         ConfigError: if the run has logged too little.
@@ -168,7 +169,7 @@ def from_metrics(
     """Two looks at the metrics endpoints of one learner, or of all that share a run.
 
     Args:
-        urls: of the endpoints, with commas between them.
+        urls: addresses of the endpoints, with commas between them.
         window_s: seconds between the looks; None: WINDOW_S, longer until UPDATES updates were made.
         say: called when it takes longer.
 
@@ -228,11 +229,12 @@ def _scrape(url: str) -> Snapshot:
 
 
 def from_prometheus(url: str, window_s: float | None) -> list[Look]:
-    """What Prometheus stored of a learner, or of all that share a run, now and some time ago.
+    """Return two snapshots from Prometheus of a learner, or of all that share a run.
 
     Args:
-        url: of Prometheus.
-        window_s: how long ago; None: WINDOW_S, doubled until it holds UPDATES updates.
+        url: address of Prometheus.
+        window_s: seconds between the snapshots; None: WINDOW_S, doubled until it holds UPDATES
+            updates.
 
     Returns:
         one pair for each learner, by rank.
@@ -260,7 +262,7 @@ def from_prometheus(url: str, window_s: float | None) -> list[Look]:
 
 
 def _stored(url: str, at: float) -> list[Snapshot]:
-    """What Prometheus stored of the learners of a run at a time, by rank."""
+    """Return the snapshots of a run's learners in Prometheus at a time, by rank."""
     query = urllib.parse.urlencode(
         {"query": '{__name__=~"murmur_learner_.+"}', "time": f"{at:.3f}"}
     )

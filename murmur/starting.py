@@ -30,8 +30,8 @@ class Startup:
         """Begin to wait.
 
         Args:
-            name: of the process, for the user.
-            log: where it says what it does.
+            name: name of the process, for the user.
+            log: log of the process.
             say: takes a line now and then about what the process is doing.
             several: whether its children do the work.
         """
@@ -63,7 +63,7 @@ class Startup:
             )
 
     def _doing(self, pid: int) -> str:
-        """What a process has been doing since the last look: a key of _WORDS."""
+        """Return the activity of a process since the last look: a key of _WORDS."""
         try:
             process = psutil.Process(pid)
             # Several learners are children of the one that starts them.

@@ -57,7 +57,7 @@ class Supervisor:
     """Runs the processes of one training run. All methods are called from one thread.
 
     Attributes:
-        stop_failure: why the learner did not end in order when it was told to; "" if it did.
+        stop_failure: reason why the learner did not end in order when it was told to; "" if it did.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Supervisor:
         """Prepare; nothing is started yet.
 
         Args:
-            run: where everything is written; its config_file must be there.
+            run: run's folder for all output; its config_file must be there.
             config: the same configuration.
             resume: whether the learner continues from its last checkpoint. It writes config.yaml
                 once that has turned out to fit.
             say: takes lines about what happens to the processes.
             on_progress: takes each new record of progress.jsonl.
             on_trouble: takes each new warning or error of a log: the log and the line.
-            learners: that learn together.
+            learners: number of learners that learn together.
             stop: ends the run in order when it is set, by any thread; None: only Ctrl-C does.
         """
         self._stopping = stop or threading.Event()
@@ -106,7 +106,7 @@ class Supervisor:
 
     @property
     def deaths(self) -> int:
-        """How often any child ended without being asked to."""
+        """Number of times that a child ended without a request."""
         return sum(child.deaths for child in [self.learner, *self.others])
 
     @property
@@ -286,7 +286,7 @@ def wait_for_port(
         run: the run's folder.
         learner: the process.
         say: takes lines about it.
-        file: of this learner.
+        file: file of this learner.
         several: whether it is one of several that the process has started.
         stop: ends the wait when it is set.
 

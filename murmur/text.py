@@ -52,8 +52,8 @@ def in_rows(
     """Break items into rows, in order, each as long as fits; one that never fits has its own.
 
     Args:
-        items: what is shown.
-        width: of an item, in characters.
+        items: items to show.
+        width: function from an item to its width in characters.
         gap: characters between two.
         limit: characters in a row.
     """

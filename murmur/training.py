@@ -33,7 +33,7 @@ COLUMN = 10  # least width, so that columns stay where they are when figures gro
 
 
 def completion(run: RunConfig, record: Mapping[str, Any]) -> float | None:
-    """How much of the run is done, 0 to 1; None if it has no end."""
+    """Return the completed share of the run, 0 to 1; None if it has no end."""
     shares = [
         record.get(key, 0) / limit
         for key, limit in (
@@ -299,7 +299,7 @@ def _evaluations_table(first: Mapping[str, Any], last: Mapping[str, Any]) -> Tab
 
 
 def best_message(evaluations: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """Which evaluation chose best.pt; "" where none has the metric, as in supervised runs.
+    """Return which evaluation chose best.pt; "" if none has the metric, as in supervised runs.
 
     Args:
         evaluations: lines of progress.jsonl.
@@ -320,8 +320,8 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
 
     Args:
         run: the run's folder.
-        deaths: how often a process was started again.
-        console: where to print.
+        deaths: number of times that a process was started again.
+        console: console that prints the text.
     """
     progress, evaluations = run.records("progress"), run.records("evaluation")
     last = progress[-1] if progress else {}
