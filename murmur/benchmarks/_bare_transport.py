@@ -31,7 +31,7 @@ class _Protobuf:
         self._action = bytearray(self.actions.num_bytes)
 
     def pack(self, sequence: int, timestep: TimeStep) -> pb.WorkerMessage:
-        """As ObservationCodec.pack."""
+        """Pack rows as ObservationCodec.pack does."""
         np.copyto(self._rows["step_type"], timestep.step_type)
         np.copyto(self._rows["reward"], timestep.reward)
         np.copyto(self._rows["discount"], timestep.discount)
@@ -41,11 +41,11 @@ class _Protobuf:
         return pb.WorkerMessage(observation=pb.Observation(sequence=sequence, arrays=arrays))
 
     def unpack_action(self, message: pb.LearnerMessage) -> Array:
-        """As ActionCodec.unpack."""
+        """Unpack actions as ActionCodec.unpack does."""
         return self.actions.views(message.action.arrays)["action"]
 
     def answer(self, message: pb.WorkerMessage) -> pb.LearnerMessage:
-        """A constant action."""
+        """Return a constant action."""
         self.observations.views(message.observation.arrays)
         action = pb.Action(
             sequence=message.observation.sequence, policy_version=1, arrays=bytes(self._action)

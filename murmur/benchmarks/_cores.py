@@ -10,7 +10,7 @@ CAN_PIN = hasattr(os, "sched_setaffinity")  # Linux
 
 
 def two_cores() -> tuple[int, int]:
-    """Two cores that this process may use.
+    """Choose two cores that this process may use.
 
     Raises:
         ConfigError: if there is one.

@@ -67,7 +67,7 @@ _DEADLINE_S = 60.0
 
 
 def _module(*names: str) -> Any:
-    """The first of these modules that there is: rooms have moved between versions."""
+    """Import the first of these modules that exists: packages have moved between versions."""
     for name in names:
         with contextlib.suppress(ModuleNotFoundError):
             return importlib.import_module(name)
@@ -102,7 +102,7 @@ class Meter:
         return collections.Counter(launches), sum(waits.values()), sum(nodes.values())
 
     def read(self) -> dict[str, int]:
-        """Since the last reading."""
+        """Return the counts since the last reading."""
         (now, waits, nodes), (then, waits_then, nodes_then) = self._now(), self._before
         self._before = now, waits, nodes
         new = now - then
@@ -117,7 +117,7 @@ class Meter:
 
 
 def count_update(pretend: Any, config: Any, updates: int) -> tuple[dict[str, int], dict[str, int]]:
-    """The last of some updates: the algorithm's part, and all from the batch's drawing on.
+    """Count the last of some updates: the algorithm's part, and all from the batch's drawing on.
 
     `rows` are those of the batch, environment rows.
     """
@@ -149,7 +149,7 @@ def count_update(pretend: Any, config: Any, updates: int) -> tuple[dict[str, int
 
 
 def count_act(pretend: Any, config: Any, sessions: int) -> dict[str, int]:
-    """One turn of the inference thread: from the rows of these sessions to their actions."""
+    """Count one turn of the inference thread: from the rows of these sessions to their actions."""
     run_module = _module("learner_service.training.run", "learner_service.app")
     with tempfile.TemporaryDirectory() as folder, pretend.pretend_cuda(hollow=True) as machine:
         run = run_module.Run(config, Path(folder), None, False, threading.Event())
@@ -184,7 +184,7 @@ async def _turns(run: Any, machine: Any, sessions: int) -> dict[str, int]:
 
 
 async def _idle(run: Any) -> None:
-    """Until the inference thread has nothing left to do of the turn under way."""
+    """Wait until the inference thread has nothing left to do in its turn."""
     turns, deadline = run.inference.turns, time.monotonic() + _DEADLINE_S
     while run.inference.turns < turns + 1 and time.monotonic() < deadline:
         run.batcher.submit()  # an empty turn comes at once
@@ -219,7 +219,7 @@ def _graph_option(config: Any) -> str:
 def count_preset(
     pretend: Any, preset: str, *, acts: int, updates: bool
 ) -> dict[str, dict[str, int]]:
-    """Figures of a preset: work and precision -> counts.
+    """Count a preset's launches by work and precision.
 
     Args:
         pretend: the package pretend_cuda.
@@ -249,7 +249,7 @@ def count_preset(
 
 
 def count_of_a_run(pretend: Any, preset: str) -> dict[str, int]:
-    """A captured update with all that is launched for it, as a run on 16 cores makes it."""
+    """Count a captured update with all its launches, as a run on 16 cores makes it."""
     name, changes = PRESETS[preset]
     changes = (*AS_A_RUN.get(preset, changes), f"env_server.num_workers={_WORKERS}")
     return count_update(pretend, _config(name, changes, "fp32"), _UPDATES_OF_A_RUN)[1]

@@ -158,14 +158,14 @@ class Processes:
             time.sleep(0.2)
 
     def window(self, seconds: float) -> tuple[Snapshot, Snapshot]:
-        """Counters before and after this time in seconds, extended until it contains an update."""
+        """Return counters before and after this time [s], extended until it contains an update."""
         before = self.snapshot()
         time.sleep(seconds)
         self.wait_for_updates(int(before.metrics.get("updates_total", 0)) + 1)
         return before, self.snapshot()
 
     def snapshot(self) -> Snapshot:
-        """All counters now."""
+        """Read all counters now."""
         metrics, buckets, states, series, _ = scrape(self._metrics_url)
         server = psutil.Process(self._children[1].pid)
         return Snapshot(
@@ -179,13 +179,13 @@ class Processes:
         )
 
     def servers_cpu_s(self) -> float:
-        """CPU seconds of all environment servers and their workers."""
+        """Return the CPU seconds of all environment servers and their workers."""
         servers = [psutil.Process(child.pid) for child in self._children[1:]]
         found = [p for server in servers for p in (server, *server.children(recursive=True))]
         return sum(map(cpu_s, found))
 
     def worker_seconds(self) -> float:
-        """Seconds that the workers have spent in their states, all together."""
+        """Return the seconds that the workers have spent in their states, all together."""
         if self._workers_url is None:
             log = (Path(self._folder.name) / "env-server-1.log").read_text()
             found = re.search(r"metrics and health on (http://\S+)", log)
@@ -221,7 +221,7 @@ class Processes:
         return info
 
     def log(self) -> str:
-        """The last lines of every process."""
+        """Return the last lines of every process."""
         logs = sorted(Path(self._folder.name).glob("*.log"))
         return "\n".join(f"{log.name}: {log.read_text()[-2000:]}" for log in logs)
 
@@ -290,19 +290,19 @@ def scrape(url: str) -> Scrape:
 
 
 def _workers(server: int) -> list[psutil.Process]:
-    """The workers of the environment server with this process id."""
+    """Return the workers of the environment server with this process id."""
     children = psutil.Process(server).children()
     return [c for c in children if "resource_tracker" not in " ".join(c.cmdline())]
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """CPU seconds a process has used, all threads together."""
+    """Return the CPU seconds a process has used, all threads together."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 def quantile(before: Snapshot, after: Snapshot, histogram: str, q: float) -> float:
-    """A quantile of what a histogram observed between two moments, linear within its bucket."""
+    """Return a quantile of a histogram between two moments, linear within its bucket."""
     old = before.buckets.get(histogram, {})
     counts = {le: n - old.get(le, 0.0) for le, n in sorted(after.buckets[histogram].items())}
     wanted = q * counts[float("inf")]

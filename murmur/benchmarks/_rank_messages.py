@@ -29,7 +29,7 @@ _START_S, _SETTLE_S = 120.0, 0.5
 
 
 def one_environment_a_message(learners: int) -> dict[str, Any]:
-    """`spread` with an environment a message; each rank has the same work, however many."""
+    """Return `spread` with an environment a message; each rank has the same work, however many."""
     agents = 3
     return {
         "environment": {"name": "spread"},
@@ -48,7 +48,7 @@ def one_environment_a_message(learners: int) -> dict[str, Any]:
 
 
 def snakes_ddpg(learners: int) -> dict[str, Any]:
-    """The published baseline: each rank updates once a row, with 64 rows, however many ranks."""
+    """Return the published baseline: each rank updates once a row, with 64 rows."""
     data = load("snakes-ddpg").model_dump(mode="json")
     replay = data["algorithm"]["replay"]
     for name in ("capacity_rows", "start_rows", "batch_size", "update_interval"):
@@ -58,7 +58,7 @@ def snakes_ddpg(learners: int) -> dict[str, Any]:
 
 
 def on_any_ports(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration's content, measured on the CPU with one thread and without checkpoints."""
+    """Change a configuration's content to the CPU with one thread, without checkpoints."""
     learner = {
         **content.get("learner", {}),
         "device": "cpu",
@@ -224,7 +224,7 @@ class Learners:
 def compare(
     content: Callable[[int], Mapping[str, Any]], cores: tuple[int, int], turns: int, seconds: float
 ) -> dict[str, Any]:
-    """Windows of a run of one learner on one core and of two on two, in turns.
+    """Measure a run of one learner on one core and of two on two, in windows that take turns.
 
     Args:
         content: function from a number of learners to the content of a configuration file.

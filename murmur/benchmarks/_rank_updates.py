@@ -29,13 +29,13 @@ _CPU = torch.device("cpu")
 
 
 def _coma() -> "Updates":
-    """300 rows of the terrain reference."""
+    """Return updates with 300 rows of the terrain reference."""
     batch = coma_update.rollout(5)
     return lambda group: partial(coma_update.make("fp32", small=False, group=group).update, batch)
 
 
 def _masac(agents: int, rows: int) -> "Updates":
-    """Transitions of agents with networks of their own."""
+    """Return updates with transitions of agents with networks of their own."""
     batch = masac_update.batch(agents, _CPU, rows)
     return lambda group: partial(masac_update.make(agents, "fp32", _CPU, group=group).update, batch)
 
@@ -148,7 +148,7 @@ class Pair:
 
 
 def _serve(pipe: "Connection[Any, Any]", rank: int, store: str, loads: Mapping[str, Load]) -> None:
-    """One process: make the updates that it is asked for until the pipe closes."""
+    """Make the updates that are asked for until the pipe closes, as one process."""
     torch.set_num_threads(1)
     keep_freed_memory()
     group = TimedGroup.join(rank, RANKS, _CPU, _TIMEOUT_S, f"file://{store}")
@@ -180,7 +180,7 @@ def _in_lockstep(update: Callable[[], object], group: Group) -> None:
 
 
 def compare(pair: Pair, load: str, turns: int, updates: int) -> dict[str, float]:
-    """Updates with and without exchange in turns; medians over turns.
+    """Measure updates with and without exchange in turns; return medians over turns.
 
     A turn's ratio is (updates a second of both ranks together) / (the sum of both processes'
     updates a second without exchange). In lockstep it is what ranks would reach whose exchange

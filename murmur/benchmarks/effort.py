@@ -20,5 +20,5 @@ class Effort(StrEnum):
     FULL = "full"
 
     def choose(self, smoke: T, quick: T, full: T) -> T:
-        """The one of three values that belongs to this effort."""
+        """Return the one of three values that belongs to this effort."""
         return {Effort.SMOKE: smoke, Effort.QUICK: quick, Effort.FULL: full}[self]

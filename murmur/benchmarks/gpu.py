@@ -44,7 +44,7 @@ _IN_PROCESS = ("costs", "masac", "augment", "updates", "acting", "equality", "la
 
 
 def run(effort: Effort = Effort.FULL, chosen: Sequence[str] = ()) -> dict[str, Any]:
-    """The table, the topics and the device.
+    """Measure the topics; return the table, the topics and the device.
 
     Args:
         effort: extent of the measurement.
@@ -167,7 +167,7 @@ def dry_run(chosen: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _smoke() -> dict[str, Any]:
-    """The topics' code on the CPU: in this process.
+    """Run the topics' code on the CPU, in this process.
 
     Raises:
         RuntimeError: if any of it fails.
@@ -193,7 +193,7 @@ def _smoke() -> dict[str, Any]:
 
 
 def _result(context: Context, outcomes: dict[str, Outcome]) -> dict[str, Any]:
-    """One table of all figures, in the order of the topics."""
+    """Return one table of all figures, in the order of the topics."""
     planned = [f for name in outcomes if name in TOPICS for f in TOPICS[name].plan(context)]
     values = {name: value for o in outcomes.values() for name, value in o.figures.items()}
     device = torch.device(context.device)
@@ -212,7 +212,7 @@ def _result(context: Context, outcomes: dict[str, Outcome]) -> dict[str, Any]:
 
 
 def _label(effort: Effort, device: str) -> str:
-    """Names what results belong together: source, device, torch, effort."""
+    """Name the results that belong together: source, device, torch, effort."""
     name = torch.cuda.get_device_name() if device == "cuda" else device
     parts = (commit(), name, torch.__version__, effort.value)
     return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(parts))

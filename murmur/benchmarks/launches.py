@@ -81,7 +81,7 @@ def count(presets: Sequence[str], checkout: Path | None = None, option: str = ""
 
 
 def table(here: Counts, there: Counts | None = None) -> dict[str, dict[str, Any]]:
-    """A row for each preset and work: counts here, and beside them those of the other checkout."""
+    """Return a row for each preset and work: counts here, and those of the other checkout."""
     rows: dict[str, dict[str, Any]] = {}
     for preset, works in here.items():
         for work, found in works.items():
@@ -100,7 +100,7 @@ def table(here: Counts, there: Counts | None = None) -> dict[str, dict[str, Any]
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """All presets here; to smoke, the acts of one."""
+    """Count all presets here; to smoke, the acts of one."""
     smoke = effort is Effort.SMOKE
     counts = count(_SMOKE, option="--smoke") if smoke else count(tuple(PRESETS))
     return {"launches": table(counts)}

@@ -65,7 +65,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
 
 
 def adds_up(seconds: float) -> dict[str, Any]:
-    """Thread -> seconds passed, and the share of them that is in a state."""
+    """Measure the seconds of each thread, and the share of them that is in a state."""
     config = experiment(8, 2)
     config["env_server"]["num_workers"] = _WORKERS
     with Processes(config) as processes:
@@ -100,7 +100,7 @@ def _in_states(snapshot: Snapshot, thread: str) -> float:
 
 
 def _thread_cpu(process: psutil.Process) -> dict[str, float]:
-    """Processor seconds by the name of the thread, as Linux counts them."""
+    """Return processor seconds by the name of the thread, as Linux counts them."""
     cpu: dict[str, float] = {}
     for thread in process.threads():
         name = Path(f"/proc/{process.pid}/task/{thread.id}/comm").read_text().strip()
@@ -137,7 +137,7 @@ def nanoseconds(rounds: int) -> dict[str, float]:
 
 
 def _time(what: Any, changes: int, rounds: int) -> float:  # noqa: ANN401 - called without arguments
-    """Nanoseconds of processor for each of the changes of a call; the least disturbed round."""
+    """Measure nanoseconds of processor per change of a call, in the least disturbed round."""
     spent = timeit.repeat(what, number=2_000, repeat=rounds, timer=time.thread_time)
     return min(spent) / 2_000 / changes * 1e9
 
@@ -186,16 +186,16 @@ class Training:
         self._folder.cleanup()
 
     def counted(self) -> dict[str, float]:
-        """The learner's counters now."""
+        """Return the learner's counters now."""
         return scrape(self._url)[0]
 
     def worker_cpu(self) -> float:
-        """Processor seconds of the environment server and its worker so far."""
+        """Return the processor seconds of the environment server and its worker so far."""
         server = psutil.Process(self._server.pid)
         return sum(map(cpu_s, [server, *server.children(recursive=True)]))
 
     def window(self, seconds: float) -> tuple[float, float, float]:
-        """Rows, processor seconds of the learner, and seconds; in a window with at least a row."""
+        """Return rows, CPU seconds of the learner, and seconds, of a window with at least a row."""
         first = self.counted()["rows_received_total"]
         cpu, since, rows = time.process_time(), time.monotonic(), 0.0
         while not rows:  # a slow machine may be busy with one update
@@ -205,7 +205,7 @@ class Training:
 
 
 def counted(training: Training, costs: dict[str, float], seconds: float) -> dict[str, float]:
-    """Changes of state a row, and the share of the processor time that goes into them."""
+    """Return changes of state per row, and their share of the processor time."""
     changes: dict[str, int] = {"device": 0}
     enter, working = Ledger.enter, DeviceClock.working
 

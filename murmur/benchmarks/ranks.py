@@ -33,7 +33,7 @@ DESCRIPTION = (
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Updates by load, with and without exchange; messages a second of one learner and of two."""
+    """Measure updates by load, with and without exchange; messages per second by learners."""
     cores = two_cores()
     loads = SMOKE if effort is Effort.SMOKE else LOADS
     turns = effort.choose(1, 3, 11)

@@ -16,7 +16,7 @@ _FORECAST = 2  # times as many servers
 
 
 def run(effort: Effort) -> dict[str, Any]:
-    """Two trainings: one that waits for samples, one that has all of them."""
+    """Measure two trainings: one that waits for samples, one that has all of them."""
     seconds = effort.choose(0.8, 6.0, 20.0)
     return {**_streaming(seconds), **_cached(effort.choose(1.0, 8.0, 20.0))}
 
@@ -36,7 +36,7 @@ def _experiment(
 
 
 def _streaming(seconds: float) -> dict[str, Any]:
-    """Samples a second of one server and of two, and what the doctor expects of two."""
+    """Measure samples per second of one server and of two, and the doctor's forecast of two."""
     with Processes(_experiment(400, 16, _DELAY_MS, "stream", batch_size=8)) as processes:
         processes.wait_for_updates(2)
         before = processes.snapshot()

@@ -60,7 +60,7 @@ _CLIENTS = {"aio": play_aio, "sync": play_sync, "production": play_production}
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """CPU µs per message: payload, streams -> variant -> client, server."""
+    """Measure CPU µs per message: payload, streams -> variant -> client, server."""
     rounds, seconds = effort.choose((1, 0.05), (3, 0.4), (7, 1.0))
     small = effort is Effort.SMOKE
     variants = _SMOKE if small else VARIANTS
@@ -143,7 +143,7 @@ class Pair:
             process.join()
 
     def measure(self, seconds: float) -> Turn:
-        """One turn."""
+        """Measure one turn."""
         client, server = psutil.Process(self._client.pid), psutil.Process(self._server.pid)
 
         def snapshot() -> tuple[float, float, int, float]:
@@ -161,7 +161,7 @@ class Pair:
 
 
 def _begin(tuned: bool, side: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401
-    """A spawned process's outermost function."""
+    """Run one side in a spawned process."""
     if tuned:
         wake_without_preempting()
         _no_op.loop_factory = uvloop.new_event_loop

@@ -53,7 +53,7 @@ class Latencies:
 
 
 def plan_acting(context: Context) -> list[Figure]:
-    """Latency by sessions and environments."""
+    """Plan the latency figures by sessions and environments."""
     del context
     figures = []
     for sessions, envs, period_s in _SIZES:
@@ -93,7 +93,7 @@ def acting(context: Context) -> dict[str, Value]:
 
 
 def _config(context: Context) -> ExperimentConfig:
-    """terrain-reference; rows may be old, so that no session waits for updates."""
+    """Return terrain-reference; rows may be old, so that no session waits for updates."""
     terrain = next(case for case in CASES if case.name == "coma, terrain-reference")
     case = context.effort.choose(SMALL, terrain, terrain)
     fixed = (
@@ -166,7 +166,7 @@ async def _ask(
 async def _each(
     run: Run, spec: EnvSpec, count: int, envs: int, warm_up: int, seconds: float, period_s: float
 ) -> Latencies:
-    """As environments do that step on their own: every session has its turn once in a period."""
+    """Measure environments that step on their own: every session has its turn once in a period."""
     sessions = [run.admit(pb.Hello(worker_id=str(i), num_envs=envs), spec)[0] for i in range(count)]
     (learner,) = (ledger for ledger in run.metrics.ledgers() if ledger.thread == "learner")
     first, later = _row(spec, envs, StepType.FIRST), _row(spec, envs, StepType.MID)

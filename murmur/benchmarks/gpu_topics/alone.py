@@ -39,7 +39,7 @@ class Alone:
 
 
 def rate_alone(config: ExperimentConfig, seconds: float) -> Alone:
-    """All workers' environments, each worker in a process of its own; all begin together."""
+    """Step all workers' environments, each worker in a process of its own; all begin together."""
     server = config.env_server
     envs = max(1, server.envs_per_worker // server.sessions_per_worker)
     plugin = json.dumps({"name": config.environment.name, **config.environment.options})
@@ -71,7 +71,7 @@ def rate_alone(config: ExperimentConfig, seconds: float) -> Alone:
 def step_alone(
     plugin: PluginConfig, num_envs: int, seconds: float, warm: Callable[[], object]
 ) -> Alone:
-    """Step in this process.
+    """Step the environments in this process.
 
     Args:
         plugin: the environment.

@@ -30,7 +30,7 @@ _BESIDE_S = 1.5
 
 
 def plan_costs(context: Context) -> list[Figure]:
-    """Costs as the predictions assume them, and acts beside updates."""
+    """Plan the costs that the predictions assume, and acts beside updates."""
     del context
     figures = [
         Figure(_NODE, expected=NODE_US),
@@ -84,7 +84,7 @@ def costs(context: Context) -> dict[str, Value]:
 
 
 def _chain(device: torch.device, kernels: int) -> Callable[[], Outputs]:
-    """A function of this number of small kernels, each of which needs the one before."""
+    """Return a function of this number of small kernels, each of which needs the one before."""
     x = torch.randn(_ROWS, _WIDTH, device=device)
     weight = torch.randn(_WIDTH, _WIDTH, device=device) * _WIDTH**-0.5
     product, positive = torch.empty_like(x), torch.empty_like(x)
@@ -103,7 +103,7 @@ def _chain(device: torch.device, kernels: int) -> Callable[[], Outputs]:
 def _microseconds(
     call: Callable[[], object], device: torch.device, repeats: int, *, wait: bool = True
 ) -> float:
-    """Mean time of a call after some that do not count.
+    """Measure the mean time of a call [µs] after some that do not count.
 
     Args:
         call: call to measure.
@@ -127,7 +127,7 @@ def _microseconds(
 def _acts_beside(
     device: torch.device, kernels: int, pieces: int, read: str, seconds: float
 ) -> list[float]:
-    """Times of acts, ms, while another thread makes updates all the time.
+    """Measure times of acts [ms] while another thread makes updates all the time.
 
     Args:
         device: device of acts and updates.
@@ -198,11 +198,11 @@ def _acts_beside(
 
 
 def _event(device: torch.device) -> torch.cuda.Event | None:
-    """An event of the device; of the CPU none."""
+    """Return an event of the device; None for the CPU."""
     return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 def _stream(device: torch.device, priority: int) -> "torch.cuda.StreamContext":
-    """A context of a stream of one's own; of the CPU none."""
+    """Return a context of a new stream; for the CPU one without effect."""
     stream = torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
     return torch.cuda.stream(stream)

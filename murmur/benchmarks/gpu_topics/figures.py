@@ -44,7 +44,7 @@ class Figure:
     old_goal: str = ""
 
     def met(self, value: Value) -> bool | None:
-        """Whether a value reaches the goal; None without a goal or a value.
+        """Return whether a value reaches the goal; None without a goal or a value.
 
         Text and NaN reach none.
         """
@@ -121,14 +121,14 @@ class Case:
 
     @property
     def arithmetic_bound(self) -> bool:
-        """Whether arithmetic takes longer than launches and small kernels."""
+        """Return whether arithmetic takes longer than launches and small kernels."""
         count = self.counted(OF_A_RUN)
         return count is not None and (self.captured_ms or 0.0) > count.ms
 
 
 @cache
 def saved_launches() -> dict[str, Count]:
-    """Launches by "preset: work", as the newest result of `murmur bench launches` that has it."""
+    """Return launches by "preset: work", as the newest saved result has them."""
     saved = []
     for file in RESULTS.glob("launches-*.json"):
         try:
@@ -151,7 +151,7 @@ def saved_launches() -> dict[str, Count]:
 
 @cache
 def measured_before() -> dict[str, Value]:
-    """Figures by name as an H100 had them, for those whose meaning is the same."""
+    """Return figures by name as an H100 had them, for those with the same meaning."""
     try:
         figures = json.loads((RESULTS / _BEFORE).read_text())["result"]["figures"]
     except (OSError, ValueError, KeyError):  # not part of the installed package
@@ -267,7 +267,7 @@ SMALL_REPLAY = Case(
 def rows(
     figures: Iterable[Figure], values: Mapping[str, Value]
 ) -> dict[str, dict[str, str | float | bool | None]]:
-    """The table: name -> value, goal, whether it is met, expected; figures without a plan last."""
+    """Return the table: name -> value, goal, whether met, expected; unplanned figures last."""
     planned = {figure.name: figure for figure in figures}
     names = [*planned, *(name for name in values if name not in planned)]
     return {

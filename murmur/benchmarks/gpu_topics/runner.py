@@ -59,7 +59,7 @@ class Store:
         self.file, self._copy = file, copy
 
     def load(self) -> dict[str, Outcome]:
-        """Outcomes by topic; none if the file cannot be read."""
+        """Load outcomes by topic; none if the file cannot be read."""
         try:
             record = json.loads(self.file.read_text())
             return {topic: Outcome(**outcome) for topic, outcome in record.items()}
@@ -81,7 +81,7 @@ class Store:
             write_whole(file, record)
 
     def missing(self, topics: Sequence[str]) -> list[str]:
-        """Topics without a result, in order; all of them if every one has a result."""
+        """Return topics without a result, in order; all of them if every topic has a result."""
         done = {name for name, outcome in self.load().items() if not outcome.error}
         left = [name for name in topics if name not in done]
         if left:
@@ -173,7 +173,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def topic_command(topic: str, effort: str, device: str) -> list[str]:
-    """The command of a topic, but for its limit and its file."""
+    """Return the command of a topic, but for its limit and its file."""
     module = "murmur.benchmarks.gpu_topics"
     return [sys.executable, "-P", "-m", module, topic, effort, device]
 

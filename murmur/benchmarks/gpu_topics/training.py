@@ -131,7 +131,7 @@ RUNS = {
 
 
 def plan_run(context: Context, *, run: WholeRun) -> list[Figure]:
-    """The learner's own figures over _WINDOW_S."""
+    """Plan the learner's own figures over _WINDOW_S."""
     del context
     (case,) = (case for case in CASES if case.name == run.case)
     counted = case.counted(OF_A_RUN)
@@ -264,7 +264,7 @@ def _watch_window(
 def _so_far(
     before: Snapshot, after: Snapshot, looks: Sequence[Scrape], seconds: float, alone: float
 ) -> dict[str, Value]:
-    """The figures of a window."""
+    """Return the figures of a window."""
     first, last = looks[0], looks[-1]
     values = figures(looks, seconds)
     for histogram, what in (("inference_seconds", "inference p"), ("update_seconds", "update, ms")):
@@ -319,7 +319,7 @@ def graphs(before: Scrape, after: Scrape) -> dict[str, Value]:
 
 
 def _configuration(context: Context, run: WholeRun) -> ExperimentConfig:
-    """The preset with environments on all cores but one; in smoke a small spread on the CPU."""
+    """Return the preset with environments on all cores but one; in smoke a small spread."""
     cores = max(min(int(available_cores()) - 1, run.most_workers), 1)
     of_cores = run.preset, (*run.changes, f"env_server.num_workers={cores}")
     small = (
@@ -332,7 +332,7 @@ def _configuration(context: Context, run: WholeRun) -> ExperimentConfig:
 
 
 def figures(looks: Sequence[Scrape], seconds: float) -> dict[str, Value]:
-    """Means over the looks, and rates between the first and the last."""
+    """Return means over the looks, and rates between the first and the last."""
     first, last = looks[0].metrics, looks[-1].metrics
 
     def mean(name: str) -> float | None:
@@ -369,7 +369,7 @@ def figures(looks: Sequence[Scrape], seconds: float) -> dict[str, Value]:
 
 
 def waits(before: Scrape, after: Scrape) -> dict[str, Value]:
-    """Quantiles of acting, by what the learner thread did meanwhile."""
+    """Return quantiles of acting, by what the learner thread did meanwhile."""
     values: dict[str, Value] = {}
     for phase in _PHASES:
         histogram = "acting_seconds", phase
@@ -380,7 +380,7 @@ def waits(before: Scrape, after: Scrape) -> dict[str, Value]:
 
 
 def quantiles(before: Mapping[float, float], after: Mapping[float, float]) -> list[float | None]:
-    """Median and 99th percentile between two states of a histogram, in ms; None of nothing."""
+    """Return median and 99th percentile between two states of a histogram [ms]; None of nothing."""
     counts = {le: count - before.get(le, 0.0) for le, count in after.items()}
     seconds = (latency.quantile(counts, q) for q in (0.5, 0.99))
     return [None if math.isnan(s) else 1e3 * s for s in seconds]
@@ -448,7 +448,7 @@ def launched(events: Sequence[Mapping[str, Any]], updates: int) -> dict[str, Val
 
 
 def longest(spans: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
-    """The kernels that took longest in all, with their shares of the time of all and their counts.
+    """Return the kernels with the longest total times, with their shares and counts.
 
     Args:
         spans: kernels and copies: "name", and "dur" in µs.
@@ -464,7 +464,7 @@ def longest(spans: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
 
 
 def overlap(spans: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
-    """Busy time by stream against its union.
+    """Compare the busy time by stream with its union.
 
     Args:
         spans: kernels and copies: "ts" and "dur" in µs, the stream in "args" or "tid".
@@ -495,7 +495,7 @@ def overlap(spans: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
 
 
 def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same time without overlaps, in order."""
+    """Return the same spans without overlaps, in order."""
     joined: list[tuple[float, float]] = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:
