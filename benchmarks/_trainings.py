@@ -42,6 +42,6 @@ def run_training(command: Sequence[str], output: IO[str] | None = None) -> None:
 
 
 def children_cpu_s() -> float:
-    """CPU seconds of all processes that were started from here and have ended."""
+    """Return the CPU seconds of all processes that were started from here and have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

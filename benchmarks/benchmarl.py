@@ -153,7 +153,7 @@ def trained(task: str, algorithm: str, settings: dict[str, Any], seed: int) -> d
 
 
 def table(record: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     versions = ", ".join(f"{name} {version}" for name, version in record["peer"].items())
     lines = [
         f"`{record['command']}`",

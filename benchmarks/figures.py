@@ -55,7 +55,7 @@ def draw(panels: Sequence[Panel], file: Path) -> None:
 
 
 def mean_and_range(curves: Sequence[Sequence[Mapping[str, float]]], x: str, y: str) -> Line:
-    """The mean of several runs' curves, with a band from the lowest to the highest.
+    """Return the mean of several runs' curves, with a band from the lowest to the highest.
 
     Args:
         curves: points of each run's curve; shorter runs end the line.
@@ -77,7 +77,7 @@ def mean_and_range(curves: Sequence[Sequence[Mapping[str, float]]], x: str, y: s
 def chosen_baselines(
     levels: Mapping[str, float], *, less_is_better: bool = False
 ) -> dict[str, float]:
-    """At most three: random, then the best."""
+    """Return at most three baselines: random, then the best."""
     ranked = sorted(levels, key=lambda name: levels[name], reverse=not less_is_better)
     chosen = sorted(ranked, key=lambda name: name != "random")[:_LEVELS]  # stable
     return {name: levels[name] for name in chosen}
@@ -110,7 +110,7 @@ def _draw(axis: Axes, panel: Panel) -> None:
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Heights moved as little as keeps `gap` between neighbours, in their order.
+    """Move heights as little as keeps `gap` between neighbors, in their order.
 
     The least squares of their moves: isotonic regression of height - gap x rank, by pooling.
     """

@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def rows(folder: Path) -> list[Row]:
-    """All comparisons that the results in a folder allow."""
+    """Return all comparisons that the results in a folder allow."""
     found = []
     for test, algorithm, value, half, steps in EPYMARL:
         theirs = Score(value, value - half, value + half, steps, 5)
@@ -147,7 +147,7 @@ def _row(folder: Path, test: str, algorithm: str, peer: str, theirs: Score) -> l
 
 
 def page(found: list[Row]) -> str:
-    """The comparisons as Markdown."""
+    """Return the comparisons as Markdown."""
     lines = [
         "`python -m benchmarks.peers`",
         "",

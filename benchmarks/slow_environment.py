@@ -36,5 +36,5 @@ class Slow(gymnasium.Env[NDArray[np.float32], np.int64]):
 
 
 def make(delay_ms: float) -> Slow:
-    """The factory."""
+    """Build the environment."""
     return Slow(delay_ms)

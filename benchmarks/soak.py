@@ -61,7 +61,7 @@ _COUNTED = ("updates", "rows_received", "rows_trained", "rows_dropped", "episode
 
 
 def experiment() -> dict[str, Any]:
-    """Two sessions of two slow environments; an update every few seconds."""
+    """Return the configuration: two sessions of slow environments, an update every few seconds."""
     return {
         "environment": {
             "name": "gymnasium",
@@ -111,7 +111,7 @@ def take_sample(processes: Processes, began: float) -> Sample:
 
 
 async def short_session(config: ExperimentConfig, role: Role, what: str, rows: int) -> str:
-    """One session from Hello to its end; returns how it ended.
+    """Play one session from Hello to its end; return how it ended.
 
     Args:
         config: configuration with the environment to play and the learner's address.
@@ -156,7 +156,7 @@ VISITS: tuple[tuple[str, Role, str], ...] = (
 
 
 async def open_short_sessions(address: str, credentials: Path, ends: Counter[str]) -> None:
-    """One visitor after another; counts how each ended against how it had to."""
+    """Open one session after another; count each end against the required one."""
     chance = random.Random(0)  # noqa: S311 - no secret
     for what, role, wanted in itertools.cycle(VISITS):
         config = validate(
@@ -217,7 +217,7 @@ async def soak(minutes: float, warm_up: float) -> dict[str, Any]:
 
 
 def compare(early: Sequence[Sample], late: Sequence[Sample]) -> dict[str, dict[str, Any]]:
-    """Process -> medians of two stretches of time, and the growth of its own memory."""
+    """Compare two stretches of time: medians by process, and the growth of its own memory."""
     found: dict[str, dict[str, Any]] = {}
     for name in early[0].own_mb:
         row: dict[str, Any] = {}
@@ -235,7 +235,7 @@ def _growth(medians: Sequence[float]) -> float:
 
 
 def thin(samples: Sequence[Sample]) -> list[Sample]:
-    """At most about a hundred of them, numbers rounded to what can be read."""
+    """Thin samples to about a hundred, with rounded numbers."""
     return [
         dataclasses.replace(
             s,
@@ -267,7 +267,7 @@ def problems(result: dict[str, Any]) -> list[str]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     result = record["result"]
     visits = ", ".join(f"{count} {end}" for end, count in sorted(result["visits"].items()))
     lines = [
@@ -303,7 +303,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def picture(result: dict[str, Any], file: Path) -> None:
-    """Resident memory, its change, descriptors and threads over time, a line for each process."""
+    """Plot resident memory, its change, descriptors and threads over time, a line per process."""
     import matplotlib as mpl
 
     mpl.use("Agg")

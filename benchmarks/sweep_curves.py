@@ -92,7 +92,7 @@ def run_sweep(folder: Path, arguments: list[str]) -> None:
 
 
 def task_record(task: TaskResult) -> dict[str, Any]:
-    """Interquartile means, scores, curves and probabilities of improvement on one task."""
+    """Return interquartile means, scores, curves and probabilities of improvement on one task."""
     return {
         "metric": task.unit,
         "groups": {
@@ -128,7 +128,7 @@ def run_records(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def progress_of(path: Path) -> dict[str, Any]:
-    """Steps, updates, times, policy lag and dropped rows from the progress of a run."""
+    """Return steps, updates, times, policy lag and dropped rows from the progress of a run."""
     progress = RunFolder(path).records("progress")
     lags = [line["policy_lag"] for line in progress if line.get("policy_lag") is not None]
     last = progress[-1]
@@ -144,7 +144,7 @@ def progress_of(path: Path) -> dict[str, Any]:
 
 
 def page(record: dict[str, Any], comparisons: list[Comparison]) -> str:
-    """The results as Markdown: the tables of `murmur compare`, then one row for each run."""
+    """Return the results as Markdown: the tables of `murmur compare`, then one row for each run."""
     console = Console(file=io.StringIO(), width=PAGE_WIDTH, record=True)
     for table in itertools.chain.from_iterable(map(tables, comparisons)):
         console.print(table, "")
@@ -175,7 +175,7 @@ def _row(run: dict[str, Any]) -> str:
 
 
 def picture(tasks: Sequence[TaskResult], file: Path) -> None:
-    """Interquartile means over environment steps, a panel for each task and metric."""
+    """Plot interquartile means over environment steps, a panel for each task and metric."""
     panels = [
         Panel(f"{task.name}: {task.unit}", "environment steps", task.curves) for task in tasks
     ]

@@ -127,7 +127,7 @@ class Run:
         (self.folder.path / _COSTS).write_text(json.dumps(costs))
 
     def evaluate(self, env_steps: int, test: Task) -> list[float]:
-        """S of each episode that the policy plays greedily, trained to exactly this goal.
+        """Evaluate the policy greedily, trained to exactly this goal; return S of each episode.
 
         Raises:
             ConfigError: if those episodes are to be played and training has continued meanwhile.
@@ -156,7 +156,7 @@ class Run:
 
 
 def _written(config: ExperimentConfig) -> dict[str, Any]:
-    """The whole configuration, as runs of this one write it.
+    """Return the whole configuration, as runs of this one write it.
 
     But for how long they train, and where a file is that names modules.
     """
@@ -203,7 +203,7 @@ def run_candidate(
 
 
 def anchors(test: Task, config: ExperimentConfig) -> dict[str, float]:
-    """Random and scripted scores, in published units; baselines play the evaluated episodes."""
+    """Return random and scripted scores in the evaluated episodes, in published units."""
 
     def play(baseline: str) -> float:
         result = run_baseline(config, baseline, test.episodes, test.first_seed)
@@ -264,7 +264,7 @@ def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -
 
 
 def with_earlier(lines: list[dict[str, Any]], entry: dict[str, Any]) -> list[dict[str, Any]]:
-    """New lines, and an earlier entry's at other steps, which then say where they are from."""
+    """Return new lines, and an earlier entry's at other steps, marked with their origin."""
     steps = [line["env_steps"] for line in lines]
     origin = {key: entry[key] for key in ("date", "machine", "commit", "command") if key in entry}
     kept = [x for x in entry.get("lines", []) if x["env_steps"] not in steps]
@@ -272,7 +272,7 @@ def with_earlier(lines: list[dict[str, Any]], entry: dict[str, Any]) -> list[dic
 
 
 def run_stacked(wanted: list[str]) -> bool:
-    """A9: stacked networks and an update of every agent by itself come to the same weights."""
+    """Run A9: compare weights of stacked networks with those of updates agent by agent."""
     file = RESULTS / "acceptance-A9.json"
     results = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
     results |= {"test": "A9", "title": "stacked networks equal a loop over agents"}
