@@ -49,12 +49,12 @@ class Board:
 
 
 def learner_gauge(metric: str, legend: str = "{{instance}}") -> Query:
-    """The query of a learner's metric as it is."""
+    """Return the query of a learner's metric as it is."""
     return f"{metric}{{{LEARNER}}}", legend
 
 
 def server_gauge(metric: str, legend: str = "{{instance}}") -> Query:
-    """The query of an environment server's metric as it is."""
+    """Return the query of an environment server's metric as it is."""
     return f"{metric}{{{SERVER}}}", legend
 
 
@@ -64,7 +64,7 @@ def rate(metric: str, where: str = LEARNER) -> str:
 
 
 def quantiles(metric: str, where: str = "") -> list[Query]:
-    """Median and 99th percentile of a learner's histogram, over all selected learners."""
+    """Return the median and 99th percentile of a histogram, over all selected learners."""
     buckets = f"sum by (le) ({rate(metric + '_bucket', LEARNER + where)})"
     return [
         (f"histogram_quantile({q}, {buckets})", name) for q, name in ((0.5, "p50"), (0.99, "p99"))
@@ -72,5 +72,5 @@ def quantiles(metric: str, where: str = "") -> list[Query]:
 
 
 def mean(metric: str) -> str:
-    """Mean of a learner's histogram."""
+    """Return the mean of a learner's histogram."""
     return f"sum({rate(metric + '_sum')}) / sum({rate(metric + '_count')})"
