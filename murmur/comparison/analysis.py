@@ -142,7 +142,7 @@ def compare(
 
 
 def score_of(run: ComparedRun, best: bool, at_steps: int | None) -> float:
-    """A run's score: at its end, or of its best evaluation; up to `at_steps` if that is given."""
+    """Return a run's score: at its end, or of its best evaluation; up to `at_steps` if given."""
     curve = run.curve
     values = [
         value
@@ -155,7 +155,7 @@ def score_of(run: ComparedRun, best: bool, at_steps: int | None) -> float:
 def _reaching(
     runs: Sequence[ComparedRun], at_steps: int, say: Callable[[str], None]
 ) -> list[ComparedRun]:
-    """The runs that got as far as `at_steps`; the others are named.
+    """Return the runs that got as far as `at_steps`; print the names of the others.
 
     Raises:
         ConfigError: if none did.
@@ -177,7 +177,7 @@ def _reaching(
 def _scores(
     tasks: Sequence[Task], judged: Metric, *, best: bool, at_steps: int | None
 ) -> dict[str, dict[str, Scores]]:
-    """[N, 1] scores of each group's N runs, by task and group; more is better."""
+    """Return scores [N, 1] of each group's N runs, by task and group; more is better."""
     sign = -1.0 if judged.less_is_better else 1.0
     return {
         task.name: {
@@ -222,7 +222,7 @@ def _signed(found: Estimate, sign: float) -> Estimate:
 
 
 def _thresholds(scores: dict[str, Scores]) -> Scores:
-    """Scores at which profiles are drawn: over the range of all runs, and a little beyond it."""
+    """Return scores at which profiles are drawn: the range of all runs, and a little beyond."""
     low = min(float(s.min()) for s in scores.values())
     high = max(float(s.max()) for s in scores.values())
     margin = 0.02 * ((high - low) or abs(high) or 1.0)
@@ -241,7 +241,7 @@ def _profile(scores: Scores, thresholds: Scores, sign: float) -> Line:
 
 
 def learning_curve(runs: Sequence[ComparedRun], at_steps: int | None = None) -> Line:
-    """Interquartile mean of runs over the environment steps that all of them have.
+    """Return the interquartile mean of runs over the environment steps that all of them have.
 
     Between two evaluations of a run its score is interpolated linearly.
 
@@ -326,5 +326,5 @@ def _notes(
 
 
 def _counts(groups: Sequence[Group]) -> list[int]:
-    """Runs of each group on each of its tasks."""
+    """Return the number of runs of each group on each of its tasks."""
     return [len(members) for task in make_tasks(groups) for members in task.groups.values()]

@@ -46,7 +46,7 @@ class ComparedRun:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of its folder."""
         return self.path.name
 
 
@@ -75,7 +75,7 @@ def read_run(folder: RunFolder, metric: str | None) -> ComparedRun:
 
 
 def learning_settings(config: ExperimentConfig) -> dict[str, Any]:
-    """All options that bear on what a run learns, by dotted key, without its seed and its task.
+    """Return all options with influence on learning, by dotted key, without seed and task.
 
     Of its environment only those that differ from what it is evaluated on.
     """
@@ -89,7 +89,7 @@ def learning_settings(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def task_of(config: ExperimentConfig) -> dict[str, Any]:
-    """The options that say what a run is evaluated on, by dotted key."""
+    """Return the options that say what a run is evaluated on, by dotted key."""
     kind = "source" if config.supervised else "environment"
     evaluated = config if config.supervised else config.for_evaluation()
     resolved = settings.resolve(evaluated, [kind])

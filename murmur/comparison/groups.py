@@ -45,7 +45,7 @@ class Task:
 
 
 def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
-    """Keys that do not have the same value in all of some flat configurations, in their order."""
+    """Return keys with different values in some of the flat configurations, in their order."""
     keys = dict.fromkeys(key for config in configs for key in config)
     return [key for key in keys if len({_text(c, key) for c in configs}) > 1]
 
@@ -53,7 +53,7 @@ def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
 def naming_keys(
     configs: Sequence[dict[str, Any]], keys: Iterable[str], strata: Sequence[str] = ()
 ) -> list[str]:
-    """The fewest of these keys, taken in order, that tell the configurations apart.
+    """Return the fewest of these keys, taken in order, that tell the configurations apart.
 
     A key is left out if those before it tell apart all that it does: an algorithm's own options
     if the algorithm differs.
@@ -79,7 +79,7 @@ def naming_keys(
 
 
 def make_groups(runs: Sequence[ComparedRun], by: Sequence[str] = ()) -> list[Group]:
-    """Groups of runs, in the order of their first run.
+    """Return groups of runs, in the order of their first run.
 
     What differs between tasks alone, as the size of networks that suits each, sets no groups apart.
 
@@ -111,12 +111,12 @@ def make_groups(runs: Sequence[ComparedRun], by: Sequence[str] = ()) -> list[Gro
 
 
 def _of_all(runs: Sequence[ComparedRun], key: str) -> str:
-    """The values of a key in some runs, each once."""
+    """Return the values of a key in some runs, each once."""
     return "; ".join(dict.fromkeys(_shown(run.config, key) for run in runs))
 
 
 def make_tasks(groups: Sequence[Group]) -> list[Task]:
-    """The tasks of all groups, in the order of their first run."""
+    """Return the tasks of all groups, in the order of their first run."""
     runs = [run for group in groups for run in group.runs]
     tasks = [run.task for run in runs]
     differ = differing(tasks)
@@ -130,7 +130,7 @@ def make_tasks(groups: Sequence[Group]) -> list[Task]:
 
 
 def environment_name(task: dict[str, Any]) -> str:
-    """The environment or source of a task."""
+    """Return the environment or source of a task."""
     keys = ("environment.arguments.id", "environment.factory", "environment.name", "source.name")
     return next((str(task[key]) for key in keys if task.get(key)), "task")
 
@@ -174,7 +174,7 @@ def _values(runs: Sequence[ComparedRun], key: str) -> str:
 
 
 def _name(config: dict[str, Any], keys: Sequence[str]) -> str:
-    """Names a group or task: plug-ins by their names, other keys by key=value."""
+    """Name a group or task: plug-ins by their names, other keys by key=value."""
     parts = []
     for key in keys:
         section, _, last = key.rpartition(".")
@@ -188,14 +188,14 @@ def _shown(config: dict[str, Any], key: str) -> str:
 
 
 def _text(config: dict[str, Any], key: str) -> str:
-    """A value that can be compared."""
+    """Return a value that can be compared."""
     if key not in config:
         return _ABSENT
     return _comparable_text(config[key])
 
 
 def _comparable_text(value: object) -> str:
-    """Text that is the same for equal values of a configuration."""
+    """Return text that is the same for equal values of a configuration."""
     try:
         return json.dumps(value, sort_keys=True)
     except TypeError:  # JSON has no dates, sets, bytes and keys of several types

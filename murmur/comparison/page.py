@@ -20,7 +20,7 @@ _GAP = 3  # characters between two columns
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """The results for the screen: a table of groups and one of pairs for each task."""
+    """Return the tables for the screen: one of groups and one of pairs for each task."""
     results = [*([comparison.overall] if comparison.overall else []), *comparison.tasks]
     found = []
     for result in results:
@@ -70,7 +70,7 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def interval_text(found: Estimate) -> str:
-    """An interval for tables."""
+    """Return an interval for tables."""
     if found.low is None or found.high is None:
         return "–"
     return f"{number(found.low)} … {number(found.high)}"
@@ -96,7 +96,7 @@ def write_page(comparison: Comparison, out: Path, command: str) -> None:
 
 
 def render(comparison: Comparison, command: str) -> str:
-    """The page as HTML."""
+    """Render the page as HTML."""
     groups = comparison.groups
     runs = [run for group in groups for run in group.runs]
     parts = [comparison.overall] if comparison.overall else []
@@ -194,7 +194,7 @@ def _charts(result: TaskResult) -> list[Chart]:
 
 
 def _lines(lines: dict[str, Line], order: Sequence[str], x_label: str, y_label: str) -> str:
-    """Curves of groups, in the same order and colours in every chart of a task."""
+    """Draw curves of groups, in the same order and colors in every chart of a task."""
     series = [
         Series(
             name,

@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 
 
 def interquartile_mean(scores: Scores) -> Scores:
-    """Mean of the middle half of all runs' scores of all tasks.
+    """Return the mean of the middle half of all runs' scores of all tasks.
 
     The lowest and the highest floor(N / 4) of the N = R M scores are left out.
 
@@ -60,7 +60,7 @@ def performance_profile(scores: Scores, thresholds: Scores) -> Scores:
 
 
 def probability_of_improvement(first: Scores, second: Scores) -> Scores:
-    """Probability that a run of the first group beats one of the second, mean over tasks.
+    """Return the probability that a run of one group beats one of the other, mean over tasks.
 
     P = mean over tasks m, runs i, j of [x_im > y_jm] + [x_im = y_jm] / 2, the Mann-Whitney U
     statistic divided by the number of pairs.
@@ -95,7 +95,7 @@ def resample(scores: Scores, repeats: int, rng: np.random.Generator) -> Scores:
 def bootstrap(
     statistic: Callable[..., Scores], *groups: Scores, seed: int = 0, repeats: int = REPEATS
 ) -> Scores:
-    """The statistic of resampled groups, each resampled independently.
+    """Return the statistic of resampled groups, each resampled independently.
 
     Returns:
         [repeats, ...].
@@ -108,14 +108,14 @@ def bootstrap(
 
 
 def percentile_interval(samples: Scores) -> tuple[Any, Any]:
-    """Ends of the percentile interval of bootstrap samples, along their first axis."""
+    """Return the ends of the percentile interval of bootstrap samples, along their first axis."""
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(samples, [tail, 1 - tail], axis=0)
     return low, high
 
 
 def estimate(statistic: Callable[..., Scores], *groups: Scores, seed: int = 0) -> Estimate:
-    """A figure of groups of runs with its interval.
+    """Estimate a statistic of groups of runs with its interval.
 
     Args:
         statistic: takes [..., R, M] of each group, gives [...].
@@ -130,7 +130,7 @@ def estimate(statistic: Callable[..., Scores], *groups: Scores, seed: int = 0) -
 
 
 def normalise(scores: Scores, low: Scores, high: Scores) -> Scores:
-    """Scores of each task scaled to [0, 1] by the lowest and highest of all runs compared.
+    """Scale the scores of each task to [0, 1] by the lowest and highest of all runs compared.
 
     Gorsane et al. 2022, "Towards a Standardised Performance Evaluation Protocol for Cooperative
     MARL" (arXiv:2209.10485), section 5. A task in which all scores are equal gives 1.
