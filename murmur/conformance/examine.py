@@ -154,7 +154,7 @@ class Examination:
         return self._refusal
 
     async def _next(self, timeout_s: float) -> Session | None:
-        """The next stream of the session, or None if it does not come in time."""
+        """Wait for the next stream of the session; None if it does not come in time."""
         self._expected = asyncio.get_running_loop().create_future()
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -237,7 +237,7 @@ class Examination:
         return await self._full(how)
 
     def _nobody(self, timeout_s: float) -> str:
-        """Text: which sessions did not come."""
+        """Return a message on the sessions that did not come."""
         if self._subject is not None and self._subject.ended:
             return f"the server has ended: {self._subject.last_message()}"
         whose = "" if self._name is None else f" with worker_id '{self._name}'"
@@ -327,7 +327,7 @@ class Examination:
         self._refusal = (code, "conformance: refused for good")
 
     async def _refused_process(self, command: Sequence[str], code: grpc.StatusCode) -> None:
-        """A server of its own that is refused with this status."""
+        """Start a server of its own and refuse it with this status."""
         self._say(f"refused with {code.name}")
         self._refuse_everybody(code)
         with Subject(command) as self._subject:
@@ -340,7 +340,7 @@ class Examination:
         name: str,
         answer: WrongAnswer,
     ) -> None:
-        """A server of its own that is answered wrongly once."""
+        """Start a server of its own and answer it wrongly once."""
         self._say(f"answered with {name}")
         self._name, self._refusal = None, _FULL
         with Subject(command) as self._subject:

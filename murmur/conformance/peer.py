@@ -53,7 +53,7 @@ class Session:
     def __init__(
         self, context: aio.ServicerContext[bytes, bytes], first: object, role: str
     ) -> None:
-        """A stream whose first message has come."""
+        """Begin with a stream and its first message."""
         self._context, self.role = context, role
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue(_READ_AHEAD)
         self.over: asyncio.Future[Status | None] = asyncio.get_running_loop().create_future()
@@ -82,11 +82,11 @@ class Session:
 
     @property
     def unread(self) -> bool:
-        """Whether a message lies there."""
+        """Return whether an unread message is there."""
         return not self._messages.empty()
 
     async def read(self, timeout_s: float) -> bytes:
-        """The next message.
+        """Read the next message.
 
         Raises:
             Ended: if there will be none.
@@ -125,7 +125,7 @@ class Session:
         await self._messages.put(None)
 
     async def closed_in_order(self) -> bool:
-        """Whether the environment server closed its side; to be asked once `read` raised Ended.
+        """Return whether the environment server closed its side; valid once `read` raised Ended.
 
         gRPC ends the messages of a stream that was cut in the same way, and says so a moment later.
         """
@@ -134,7 +134,7 @@ class Session:
         return self.half_closed and not self.gone
 
     def lost(self) -> None:
-        """The stream is gone: notify readers."""
+        """Notify readers that the stream is gone."""
         self.gone = True
         self._lost.set()
         while not self._messages.empty():
@@ -235,7 +235,7 @@ class Peer:
             self._links.discard(link)
 
     async def _play(self, _: object, context: aio.ServicerContext[bytes, bytes]) -> None:
-        """One stream, from its first message to its end."""
+        """Serve one stream, from its first message to its end."""
         session = Session(context, await context.read(), self._role(context))
         refused = self._door(session)
         if refused is not None:

@@ -41,11 +41,11 @@ class Record:
     actions: list[Array] = field(default_factory=list)
 
     def ends(self, i: int) -> list[int]:
-        """Rows in which an episode of environment i has ended."""
+        """Return the rows in which an episode of environment i has ended."""
         return [r for r, kinds in enumerate(self.step_types) if kinds[i] == _LAST]
 
     def known(self, i: int) -> int:
-        """Rows of environment i before its first failure, which nothing need repeat."""
+        """Return the number of rows of environment i before its first failure."""
         failed = (r for r, kinds in enumerate(self.step_types) if kinds[i] == _ABORTED)
         return next(failed, len(self.rows))
 
@@ -102,7 +102,7 @@ class Play:
         await self.session.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
 
     async def row(self) -> TimeStep:
-        """The next Observation, held to the rules.
+        """Read the next Observation and check it by the rules.
 
         Raises:
             Ended: if the stream ends.
@@ -149,5 +149,5 @@ class Play:
 
 
 def encoded(action: Array) -> bytes:
-    """As it travels: C order, little-endian."""
+    """Encode an action for the wire: C order, little-endian."""
     return np.ascontiguousarray(action, action.dtype.newbyteorder("<")).tobytes()

@@ -30,7 +30,7 @@ _UNTESTED = {
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """Of host:port, an IPv6 address without its brackets.
+    """Split host:port; an IPv6 address is returned without its brackets.
 
     Raises:
         ConfigError: if it is not host:port.
@@ -93,7 +93,7 @@ def examine_and_show(
 
 
 def show(checklist: Checklist, console: Console) -> None:
-    """Every sentence of the contract with a mark, and what was wrong below it."""
+    """Print every sentence of the contract with a mark, and its errors below it."""
     console.print(checklist.contract.subject)
     for key, held, wrong in checklist.verdicts():
         mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]–[/]"}[held]

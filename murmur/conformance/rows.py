@@ -161,7 +161,7 @@ class RowRules:
 
 
 def arrays_of(t: TimeStep) -> Iterator[tuple[str, Array]]:
-    """Every array of N rows with a label, each [N, ...]."""
+    """Yield every array of N rows with a label, each [N, ...]."""
     yield "step_type", t.step_type
     yield "reward", t.reward
     yield "discount", t.discount
@@ -172,7 +172,7 @@ def arrays_of(t: TimeStep) -> Iterator[tuple[str, Array]]:
 
 
 def digests(t: TimeStep) -> list[dict[str, bytes]]:
-    """For each of N rows: label -> digest of what the array holds; metrics on LAST rows only."""
+    """Return for each of N rows: label -> digest of the array; metrics on LAST rows only."""
     found: list[dict[str, bytes]] = []
     for i, kind in enumerate(t.step_type):
         found.append(
@@ -186,7 +186,7 @@ def digests(t: TimeStep) -> list[dict[str, bytes]]:
 
 
 def legal_action(spec: EnvSpec, t: TimeStep, random: np.random.Generator) -> Array:
-    """A random action for every agent: [N, A] int32 or [N, A, U] float32."""
+    """Draw a random action for every agent: [N, A] int32 or [N, A, U] float32."""
     draws = random.integers(2**63, size=len(t.step_type), dtype=np.uint64)
     return random_action(spec, draws, t.observation.get(ACTION_MASK))
 

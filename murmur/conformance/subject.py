@@ -59,7 +59,7 @@ class Subject:
 
     @property
     def ended(self) -> bool:
-        """Whether it runs no more."""
+        """Return whether the process has ended."""
         assert self._process is not None
         return self._process.poll() is not None
 
@@ -69,7 +69,7 @@ class Subject:
         self._process.terminate()
 
     async def code(self, timeout_s: float) -> int | None:
-        """Its exit code; None if it does not end in time."""
+        """Return the process's exit code; None if it does not end in time."""
         assert self._process is not None
         deadline = asyncio.get_running_loop().time() + timeout_s
         while (code := self._process.poll()) is None:
@@ -79,6 +79,6 @@ class Subject:
         return code
 
     def last_message(self) -> str:
-        """The end of what it has written."""
+        """Return the end of the process's output."""
         text = Path(self._log.name).read_text(errors="replace")
         return " ".join(text[-_LAST_WORDS:].split())
