@@ -43,7 +43,7 @@ class Movement:
     """When counters of progress last grew."""
 
     def __init__(self) -> None:
-        """Nothing has grown yet."""
+        """Start without counters."""
         self._seen: dict[str, float] = {}
         self._grew_at: dict[str, float] = {}
 
@@ -55,7 +55,7 @@ class Movement:
                 self._seen[name], self._grew_at[name] = value, record.get("time") or 0.0
 
     def still_s(self, name: str, now: float) -> float:
-        """Seconds since a counter changed; 0 if it was never seen."""
+        """Return the seconds since a counter changed; 0 if it was never seen."""
         return now - self._grew_at.get(name, now)
 
 
@@ -82,14 +82,14 @@ class LogWatch:
         self._found[log, severity] = (count + 1, _message(line))
 
     def alerts(self) -> Iterator[Alert]:
-        """The newest line of each log and severity."""
+        """Yield the newest line of each log and severity."""
         for (log, severity), (count, line) in self._found.items():
             before = f" ({count - 1} before it)" if count > 1 else ""
             yield Alert(severity, f"logs/{log}{before}: {line}")
 
 
 def _message(line: str) -> str:
-    """A line of a log, of JSON the message."""
+    """Return the message of a log's line, which may be JSON."""
     line = str(log_entry(line).get("message", line))
     return line if len(line) <= _LONGEST else line[: _LONGEST - 2] + " …"
 

@@ -15,7 +15,7 @@ class Baselines:
     """The baselines evaluated on the run's evaluation environment. Reads only what has changed."""
 
     def __init__(self, run: RunFolder, config: ExperimentConfig, metric: Metric) -> None:
-        """Of this run; the best one is the best by `metric`."""
+        """Prepare to show a run's baselines; the best one is the best by `metric`."""
         self._run, self._metric = run, metric
         self._supervised = config.supervised
         self._environment = comparable(plain_data(config.for_evaluation().environment))

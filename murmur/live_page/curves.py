@@ -103,7 +103,7 @@ class Curves:
 
 
 def _values(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Every finite figure of a record, by the name that the page has for it."""
+    """Yield every finite figure of a record, by its name on the page."""
     sections = {"": {name: record.get(name) for name in _FIGURES}}
     sections |= {f"{name}.": record.get(name) or {} for name in ("metrics", "losses")}
     for prefix, section in sections.items():
@@ -113,7 +113,7 @@ def _values(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _finite(value: object) -> float | None:
-    """A number that JSON has; None for anything else."""
+    """Return a finite number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
@@ -122,7 +122,7 @@ def _finite(value: object) -> float | None:
 def _spent(
     before: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]]
 ) -> dict[str, dict[str, float]]:
-    """Seconds by thread and state between two readings of the ledger.
+    """Return the seconds by thread and state between two readings of the ledger.
 
     A restarted learner counts from zero.
     """
@@ -136,7 +136,7 @@ def _spent(
 
 
 def _merged(one: Point, two: Point) -> Point:
-    """Two neighbours as one."""
+    """Merge two neighbors."""
     values = dict(one["values"])
     for name, (low, total, high, count) in two["values"].items():
         if name in values:
@@ -163,7 +163,7 @@ def _merged(one: Point, two: Point) -> Point:
 
 
 def _shown(point: Point) -> Point:
-    """A point for the page: minimum, mean and maximum, in five digits."""
+    """Return a point for the page: minimum, mean and maximum, in five digits."""
     return {
         **point["at"],
         "values": {

@@ -50,7 +50,7 @@ class EpisodePictures:
     """
 
     def __init__(self, run: RunFolder, config: ExperimentConfig) -> None:
-        """Of this run; nothing is drawn yet."""
+        """Prepare to draw a run's episodes."""
         self._run, self._config = run, config
         self._lock = Lock()
         self._sheet: Sheet | None = None
@@ -67,7 +67,7 @@ class EpisodePictures:
         return {"recorded": version, "shown": shown, "words": words, "reading": reading}
 
     def sheet(self, *, newest: bool) -> Sheet | None:
-        """The drawing of the newest episode, drawn now if it may be; None if there is none.
+        """Draw the newest episode, at once if it may be; None if there is none.
 
         Args:
             newest: whether it may be drawn although the last drawing is not paid for.
@@ -84,7 +84,7 @@ class EpisodePictures:
             return self._sheet
 
     def _version(self) -> int:
-        """Of the recorded episode; 0 if there is none."""
+        """Return the version of the recorded episode; 0 if there is none."""
         try:
             return (self._run.path / EPISODE).stat().st_mtime_ns // 1_000_000
         except OSError:

@@ -72,7 +72,7 @@ class LivePage:
 
     @property
     def text(self) -> str:
-        """The address, and why it is not the one asked for."""
+        """Text with the address, and with the reason if another port was asked for."""
         return f"{self.url} (the port asked for is in use)" if self.moved else self.url
 
     def close(self) -> None:
@@ -239,4 +239,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Requests are not logged."""
+        """Omit requests from the log."""
