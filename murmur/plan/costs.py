@@ -127,7 +127,7 @@ def _eager(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
 
 
 def costs_of(windows: Sequence[Window], *, threads: int = 1) -> Costs:
-    """Costs from windows with batches of different sizes; of one, a share of them is assumed.
+    """Fit costs to windows with batches of different sizes; of one, a share of them is assumed.
 
     Args:
         windows: windows of runs that differ in the number of sessions alone; workers_s is known of
@@ -162,7 +162,7 @@ def costs_of(windows: Sequence[Window], *, threads: int = 1) -> Costs:
 
 
 def line(points: Iterable[tuple[float, float]], share: float) -> tuple[float, float]:
-    """The least-squares line through points: (value at 0, slope), neither negative.
+    """Fit a least-squares line through points: (value at 0, slope), neither negative.
 
     Args:
         points: (x, y); x is 1 or more.
@@ -211,7 +211,7 @@ def save(costs: Costs, path: Path) -> None:
 
 
 def load_costs(path: Path) -> Costs:
-    """Costs that were kept.
+    """Load costs from a file.
 
     Raises:
         ConfigError: if the file cannot be read, or holds something else.

@@ -93,7 +93,7 @@ class Basis:
 
 
 def workers_for(size: Size, config: ExperimentConfig) -> int:
-    """Workers of a system: as given, or one for each processor that the learners leave.
+    """Return the workers of a system: as given, or one for each processor that the learners leave.
 
     No more than learner.max_sessions admits.
     """
@@ -106,7 +106,7 @@ def workers_for(size: Size, config: ExperimentConfig) -> int:
 
 
 def system_of(basis: Basis, size: Size, pace: Pace | None = None) -> System:
-    """The system to simulate; `pace` as learning_of takes it."""
+    """Build the system to simulate; `pace` as learning_of takes it."""
     config = scaled(basis.config, size.batch)
     server, ranks = config.env_server, size.learners
     workers = workers_for(size, config)
@@ -128,7 +128,7 @@ def system_of(basis: Basis, size: Size, pace: Pace | None = None) -> System:
 
 
 def scaled(config: ExperimentConfig, times: int) -> ExperimentConfig:
-    """The configuration, with all options of its algorithm and a batch this many times as large."""
+    """Return the configuration with all algorithm options and a batch this many times as large."""
     if times == 1:
         return config
     options = dict(config.algorithm.options)
@@ -203,12 +203,12 @@ def bottleneck(outcome: Outcome, *, eager: bool = False) -> str:
 
 
 def grow(basis: Basis, sizes: Iterable[Size], limits: Limits | None = None) -> list[Forecast]:
-    """A forecast of each size."""
+    """Forecast each size."""
     return [forecast(basis, size, limits) for size in sizes]
 
 
 def sizes_up_to(size: Size, *, scale_batch: bool = False) -> list[Size]:
-    """Halves of a system down to one learner; of one learner, halves of its processors."""
+    """Return halves of a system down to one learner; of one learner, halves of its cores."""
     counts = [size.learners]
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)
@@ -229,7 +229,7 @@ def sizes_up_to(size: Size, *, scale_batch: bool = False) -> list[Size]:
 
 
 def _part(size: Size, cores: int) -> int:
-    """Workers of a part of a system; 0: what the cores leave."""
+    """Return the workers of a part of a system; 0: as many as the cores allow."""
     return max(1, size.workers * cores // size.cores) if size.workers else 0
 
 
@@ -243,7 +243,7 @@ _TWICE: dict[str, Callable[[Basis, Size], tuple[Basis, Size]]] = {
 
 
 def _faster(costs: Costs, *prefixes: str) -> Costs:
-    """Half the cost of what begins so."""
+    """Halve the costs with a name that begins with this prefix."""
     halved = {
         name: value / 2
         for name, value in asdict(costs).items()
@@ -253,7 +253,7 @@ def _faster(costs: Costs, *prefixes: str) -> Costs:
 
 
 def gains(basis: Basis, now: Forecast) -> dict[str, float]:
-    """Times as fast with twice as much of each resource, by resource."""
+    """Return the speed-up by twice as much of each resource, by resource."""
     found = {}
     for what, double in _TWICE.items():
         twice, size = double(basis, now.size)
@@ -262,7 +262,7 @@ def gains(basis: Basis, now: Forecast) -> dict[str, float]:
 
 
 def as_dict(seen: Forecast) -> dict[str, Any]:
-    """For JSON."""
+    """Return the forecast as JSON values."""
     data = asdict(seen)
     data["learning"] |= {"kind": type(seen.learning).__name__.lower()}
     return data

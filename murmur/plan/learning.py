@@ -41,7 +41,7 @@ def learning_of(
     session: int,
     pace: Pace | None = None,
 ) -> Rollouts | Replays:
-    """The storage of one rank of a group; sizes in the configuration are of the whole group.
+    """Return the storage of one rank; sizes in the configuration are of the whole group.
 
     Args:
         config: the experiment.
@@ -87,7 +87,7 @@ def _require_batch(size: int, name: str) -> None:
 def _unmeasured(
     given: Rollouts, rows: int, environments: int, task: Task, *, sync: bool
 ) -> Rollouts:
-    """As RolloutStorage chooses before it has measured."""
+    """Choose the rollout as RolloutStorage does before it has measured."""
     from learner_service.storage.flight import transitions_in, unroll_length
 
     steps = task.max_episode_steps
@@ -106,7 +106,7 @@ def _unmeasured(
 def _measured(
     given: Rollouts, rows: int, environments: int, task: Task, session: int, pace: Pace
 ) -> Rollouts:
-    """As RolloutStorage chooses when it has."""
+    """Choose the rollout as RolloutStorage does after it has measured."""
     from learner_service.storage.flight import Demand, Flight, Speed, plan
 
     flight = plan(

@@ -35,7 +35,7 @@ class Probe:
 
 
 def small(config: ExperimentConfig, workers: int = 1) -> dict[str, Any]:
-    """The configuration's content for a probe: on the CPU, no evaluations, no end."""
+    """Return the configuration's content for a probe: on the CPU, no evaluations, no end."""
     data = plain_data(config)
     data["run"] |= {"max_updates": 0, "max_env_steps": 0, "max_minutes": 0, "name": "plan"}
     data["env_server"] |= {"num_workers": workers, "learner": "127.0.0.1:50051"}
@@ -76,7 +76,7 @@ def measure(
 
 
 def look(processes: Processes, workers: int, config: ExperimentConfig, seconds: float) -> Probe:
-    """One window: once all sessions are there, and updates have warmed up.
+    """Measure one window once all sessions are there and updates have warmed up.
 
     Raises:
         ConfigError: if it does not come to that.
@@ -109,13 +109,13 @@ def _environments(processes: Processes, wanted: int) -> None:
 
 
 def machine_s() -> float:
-    """Processor seconds that all programs of this machine have used."""
+    """Return the processor seconds that all programs of this machine have used."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
 
 
 def _record(processes: Processes, enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The next line of progress.jsonl that is enough.
+    """Wait for the next line of progress.jsonl that is enough.
 
     Raises:
         ConfigError: if none comes in time.

@@ -29,7 +29,7 @@ _HALVINGS = 7
 
 
 def plan_config(config: ExperimentConfig) -> ExperimentConfig:
-    """The configuration with all options of its algorithm.
+    """Return the configuration with all options of its algorithm.
 
     Raises:
         ConfigError: if it has no environment.
@@ -46,7 +46,7 @@ def plan_config(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def environment_spec(config: ExperimentConfig, run: RunFolder | None) -> EnvSpec:
-    """The environment's spec, from a run's checkpoint or by making one.
+    """Return the environment's spec, from a run's checkpoint or by building one.
 
     Raises:
         MurmurError: if neither can be had.
@@ -65,7 +65,7 @@ def environment_spec(config: ExperimentConfig, run: RunFolder | None) -> EnvSpec
 
 
 def parameters_of(config: ExperimentConfig, spec: EnvSpec) -> int:
-    """Weights whose gradients ranks exchange."""
+    """Return the number of weights with gradients that ranks exchange."""
     import torch
 
     from learner_service.algorithms.base import build_algorithm
@@ -87,7 +87,7 @@ def task_of(config: ExperimentConfig, spec: EnvSpec) -> Task:
 
 
 def step_seconds(config: ExperimentConfig, envs: int) -> float:
-    """Processor seconds of a worker for a message: the environment's step, timed here, and gRPC.
+    """Return CPU seconds of a worker for a message: the environment's step, timed, and gRPC.
 
     What a message costs beside the step is stated: murmur bench transport.
     """
@@ -116,7 +116,7 @@ def step_seconds(config: ExperimentConfig, envs: int) -> float:
 
 
 def costs_of_run(config: ExperimentConfig, run: RunFolder) -> tuple[Costs, str]:
-    """Costs of a run, and where they are from. Its environment is timed here.
+    """Return the costs of a run, and their source. Its environment is timed here.
 
     Raises:
         MurmurError: if the run has logged too little.
@@ -135,7 +135,7 @@ def costs_of_run(config: ExperimentConfig, run: RunFolder) -> tuple[Costs, str]:
 def costs_by_probe(
     config: ExperimentConfig, task: Task, seconds: float, say: Callable[[str], None]
 ) -> tuple[Costs, str]:
-    """Costs measured by training here for a moment, and where they are from."""
+    """Measure costs by training here for a moment; return them and their source."""
     from murmur.plan.probe import measure
 
     probes = measure(config, _SERVERS, seconds, say)
@@ -146,7 +146,7 @@ def costs_by_probe(
 def calibrated(
     config: ExperimentConfig, task: Task, windows: Sequence[Window], workers: Sequence[int]
 ) -> Costs:
-    """Costs of windows, and the time on the way with which the first one comes out as measured."""
+    """Fit costs to windows, and the time on the way so that the first one comes out as measured."""
     costs = costs_of(windows, threads=max(1, config.learner.num_threads))
     from shared.cores import available_cores
 

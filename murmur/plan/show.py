@@ -101,7 +101,7 @@ def table(seen: Sequence[Forecast]) -> Table:
 
 
 def _count(value: float) -> str:
-    """A rate: 12,300 or 1.23 M."""
+    """Format a rate: 12,300 or 1.23 M."""
     return f"{value / 1e6:.3g} M" if value >= 1e6 else f"{float(f'{value:.3g}'):,.0f}"
 
 

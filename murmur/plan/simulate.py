@@ -113,7 +113,7 @@ class Simulation:
         self._start: dict[str, float] | None = None
 
     def _continue(self, other: tuple[Thread, float, float]) -> None:
-        """Another program works for a slice, and again after its period or, if late, at once."""
+        """Use a slice for another program, and again after its period or, if late, at once."""
         thread, period, due = other
         following = thread, period, due + period
 
@@ -124,7 +124,7 @@ class Simulation:
         thread.add(SLICE_S, rest)
 
     def _multipliers(self, deviation: float) -> list[float]:
-        """Log-normal factors of mean 1; none without a deviation."""
+        """Draw log-normal factors of mean 1; none without a deviation."""
         if not deviation:
             return [1.0]
         sigma = math.sqrt(math.log(1 + deviation**2))
@@ -169,7 +169,7 @@ class Simulation:
         )
 
     def _counts(self) -> dict[str, float]:
-        """All counters now."""
+        """Read all counters now."""
         now = self.engine.now
         blocked = self._blocked + sum(now - s.since for s in self.sessions if s.since >= 0)
         return {
@@ -215,13 +215,13 @@ class Simulation:
     # --- a session ----------------------------------------------------------------------------
 
     def _step(self, session: _Session) -> None:
-        """Its environments take a step, as soon as their worker is free."""
+        """Step the session's environments as soon as their worker is free."""
         costs = self.system.costs
         work = (costs.step_s + costs.step_row_s * self.system.envs) * self._jitter()
         session.worker.add(work, self._send, session)
 
     def _send(self, session: _Session) -> None:
-        """Its observations travel."""
+        """Send the session's observations."""
         costs, link, now = self.system.costs, self.system.link_bytes_per_s, self.engine.now
         delay = costs.hop_s
         if link:
@@ -232,7 +232,7 @@ class Simulation:
         self.engine.after(delay, self._arrive, session)
 
     def _arrive(self, session: _Session) -> None:
-        """They have; gRPC receives them."""
+        """Receive the observations by gRPC."""
         work = self.system.costs.io_message_s
         if work:
             session.io.add(work * self._jitter(), self._received, session)
@@ -240,12 +240,12 @@ class Simulation:
             self._received(session)
 
     def _received(self, session: _Session) -> None:
-        """The event loop reads them."""
+        """Read the observations by the event loop."""
         work = self.system.costs.message_s * self._jitter()
         session.rank.interpreter.add(work, self._submit, session)
 
     def _submit(self, session: _Session) -> None:
-        """They wait for a batch."""
+        """Submit the session to the batcher."""
         self._messages += 1
         session.rank.pending.append(session)
         self._serve(session.rank)
@@ -309,7 +309,7 @@ class Simulation:
         return filled
 
     def _stored(self, what: tuple[_Rank, float]) -> None:
-        """Rows are stored."""
+        """Store the rows."""
         self._learn_or_act(what[0])
 
     def _learn_or_act(self, rank: _Rank) -> None:
@@ -329,7 +329,7 @@ class Simulation:
         rank.policy.add(work, self._acted, rank)
 
     def _acted(self, rank: _Rank) -> None:
-        """Actions travel."""
+        """Send the actions."""
         now, hop = self.engine.now, self.system.costs.hop_s
         for session in rank.served:
             assert session.unroll is not None
@@ -348,7 +348,7 @@ class Simulation:
         self._serve(rank)
 
     def _wake(self, rank: _Rank) -> None:
-        """There may be room for those that wait."""
+        """Wake blocked sessions of a rank that may continue."""
         if rank.blocked and rank.storage.may_begin(0, 0):
             rank.pending.extend(rank.blocked)
             rank.blocked = []
@@ -367,7 +367,7 @@ class Simulation:
             self._begin_update()
 
     def _begin_update(self) -> None:
-        """All ranks have rows."""
+        """Begin an update on all ranks."""
         now, costs = self.engine.now, self.system.costs
         self._eager += costs.eager
         eager = self._eager >= 1

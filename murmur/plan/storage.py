@@ -66,12 +66,12 @@ class Unroll:
         self.versions: list[int] = []
 
     def act(self, version: int) -> None:
-        """An action for the newest row."""
+        """Note the policy version of the newest row's action."""
         self.versions.append(version)
 
     @property
     def first_version(self) -> int:
-        """Policy that acted on the row `start`; -1: none has yet."""
+        """Policy version that acted on the row `start`; -1: none yet."""
         return self.versions[self.start] if self.start < len(self.versions) else -1
 
     def cut(self) -> int:
@@ -88,10 +88,10 @@ class Storage(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether an update is due."""
+        """Return whether an update is due."""
 
     def may_begin(self, filled: int, rows: int) -> bool:
-        """Whether a session may begin an unroll.
+        """Return whether a session may begin an unroll.
 
         Args:
             filled: environments of unrolls that are full and will be `add` next.
@@ -99,7 +99,7 @@ class Storage(Protocol):
         """
 
     def begin(self, envs: int, filled: int) -> Unroll:
-        """A new unroll; `filled`: see may_begin."""
+        """Begin an unroll; `filled`: see may_begin."""
 
     def add(self, unroll: Unroll) -> None:
         """Hand over a full unroll."""
@@ -108,7 +108,7 @@ class Storage(Protocol):
         """Begin an update; returns the environment rows that it learns from."""
 
     def done(self) -> None:
-        """The update has ended."""
+        """End the update."""
 
 
 class RolloutModel:
@@ -245,5 +245,5 @@ class ReplayModel:
 
 
 def make_storage(settings: Rollouts | Replays) -> RolloutModel | ReplayModel:
-    """The storage of an algorithm."""
+    """Build the storage of an algorithm."""
     return RolloutModel(settings) if isinstance(settings, Rollouts) else ReplayModel(settings)
