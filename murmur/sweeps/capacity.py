@@ -112,7 +112,7 @@ def measure_capacity(
 
 
 def _gpu_limit(gpus: Sequence[Gpu], count: int) -> float:
-    """GPU memory of one of `count` runs, GiB, rounded down; 0 without GPUs, or for one run each."""
+    """Return the GPU memory of one of `count` runs [GiB], rounded down; 0: no limit."""
     if not gpus or count <= len(gpus):
         return 0.0
     each = math.ceil(count / len(gpus))
@@ -120,7 +120,7 @@ def _gpu_limit(gpus: Sequence[Gpu], count: int) -> float:
 
 
 def cores_of(config: ExperimentConfig) -> float:
-    """Processors that a run keeps busy.
+    """Return the number of processors that a run keeps busy.
 
     In the sync pipeline acting and learning take turns. A run that leaves its workers and threads
     to murmur works with one of each.
@@ -131,14 +131,14 @@ def cores_of(config: ExperimentConfig) -> float:
 
 
 def memory_of(config: ExperimentConfig) -> float:
-    """Memory that a run is expected to take, GiB, if nothing is known of its environment."""
+    """Return the expected memory of a run [GiB], without knowledge of its environment."""
     evaluator = config.evaluation.every_updates > 0 and not config.supervised
     processes = (config.env_server.num_workers or 1) + evaluator
     return LEARNER_GIB + PROCESS_GIB * processes
 
 
 def shares(config: ExperimentConfig, capacity: Capacity) -> list[str]:
-    """The --set items that give a run its share of the machine; what it sets itself stays."""
+    """Return --set items that give a run its share of the machine, without those it sets."""
     choice = choose(config, capacity.cores)
     items = []
     if not config.env_server.num_workers:
@@ -151,7 +151,7 @@ def shares(config: ExperimentConfig, capacity: Capacity) -> list[str]:
 
 
 def find_gpus() -> list[Gpu]:
-    """The NVIDIA GPUs that torch can use here; those of CUDA_VISIBLE_DEVICES if that is set."""
+    """Return the NVIDIA GPUs that torch can use here, limited by CUDA_VISIBLE_DEVICES."""
     if find_spec("pynvml") is None or find_spec("torch") is None:
         return []
     import pynvml
@@ -177,7 +177,7 @@ def find_gpus() -> list[Gpu]:
 
 
 def _uuid(index: int) -> str:
-    """Its name for CUDA_VISIBLE_DEVICES: CUDA may count the devices in another order than NVML."""
+    """Return a GPU's name for CUDA_VISIBLE_DEVICES: CUDA and NVML may count in different orders."""
     import pynvml
 
     return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))

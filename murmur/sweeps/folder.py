@@ -123,7 +123,7 @@ class SweepFolder:
 
     @classmethod
     def open(cls, path: Path, *, lock: bool = False) -> "SweepFolder":
-        """The folder of a sweep that exists.
+        """Open the folder of a sweep that exists.
 
         Args:
             path: the folder.
@@ -148,7 +148,7 @@ class SweepFolder:
 
     @classmethod
     def newest(cls, directory: Path) -> Path:
-        """The folder of the newest sweep.
+        """Find the folder of the newest sweep.
 
         Raises:
             ConfigError: if there is none.
@@ -173,11 +173,11 @@ class SweepFolder:
         write_whole(self.path / INDEX, json.dumps(index, indent=1))
 
     def folder_of(self, run: SweepRun) -> RunFolder:
-        """The folder of a run."""
+        """Return the folder of a run."""
         return RunFolder(self.path / run.name)
 
     def config_file(self, run: SweepRun) -> Path:
-        """The configuration that a run begins with."""
+        """Return the configuration that a run begins with."""
         return self.path / "configs" / f"{run.name}.yaml"
 
     def log_file(self, run: SweepRun) -> Path:
@@ -204,7 +204,7 @@ def _warnings_once() -> Iterator[None]:
 
 
 def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as JSON has them; what JSON cannot say as in --set."""
+    """Return settings as JSON values; those that JSON cannot say as in --set."""
     return {
         key: value if comparable(value) is value else one_line(value)
         for key, value in settings.items()
@@ -212,7 +212,7 @@ def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(spec: SweepConfig) -> dict[str, Any]:
-    """A sweep as its file has it."""
+    """Return a sweep as its file has it."""
     data = plain_data(spec)
     data["vary"] = {
         key: list(v.values) if v.kind == "choice" else {v.kind: [v.low, v.high]}
@@ -225,7 +225,7 @@ def _plain(spec: SweepConfig) -> dict[str, Any]:
 
 
 def _list_runs(spec: SweepConfig) -> list[SweepRun]:
-    """The runs of a grid or random search: the first seed of all settings, then the second."""
+    """Return the runs of a grid or random search: all with the first seed, then the second."""
     points = settings_to_try(spec)
     runs: dict[str, SweepRun] = {}
     for seed in spec.seeds:
@@ -252,7 +252,7 @@ def run_name(words: list[str], seed: int) -> str:
 
 
 def short_value(value: object) -> str:
-    """A varied value in a few characters: of a plug-in its name."""
+    """Shorten a varied value to a few characters: of a plug-in its name."""
     if isinstance(value, Mapping):
         return str(value.get("name") or "-".join(f"{k}-{short_value(v)}" for k, v in value.items()))
     if isinstance(value, list | tuple):
@@ -261,7 +261,7 @@ def short_value(value: object) -> str:
 
 
 def find_runs(targets: Iterable[str]) -> tuple[list[RunFolder], list[str]]:
-    """The runs that paths mean.
+    """Return the runs at these paths, and notices.
 
     Args:
         targets: folders of runs or of sweeps, folders that hold them, or patterns with *, ? or [.
@@ -289,7 +289,7 @@ def find_runs(targets: Iterable[str]) -> tuple[list[RunFolder], list[str]]:
 
 
 def _runs_in(path: Path, missing: list[str]) -> list[RunFolder]:
-    """The runs in a folder; `missing` takes a line for each run of a sweep that has no folder."""
+    """Return the runs in a folder; `missing` takes a line for each run without a folder."""
     if (path / INDEX).is_file():
         sweep = SweepFolder.open(path)
         runs = []

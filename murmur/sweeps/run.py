@@ -69,7 +69,7 @@ def _queue(sweep: SweepFolder) -> Queue:
 
 
 def _configs(sweep: SweepFolder) -> list[ExperimentConfig]:
-    """Configurations of the runs that are left; of a search one for each trial that is left."""
+    """Return the configurations of the runs that are left; of a search one per trial left."""
     left = [
         load(str(sweep.config_file(run)), environ={})
         for run in sweep.runs

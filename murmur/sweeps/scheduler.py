@@ -36,7 +36,7 @@ class Queue(Protocol):
     """Order of the runs."""
 
     def next(self) -> SweepRun | None:
-        """A run to start, or None if there is none now."""
+        """Return a run to start, or None if there is none now."""
 
     def evaluated(self, run: SweepRun, record: Mapping[str, Any]) -> bool:
         """Take an evaluation of a run; whether to stop the run."""
@@ -164,7 +164,7 @@ class Scheduler:
             self._sweep.save()
 
     def _has_memory(self) -> bool:
-        """Whether one more run fits beside those at work, by what the largest of them takes."""
+        """Return whether one more run fits beside those at work, by the largest memory of them."""
         free = available_bytes() / _GIB
         fits = free >= self._memory_gib
         if not fits and not self._waits_for_memory:
@@ -209,7 +209,7 @@ class Scheduler:
         )
 
     def _free_gpu(self, config: ExperimentConfig) -> Gpu | None:
-        """The GPU with the fewest runs; None for a run on the CPU."""
+        """Return the GPU with the fewest runs; None for a run on the CPU."""
         if config.learner.device == "cpu" or not self._capacity.gpus:
             return None
         used = [active.gpu for active in self._active]
@@ -298,7 +298,7 @@ class Scheduler:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that a process and all it started have in use."""
+    """Return the memory in use by a process and all its descendants [bytes]."""
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]

@@ -43,7 +43,7 @@ class Searched:
         self._again = [run for run in sweep.runs if run.state not in ("complete", "pruned")]
 
     def next(self) -> SweepRun | None:
-        """The next run: one that had begun, else a new trial, if not all have been proposed."""
+        """Return the next run: one that had begun, else a new trial; None if all are proposed."""
         if self._again:
             return self._again.pop(0)
         spec = self._sweep.spec
@@ -108,7 +108,7 @@ def _open_study(sweep: SweepFolder, metric: Metric) -> "optuna.Study":
 
 
 def _suggest(trial: "optuna.Trial", key: str, values: Distribution) -> Any:  # noqa: ANN401
-    """The value of one key that the sampler proposes."""
+    """Return the value of one key that the sampler proposes."""
     if values.kind == "integers":
         return trial.suggest_int(key, int(values.low), int(values.high))
     if values.kind in ("uniform", "log_uniform"):

@@ -59,7 +59,7 @@ def _figures(active: Active) -> dict[str, str]:
 
 
 def _line(active: Active) -> str:
-    """A run at work as text."""
+    """Return a run at work as text."""
     share = _share(active)
     done = "starting" if not active.progress else "" if share is None else f"{100 * share:.0f} %"
     figures = (f"{name} {value}" for name, value in _figures(active).items())
@@ -67,7 +67,7 @@ def _line(active: Active) -> str:
 
 
 def _active_table(active: list[Active]) -> Table:
-    """The runs at work, one in each row."""
+    """Return the runs at work, one in each row."""
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
     names = list(dict.fromkeys(name for one in active for name in _figures(one)))
     for heading in ("run", "done", *names) if active else ():
@@ -82,7 +82,7 @@ def _active_table(active: list[Active]) -> Table:
 
 
 def end_table(sweep: SweepFolder, metric: Metric, width: int) -> Table:
-    """Every run with what it came to, the best of each configuration first.
+    """Return a table of every run with its scores, the best of each configuration first.
 
     Args:
         sweep: the sweep.
@@ -122,7 +122,7 @@ def _rank(run: SweepRun, metric: Metric) -> tuple[str, bool, float]:
 
 
 def failures(sweep: SweepFolder) -> list[str]:
-    """A line for each failed run, with its message."""
+    """Return a line for each failed run, with its message."""
     return [
         f"{run.name} failed: {run.message[:_SHOWN]}{' …' if len(run.message) > _SHOWN else ''}"
         for run in sweep.runs
