@@ -151,7 +151,7 @@ def slurm(
 
 
 def _settings(config: str, overrides: list[str] | None) -> "ExperimentConfig":
-    """The configuration, checked here."""
+    """Load and check the configuration here."""
     from murmur.settings import completed_here
     from shared.config import load
 
