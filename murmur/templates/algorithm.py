@@ -47,7 +47,7 @@ class Skeleton(ActorAlgorithm):
         self.keep(optimizer=self.optimizer)  # in checkpoints
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """One step along the policy gradient; returns scalars for the logs."""
+        """Take one step along the policy gradient; return scalars for the logs."""
         c, t = self.config, transitions(batch)
         # 1. Returns G_t = r_{t+1} + gamma G_{t+1} of episodes that end within the unroll.
         zero = torch.zeros_like(t.reward)

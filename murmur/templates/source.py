@@ -33,7 +33,7 @@ class Skeleton:
         )
 
     def read(self, split: str, index: int) -> dict[str, Array]:
-        """The image [3, H, W] and the mask [H, W] of one sample, by split and index alone."""
+        """Return one sample's image [3, H, W] and mask [H, W], by split and index alone."""
         random = np.random.default_rng([split == "valid", index])
         x, y, radius = random.uniform(0.2, 0.8, 3) * self._size
         rows, columns = np.mgrid[: self._size, : self._size]
