@@ -90,7 +90,7 @@ def train(
 
 @advising()
 def config(config: Configuration, overrides: Overrides = ()) -> ExperimentConfig:
-    """A checked configuration with every default, those of its plug-ins included.
+    """Return a checked configuration with every default, those of its plug-ins included.
 
     Args:
         config: the name of a configuration, a file, or its sections as in a file.
@@ -115,7 +115,7 @@ def config(config: Configuration, overrides: Overrides = ()) -> ExperimentConfig
 def make_env(
     config: Configuration, num_envs: int = 1, overrides: Overrides = ()
 ) -> VectorEnvironment:
-    """A vector of `num_envs` copies of an environment in this process.
+    """Build a vector of `num_envs` copies of an environment in this process.
 
     Args:
         config: a configuration, or the name of an environment, or package.module:factory.
@@ -145,7 +145,7 @@ def make_env(
 
 
 def _given(config: Configuration | None) -> tuple[Source | None, dict[str, str] | None]:
-    """The configuration as a name or sections, and the environment variables that apply to it.
+    """Return the configuration as a name or sections, and its environment variables.
 
     None for the variables: those of the process. A checked configuration already includes them.
     """
@@ -160,7 +160,7 @@ def _given(config: Configuration | None) -> tuple[Source | None, dict[str, str] 
 
 
 def _with(overrides: Overrides, option: str, value: int | str | None) -> Overrides:
-    """Overrides as a list or mapping, with an option of the section run added.
+    """Add an option of the section run to overrides, a list or mapping.
 
     Raises:
         ConfigError: if they set it as well.
@@ -180,7 +180,7 @@ def _with(overrides: Overrides, option: str, value: int | str | None) -> Overrid
 
 
 def _call(config: Configuration | None, overrides: Overrides, *, resume: bool) -> str:
-    """The call as text, for command.json."""
+    """Return the call as text, for command.json."""
     parts = [repr(fspath(config))] if isinstance(config, str | PathLike) else []
     if isinstance(config, Mapping | ExperimentConfig):
         parts = ["configuration"]

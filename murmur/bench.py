@@ -68,7 +68,7 @@ class Topic:
 
 
 def topics() -> dict[str, Topic]:
-    """All benchmarks by name."""
+    """Return all benchmarks by name."""
     found = {}
     for package, folder in _PACKAGES.items():
         for file in sorted(folder.glob("*.py")):
@@ -81,7 +81,7 @@ def topics() -> dict[str, Topic]:
 
 
 def _read(file: Path, package: str) -> Topic | None:
-    """The benchmark in a file; None if it has no function `run` and no DESCRIPTION."""
+    """Read the benchmark in a file; None if it has no function `run` and no DESCRIPTION."""
     constants: dict[str, Any] = {}
     runs = False
     for node in ast.parse(file.read_text(), str(file)).body:
@@ -97,7 +97,7 @@ def _read(file: Path, package: str) -> Topic | None:
 
 
 def find_topic(name: str) -> Topic:
-    """A benchmark that can run here.
+    """Find a benchmark that can run here.
 
     Raises:
         ConfigError: for an unknown name, or naming what it needs.
@@ -112,7 +112,7 @@ def find_topic(name: str) -> Topic:
 
 
 def list_benchmarks() -> Table:
-    """All benchmarks with their descriptions, and what those need that cannot run."""
+    """Return a table of all benchmarks with their descriptions and missing requirements."""
     table = Table("benchmark", "what it measures", box=None, padding=(0, 3, 0, 0))
     for topic in topics().values():
         missing = topic.missing()
@@ -209,7 +209,7 @@ def plan_benchmark(
 
 
 def _import(topic: Topic) -> Any:  # noqa: ANN401 - a module with `run`
-    """The benchmark's module; murmur's own `tests` before any other of that name."""
+    """Import the benchmark's module; murmur's own `tests` before any other of that name."""
     if topic.module.startswith("tests."):
         sys.path.insert(0, str(ROOT))
     return import_module(topic.module)

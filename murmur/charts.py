@@ -74,7 +74,7 @@ def line_chart(
     counts: bool = True,
     y_limits: tuple[float, float] | None = None,
 ) -> str:
-    """A chart as an <svg> element.
+    """Draw a chart as an <svg> element.
 
     Args:
         series: its lines.
@@ -104,7 +104,7 @@ def line_chart(
 
 
 def furnish(axis: Axes, ticks: int, *, counts: bool) -> None:
-    """The grid and the x axis of every line chart.
+    """Style the grid and the x axis of every line chart.
 
     Args:
         axis: axis to furnish.
@@ -122,7 +122,7 @@ def furnish(axis: Axes, ticks: int, *, counts: bool) -> None:
 def _draw(
     axis: Axes, line: Series, colour: str, width: float, *, markers: bool, first: bool
 ) -> None:
-    """One line with its bands."""
+    """Draw one line with its bands."""
     x, y, half = (_thin(values) for values in (line.x, line.y, line.half_width))
     marker = "o" if markers or len(x) == 1 else None
     axis.plot(x, y, color=colour, linewidth=width, label=line.name, marker=marker, ms=1.5 + width)
@@ -137,7 +137,7 @@ def _draw(
 def interval_chart(
     rows: Sequence[tuple[str, float, float | None, float | None]], label: str
 ) -> str:
-    """Figures with their intervals as an <svg> element, one below the other.
+    """Draw figures with their intervals as an <svg> element, one below the other.
 
     Args:
         rows: (name, value, low, high); without low and high a point alone.
@@ -161,7 +161,7 @@ def interval_chart(
 
 
 def write_svg(figure: Figure, label: str, file: Path) -> None:
-    """A figure as a file of its own, light or dark as its reader has chosen."""
+    """Write a figure as a file of its own, light or dark as its reader has chosen."""
     svg = _svg(figure, label)
     width, height = (72 * side for side in figure.get_size_inches())
     head, tag, rest = svg.partition(">")
@@ -170,7 +170,7 @@ def write_svg(figure: Figure, label: str, file: Path) -> None:
 
 
 def _svg(figure: Figure, label: str) -> str:
-    """A figure as an <svg> element without size and date; `label` is for screen readers."""
+    """Return a figure as an <svg> element without size and date; `label` is for screen readers."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
@@ -184,7 +184,7 @@ def _svg(figure: Figure, label: str) -> str:
 def matrix_chart(
     shares: np.ndarray[Any, np.dtype[np.float64]], names: Sequence[str], label: str
 ) -> str:
-    """A square matrix of shares as an <svg> element: the darker, the larger.
+    """Draw a square matrix of shares as an <svg> element: the darker, the larger.
 
     Args:
         shares: [K, K] shares from 0 to 1.
@@ -214,7 +214,7 @@ def matrix_chart(
 
 
 def _thin(values: Sequence[float | None]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """As floats, at most _MAX_POINTS of them: the means of equal stretches."""
+    """Thin values to at most _MAX_POINTS floats: the means of equal stretches."""
     array = np.array([np.nan if v is None else v for v in values], np.float64)
     if len(array) <= _MAX_POINTS:
         return array

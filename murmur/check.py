@@ -64,12 +64,12 @@ def check_machine(*, need_gpu: bool, measure: bool) -> list[Finding]:
 
 
 def has_both_services() -> bool:
-    """Whether networks of environments can be built here: the extras env and learner."""
+    """Return whether networks of environments can be built here: the extras env and learner."""
     return has_torch() and find_spec("numba") is not None
 
 
 def findings_table(findings: list[Finding]) -> Table:
-    """As a table for the terminal."""
+    """Return the findings as a table for the terminal."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for finding in findings:
         table.add_row(_MARKS[finding.status], plain(finding.topic), plain(finding.text))
@@ -77,7 +77,7 @@ def findings_table(findings: list[Finding]) -> Table:
 
 
 def findings_json(findings: list[Finding], speeds: "Sequence[Speed]" = ()) -> str:
-    """As JSON, with the machine and the speeds of networks."""
+    """Return the findings as JSON, with the machine and the speeds of networks."""
     data = {
         "machine": describe_machine(),
         "commit": commit(),
@@ -141,7 +141,7 @@ def _gpu(needed: bool) -> list[Finding]:
 
 
 def _speed() -> list[Finding]:
-    """Matrix products."""
+    """Measure matrix products."""
     import torch
 
     from learner_service.runtime.device import product_seconds
@@ -157,7 +157,7 @@ def _speed() -> list[Finding]:
 
 
 def _dependencies() -> list[Finding]:
-    """Each group of dependencies: all there, missing, or at another version than pinned."""
+    """Check each group of dependencies: all there, missing, or at another version than pinned."""
     pinned = {_normal(name): version for name, version in pinned_versions().items()}
     findings = []
     for group, names in DEPENDENCIES.items():
@@ -186,7 +186,7 @@ def _normal(name: str) -> str:
 
 
 def _ports() -> list[Finding]:
-    """Whether the default ports can be had, and who stands between two machines."""
+    """Check whether the default ports can be bound, and name obstacles between two machines."""
     learner, server = LearnerConfig(), EnvServerConfig()
     findings = []
     if proxy := proxy_in_use("another-machine:50051"):

@@ -197,7 +197,7 @@ def _gone(heartbeat: Heartbeat, code: int) -> str:
 
 
 def _raised(heartbeat: Heartbeat, error: Exception) -> str:
-    """Of an exception in no step: of one, the check itself says where."""
+    """Return a message on an exception outside a step; the check reports those in a step."""
     last = f"; its last step was {heartbeat.where()}" if heartbeat.turns else ""
     return (
         f"raised {type(error).__name__}: {error}, while it was made or what it has and returned "
@@ -206,7 +206,7 @@ def _raised(heartbeat: Heartbeat, error: Exception) -> str:
 
 
 def _check(make: Callable[[int], VectorEnvironment]) -> Checked:
-    """The first child's job."""
+    """Check the environment, as the first child."""
     problems = check_environment(make)
     if problems:
         return Checked(problems, [])
@@ -214,7 +214,7 @@ def _check(make: Callable[[int], VectorEnvironment]) -> Checked:
 
 
 def _look(make: Callable[[int], VectorEnvironment]) -> Checked:
-    """The second child's job."""
+    """Look at the environment, as the second child."""
     return Checked([], [], look=look_at(make))
 
 
@@ -226,7 +226,7 @@ def _work(
     to: Connection,
     parent: int,
 ) -> None:
-    """The child's outermost function: what it finds out, or what it raised, goes back."""
+    """Run a child's job and send back its result, or the error that it raised."""
     die_with_parent(parent)
     lead_session()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which kills us

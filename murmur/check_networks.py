@@ -76,7 +76,7 @@ def network_speeds(configs: Sequence[str] = CONFIGS, device: str = "") -> Iterat
 
 
 def speeds_table(speeds: Sequence[Speed]) -> Table:
-    """As a table for the terminal."""
+    """Return the speeds as a table for the terminal."""
     headings = (
         *("networks of", "device", "precision", "rows", "learn, ms", "rows/s", "TFLOP/s"),
         *("environments", "act, ms"),

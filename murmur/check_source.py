@@ -61,19 +61,19 @@ class Examined:
 
     @property
     def whole(self) -> bool:
-        """Whether every sample was read or found broken."""
+        """Return whether every sample was read or found broken."""
         return self.read + sum(map(len, self.broken.values())) == sum(self.spec.sizes)
 
     @property
     def problems(self) -> list[ClassProblem]:
-        """Classes that do not occur; fatal only where every sample was looked at."""
+        """Classes that do not occur; fatal only if every sample was looked at."""
         train, valid = (int(np.count_nonzero(looked)) for looked in self.census.looked)
         found = class_problems(self.spec, self.census.seen, (train, valid))
         return [problem._replace(fatal=problem.fatal and self.whole) for problem in found]
 
     @property
     def usable(self) -> bool:
-        """Whether all that was read can be learned from."""
+        """Return whether all that was read can be learned from."""
         wrong = self.broken or self.changed or any(problem.fatal for problem in self.problems)
         return bool(self.read) and not wrong
 

@@ -34,19 +34,19 @@ class ChildError(MurmurError):
 
 
 def join_supervisor() -> None:
-    """In a child: end when the supervisor is gone, however it went."""
+    """End this child when the supervisor is gone, for whatever reason."""
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if parent:
         die_with_parent(int(parent))
 
 
 def murmur_command(*arguments: str) -> list[str]:
-    """The command line of a murmur process with this interpreter."""
+    """Return the command line of a murmur process with this interpreter."""
     return [sys.executable, "-P", "-m", "murmur", *arguments]
 
 
 def child_environment() -> dict[str, str]:
-    """Environment of a child: it takes its configuration from the run's folder alone."""
+    """Return a child's environment; its configuration comes from the run's folder alone."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     for name in FOREIGN_VARIABLES:
         env.pop(name, None)
@@ -221,7 +221,7 @@ class Child:
 
 
 def exit_message(code: int, memory_kills: MemoryKills | None = None) -> str:
-    """Text about an exit code.
+    """Return text about an exit code.
 
     Args:
         code: exit code of the process; negative: the signal that ended it.

@@ -52,7 +52,7 @@ def write_csv(runs: Sequence[RunFolder], folder: Path) -> dict[Path, int]:
 
 
 def _lines(runs: Iterable[RunFolder], kind: str) -> Iterator[dict[str, Any]]:
-    """Lines of progress.jsonl of one kind, run after run, with the run's name."""
+    """Yield lines of progress.jsonl of one kind, run after run, with the run's name."""
     for run in runs:
         for line in ProgressTail(run.progress_file):
             if line.get("kind") == kind:

@@ -48,7 +48,7 @@ def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
 
 
 def busy_text(busy: float, device: Mapping[str, float]) -> str:
-    """The share of time in which the device works, by each clock that there is.
+    """Return text about the share of time in which the device works, by each known clock.
 
     Args:
         busy: share by the learner's own clock: CUDA events, or the host's on a CPU.
@@ -61,7 +61,7 @@ def busy_text(busy: float, device: Mapping[str, float]) -> str:
 
 
 def gpu_figures(device: Mapping[str, float], busy: float | None = None) -> dict[str, str]:
-    """Utilisation and memory of the GPU by name, as text; empty without a GPU.
+    """Return the GPU's utilization and memory by name, as text; empty without a GPU.
 
     Args:
         device: figures of the device, as progress.jsonl has them.
@@ -108,7 +108,7 @@ def run_busy_text(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def about_text(about: Mapping[str, str]) -> str:
-    """A device of command.json or of the metrics, as text."""
+    """Return a device of command.json or of the metrics, as text."""
     parts = [about.get("name", "")]
     for key, word in (("driver", "driver "), ("cuda", "CUDA "), ("memory", ""), ("precision", "")):
         if about.get(key):
@@ -117,7 +117,7 @@ def about_text(about: Mapping[str, str]) -> str:
 
 
 def _gpu(f: Mapping[str, float]) -> str:
-    """NVML's figures in one line; empty without a GPU."""
+    """Return NVML's figures in one line; empty without a GPU."""
     parts = []
     if "utilization_ratio" in f:
         parts.append(f"NVML: kernels run {_percent(f['utilization_ratio'])} of the time")
@@ -158,7 +158,7 @@ def _rates(before: Mapping[str, float], after: Mapping[str, float], span: float)
 
 
 def _graphs(before: Snapshot, after: Snapshot) -> list[str]:
-    """Eager calls and captures of each function meanwhile; on the CPU all calls are eager."""
+    """Return lines on eager calls and captures by function; on the CPU all calls are eager."""
     captures, seconds = grown(before, after, "graph_captures"), grown(before, after, _CAPTURE_S)
     eager = grown(before, after, "eager_calls") if on_gpu(after) else {}
     lines = []

@@ -45,10 +45,10 @@ class Tuning(Protocol):
     """Methods of an algorithm's options that the diagnosis calls; see AlgorithmConfig."""
 
     def cheaper_learning(self) -> list[tuple[str, dict[str, Any]]]:
-        """Changes that may make learning from a row cheaper."""
+        """Return changes that may make learning from a row cheaper."""
 
     def larger_updates(self, factor: float) -> tuple[str, dict[str, Any]] | None:
-        """A change after which an update takes `factor` times the rows."""
+        """Return a change after which an update takes `factor` times the rows."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Diagnosis:
 
 
 def _window(before: Snapshot, after: Snapshot) -> tuple[float, float]:
-    """Seconds and rows between two snapshots.
+    """Return the seconds and rows between two snapshots.
 
     Raises:
         ConfigError: if nothing happened in between.
@@ -203,7 +203,7 @@ def _remedies(
 
 
 def of_group(seen: Diagnosis, pace: RankFigures, ranks: Sequence[RankFigures]) -> Diagnosis:
-    """The diagnosis of the learner that sets the pace, as one of all that share its run.
+    """Extend the diagnosis of the learner that sets the pace to all that share its run.
 
     Args:
         seen: diagnosis of the learner that the others wait for.
@@ -270,7 +270,7 @@ def _without(
     *,
     sync: bool,
 ) -> Remedy:
-    """The rate without a wait: what sessions waited because of it goes to the environments.
+    """Predict the rate without a wait: the time that sessions waited goes to the environments.
 
     Args:
         seen: the run as it is.
@@ -293,7 +293,7 @@ def _without(
 
 
 def _working(spent: Mapping[str, Mapping[str, float]], sync: bool) -> tuple[float, float]:
-    """Seconds in which the inference thread acted, and in which learning was done."""
+    """Return seconds in which the inference thread acted, and seconds of learning."""
     inference = {
         s: v for s, v in spent.get("inference", {}).items() if s not in _WAITS["inference"]
     }
@@ -311,7 +311,7 @@ def _limit(
     machine: float | None = None,
     admitted: float = math.inf,
 ) -> tuple[float, str]:
-    """The rate that the stations allow, and the station that sets it.
+    """Return the rate that the stations allow, and the station that sets it.
 
     Args:
         seen: the run as it is.
@@ -378,7 +378,7 @@ def _workers(now: Snapshot, config: ExperimentConfig) -> int:
 
 
 def _environments_of_an_update(now: Snapshot, config: ExperimentConfig) -> int:
-    """Environments consumed per update, over `max_policy_lag + 1` updates."""
+    """Return the environments consumed per update, over `max_policy_lag + 1` updates."""
     return max(1, now.environments_limit // (config.learner.policy_lag + 1))
 
 
@@ -391,7 +391,7 @@ def _let_in(now: Snapshot, config: ExperimentConfig) -> float:
 
 
 def _admitted(now: Snapshot, config: ExperimentConfig | None, factor: int) -> float:
-    """Expected speed-up of environment workers when their number is scaled by `factor`.
+    """Return the expected speed-up of environment workers when their number is scaled by `factor`.
 
     Sessions are admitted whole, until `environments_limit` environments are under way. A worker
     steps its environments one after the other: one session keeps it as busy as two. So what
@@ -435,7 +435,7 @@ def _faster_learning(
 def _learning_changes(
     config: ExperimentConfig, algorithm: Tuning | None
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """Changes worth probing for the configured algorithm."""
+    """Return changes worth probing for the configured algorithm."""
     cheaper = algorithm.cheaper_learning() if algorithm is not None else []
     changes = [(what, _settings(options)) for what, options in cheaper]
     if config.learner.precision != "bf16":
@@ -444,7 +444,7 @@ def _learning_changes(
 
 
 def _settings(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """KEY=VALUE items of --set for an algorithm's options."""
+    """Return KEY=VALUE items of --set for an algorithm's options."""
     return tuple(f"algorithm.{name}={value}" for name, value in options.items())
 
 

@@ -162,7 +162,7 @@ def _worth_probing(
     wanted: bool | None,
     console: Console,
 ) -> bool:
-    """Whether to time updates with other settings, if requested or, by default, if it is cheap."""
+    """Return whether to time updates with other settings: if requested, or if it is cheap."""
     if wanted is not None:
         return wanted
     made = max(after.updates - before.updates, 1.0)
@@ -184,7 +184,7 @@ def _worth_probing(
 def _prober(
     run: RunFolder, config: ExperimentConfig, console: Console
 ) -> tuple[ExperimentConfig, Speedup]:
-    """The run's settings, a batch size of 0 resolved; and what measures others against them."""
+    """Return the run's settings, a batch size of 0 resolved, and a function that times others."""
     from learner_service.tools.batch_size import fit_batch_size
     from learner_service.tools.probe import checkpoint_spec, seconds_per_row
 
@@ -282,12 +282,12 @@ def _show_ranks(ranks: Sequence[RankFigures], advice: Sequence[str], console: Co
 
 
 def as_json(seen: Diagnosis) -> str:
-    """For scripts."""
+    """Return the diagnosis as JSON values, for scripts."""
     return json.dumps(asdict(seen), indent=2)
 
 
 def find_run(run: Path | None, needed: bool) -> RunFolder | None:
-    """The run's folder: the one given, or the newest where one is needed."""
+    """Return the run's folder: the one given, or the newest if one is needed."""
     if run is not None:
         return RunFolder.open(run)
     return RunFolder.newest(Path("runs"), begun=True) if needed else None

@@ -29,7 +29,7 @@ evaluate_served = run_policy
 
 
 def baseline_names(config: ExperimentConfig) -> list[str]:
-    """The scripted baselines of the configured environment."""
+    """Return the names of the configured environment's scripted baselines."""
     return sorted(baselines(config.environment))
 
 
@@ -69,7 +69,7 @@ def evaluate_run(
 def _serving_learner(
     run: RunFolder, settings: ExperimentConfig, checkpoint: Path, say: Say
 ) -> Iterator[str]:
-    """A learner process that only acts; it ends with the block.
+    """Serve a run's policy by a learner process that only acts; it ends with the block.
 
     It has a folder of its own, so it disturbs no training in `run`.
 
@@ -130,7 +130,7 @@ def optimism(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) ->
 
 
 def result_table(title: str, result: EvaluationResult) -> Table:
-    """Mean, spread and confidence of every metric."""
+    """Return a table of mean, spread and confidence of every metric."""
     episodes = len(result.metrics["return"])
     table = Table(
         *("metric", "mean", "std", "95 % interval", "min", "max"),
@@ -152,7 +152,7 @@ def result_table(title: str, result: EvaluationResult) -> Table:
 
 
 def to_record(title: str, result: EvaluationResult) -> dict[str, Any]:
-    """A result as JSON values, with mean curves over all episodes and their 95 % half-width.
+    """Return a result as JSON values, with mean curves over all episodes and their 95 % half-width.
 
     An episode that has ended counts with its final value, so that the mean does not jump when
     episodes end.
@@ -166,20 +166,20 @@ def to_record(title: str, result: EvaluationResult) -> dict[str, Any]:
 
 
 def carried_forward(curves: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Curves [E, T] of which each keeps its final value after the episode's end."""
+    """Fill curves [E, T] after each episode's end with its final value."""
     steps = np.arange(curves.shape[1])
     last = np.where(np.isnan(curves), 0, steps).max(axis=1)  # [E]
     return np.take_along_axis(curves, np.minimum(steps, last[:, None]), axis=1)
 
 
 def _means(curves: NDArray[np.float64]) -> list[float | None]:
-    """Mean of each column; None where no episode has a value."""
+    """Return the mean of each column; None if no episode has a value."""
     values = [column[~np.isnan(column)] for column in curves.T]
     return [float(v.mean()) if len(v) else None for v in values]
 
 
 def _half_width(curves: NDArray[np.float64]) -> list[float | None]:
-    """1.96 standard errors of each column's mean; None where fewer than two episodes last."""
+    """Return 1.96 standard errors of each column's mean; None if fewer than two episodes last."""
     out: list[float | None] = []
     for column in curves.T:
         values = column[~np.isnan(column)]
@@ -196,7 +196,7 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        """Nothing is noted yet."""
+        """Start with an empty record."""
         self.rows: list[tuple[dict[str, Any], dict[str, float]]] = []
 
     def take(self, environment: VectorEnvironment, timestep: TimeStep) -> None:

@@ -46,7 +46,7 @@ class GpuWait:
 
 
 def on_gpu(seen: Snapshot) -> bool:
-    """Whether a learner works on a GPU, as far as its counters tell."""
+    """Return whether a learner works on a GPU, as far as its counters tell."""
     return bool(seen.about.get("cuda") or "utilization_ratio" in seen.device)
 
 
@@ -57,7 +57,7 @@ def grown(before: Snapshot, after: Snapshot, metric: str) -> dict[str, float]:
 
 
 def failed_captures(before: Snapshot, after: Snapshot) -> list[str]:
-    """Each function that could not be captured: reason, how often, when it is tried again."""
+    """Return each function that could not be captured: reason, count, time of the next attempt."""
     del before  # a failure long ago still makes calls eager
     lines = []
     for key, count in after.graphs.get("graph_fallbacks", {}).items():
@@ -104,7 +104,7 @@ def gpu_waits(
 def _eager(
     before: Snapshot, after: Snapshot, busy_s: float, *, acting: bool = False
 ) -> GpuWait | None:
-    """Updates, or acts, whose kernels were launched one by one.
+    """Return the wait for updates, or acts, with kernels that were launched one by one.
 
     Args:
         before: the earlier snapshot.
@@ -164,7 +164,7 @@ def _eager(
 
 
 def _first_captured(before: Snapshot, after: Snapshot) -> set[str]:
-    """Functions that the run has begun to capture meanwhile: their eager calls are the first."""
+    """Return functions that the run has begun to capture: their eager calls are the first."""
     already = _total(before, "graph_captures")
     now = _total(after, "graph_captures")
     return {n for n, count in now.items() if not already.get(n) and 0 < count <= _FIRST_CAPTURES}
@@ -194,14 +194,14 @@ def _one_shape(seen: Snapshot, *, timed: bool) -> tuple[str, str]:
 
 
 def _not_captured(seen: Snapshot, calls: Mapping[str, float]) -> list[str]:
-    """Reasons of failed captures of functions that were called eagerly, and not captured since."""
+    """Return reasons of failed captures, of functions whose calls still run eagerly."""
     failed = [key.partition("/") for key, n in _total(seen, "graph_fallbacks").items() if n]
     left = _total(seen, "graph_retry_calls")
     return [reason for name, _, reason in failed if calls.get(name) and left.get(name) != 0]
 
 
 def _after_failures(reasons: list[str]) -> tuple[str, str, tuple[str, ...]]:
-    """Remedy, its cost and settings, after captures that failed."""
+    """Return the remedy, its cost and settings, after captures that failed."""
     if "memory" in reasons:
         return (
             "leave graphs more device memory: smaller minibatches (algorithm.batch_size), a "
@@ -217,7 +217,7 @@ def _after_failures(reasons: list[str]) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _acts(before: Snapshot, after: Snapshot, config: ExperimentConfig | None) -> GpuWait | None:
-    """Acts that waited for an update's kernels, its captures, or the driver."""
+    """Return the wait of acts for an update's kernels, its captures, or the driver."""
     span = after.time - before.time
     timed = "acts_waited_seconds" in after.device
     p99 = {phase: _quantile(before, after, phase, 0.99) for phase in ("update", "idle")}
@@ -259,7 +259,7 @@ def _acts(before: Snapshot, after: Snapshot, config: ExperimentConfig | None) ->
 
 
 def _quantile(before: Snapshot, after: Snapshot, phase: str, q: float) -> float:
-    """Seconds from request to actions; NaN if there were too few."""
+    """Return a quantile of the seconds from request to actions; NaN if there were too few."""
     counts = _histogram(before, after, phase)
     return quantile(counts, q) if max(counts.values(), default=0.0) >= 100 else math.nan
 
@@ -270,7 +270,7 @@ def _histogram(before: Snapshot, after: Snapshot, phase: str) -> dict[float, flo
 
 
 def _late_seconds(before: Snapshot, after: Snapshot) -> float:
-    """Seconds that requests took beyond the idle 99th percentile, while updates ran."""
+    """Return the seconds of requests beyond the idle 99th percentile, while updates ran."""
     usual = _quantile(before, after, "idle", 0.99)
     usual = 0.0 if math.isnan(usual) else usual
     total = low = below = 0.0
@@ -282,7 +282,7 @@ def _late_seconds(before: Snapshot, after: Snapshot) -> float:
 
 
 def _sessions(seen: Snapshot, config: ExperimentConfig | None) -> int:
-    """Sessions that train; 0 if unknown."""
+    """Return the number of sessions that train; 0 if unknown."""
     if seen.sessions or config is None:
         return seen.sessions
     server = config.env_server

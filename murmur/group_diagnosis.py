@@ -44,7 +44,7 @@ class RankFigures:
 
 
 def rank_figures(rank: int, before: Snapshot, after: Snapshot) -> RankFigures:
-    """The figures of one learner between two snapshots of it."""
+    """Return the figures of one learner between two snapshots of it."""
     thread = "learner" if "learner" in after.threads else "inference"  # the sync pipeline has one
     spent = since(before.threads, after.threads).get(thread, {})
     whole = max(sum(spent.values()), 1e-9)
@@ -63,12 +63,12 @@ def rank_figures(rank: int, before: Snapshot, after: Snapshot) -> RankFigures:
 
 
 def pace_setter(ranks: Sequence[RankFigures]) -> RankFigures:
-    """The learner that the others wait for, if any is."""
+    """Return the learner that the others wait for, if any is."""
     return min(ranks, key=lambda r: r.waits_ranks)
 
 
 def advice(ranks: Sequence[RankFigures]) -> list[str]:
-    """A straggler by its rank and reason, and which of three would help, as text.
+    """Return lines on a straggler with its reason, and on which of three remedies would help.
 
     Another learner, more environment servers or a larger batch. Empty for a learner alone.
     """
@@ -78,7 +78,7 @@ def advice(ranks: Sequence[RankFigures]) -> list[str]:
 
 
 def _straggler(ranks: Sequence[RankFigures]) -> str:
-    """The learner that the others wait for, and why; empty if they wait for none."""
+    """Return text about the learner that the others wait for; empty if they wait for none."""
     slow = pace_setter(ranks)
     others = [r for r in ranks if r is not slow]
     waiting = median(r.waits_ranks for r in others) - slow.waits_ranks

@@ -10,7 +10,7 @@ _WHEN = {"update": "while updates run", "idle": "between updates"}
 
 
 def quantile(counts: Mapping[float, float], q: float) -> float:
-    """A quantile of cumulative buckets, linear within its bucket, s; NaN if nothing was observed.
+    """Return a quantile of cumulative buckets [s], linear within its bucket; NaN if none.
 
     Args:
         counts: upper bound, infinite for the last -> observations up to it.
@@ -28,7 +28,7 @@ def quantile(counts: Mapping[float, float], q: float) -> float:
 def latency_lines(
     seen: Buckets, target_ms: float, machine_busy: float | None = None
 ) -> tuple[str, ...]:
-    """The median and the 99th percentile of acting, and what is in the way of the target.
+    """Return lines on the median and the 99th percentile of acting, and on obstacles to the target.
 
     Args:
         seen: latencies observed, as buckets by phase.
@@ -54,7 +54,7 @@ def latency_lines(
 
 
 def _verdict(p99: Mapping[str, float], alone: float, target_ms: float) -> str:
-    """Whether the target is kept and, if it is not, which part is too slow."""
+    """Return whether the target is met and, if it is not, which part is too slow."""
     target = f"the target of {target_ms:g} ms (learner.batcher.latency_target_ms)"
     if max(p99.values()) <= target_ms:
         return f"within {target}"

@@ -41,7 +41,7 @@ class LiveView:
         print_plain(self._console, line, "yellow")
 
     def _line_due(self) -> bool:
-        """Whether it is time for the next line; if so, the time of the one after begins."""
+        """Return whether it is time for the next line; if so, set the time of the one after."""
         now = time.monotonic()
         if now - self._printed < self.line_every_s:
             return False

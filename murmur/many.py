@@ -83,7 +83,7 @@ def sweep(
 def _sweep_folder(
     targets: list[str], changes: Mapping[str, Any], path: Path | None, *, resume: bool
 ) -> "SweepFolder":
-    """The folder of a new or a resumed sweep, locked by this process.
+    """Open the folder of a new or a resumed sweep, locked by this process.
 
     Raises:
         ConfigError: if there is none to resume, or for a mistake in a configuration.
@@ -170,7 +170,7 @@ def compare(
 
 
 def _table(comparison: "Comparison") -> "pd.DataFrame":
-    """The interquartile means of all groups, see `compare`."""
+    """Return the interquartile means of all groups, see `compare`."""
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
@@ -183,5 +183,5 @@ def _table(comparison: "Comparison") -> "pd.DataFrame":
 
 
 def _paths(names: Names) -> list[str]:
-    """One or several names as text."""
+    """Return one or several names as a list of text."""
     return [fspath(name) for name in ([names] if isinstance(names, str | PathLike) else names)]

@@ -126,7 +126,7 @@ class Policy:
         self._generator.manual_seed(seed)
 
     def _load_memory(self, rows: int, starts: Array | None) -> Tensor:
-        """The recurrent state, [rows, A, H]; zero where an episode begins.
+        """Return the recurrent state, [rows, A, H]; zero at the beginning of an episode.
 
         Raises:
             ConfigError: if the number of environments changed within an episode.
@@ -169,7 +169,7 @@ class Policy:
     def _checked(
         self, observation: Mapping[str, ArrayLike] | ArrayLike
     ) -> tuple[dict[str, Array], bool]:
-        """The arrays by name, [N, ...], and whether they were given for one environment, without N.
+        """Return the arrays by name, [N, ...], and whether they were given without N.
 
         Raises:
             ConfigError: if they do not match the spec.
@@ -199,11 +199,11 @@ class Policy:
         return {name: a[None] if one else a for name, a in arrays.items()}, one
 
     def _dimensions(self, spec: ArraySpec) -> int:
-        """Number of dimensions of the array of one environment."""
+        """Return the number of dimensions of the array of one environment."""
         return len(spec.shape) + spec.per_agent
 
     def _array(self, spec: ArraySpec, value: ArrayLike) -> Array:
-        """The value as an array of the spec's dtype.
+        """Convert the value to an array of the spec's dtype.
 
         Raises:
             ConfigError: if its shape or its values do not fit the spec.
@@ -242,7 +242,7 @@ class Policy:
 def load(
     run: str | PathLike[str], checkpoint: str | PathLike[str] = "best", *, device: str = "cpu"
 ) -> Policy:
-    """The trained policy of a run or a checkpoint.
+    """Load the trained policy of a run or a checkpoint.
 
     Args:
         run: a run, its folder, or the file of a checkpoint.
@@ -266,7 +266,7 @@ def load(
 
 
 def _device(name: str) -> torch.device:
-    """The torch device of a name.
+    """Return the torch device of a name.
 
     Raises:
         ConfigError: if it cannot be used here.

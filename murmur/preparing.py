@@ -92,7 +92,7 @@ def prepare(
 
 
 def _refuse_other_weights(overrides: Overrides) -> None:
-    """A run that is resumed has its own weights.
+    """Refuse other initial weights for a run that is resumed.
 
     Raises:
         ConfigError: if it is to start from others.
@@ -120,7 +120,7 @@ def _learners_of(folder: RunFolder, wanted: int | None) -> int:
 
 
 def _for_this_machine(config: ExperimentConfig, learners: int) -> ExperimentConfig:
-    """The configuration with its environment's defaults and workers and threads for this machine.
+    """Complete the configuration: its environment's defaults, workers and threads for this machine.
 
     Raises:
         ConfigError: for an invalid option, or if a learner would have no session.
@@ -139,7 +139,7 @@ def _for_this_machine(config: ExperimentConfig, learners: int) -> ExperimentConf
 
 
 def run_to_resume(config: Source | None, run: Path | None, overrides: Overrides) -> RunFolder:
-    """The run to resume: the given folder, else the newest run of the configuration, or of all."""
+    """Find the run to resume: the given folder, else the configuration's newest run, or any."""
     if isinstance(config, Mapping):
         raise ConfigError(
             "a resumed run has its own config.yaml: name the run's folder, and give changes as "

@@ -75,7 +75,7 @@ class Profile:
 
 
 def nsys_commands(run: RunFolder, delay_s: int, seconds: int) -> tuple[str, str]:
-    """Commands that record a run with Nsight Systems, and that summarise the recording.
+    """Return commands that record a run with Nsight Systems, and that summarize the recording.
 
     The learner and its environment servers run below `nsys profile`, which follows processes that
     its target starts. Kernels of CUDA graphs are traced one by one. When the recording ends the
@@ -169,7 +169,7 @@ class _Bar:
         self._first: int | None = None
 
     def now(self, updates: int) -> None:
-        """The run has made this number of updates; the first after the request only warms up."""
+        """Note the number of updates so far; the first after the request only warms up."""
         if self._first is None:
             self._first = updates
         recorded = updates - self._first - 1
@@ -177,7 +177,7 @@ class _Bar:
 
 
 def _follow(running: Path, run: RunFolder, bar: _Bar) -> None:
-    """Until the learner is done with the request."""
+    """Wait until the learner is done with the request."""
     tail = ProgressTail(run.progress_file)
     list(tail)  # what was before
     heard = time.monotonic()
@@ -218,7 +218,7 @@ def read(trace: Path) -> Profile:
 
 
 def self_seconds(spans: Sequence[Mapping[str, Any]]) -> dict[str, Operation]:
-    """Calls and seconds by name, those of the spans within a span taken from it.
+    """Return calls and seconds by name; a span's seconds are without those of the spans within it.
 
     Args:
         spans: spans of a trace: "tid", "ts" and "dur" in µs, "name"; on one thread they nest.

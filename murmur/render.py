@@ -84,7 +84,7 @@ class FrameRecorder:
 def draw_episode(
     environment: str, snapshots: Sequence[Snapshot], title: str, most: int = MOST_ROWS
 ) -> list[NDArray[np.uint8]]:
-    """All pictures of an episode, or `most` of them, as [height, width, 3] arrays.
+    """Draw all pictures of an episode, or `most` of them, as [height, width, 3] arrays.
 
     Raises:
         ConfigError: if the environment has no pictures.
@@ -102,7 +102,7 @@ def draw_episode(
 
 
 def _pixels(figure: Figure) -> NDArray[np.uint8]:
-    """[height, width, 3]."""
+    """Draw a figure as [height, width, 3] pixels."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()  # type: ignore[no-untyped-call]
     pixels: NDArray[Any] = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]

@@ -70,7 +70,7 @@ def write_report(
 def evaluate_all(
     run: RunFolder, checkpoint: str, episodes: int, first_seed: int, *, fresh: bool, say: Say
 ) -> dict[str, dict[str, Any]]:
-    """Results of the run's policy and of every baseline on the same episodes, by name.
+    """Evaluate the run's policy and every baseline on the same episodes; return results by name.
 
     Each is kept in the run's folder, with a picture of its first episode's end, and taken from
     there if the same was asked before.
@@ -114,7 +114,7 @@ def evaluate_all(
 def evaluation_key(
     config: ExperimentConfig, episodes: int, first_seed: int, weights: Path | None
 ) -> dict[str, Any]:
-    """All that an evaluation's figures depend on, as it comes back from JSON.
+    """Return all that an evaluation's figures depend on, as it comes back from JSON.
 
     Args:
         config: configuration of the run.
@@ -146,7 +146,7 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def share_rows(results: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Baselines with the same result in every episode under all their names, joined by commas.
+    """Join baselines with the same result in every episode: all their names, with commas.
 
     One may be another by a second name, as `lawnmower` is that of the lowest altitude. The learned
     policy has a row of its own, whatever it equals.
@@ -163,7 +163,7 @@ def share_rows(results: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any
 
 
 def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The page as HTML, from what the run's folder holds."""
+    """Render the page as HTML, from the content of the run's folder."""
     config = run.config()
     progress, evaluations = run.records("progress"), run.records("evaluation")
     last = progress[-1] if progress else {}
@@ -249,7 +249,7 @@ def _note(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _columns(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Metrics, the return first."""
+    """Return the metrics, the return first."""
     names = list(dict.fromkeys(name for r in results.values() for name in r["summary"]))
     return sorted(names, key=lambda name: name != "return")
 
@@ -270,7 +270,7 @@ def _rows(results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
 
 
 def _pictures(run: RunFolder, results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(policy, PNG in base64) of the first episode's end; the learned policy, then by return."""
+    """Return (policy, PNG in base64) of the first episode's end, the learned policy first."""
     found = []
     mean = {name: r["summary"]["return"]["mean"] for name, r in results.items()}
     for name in sorted(results, key=lambda name: (name != LEARNED, -mean[name])):

@@ -24,7 +24,7 @@ _READINGS = {
 
 
 def best_baseline(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> str | None:
-    """The baseline with the best mean of this metric; None if none has it."""
+    """Return the baseline with the best mean of this metric; None if none has it."""
     means = {
         name: result["summary"][metric.name]["mean"]
         for name, result in results.items()
@@ -34,7 +34,7 @@ def best_baseline(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> s
 
 
 def mission_charts(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> list[Chart]:
-    """Each metric over an episode's steps, one line for each policy.
+    """Draw each metric over an episode's steps, one line for each policy.
 
     The axes show the learned policy and the best baseline by `metric` whole.
     """
@@ -75,7 +75,7 @@ def evaluation_charts(
     results: Mapping[str, Mapping[str, Any]],
     metric: Metric,
 ) -> list[Chart]:
-    """Evaluations during training, with the best baseline's level.
+    """Draw evaluations during training, with the best baseline's level.
 
     Args:
         evaluations: lines of progress.jsonl.

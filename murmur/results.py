@@ -74,7 +74,7 @@ def provenance(module: str = "") -> dict[str, Any]:
 
 
 def origin_text(record: Mapping[str, Any]) -> str:
-    """Date, commit and machine of a result, from what `provenance` gave it."""
+    """Return date, commit and machine of a result as text, from `provenance`."""
     machine = record["machine"]
     return (
         f"{record['date'][:10]}, commit {record['commit']}, {machine['cores']} cores "
@@ -118,7 +118,7 @@ def save_result(
 def result_tables(
     result: Mapping[str, Any], title: str = "", *, width: int = PAGE_WIDTH
 ) -> list[Table]:
-    """A nested result as tables: plain values as a list, sections of plain values as rows.
+    """Return a nested result as tables: plain values as a list, sections of plain values as rows.
 
     Args:
         result: measured values.
@@ -157,12 +157,12 @@ def _cell(value: object) -> Text:
 
 
 def _table(*headings: str) -> Table:
-    """An empty table."""
+    """Return an empty table."""
     return Table(*(Column(plain(text)) for text in headings), box=None, padding=(0, _GAP, 0, 0))
 
 
 def _rows_tables(title: str, rows: Mapping[str, Mapping[str, Any]], width: int) -> list[Table]:
-    """Rows as a table; as several tables with some of the columns each if they do not fit."""
+    """Return rows as a table; as several tables with some columns each if it is too wide."""
     columns = list(dict.fromkeys(key for row in rows.values() for key in row))
     if len(columns) > max(8, len(rows)):  # too wide to read: turn it
         turned = {c: {name: row.get(c) for name, row in rows.items()} for c in columns}
@@ -170,7 +170,7 @@ def _rows_tables(title: str, rows: Mapping[str, Mapping[str, Any]], width: int) 
     cells = {c: [_cell(row.get(c)) for row in rows.values()] for c in columns}
 
     def narrowest(column: str) -> int:
-        """Characters of a column; headings break between words, cells do not."""
+        """Return the characters of a column; headings break between words, cells do not."""
         return max(map(len, [*column.split(), *(cell.plain for cell in cells[column])]), default=0)
 
     names = min(max(map(len, [*title.split(), *rows]), default=0), width // 2)
@@ -187,7 +187,7 @@ def _rows_tables(title: str, rows: Mapping[str, Mapping[str, Any]], width: int) 
 
 
 def _readable(data: Mapping[str, Any]) -> str:
-    """A saved result as a page."""
+    """Return a saved result as a page."""
     console = Console(file=io.StringIO(), width=PAGE_WIDTH, record=True)
     for table in result_tables(data["result"]):
         console.print(table, "")

@@ -49,7 +49,7 @@ class ListedRun:
     size: int
 
     def record(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the run as JSON values."""
         date = datetime.fromtimestamp(self.date, UTC).isoformat(timespec="seconds")
         return {**asdict(self), "path": str(self.path), "date": date}
 
@@ -62,7 +62,7 @@ def list_runs(
     algorithm: str | None = None,
     environment: str | None = None,
 ) -> list[ListedRun]:
-    """The runs that paths mean, those of sweeps too.
+    """Return the runs at these paths, those of sweeps too.
 
     Args:
         targets: folders of runs or sweeps, folders that hold them, or patterns.
@@ -125,7 +125,7 @@ def _environment(config: ExperimentConfig) -> str:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files in a folder; links count themselves."""
+    """Return the bytes of all files in a folder; links count themselves."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -137,7 +137,7 @@ def _size(folder: Path) -> int:
 
 
 def runs_table(runs: Sequence[ListedRun]) -> Table:
-    """The list for the screen, the path of a run at the end of its line."""
+    """Return a table for the screen, the path of a run at the end of its line."""
     headings = ("date", "state", "algorithm", "environment", "seed", "steps", "best", "", "size")
     table = Table(*headings, box=None, padding=(0, _GAP, 0, 0), header_style="dim")
     table.add_column("run", no_wrap=True)

@@ -23,19 +23,19 @@ class Metric:
 
     @classmethod
     def parse(cls, text: str) -> "Metric":
-        """From evaluation.best_metric: "return", or "-entropy", of which less is better."""
+        """Parse evaluation.best_metric: "return", or "-entropy", of which less is better."""
         return cls(text.removeprefix("-"), text.startswith("-"))
 
     def __str__(self) -> str:
-        """As evaluation.best_metric has it."""
+        """Format the metric as evaluation.best_metric does."""
         return f"-{self.name}" if self.less_is_better else self.name
 
     def best(self, values: Iterable[float]) -> float:
-        """The best of some values."""
+        """Return the best of some values."""
         return min(values) if self.less_is_better else max(values)
 
     def best_name(self, values: Mapping[str, float]) -> str | None:
-        """The name of the best of some values, the first if several are; None if there is none."""
+        """Return the name of the best value, of several the first; None if there is none."""
         best = self.best(values.values()) if values else None
         return next((name for name, value in values.items() if value == best), None)
 
@@ -68,7 +68,7 @@ class Curve:
 
 
 def read_curve(run: RunFolder, metric: Metric) -> Curve:
-    """The metric of a run's evaluations; if it has none at all, of its training episodes."""
+    """Read the metric of a run's evaluations; if it has none at all, of its training episodes."""
     evaluations = run.records("evaluation")
     points = [
         (e["env_steps"], e["metrics"][metric.name]["mean"])
@@ -87,14 +87,14 @@ def read_curve(run: RunFolder, metric: Metric) -> Curve:
 
 
 def training_value(record: Mapping[str, Any], metric: Metric) -> float | None:
-    """A metric of recent training episodes in a record of progress; None if it has none."""
+    """Return a metric of recent training episodes in a record of progress; None if it has none."""
     found = record.get("return") if metric.name == "return" else None
     value = found if found is not None else record.get("metrics", {}).get(metric.name)
     return None if value is None else float(value)
 
 
 def state_of(run: RunFolder, config: ExperimentConfig, last: Mapping[str, Any]) -> str:
-    """The state of a run.
+    """Return the state of a run.
 
     Args:
         run: its folder.
@@ -112,5 +112,5 @@ def state_of(run: RunFolder, config: ExperimentConfig, last: Mapping[str, Any]) 
 
 
 def last_progress(run: RunFolder) -> dict[str, Any]:
-    """The last record of progress; empty if there is none."""
+    """Return the last record of progress; empty if there is none."""
     return next(run.newest_records("progress"), {})

@@ -14,7 +14,7 @@ _END = 1 << 40  # an epoch and an update after any that changes the preset
 
 
 def augmented(trained: Trained, image: Picture, mask: Picture, count: int) -> Picture:
-    """An image and its mask as the last epochs may see them; the first column is as they are.
+    """Draw an image and its mask as the last epochs may see them; the first column is as they are.
 
     Args:
         trained: the run with the augmentation.

@@ -99,7 +99,7 @@ def draw_samples(run: RunFolder, out: Path, *, checkpoint: str, count: int) -> N
 
 
 def _samples(source: Any, split: str, count: int) -> tuple[list[Any], list[Any]]:  # noqa: ANN401
-    """The first images and masks of a split that can be read.
+    """Return the first images and masks of a split that can be read.
 
     Raises:
         ConfigError: if there is none.
@@ -130,7 +130,7 @@ def _results(measured: Measured, checkpoint: str) -> dict[str, Any]:
 def _learning_charts(
     progress: list[dict[str, Any]], evaluations: list[dict[str, Any]]
 ) -> list[Chart]:
-    """Scores of evaluations, then losses; the x axis is updates throughout."""
+    """Draw scores of evaluations, then losses; the x axis is updates throughout."""
     charts = []
     if evaluations:
         x = [e["updates"] for e in evaluations]

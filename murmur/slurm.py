@@ -71,22 +71,22 @@ class SlurmJob:
 
     @property
     def size(self) -> int:
-        """Learner processes."""
+        """Number of learner processes."""
         return self.gpus or self.ranks
 
     @property
     def ranks_per_node(self) -> int:
-        """Learner processes on one node."""
+        """Number of learner processes on one node."""
         return min(self.gpus_per_node, self.gpus) if self.gpus else self.ranks
 
     @property
     def learner_nodes(self) -> int:
-        """Nodes of the learner."""
+        """Number of nodes of the learner."""
         return self.size // self.ranks_per_node
 
     @property
     def servers(self) -> int:
-        """Environment servers, evaluators not counted."""
+        """Number of environment servers, evaluators not counted."""
         return self.env_nodes or self.learner_nodes
 
     def check(self) -> None:
@@ -129,7 +129,7 @@ class SlurmJob:
             )
 
     def limit_s(self) -> int | None:
-        """The time limit in seconds; None: the partition's.
+        """Return the time limit in seconds; None: the partition's.
 
         Raises:
             ConfigError: if it is not written as Slurm writes it.
@@ -152,7 +152,7 @@ class SlurmJob:
 
 
 def job_script(job: SlurmJob, config: ExperimentConfig) -> str:
-    """The whole script.
+    """Return the whole script of a job.
 
     Args:
         job: request of the job.
@@ -219,7 +219,7 @@ def _introduction(job: SlurmJob) -> str:
 
 
 def _sbatch_lines(job: SlurmJob, config: ExperimentConfig) -> Iterator[str]:
-    """The #SBATCH lines: of the whole job, of the learner, of the environment servers."""
+    """Yield the #SBATCH lines: of the whole job, of the learner, of the environment servers."""
     log = str(job.run / "logs" / "job-").replace("%", "%%") + "%j.log"
     common = [
         *([f"--time={job.time}"] if job.time else []),
@@ -269,7 +269,7 @@ def _sbatch_lines(job: SlurmJob, config: ExperimentConfig) -> Iterator[str]:
 
 
 def _settings(job: SlurmJob, config: ExperimentConfig) -> Iterator[str]:
-    """The run as shell variables."""
+    """Yield the run's settings as shell variables."""
     limit = job.limit_s()
     days = _NO_LIMIT_DAYS if limit is None else math.ceil(limit / 86400) + _SPARE_DAYS
     workers = _workers(job, config)
@@ -299,7 +299,7 @@ def _settings(job: SlurmJob, config: ExperimentConfig) -> Iterator[str]:
 
 
 def _steps(job: SlurmJob) -> Iterator[str]:
-    """The options of each component's srun."""
+    """Yield the options of each component's srun."""
     learner = [
         f"--nodes={job.learner_nodes}",
         f"--ntasks={job.size}",
@@ -320,7 +320,7 @@ def _steps(job: SlurmJob) -> Iterator[str]:
 
 
 def _workers(job: SlurmJob, config: ExperimentConfig) -> int:
-    """Worker processes of each environment server."""
+    """Return the number of worker processes of each environment server."""
     if config.env_server.num_workers:
         return config.env_server.num_workers
     if config.learner.pipeline == "sync":  # worker i belongs to rank i modulo their number

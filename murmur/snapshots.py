@@ -84,7 +84,7 @@ Look: TypeAlias = tuple[Snapshot, Snapshot]  # before and after
 
 
 def learners_of(run: RunFolder) -> str:
-    """The metrics addresses of a run's learners under way here; empty if there is one, or none."""
+    """Return the metrics addresses of a run's learners here; empty if there is at most one."""
     files = sorted(run.path.glob("learner*.json"))
     ports = [run.read_json(file.name).get("metrics_port") for file in files]
     alive = [run.process(file.name) for file in files]
@@ -96,7 +96,7 @@ def learners_of(run: RunFolder) -> str:
 
 
 def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot]:
-    """The last seconds of a run, from the end of its progress file.
+    """Read the last seconds of a run, from the end of its progress file.
 
     Args:
         run: the run's folder.
@@ -133,7 +133,7 @@ def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot
 def _same_process(
     before: Mapping[str, Mapping[str, float]], last: Mapping[str, Mapping[str, float]]
 ) -> bool:
-    """Whether a ledger is an earlier state of another."""
+    """Return whether a ledger is an earlier state of another."""
     return all(
         sum(before.get(thread, {}).values()) <= sum(states.values())
         for thread, states in last.items()
@@ -166,7 +166,7 @@ def _from_record(record: Mapping[str, Any]) -> Snapshot:
 def from_metrics(
     urls: str, window_s: float | None, say: Callable[[str], None] = lambda line: None
 ) -> list[Look]:
-    """Two looks at the metrics endpoints of one learner, or of all that share a run.
+    """Scrape the metrics endpoints twice, of one learner or of all that share a run.
 
     Args:
         urls: addresses of the endpoints, with commas between them.
@@ -195,7 +195,7 @@ def from_metrics(
 
 
 def _by_rank(looks: Sequence[Look], where: str) -> list[Look]:
-    """Looks at the learners of one run, by rank.
+    """Sort looks at the learners of one run by rank.
 
     Raises:
         ConfigError: if two of them are the same, or have no rank.
@@ -210,7 +210,7 @@ def _by_rank(looks: Sequence[Look], where: str) -> list[Look]:
 
 
 def _too_few(first: Snapshot, second: Snapshot) -> bool:
-    """Whether a run that makes updates made too few of them between two looks."""
+    """Return whether a learner at work made fewer than UPDATES updates between two looks."""
     busy = second.threads.get("learner", {}).get("forward", 0.0) > 0.0
     return busy and second.updates - first.updates < UPDATES
 
@@ -357,7 +357,7 @@ def _snapshot(
 
 
 def _device_figure(name: str, labels: Mapping[str, str]) -> str | None:
-    """The name that progress.jsonl has for a metric of the device; None if it is another metric."""
+    """Return the name of a device's metric in progress.jsonl; None if it is another metric."""
     if name.startswith("gpu_"):
         kinds = [labels[key] for key in ("clock", "reason", "direction") if key in labels]
         return "_".join([name.removeprefix("gpu_"), *kinds])

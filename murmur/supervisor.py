@@ -111,7 +111,7 @@ class Supervisor:
 
     @property
     def listened(self) -> bool:
-        """Whether the learner got as far as to listen."""
+        """Return whether the learner got as far as to listen."""
         return bool(self._ports)
 
     def run(self) -> None:
@@ -249,7 +249,7 @@ class Supervisor:
         )
 
     def _episode_file(self) -> list[str]:
-        """The setting that names where the evaluator keeps its newest episode."""
+        """Return the setting with the file of the evaluator's newest episode."""
         if self._config.environment.name in DRAWING:  # rendering would slow evaluations down
             return []
         file = str((self._run.path / EPISODE).resolve())
@@ -260,13 +260,13 @@ class Supervisor:
 
 
 def _address_setting(learners: str) -> str:
-    """The setting that names learners; YAML would take a bracket for a list."""
+    """Return the setting with the learners' addresses; YAML would take a bracket for a list."""
     key = "env_server.learner"
     return setting(key, learners) if "[" in learners else f"{key}={learners}"
 
 
 def _first_port(host: str, port: int, count: int) -> int:
-    """`port`, if it and those that follow are free, one for each of `count` learners; else 0."""
+    """Return `port` if it and the next ports are free, one for each learner; else 0."""
     free = port and all(port_or_any(host, port + rank) for rank in range(count))
     return port if free else 0
 
@@ -280,7 +280,7 @@ def wait_for_port(
     several: bool = False,
     stop: threading.Event | None = None,
 ) -> int:
-    """The port of a learner that was just started; it writes it to `file` once it listens.
+    """Wait for the port of a new learner, which writes it to `file` once it listens.
 
     Args:
         run: the run's folder.

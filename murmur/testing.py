@@ -199,7 +199,7 @@ def _memory(algorithm: Algorithm[Any], spec: EnvSpec) -> Tensor | None:
 
 
 def _learn(algorithm: Algorithm[Any], spec: EnvSpec) -> dict[str, float]:
-    """One update from synthetic rows, always the same; its scalars.
+    """Make one update from synthetic rows, always the same; return its scalars.
 
     Raises:
         AssertionError: if one of them is NaN or infinite.
@@ -228,7 +228,7 @@ def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def _saved(state: dict[str, Any]) -> dict[str, Any]:
-    """A state as it comes back from a checkpoint."""
+    """Return a state as it comes back from a checkpoint."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

@@ -113,7 +113,7 @@ class TrainingView(LiveView):
             self._tell_trouble()
 
     def _tell_trouble(self) -> None:
-        """Without a terminal, print the newest trouble if that is not done."""
+        """Print the newest trouble once if there is no terminal."""
         if self._untold:
             self._untold, self._told = False, time.monotonic()
             print_plain(self._console, self._newest, "yellow")
@@ -134,7 +134,7 @@ class TrainingView(LiveView):
         return f"{100 * share:.0f} %{left}"
 
     def _line(self, share: float | None) -> str:
-        """The figures as text, in lines of the console's width, indented by the time."""
+        """Return the figures as text, in lines of the console's width, indented by the time."""
         r = self._last
         at = f"{duration(r.get('seconds', 0))}  "
         figures = [item for part in self._shown() for item in part.items()]
@@ -146,7 +146,7 @@ class TrainingView(LiveView):
         return at + ("\n" + " " * len(at)).join("  ".join(line) for line in lines)
 
     def _shown(self) -> tuple[dict[str, str], dict[str, str]]:
-        """The figures of the training, and those of the environment."""
+        """Return the figures of the training, and those of the environment."""
         r = self._last
         gpu = gpu_figures(r.get("device", {}))
         if samples := r.get("samples"):
@@ -165,7 +165,7 @@ class TrainingView(LiveView):
         return training, {name: number(value) for name, value in metrics}
 
     def _figures(self) -> Group:
-        """The figures as tables: the training's, below them the environment's."""
+        """Return the figures as tables: the training's, below them the environment's."""
 
         def rows(columns: Mapping[str, str]) -> list[list[tuple[str, str]]]:
             limit = self._console.width
@@ -182,7 +182,7 @@ class TrainingView(LiveView):
 
 
 def _sample_figures(record: Mapping[str, Any], samples: Mapping[str, Any]) -> dict[str, str]:
-    """The figures of a run that learns from a source."""
+    """Return the figures of a run that learns from a source."""
     seen = samples["trained"] + samples["remaining"]
     figures = {
         "updates": number(record.get("updates", 0)),
@@ -261,7 +261,7 @@ def train(
 
 
 def _no_last_checkpoint(run: RunFolder, failure: str) -> ResourceError:
-    """The error of a run that stopped without the checkpoint that the end writes."""
+    """Return the error of a run that stopped without the checkpoint that the end writes."""
     lost = "what came since its last checkpoint" if run.has_checkpoint() else "all of it"
     how = "Resume" if run.has_checkpoint() else "Restart"
     return ResourceError(
@@ -355,7 +355,7 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
 
 
 def _next_steps(run: RunFolder) -> Text:
-    """Commands for a complete run, with what they show."""
+    """Return commands for a complete run, with a word on each."""
     config = run.config()
     name = config.environment.name
     page = "curves, confusion and pictures" if config.supervised else "curves, baselines and paths"
