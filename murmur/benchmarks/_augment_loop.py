@@ -1,4 +1,4 @@
-"""A loop over images with OpenCV that does what the device's augmentation does to a batch."""
+"""Loop over images with OpenCV: the same augmentation as the device's, image by image."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Image = NDArray[np.uint8]
 
 
 class ImageLoop:
-    """Augments images [H, W, 3] one by one; what does not apply to one is left out."""
+    """Augmentation of images [H, W, 3] one by one; operations without effect are left out."""
 
     def __init__(self, flip_pairs: Sequence[tuple[int, int]], outside: int) -> None:
         self._outside = outside

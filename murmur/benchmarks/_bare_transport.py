@@ -21,7 +21,7 @@ from shared.timestep import Array, TimeStep
 
 
 class _Protobuf:
-    """The same arrays through protobuf's own messages: what the codec stands in for."""
+    """Codec that carries the same arrays in protobuf's own messages, for comparison."""
 
     def __init__(self, spec: EnvSpec, num_envs: int) -> None:
         self.observations = timestep_layout(spec, num_envs)

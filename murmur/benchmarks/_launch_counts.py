@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401 - of whichever murmur is found, at whichever place
-"""Counts launches of one murmur, this one or another checkout's, on a pretended GPU.
+"""Counts of a murmur's launches, this one's or another checkout's, on a pretended GPU.
 
     python -P _launch_counts.py [--acts-only | --runs-only | --smoke] PRETEND PRESET ...
 
@@ -89,7 +89,7 @@ def _spec(config: Any) -> Any:
 
 
 class Meter:
-    """Reads what a thread of the pretended machine has launched since the last reading."""
+    """Counter of a thread's launches on the pretended machine since the last reading."""
 
     def __init__(self, machine: Any, thread: str) -> None:
         self._machine, self._thread = machine, thread

@@ -1,4 +1,4 @@
-"""MASAC agent by agent, in plain torch: what the stacked update is compared with.
+"""MASAC agent by agent, in plain torch: the reference of the stacked update.
 
 Either in the order of Jacobi, all losses of the networks before the update, which the stacked
 update must equal; or in that of Gauss and Seidel, the scheme of a published implementation for
@@ -18,7 +18,7 @@ from learner_service.storage.replay_batch import ReplayBatch
 
 
 class AgentNetworks:
-    """One agent's networks and optimisers, with the weights that the stacked ones have for it."""
+    """One agent's networks and optimizers, with the weights that the stacked ones have for it."""
 
     def __init__(self, masac: Masac, agent: int, config: Config) -> None:
         """Copy them out of the stacks."""

@@ -15,7 +15,7 @@ loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 
 
 class Gate:
-    """Shared with a client process: lets it play or rest, and counts its messages."""
+    """Gate shared with a client process: lets it play or rest, and counts its messages."""
 
     def __init__(self, context: Any, streams: int) -> None:  # noqa: ANN401
         self._open = context.RawValue(ctypes.c_bool, False)  # quicker to read than the event

@@ -46,7 +46,7 @@ class Snapshot:
 
 
 class Processes:
-    """`murmur learner` and `murmur env-server` on this machine, in a folder that is thrown away.
+    """`murmur learner` and `murmur env-server` on this machine, in a temporary folder.
 
     Attributes:
         address: the learner's host:port, once it listens.

@@ -38,7 +38,7 @@ _BATCH_S = 0.5e-3  # of a batch in `production 0.5 ms`
 
 
 class NoOp(VectorEnvironment):
-    """Does nothing, but waits for its turn."""
+    """Environment that only waits for its turn."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, gate: Gate, stream: int) -> None:
         """Prepare to step through `gate`."""

@@ -72,7 +72,7 @@ def on_any_ports(content: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Counts:
-    """Until one moment, of all ranks together.
+    """Counters of all ranks together, up to one moment.
 
     Attributes:
         wall_s: time.monotonic().

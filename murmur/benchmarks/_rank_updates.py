@@ -52,7 +52,7 @@ SMOKE: dict[str, Load] = {"MASAC, 2 agents, 16 rows a rank": partial(_masac, 2, 
 
 
 class TimedGroup(Group):
-    """A group that keeps how long each exchange took, with what puts tensors into it.
+    """A group that records the duration of each exchange, packing of tensors included.
 
     Attributes:
         exchanges: seconds of each, in order.
@@ -78,7 +78,7 @@ class TimedGroup(Group):
 
 @dataclass
 class Measured:
-    """Of one rank in one turn, for one update.
+    """Measurement of one rank in one turn, for one update.
 
     Attributes:
         wall_s: time of an update [s].

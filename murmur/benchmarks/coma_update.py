@@ -209,7 +209,7 @@ def bare(algorithm: coma.Coma, *, small: bool) -> Callable[[], None]:
 
 
 class Clocks:
-    """CPU seconds in the parts of an update, by wrapping what it calls.
+    """CPU seconds in the parts of an update, measured by wrappers around their calls.
 
     networks: forward passes of minibatches. backward and step: gradients, clipping, Adam.
     targets: the target critic's pass and what follows from it. features: building inputs and

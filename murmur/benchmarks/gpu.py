@@ -1,4 +1,4 @@
-"""Every figure of the GPU path in one table, with its goal, its prediction and what it was before.
+"""All figures of the GPU path in one table, with goal, prediction and former value.
 
 Needs CUDA; a call takes at most six minutes, and the next one continues. Each topic runs in a
 process of its own, set up as a learner's, with a time limit; one that fails or is cut short is in

@@ -182,7 +182,7 @@ def _on_cuda(agents: int, repeats: int) -> dict[str, float]:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what is dispatched and is no view."""
+    """Dispatch mode that counts operations, views left out."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -80,7 +80,7 @@ class Player:
         self.rows = 0
 
     async def play(self, welcomed: asyncio.Event) -> None:
-        """Play until cancelled.
+        """Play until canceled.
 
         Raises:
             Disconnected: if the learner refuses the session or ends it.

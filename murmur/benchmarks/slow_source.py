@@ -1,4 +1,4 @@
-"""A source of random images that takes its time, for planting a bottleneck."""
+"""A slow source of random images, for planting a bottleneck."""
 
 import hashlib
 import time
@@ -11,7 +11,7 @@ from shared.timestep import Array
 
 
 class SlowSource:
-    """Waits for every sample without using the processor, as a slow disk would."""
+    """Source that waits for every sample without using the processor, as a slow disk would."""
 
     def __init__(self, train: int, valid: int = 0, size: int = 32, delay_ms: float = 30.0) -> None:
         """Prepare samples of size x size pixels, each after `delay_ms`."""

@@ -116,7 +116,7 @@ def _read(plugin: PluginConfig, count: int) -> None:
 
 
 class Files(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """The same files as most people read them."""
+    """Data set of the same files, read in the common way."""
 
     def __init__(self, folder: Path, size: int, count: int) -> None:
         """List them."""
@@ -141,7 +141,7 @@ class Files(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class Loader:
-    """A DataLoader with one worker, which lives from turn to turn."""
+    """A DataLoader with one worker, which stays alive between turns."""
 
     def __init__(self, folder: Path, size: int, count: int) -> None:
         """Prepare it."""
@@ -175,7 +175,7 @@ class Loader:
 
 
 class Supply:
-    """A worker process of murmur that supplies, and the learner's end of its session."""
+    """A worker process of murmur that supplies samples, and the learner's end of its session."""
 
     def __init__(self, plugin: PluginConfig) -> None:
         """Prepare both."""

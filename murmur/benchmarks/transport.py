@@ -1,4 +1,4 @@
-"""Transport: what a lock-step round trip costs each side, bare and through murmur's own path.
+"""Transport: cost of a lock-step round trip for each side, bare and through murmur's own path.
 
 Each variant is a server process and a client process on a loopback socket. All variants of one
 payload exist at once and run in turns, so that a busy machine disturbs them alike; what counts is
@@ -107,7 +107,7 @@ class Pair:
         ours, theirs = context.Pipe()
         style, tuned = variant.split()[0], not variant.endswith("untuned")
         spec = no_op_spec(width)
-        # The bare variants' choice of serialisers; the production path's slow inference.
+        # The bare variants' choice of serializers; the production path's slow inference.
         option = variant.endswith(("protobuf", "ms"))
         self._server = context.Process(
             target=_begin,

@@ -11,7 +11,7 @@ from murmur.benchmarks.gpu_topics.topics import Context
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic.
+    """A topic: a plan and a measurement with time limits.
 
     Attributes:
         plan: its figures, with goals and predictions.

@@ -1,4 +1,4 @@
-"""Topic `costs`: what this device and this host charge for kernels, launches, replays and bytes.
+"""Topic `costs`: times of kernels, launches, replays and copies on this device and host.
 
 The predictions of all other topics assume such costs. And an act beside a thread that replays the
 kernels of an update, as one graph or as many, and reads its values: neither may hold up the other.

@@ -1,4 +1,4 @@
-"""Figures with goals, predictions from counts of operations, and what was measured before."""
+"""Figures with goals, predictions from counts of operations, and former measurements."""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -125,7 +125,7 @@ class Trial:
 
 
 class Actor:
-    """Acts for synthetic rows: one copy in for each array, the policy, one copy back."""
+    """Actor on synthetic rows: one copy in for each array, the policy, one copy back."""
 
     def __init__(self, trial: Trial, rows: int) -> None:
         """Make the rows.

@@ -1,4 +1,4 @@
-"""Runs topics one after the other, each in a process with a time limit, and keeps what they give.
+"""Runs of topics one after the other, each in a process with a time limit, and their results.
 
 A topic that fails or takes too long is kept with its error, and the next one begins. Another call
 continues with the topics that have no result; once all have one, it begins again.
