@@ -30,7 +30,7 @@ _TOLERANCE = 1e-5
 
 
 class Loop(nn.Module):
-    """The weights of a stacked perceptron as one plain perceptron for each agent."""
+    """Weights of a stacked perceptron as one plain perceptron for each agent."""
 
     def __init__(self, stacked: MLP) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def stacked_against_loop(
 ) -> dict[str, Any]:
     """Learn from the same rollouts, stacked and in a loop, and compare all weights.
 
-    One step of the optimiser for each rollout. With several, a row at the clip's edge falls on
+    One step of the optimizer for each rollout. With several, a row at the clip's edge falls on
     either side of it by rounding alone, and after some tens of updates the two are as far apart as
     two seeds.
 

@@ -1,4 +1,4 @@
-"""Formation: CPU cost of a step, what its scripted teams reach, and what any team could.
+"""Formation: CPU cost of a step, scores of its scripted teams, and a bound for any team.
 
 The bound says how many rows a follower must be out of formation at least, from where it starts.
 """

@@ -6,7 +6,7 @@ writes benchmarks/results/peers.md: a row for each acceptance test that BenchMAR
 (`benchmarks.benchmarl`), or that EPyMARL's authors published, with both budgets; and what
 no one published by our budget.
 EPyMARL: Papoudakis et al. 2021 (arXiv:2006.07869), table 3, five seeds, the maximum of 41
-evaluations, which favours it; ours is the policy at the end of the budget. Its values are converted
+evaluations, which favors it; ours is the policy at the end of the budget. Its values are converted
 as docs/results.md says.
 """
 

@@ -1,4 +1,4 @@
-"""`murmur plan`'s forecasts against what comes of them, on this machine.
+"""Forecasts of `murmur plan` against measurements on this machine.
 
 A learner and one to four environment servers as real processes. Costs are measured with one and
 with three servers; one, two and four are forecast. The update is light or heavy, or comes from a

@@ -78,7 +78,7 @@ def experiment() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Sample:
-    """All processes at one moment.
+    """Measurements of all processes at one moment.
 
     Attributes:
         minute: since the first sample.

@@ -1,4 +1,4 @@
-"""MPE's speaker and listener: the best that any team can do, against which A4 is to be read.
+"""MPE's speaker and listener: the best score of any team, as a reference for A4.
 
 A planner that knows which landmark is meant from the second row on, the earliest that a listener
 can know it, plays the episodes that the acceptance test A4 evaluates. Its first move is the one

@@ -47,7 +47,7 @@ class Quoted(NamedTuple):
 
 
 class System(NamedTuple):
-    """A table.
+    """A table of results.
 
     Attributes:
         title: the system and its mission.

@@ -1,4 +1,4 @@
-"""Terrain: CPU cost of a step, memory of a worker, baselines against published behaviour."""
+"""Terrain: CPU cost of a step, memory of a worker, baselines against published behavior."""
 
 import time
 from typing import Any, cast

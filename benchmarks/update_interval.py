@@ -2,7 +2,7 @@
 
 A learner and an environment server as real processes; MADDPG on mpe2's simple_spread behind a wait
 that makes each step as slow as a simulator's (it waits, so that it takes no core from the learner).
-One environment, unrolls of one row: a row is in the replay as soon as it has come. Utilisation is
+One environment, unrolls of one row: a row is in the replay as soon as it has come. Utilization is
 the share of wall time that the learner is busy: samples, updates, publishes, logs. Beside it stands
 what docs/utilisation.md makes of the time of a row, taken from the same run before its first
 update, and the busy time of an update.

@@ -1,4 +1,4 @@
-"""VMAS: its own speed, what the plug-in makes of it, and MAPPO's whole loop through gRPC.
+"""VMAS: its own speed, the plug-in's speed, and MAPPO's whole loop through gRPC.
 
 The loops are configs/acceptance/a6.yaml (balance, four agents), as it is in the sync pipeline and
 with two sessions in the async one, and acting with as little learning as MAPPO allows: one pass

@@ -13,7 +13,7 @@ that take an hour.
 Everything is reported on one scale, S: the episode's rewards summed over steps and agents (where
 the published score is of a number of steps, with further episodes following); and
 as published, which is S / divisor. A seed's score is its mean over episodes, that of several seeds
-the interquartile mean of theirs, with a 95 % bootstrap interval; normalised, (score - random) /
+the interquartile mean of theirs, with a 95 % bootstrap interval; normalized, (score - random) /
 (scripted - random).
 
 Results go to benchmarks/results/acceptance-<id>.json with a page (.md) beside it. An algorithm that
