@@ -1,4 +1,4 @@
-"""Draws the dashboards from a Prometheus, without Grafana.
+"""Draw the dashboards from a Prometheus, without Grafana.
 
 python -m monitoring.preview http://localhost:9090 docs/pictures --minutes 10
 """
