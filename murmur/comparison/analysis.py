@@ -1,4 +1,4 @@
-"""Compares groups of runs: tables, profiles, probabilities of improvement, learning curves."""
+"""Comparison of groups of runs: tables, profiles, probabilities of improvement, curves."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

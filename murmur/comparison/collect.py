@@ -1,4 +1,4 @@
-"""Finds the runs that are to be compared and reads what they came to."""
+"""Collection of the runs to compare, with their settings and scores."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _OF_THE_MACHINE = (
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run and what it came to.
+    """A run with its settings and its score.
 
     Attributes:
         path: its folder.
