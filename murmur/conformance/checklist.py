@@ -1,4 +1,4 @@
-"""The contracts in sentences, and what was seen of each."""
+"""Contracts in sentences, and the observations of each."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -23,7 +23,7 @@ _LAST = int(StepType.LAST)
 
 
 class EnvironmentPlayer:
-    """Plays with the environments that a session's first Hello announces. Fulfils Player.
+    """Player of the environments that a session's first Hello announces.
 
     Attributes:
         acts: acts in order, one for each stream.

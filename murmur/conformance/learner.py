@@ -1,4 +1,4 @@
-"""Examines a learner: connects to it as supply servers do, with a data set of the kit's own.
+"""Examination of a learner by a supply server of the kit, with a data set of its own.
 
 The learner is that of a run with a source, which has no supplier yet: the kit's first session
 begins the run, and its samples are what is trained on.

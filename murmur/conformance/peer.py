@@ -30,11 +30,11 @@ Status = tuple[grpc.StatusCode, str]
 
 
 class Ended(Exception):  # noqa: N818 - an event
-    """The environment server ended the stream, or its connection."""
+    """End of the stream, or of its connection, by the environment server."""
 
 
 class Silent(Exception):  # noqa: N818 - an event
-    """Nothing came in time."""
+    """Timeout of a wait for a message."""
 
 
 class Session:
@@ -47,7 +47,7 @@ class Session:
         role: role of the token; empty in plain text, "none" without a known token.
         half_closed: whether the environment server has closed its side.
         notices: notices that it sent for the user.
-        gone: whether it has cancelled the stream, or its connection is lost.
+        gone: whether it has canceled the stream, or its connection is lost.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ Door = Callable[[Session], Status | None]
 
 
 class Peer:
-    """Listens at one address as a learner does. Used by one event loop."""
+    """Server at one address that acts as a learner. Used by one event loop."""
 
     def __init__(
         self, host: str, port: int, door: Door, credentials: CredentialFolder | None

@@ -24,7 +24,7 @@ class Act(NamedTuple):
 
 
 class Player(Protocol):
-    """Plays with one session, whatever it is that it brings.
+    """Player of one session, of environments or of samples.
 
     Attributes:
         acts: acts in order; one for each way to leave.

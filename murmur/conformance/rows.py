@@ -16,7 +16,7 @@ _FIRST, _LAST, _ABORTED = int(StepType.FIRST), int(StepType.LAST), int(StepType.
 
 
 class RowRules:
-    """Holds the rows of one stream to the contract, one message after another.
+    """Checks of the rows of one stream by the contract, one message after another.
 
     Attributes:
         longer: whether a notice said that episodes exceed max_episode_steps.

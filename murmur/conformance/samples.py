@@ -34,7 +34,7 @@ Digests = dict[str, bytes] | str
 
 
 class SamplePlayer:
-    """Plays with the data set that a session's first Hello announces. Fulfils Player.
+    """Player of the data set that a session's first Hello announces.
 
     Attributes:
         acts: acts in order, one for each stream.

@@ -33,7 +33,7 @@ SPEC = SampleSpec(
 
 
 class StreamOver(Exception):  # noqa: N818 - an event
-    """The learner ended the stream."""
+    """End of the stream by the learner."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(f"{code.name}: {details}")
