@@ -26,7 +26,7 @@ _LONGEST = 400  # characters of a log's line
 
 @dataclass(frozen=True)
 class Alert:
-    """Something to know.
+    """A condition of a run that its user should know.
 
     Attributes:
         severity: error, warning or note.
@@ -40,7 +40,7 @@ class Alert:
 
 
 class Movement:
-    """When counters of progress last grew."""
+    """Times at which counters of progress last grew."""
 
     def __init__(self) -> None:
         """Start without counters."""

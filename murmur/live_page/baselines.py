@@ -12,7 +12,7 @@ _POLICY = "baseline "  # of results of baselines, see env_service.sessions.evalu
 
 
 class Baselines:
-    """The baselines evaluated on the run's evaluation environment. Reads only what has changed."""
+    """Baselines evaluated on the run's evaluation environment. Reads only changed files."""
 
     def __init__(self, run: RunFolder, config: ExperimentConfig, metric: Metric) -> None:
         """Prepare to show a run's baselines; the best one is the best by `metric`."""

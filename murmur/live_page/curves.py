@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-MOST_POINTS = 512  # then two neighbours become one
+MOST_POINTS = 512  # then two neighbors become one
 MOST_EVALUATIONS = 1024
 _AT = ("time", "seconds", "env_steps", "updates")
 _FIGURES = ("return", "agent_steps_per_s", "policy_lag")
@@ -14,9 +14,9 @@ Point = dict[str, Any]
 
 
 class Curves:
-    """Points of progress and evaluations, added to one after the other.
+    """Points of progress and evaluations, added one after the other.
 
-    A point stands for `stride` neighbouring records: minimum, mean and maximum of each value, and
+    A point stands for `stride` neighboring records: minimum, mean and maximum of each value, and
     the seconds of each state of the ledger, so neither a spike nor a second is lost. Of more than
     MOST_EVALUATIONS evaluations every second one is dropped.
 

@@ -43,7 +43,7 @@ class Sheet:
 
 
 class EpisodePictures:
-    """Draws recorded episodes, and keeps the newest drawing. Used by any thread.
+    """Drawings of recorded episodes, of which the newest is kept. Used by any thread.
 
     Drawing takes at most SHARE of a processor's time: a newer episode waits until the last drawing
     is paid for, unless it is asked for.

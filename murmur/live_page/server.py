@@ -42,7 +42,7 @@ _HEADERS = {
 
 
 class LivePage:
-    """Serves the live page of a run until it is closed.
+    """Server of a run's live page until it is closed.
 
     Attributes:
         port: the port it listens on.
@@ -105,7 +105,7 @@ def served(run: RunFolder, port: int, say: Callable[[str], None]) -> Iterator[No
 
 
 class _Server(ThreadingHTTPServer):
-    """One thread for each connection, each with one request; at most _MOST_CONNECTIONS at once.
+    """HTTP server with one thread and one request per connection; at most _MOST_CONNECTIONS.
 
     One more ends the oldest whose request has not arrived: clients that send it byte by byte do not
     keep a browser out.
@@ -178,7 +178,7 @@ def _bind(view: RunView, port: int) -> _Server:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """Handler of one request."""
 
     server: _Server
     timeout = _TIMEOUT_S
