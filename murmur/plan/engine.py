@@ -18,7 +18,7 @@ _NOTHING = 1e-12  # work below this is rounding
 
 
 class Engine:
-    """Runs events in the order of their times.
+    """Event loop that runs events in the order of their times.
 
     Attributes:
         now: seconds since the begin.
@@ -110,7 +110,7 @@ class Pool:
 
 
 class Thread:
-    """Works off jobs on a pool, one after the other.
+    """Thread that works off jobs on a pool, one after the other.
 
     An interpreter is one too, whatever number of Python threads it has: they take turns on it.
     """

@@ -1,4 +1,4 @@
-"""Measures what a configuration costs, by training with it for some seconds on this machine."""
+"""Measurement of a configuration's costs by training with it for some seconds on this machine."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Collects what a forecast starts from: the task, costs measured of a run or here, or stated."""
+"""Basis of a forecast: the task, costs measured of a run or here, or stated."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Prints forecasts, within 80 columns."""
+"""Forecasts as text, within 80 columns."""
 
 from collections.abc import Mapping, Sequence
 

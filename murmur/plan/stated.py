@@ -1,4 +1,4 @@
-"""Figures that are stated, not measured here: what a GPU would take, and networks between learners.
+"""Stated figures, not measured here: times of a GPU, and networks between learners.
 
 They come from counts of launches and from what `murmur bench gpu` measured on one H100, both in
 benchmarks/results, and from data sheets; docs/plan.md has the table. A forecast that uses them says
@@ -19,7 +19,7 @@ from shared.errors import ConfigError
 LAUNCH_S, KERNEL_S, REPLAY_S = 30e-6, 4e-6, 7.5e-6
 FLOPS = 60e12
 CPU_FLOPS = 87e9  # of one core in a large fp32 matrix product: at most so much was computed
-# Launches where no preset was counted: of an optimiser step on-policy, of an update off-policy.
+# Launches where no preset was counted: of an optimizer step on-policy, of an update off-policy.
 STEP_LAUNCHES, OFF_POLICY_LAUNCHES, ACT_LAUNCHES = 50, 180, 25
 BLOCK, BLOCK_LAUNCHES = 16, 4  # minibatches of a graph at most; copies into it and out of it
 # Of the host, outside an update's graphs: gathering and returns of rollouts; draws from a replay.
@@ -40,7 +40,7 @@ _PRESETS: Mapping[tuple[str, str], str] = {
 
 @dataclass(frozen=True)
 class Network:
-    """Between learners.
+    """Network between learners.
 
     Attributes:
         what: description of the network.

@@ -12,7 +12,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Learning from each unroll once.
+    """Settings of learning from each unroll once.
 
     Attributes:
         unroll_steps: L, transitions of an unroll.
@@ -27,7 +27,7 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Replays:
-    """Learning from a replay.
+    """Settings of learning from a replay.
 
     Attributes:
         unroll_steps: L.
