@@ -1,4 +1,4 @@
-"""Runs a sweep: each run is a `murmur train` process, as many at once as the machine holds.
+"""Runs of a sweep: each is a `murmur train` process, as many at once as the machine holds.
 
 A run that fails is noted with its message; the others continue. Processes die with the sweep. A
 sweep
@@ -99,7 +99,7 @@ class Active:
 
 
 class Scheduler:
-    """Starts and watches the runs of a sweep. All methods are called from one thread."""
+    """Scheduler that starts and watches a sweep's runs. All methods are called from one thread."""
 
     def __init__(
         self,

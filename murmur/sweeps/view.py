@@ -21,7 +21,7 @@ _SHOWN = 200  # characters of a failed run's message in the table; sweep.json ha
 
 
 class SweepView(LiveView):
-    """Shows a sweep: a live table on a terminal, else plain lines every ten seconds."""
+    """View of a sweep: a live table on a terminal, else plain lines every ten seconds."""
 
     def __init__(self, sweep: SweepFolder, console: Console) -> None:
         """Show `sweep` on `console`."""
