@@ -1,4 +1,4 @@
-"""The command that measures what a run learned: evaluate."""
+"""The command that measures a trained policy: evaluate."""
 
 from functools import partial
 from pathlib import Path
