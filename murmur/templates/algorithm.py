@@ -38,7 +38,7 @@ class Skeleton(ActorAlgorithm):
         device: torch.device,
         seed: int,
     ) -> None:
-        """Build the actor and its optimiser."""
+        """Build the actor and its optimizer."""
         super().__init__(spec, network, precision, device, seed)
         self.config = config
         self.rows_per_update = config.batch_rows

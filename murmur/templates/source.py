@@ -1,4 +1,4 @@
-"""skeleton.py: bright discs on noise, as images with their masks."""
+"""skeleton.py: bright disks on noise, as images with their masks."""
 
 import hashlib
 
@@ -12,7 +12,7 @@ from shared.timestep import Array
 
 
 class Skeleton:
-    """Draws each sample when it is read."""
+    """Source that draws each sample when it is read."""
 
     class Config(Section):
         """Options that a configuration sets beside the source's name."""
