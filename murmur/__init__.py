@@ -1,4 +1,4 @@
-"""The front door: the command line and the Python API; the only code that knows both services.
+"""Command line and Python API of murmur: the only code that knows both services.
 
     import murmur
 

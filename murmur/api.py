@@ -1,4 +1,4 @@
-"""The Python API: what the commands of `murmur` do, as functions.
+"""The Python API: the commands of `murmur` as functions.
 
 See docs/python.md. The names of `murmur.__all__` are stable.
 """

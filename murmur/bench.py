@@ -1,4 +1,4 @@
-"""`murmur bench`: lists and runs the benchmarks.
+"""`murmur bench`: a list of the benchmarks, and their runs.
 
 A benchmark is a file with DESCRIPTION and run(effort) in murmur/benchmarks, or in benchmarks and
 tests/chaos, which only a checkout has. The list reads the files and imports none of them: it must

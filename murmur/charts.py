@@ -1,4 +1,4 @@
-"""Charts as inline SVG that follow the page's text colour, in light and in dark."""
+"""Charts as inline SVG that follow the page's text color, in light and in dark."""
 
 import io
 import re
@@ -13,9 +13,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Colours told apart by most readers with colour-blindness (Okabe and Ito), on white and on black.
+# Colors told apart by most readers with color-blindness (Okabe and Ito), on white and on black.
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c")
-INK = "#123456"  # stands for the page's text colour until the SVG is written
+INK = "#123456"  # stands for the page's text color until the SVG is written
 _FOLLOW_SCHEME = (
     "<style>svg{color:#1f2328}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>"
 )
@@ -33,7 +33,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Series:
-    """One line.
+    """One line of a chart.
 
     Attributes:
         name: name in the legend; empty for none.

@@ -265,7 +265,7 @@ def compilation_shown(heartbeat: Heartbeat) -> Iterator[None]:
     from numba.core import event
 
     class Marks(event.Listener):  # type: ignore[misc]
-        """Called under numba's compiler lock; compilations nest."""
+        """Callbacks of numba's compiler, under its lock; compilations nest."""
 
         depth = count = before = 0
 

@@ -30,7 +30,7 @@ class Speed:
         precision: fp32 (TF32 on CUDA), bf16 or fp16.
         rows: environment rows of the minibatch.
         gflop: work of its forward and backward passes, 1e9 operations.
-        update_ms: forward, backward and optimiser's step of one minibatch.
+        update_ms: forward, backward and optimizer's step of one minibatch.
         acting_rows: environments acted for at once.
         act_ms: copies included.
     """

@@ -1,4 +1,4 @@
-"""`murmur check-source`: reads samples of a source and tells what they are."""
+"""`murmur check-source`: the test of a source, by reading its samples."""
 
 import time
 from collections.abc import Iterator
@@ -171,7 +171,7 @@ def show(found: Examined, console: Console) -> None:
 
 
 def write_sheet(found: Examined, file: Path) -> None:
-    """Write samples beside their masks, in colours, as one PNG.
+    """Write samples beside their masks, in colors, as one PNG.
 
     Raises:
         ConfigError: if there is nothing to draw.

@@ -1,4 +1,4 @@
-"""A child process that is kept alive, and what it is started with.
+"""A child process that is kept alive, with its command, environment and log.
 
 A child that dies is started again with growing pauses. Children die with the process that started
 them.
@@ -30,7 +30,7 @@ LOST = 75  # EX_TEMPFAIL: exit code of several learners of which one was killed
 
 
 class ChildError(MurmurError):
-    """A child process ended with an error that the user can fix; the message is the child's."""
+    """Error of a child process that the user can fix; the message is the child's."""
 
 
 def join_supervisor() -> None:

@@ -53,7 +53,7 @@ class Tuning(Protocol):
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change and what it would give.
+    """A change with its predicted effect.
 
     Attributes:
         what: description of the change.

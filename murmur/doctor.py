@@ -1,4 +1,4 @@
-"""`murmur doctor`: reads a learner, says what it waits for, measures what remedies would give."""
+"""`murmur doctor`: the bottleneck of a learner, and measured gains of remedies."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -189,7 +189,7 @@ def _half_width(curves: NDArray[np.float64]) -> list[float | None]:
 
 
 class Recorder:
-    """Takes what pictures need from the rows of an episode; pass its `take` as on_row.
+    """Recorder of the values that pictures of an episode need; pass its `take` as on_row.
 
     Attributes:
         rows: (state to draw, metrics) of every row; empty if the environment cannot be drawn.

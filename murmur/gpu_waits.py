@@ -25,7 +25,7 @@ _RESTART = "costs a restart, and captures of some seconds"
 
 @dataclass(frozen=True)
 class GpuWait:
-    """Something that a run on a GPU waits for.
+    """A reason why a run on a GPU waits.
 
     Attributes:
         kind: "shapes", "captures" or "eager" of updates, "eager acts" or "acts" of acting;

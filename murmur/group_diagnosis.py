@@ -22,7 +22,7 @@ _SLOWER = 1.15  # times the work of the others' updates
 
 @dataclass(frozen=True)
 class RankFigures:
-    """One of the learners, over a while.
+    """Figures of one of the learners over a time window.
 
     Attributes:
         rank: its number.

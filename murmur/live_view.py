@@ -10,7 +10,7 @@ from murmur.text import print_plain
 
 
 class LiveView:
-    """Base of what shows progress; a subclass draws on `_live` or, if `_plain`, prints lines.
+    """Base of progress displays; a subclass draws on `_live` or, if `_plain`, prints lines.
 
     Attributes:
         line_every_s: least seconds between two lines.

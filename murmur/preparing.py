@@ -1,4 +1,4 @@
-"""Checks a training before it starts: its configuration, its folder, this machine."""
+"""Checks of a training before it starts: its configuration, its folder, this machine."""
 
 import json
 import os

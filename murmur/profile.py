@@ -1,4 +1,4 @@
-"""`murmur profile`: asks a learner for a trace of its next updates and says what is in it."""
+"""`murmur profile`: a trace of a learner's next updates, and a summary of it."""
 
 import gzip
 import json
@@ -161,7 +161,7 @@ def _bar(console: Console, updates: int) -> Iterator["_Bar"]:
 
 
 class _Bar:
-    """Updates recorded, from the numbers that the run's log gives."""
+    """Progress bar of the recorded updates, by the numbers in the run's log."""
 
     def __init__(self, progress: Progress, updates: int) -> None:
         self._progress, self._updates = progress, updates

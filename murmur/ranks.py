@@ -1,4 +1,4 @@
-"""Starts several learners of one run on this machine: `murmur learner --learners COUNT`.
+"""Several learners of one run on this machine: `murmur learner --learners COUNT`.
 
 As the learner of `murmur train`:
 

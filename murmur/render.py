@@ -1,4 +1,4 @@
-"""Moving pictures of an episode; environments say what is on them."""
+"""Moving pictures of an episode; the environments draw their content."""
 
 import errno
 import io
@@ -34,7 +34,7 @@ MOST_ROWS = 240  # of a longer episode every second, third ... row is drawn
 
 
 class FrameRecorder:
-    """Takes what an environment draws of its copy 0; pass its `take` as on_row.
+    """Recorder of the frames of an environment's copy 0; pass its `take` as on_row.
 
     Of an episode of more than 2 MOST_ROWS rows every second, third ... is kept, so its length does
     not matter for memory.

@@ -1,4 +1,4 @@
-"""Charts of a run's page: during an episode, evaluations, and what changed during training."""
+"""Charts of a run's page: of an episode, of evaluations, and of the training."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Results of benchmarks: where they come from, as files, as tables, as pages."""
+"""Results of benchmarks: their origin, and their files, tables and pages."""
 
 import io
 import json

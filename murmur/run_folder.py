@@ -1,4 +1,4 @@
-"""A run's folder: what training wrote there, and where it lies.
+"""Folder of a run: the files that training writes, and their places.
 
 runs/<name>-<timestamp>/
     config.yaml         the whole configuration of the run
@@ -70,7 +70,7 @@ _BEGUN = ("config.yaml", "checkpoints", "progress.jsonl", "counters.bin")  # any
 
 
 class RunFolder:
-    """One run's folder.
+    """Folder of one run.
 
     Attributes:
         path: the folder.
@@ -325,7 +325,7 @@ def _new_folder(directory: Path, name: str) -> Path:
 
 
 class LineTail:
-    """Reads the whole lines that were added to a file since the last look."""
+    """Iterator over the whole lines that were added to a file since the last look."""
 
     def __init__(self, path: Path, *, skip: bool = False) -> None:
         """Begin at the file's start, or behind what is there; it need not exist yet."""
@@ -351,7 +351,7 @@ class LineTail:
 
 
 class ProgressTail:
-    """Reads the records that were added to a progress file since the last look."""
+    """Iterator over the records that were added to a progress file since the last look."""
 
     def __init__(self, path: Path) -> None:
         """Begin at the file's start; it need not exist yet."""

@@ -1,4 +1,4 @@
-"""`murmur runs`: the runs that lie on this machine, their sizes, and their end."""
+"""`murmur runs`: the runs on this machine, their sizes, and their deletion."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ _GAP = 2  # characters between two columns
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run as the list shows it.
+    """A row of the list of runs.
 
     Attributes:
         path: its folder.

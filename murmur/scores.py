@@ -42,7 +42,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric while a run trained.
+    """A metric over the training of a run.
 
     Attributes:
         metric: metric of the values.

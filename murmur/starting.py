@@ -1,4 +1,4 @@
-"""Waits until a process that was just started is ready, for as long as it gets on.
+"""Wait until a new process is ready, as long as it makes progress.
 
 A start takes seconds, or minutes on a machine whose processors others use. So what counts is not
 the time but whether the process gets on: it uses a processor, waits for one, or waits for a disk.
@@ -22,7 +22,7 @@ _WORDS = {
 
 
 class Startup:
-    """The start of one child process. Used by one thread."""
+    """Wait for the start of one child process. Used by one thread."""
 
     def __init__(
         self, name: str, log: object, say: Callable[[str], None], *, several: bool = False

@@ -1,4 +1,4 @@
-"""Trains on this machine: one learner and its environment servers as child processes.
+"""Training on this machine: one learner and its environment servers as child processes.
 
     murmur train ── learner          exit 0: the run is complete; several: murmur.ranks
                  ├─ env-server       restarted until the learner ends
@@ -36,11 +36,11 @@ STOP_OTHERS_S = 15.0
 
 
 class LearnerEndedError(ResourceError):
-    """A learner ended in order before it listened."""
+    """Orderly end of a learner before it listened."""
 
 
 class FolderMovedError(ResourceError):
-    """The run's folder was renamed while it trains."""
+    """Rename of the run's folder while it trains."""
 
     def __init__(self, before: Path, now: Path) -> None:
         super().__init__(
@@ -50,11 +50,11 @@ class FolderMovedError(ResourceError):
 
 
 class StopRequested(Exception):  # noqa: N818 - an event
-    """The stop event of the supervisor was set."""
+    """Stop of a run by the supervisor's stop event."""
 
 
 class Supervisor:
-    """Runs the processes of one training run. All methods are called from one thread.
+    """Supervisor of the processes of one training run. All methods are called from one thread.
 
     Attributes:
         stop_failure: reason why the learner did not end in order when it was told to; "" if it did.

@@ -1,4 +1,4 @@
-"""Tests of your own plug-ins: each assertion reports what breaks the contract."""
+"""Tests of your own plug-ins: each assertion reports which rule of the contract is broken."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""Numbers, durations and rows as a reader likes them."""
+"""Formats of numbers, durations and rows for readers."""
 
 import os
 import re

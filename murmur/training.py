@@ -1,4 +1,4 @@
-"""`murmur train`: what the user sees while the supervisor trains, and at the end."""
+"""`murmur train`: the display of a training while the supervisor runs it, and at the end."""
 
 import math
 import threading
@@ -50,7 +50,7 @@ def completion(run: RunConfig, record: Mapping[str, Any]) -> float | None:
 
 
 class TrainingView(LiveView):
-    """Shows progress: a live bar on a terminal, else a plain line every ten seconds."""
+    """Progress of a training: a live bar on a terminal, else a plain line every ten seconds."""
 
     def __init__(self, run: RunConfig, console: Console) -> None:
         """Show the progress of `run` on `console`."""
