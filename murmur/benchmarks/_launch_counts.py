@@ -222,10 +222,10 @@ def count_preset(
     """Count a preset's launches by work and precision.
 
     Args:
-        pretend: the package pretend_cuda.
+        pretend: package pretend_cuda.
         preset: name in PRESETS.
         acts: number of acts to count.
-        updates: whether to count updates.
+        updates: flag to count updates.
     """
     name, changes = PRESETS[preset]
     option = _graph_option(_config(name, changes, "fp32"))

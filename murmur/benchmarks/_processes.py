@@ -28,7 +28,7 @@ class Snapshot:
     """Counters at one moment.
 
     Attributes:
-        wall_s: time.monotonic().
+        wall_s: time in time.monotonic() seconds.
         learner_cpu_s: CPU seconds of the learner.
         workers_cpu_s: CPU seconds of the environment server and its workers.
         metrics: the learner's Prometheus samples; histograms as "<name>_bucket" -> le -> count.
@@ -49,7 +49,7 @@ class Processes:
     """`murmur learner` and `murmur env-server` on this machine, in a temporary folder.
 
     Attributes:
-        address: the learner's host:port, once it listens.
+        address: host:port of the learner, once it listens.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Processes:
         """Prepare to run an experiment.
 
         Args:
-            config: a configuration file's content.
+            config: content of a configuration file.
             credentials: folder written by `murmur certs`; None: plain text.
             servers: environment servers to start: for training, for evaluations ("evaluator").
             start_s: longest time [s] until the learner listens.
@@ -245,12 +245,12 @@ class Scrape(NamedTuple):
     """A metrics port's samples, summed over labels; see Snapshot.
 
     Attributes:
-        metrics: name -> value, without the learner's prefix, summed over labels; and of metrics
+        metrics: values by name, without the learner's prefix, summed over labels; and of metrics
             with one label also name:label -> value.
-        buckets: histogram -> upper bound -> count.
-        states: (thread, state) -> seconds.
+        buckets: counts by histogram and upper bound.
+        states: seconds by (thread, state).
         series: number of samples.
-        phases: (histogram, phase) -> upper bound -> count, of those with a label `phase`.
+        phases: counts by (histogram, phase) and upper bound, of those with a label `phase`.
     """
 
     metrics: dict[str, float]

@@ -75,11 +75,11 @@ class Counts:
     """Counters of all ranks together, up to one moment.
 
     Attributes:
-        wall_s: time.monotonic().
+        wall_s: time in time.monotonic() seconds.
         messages: number of messages that learners answered.
         updates: number of updates of rank 0.
         learners_s: processor seconds of the learners.
-        servers_s: the same of the environment servers with their workers.
+        servers_s: processor seconds of the environment servers with their workers.
     """
 
     wall_s: float
@@ -229,7 +229,7 @@ def compare(
     Args:
         content: function from a number of learners to the content of a configuration file.
         cores: processor cores of both learners; the single one runs on the first.
-        turns: windows of each run.
+        turns: number of windows of each run.
         seconds: length of a window [s].
 
     Returns:

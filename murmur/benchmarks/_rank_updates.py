@@ -55,7 +55,7 @@ class TimedGroup(Group):
     """A group that records the duration of each exchange, packing of tensors included.
 
     Attributes:
-        exchanges: seconds of each, in order.
+        exchanges: seconds of each exchange, in order.
     """
 
     def __init__(self, rank: int, size: int, store: dist.Store | None = None) -> None:
@@ -84,7 +84,7 @@ class Measured:
         wall_s: time of an update [s].
         cpu_s: processor seconds of the whole process.
         exchanges: seconds of each exchange of the turn; empty without any.
-        bytes: exchanged.
+        bytes: bytes exchanged.
     """
 
     wall_s: float
@@ -120,7 +120,7 @@ class Pair:
             load: name in LOADS.
             how: name in HOW.
             updates: number of updates.
-            ranks: 1: the other process sleeps.
+            ranks: number of ranks; 1: the other process sleeps.
         """
         for pipe in self._pipes[:ranks]:
             pipe.send((load, how, updates))

@@ -10,9 +10,9 @@ class Effort(StrEnum):
     """Extent of a measurement.
 
     Attributes:
-        SMOKE: one measurement that only shows that the benchmark runs: seconds.
-        QUICK: roughly.
-        FULL: carefully; what is kept as a result.
+        SMOKE: one measurement of some seconds that only shows that the benchmark runs.
+        QUICK: rough measurement.
+        FULL: careful measurement, which may be kept as a result.
     """
 
     SMOKE = "smoke"

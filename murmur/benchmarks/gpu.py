@@ -83,9 +83,9 @@ def measure(
     Args:
         effort: extent of the measurement.
         chosen: topics, in this order.
-        budget_s: seconds of all of them.
+        budget_s: time for all of them [s].
         out: folder of the result, which is written after each topic; None: not written.
-        session: part of the result's name there.
+        session: suffix of the result's name.
         device: "cuda", or "cpu" to try the command.
 
     Raises:

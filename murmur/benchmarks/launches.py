@@ -47,8 +47,8 @@ def count(presets: Sequence[str], checkout: Path | None = None, option: str = ""
 
     Args:
         presets: names in PRESETS.
-        checkout: the folder of another murmur; None: this one.
-        option: "--acts-only", "--runs-only" or "--smoke" count less.
+        checkout: folder of another murmur; None: this one.
+        option: option for a shorter count, "--acts-only", "--runs-only" or "--smoke".
 
     Raises:
         ConfigError: if this is no checkout.

@@ -70,7 +70,7 @@ class Player:
     """One session, as fast as it is answered or with a pause before each message.
 
     Attributes:
-        rows: messages answered.
+        rows: number of messages answered.
     """
 
     def __init__(self, address: str, number: int, pause_s: float = 0.0) -> None:

@@ -118,7 +118,7 @@ def latencies(
         config: configuration of the learner.
         sessions: number of sessions that ask at once.
         envs: number of environments of each session.
-        warm_up: answers that do not count, of each session.
+        warm_up: number of each session's answers that do not count.
         seconds: length of the measurement [s].
         period_s: interval between a session's requests [s]; 0: every session asks again at once.
     """

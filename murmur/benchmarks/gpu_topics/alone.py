@@ -30,7 +30,7 @@ class Alone:
     """Speed of environments alone.
 
     Attributes:
-        rate: agent-steps a second.
+        rate: agent-steps per second.
         cores: processor cores in use by their processes.
     """
 
@@ -74,10 +74,10 @@ def step_alone(
     """Step the environments in this process.
 
     Args:
-        plugin: the environment.
+        plugin: environment to step.
         num_envs: number of environments.
         seconds: length of the measurement [s].
-        warm: called after the first steps.
+        warm: function to call after the first steps.
     """
     environment = make_environment(plugin, num_envs)
     spec, generator = environment.spec, np.random.default_rng(0)

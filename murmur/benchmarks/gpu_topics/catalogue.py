@@ -15,8 +15,8 @@ class Topic:
 
     Attributes:
         plan: its figures, with goals and predictions.
-        measure: gives their values.
-        limit_s: the longest that it may take.
+        measure: function that returns their values.
+        limit_s: longest duration [s].
         likely_s: expected duration [s].
     """
 

@@ -108,8 +108,8 @@ def _microseconds(
     Args:
         call: call to measure.
         device: device on which the call works.
-        repeats: calls that count.
-        wait: whether the device's work counts; else the host's alone.
+        repeats: number of calls that count.
+        wait: flag to count the device's work; else the host's alone.
     """
     for _ in range(6):  # eager ones, the capture, a replay
         call()
@@ -132,8 +132,8 @@ def _acts_beside(
     Args:
         device: device of acts and updates.
         kernels: number of kernels of a graph.
-        pieces: replays of an update.
-        read: "tolist" or "pinned": how values of an update come to the host.
+        pieces: number of replays of an update.
+        read: way of an update's values to the host, "tolist" or "pinned".
         seconds: length of the measurement [s].
     """
     cuda = device.type == "cuda"

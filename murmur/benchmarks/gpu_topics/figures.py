@@ -29,11 +29,11 @@ class Figure:
     Attributes:
         name: name of the quantity, with its unit.
         goal: value to reach; None: there is none.
-        sense: whether a value must be at most or at least the goal.
-        expected: the prediction; None: there is none.
+        sense: required relation of a value to the goal.
+        expected: predicted value; None: there is none.
         before: value of an H100 with the former code, if this figure had another name; None: see
             `measured_before`.
-        old_goal: the goal that `goal` replaces, as text; "": none.
+        old_goal: former goal that `goal` replaces, as text; "": none.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Case:
         goal_ms: longest time of a captured update [ms] that meets the goal; None: no goal.
         old_goal: former goal; see Figure.
         preset: its name in `murmur bench launches`; "": not counted.
-        workers: processes of environments that the update's batch is of; 0: the preset's own.
+        workers: number of environment processes behind the update's batch; 0: the preset's own.
         before_ms: time of its captured update on an H100 with the former code [ms].
     """
 

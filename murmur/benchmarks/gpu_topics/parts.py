@@ -23,7 +23,7 @@ class Trial:
 
     Attributes:
         spec: specification of the environment.
-        probe: makes up rows and updates.
+        probe: source of synthetic rows and updates.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class Trial:
             case: case to build.
             device: "cuda" or "cpu".
             precision: precision of the networks.
-            graphs: whether updates may be captured.
-            workers: processes of environments whose rows an update takes; None: the case's.
+            graphs: flag to capture updates.
+            workers: number of environment processes behind an update's rows; None: the case's.
         """
         fixed = [
             *(f"learner.device={device}", f"learner.precision={precision}"),
@@ -131,8 +131,8 @@ class Actor:
         """Make the rows.
 
         Args:
-            trial: its policy acts.
-            rows: environments.
+            trial: trial with the policy that acts.
+            rows: number of environments.
         """
         self._device, self._policy = trial.device, trial.algorithm.make_policy()
         cuda = self._device.type == "cuda"

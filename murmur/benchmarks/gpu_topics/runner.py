@@ -103,9 +103,9 @@ def run_topic(
 
     Args:
         command: command without its last two arguments, the limit and the file.
-        limit_s: then it and all that it has started is ended.
+        limit_s: time limit [s], after which the command and all its descendants are ended.
         known: figures of an earlier call, which the file holds when the command begins.
-        keep: called with what there is whenever the command has written.
+        keep: function called with the figures so far whenever the command has written.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder:
@@ -190,11 +190,11 @@ def run_all(
 
     Args:
         store: store of results, of earlier calls and of this one.
-        limits: seconds by topic, in order.
+        limits: time limits [s] by topic, in order.
         command: function from a topic to its command; see run_topic.
         budget_s: time for all topics [s]; a topic with less than LEAST_S left does not begin.
-        say: called with each step and its result.
-        kept: called after each topic.
+        say: function called with each step and its result.
+        kept: function called after each topic.
     """
     deadline = time.monotonic() + budget_s
     for name in store.missing(list(limits)):

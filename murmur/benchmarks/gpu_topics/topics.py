@@ -47,7 +47,7 @@ class Context:
         device: "cuda" or "cpu".
         effort: extent of the measurement.
         known: figures of an earlier call, which are not measured again.
-        keep: given all figures so far, now and then, and whether these are all.
+        keep: function called now and then with all figures so far, and whether these are all.
         end: time of the topic's end, in time.monotonic() seconds.
     """
 
@@ -65,8 +65,8 @@ class Context:
         """Keep what there is so far.
 
         Args:
-            figures: measured by this call.
-            whole: nothing is left to measure; what the topic does next may be cut short.
+            figures: figures measured by this call.
+            whole: True if nothing is left to measure, and the rest of the topic may be cut short.
         """
         self.keep({**self.known, **figures}, whole)
 

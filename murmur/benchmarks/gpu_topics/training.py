@@ -51,9 +51,9 @@ class WholeRun:
     Attributes:
         preset: its configuration.
         changes: changes to the preset, KEY=VALUE.
-        most_workers: processes of environments, at most.
+        most_workers: largest number of environment processes.
         case: name in CASES of the case with the same update.
-        scale: environments, as a multiple of the case's.
+        scale: multiple of the case's number of environments.
         agents: number of agents of an environment.
         goals: sense and value by figure.
         before: value of an H100 with the former code, by figure.
@@ -290,7 +290,7 @@ def graphs(before: Scrape, after: Scrape) -> dict[str, Value]:
     """Return counts of graph replays, captures and eager calls between two scrapes, by function.
 
     Args:
-        before: the window.
+        before: metrics before the window.
         after: metrics after the window.
     """
     first, last = before.metrics, after.metrics
