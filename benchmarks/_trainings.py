@@ -16,7 +16,7 @@ def run_training(command: Sequence[str], output: IO[str] | None = None) -> None:
 
     Args:
         command: command line of `murmur train` or `murmur sweep`.
-        output: file for what it prints; None: the terminal.
+        output: file of its output; None: the terminal.
 
     Raises:
         CalledProcessError: it failed.

@@ -75,9 +75,9 @@ def train(
 
     Args:
         task: name in TASKS.
-        end: settings of `run`.
+        end: limits of the training, settings of `run`.
         folder: folder that keeps the run.
-        checkout: the folder of another murmur, installed in its `.venv`; None: this one.
+        checkout: folder of another murmur, installed in its `.venv`; None: this one.
 
     Raises:
         ResourceError: if it fails, with its output.

@@ -27,7 +27,7 @@ class Panel:
     Attributes:
         title: name of y.
         x_label: name of x.
-        lines: its curves by name.
+        lines: curves by name.
         levels: figures of baselines, drawn dashed from side to side.
     """
 
@@ -59,8 +59,8 @@ def mean_and_range(curves: Sequence[Sequence[Mapping[str, float]]], x: str, y: s
 
     Args:
         curves: points of each run's curve; shorter runs end the line.
-        x: key of the points that is the x axis; it grows along a curve.
-        y: key of the points that is shown.
+        x: key of the x axis in the points; its values grow along a curve.
+        y: key of the y axis in the points.
     """
     grid = np.unique([point[x] for points in curves for point in points])
     first = max(points[0][x] for points in curves)

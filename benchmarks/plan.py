@@ -92,10 +92,10 @@ def compare(
     """Forecast and measurement for each number of servers.
 
     Args:
-        load: a configuration's content.
+        load: content of a configuration.
         seconds: length of a window [s].
-        servers: all that are measured; those of MEASURED_WITH give the costs.
-        group: two learners are forecast and measured, too.
+        servers: numbers of servers to measure; those of MEASURED_WITH give the costs.
+        group: flag to forecast and measure two learners, too.
     """
     config = plan_config(validate(ExperimentConfig, load))
     spec = environment_spec(config, None)

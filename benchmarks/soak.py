@@ -81,7 +81,7 @@ class Sample:
     """Measurements of all processes at one moment.
 
     Attributes:
-        minute: since the first sample.
+        minute: minutes since the first sample.
         own_mb, resident_mb, descriptors, threads: figures by process.
         series: number of metrics that the learner exposes.
     """
@@ -117,7 +117,7 @@ async def short_session(config: ExperimentConfig, role: Role, what: str, rows: i
         config: configuration with the environment to play and the learner's address.
         role: role whose credentials the session shows.
         what: "leaves", "vanishes", "sends NaN" or "brings another environment".
-        rows: messages before that.
+        rows: number of messages before the end.
     """
     environment = make_environment(config.environment, 1)
     spec = environment.spec

@@ -36,9 +36,9 @@ class Quoted(NamedTuple):
     """A published line.
 
     Attributes:
-        who: the method and whose figure it is.
+        who: method and source of the figure.
         budget: training budget; empty: not stated.
-        values: one for each metric of the table; None: not said.
+        values: value of each metric of the table; None: not stated.
     """
 
     who: str
@@ -51,10 +51,10 @@ class System(NamedTuple):
 
     Attributes:
         title: the system and its mission.
-        metrics: name in the results, heading.
+        metrics: name in the results and heading of each metric.
         trained: label -> topic of a result of `benchmarks.learning`.
         baselines: names of the baselines in these results.
-        published: quoted lines.
+        published: published lines.
     """
 
     title: str
@@ -69,10 +69,10 @@ class Target(NamedTuple):
 
     Attributes:
         what: policy that should reach the score, and its budget.
-        file: the result that holds it; none: not measured.
+        file: file of the result; none: not measured.
         metric: name in the result.
-        goal: the score.
-        less: whether less is better.
+        goal: value to reach.
+        less: True if less is better.
         match: entries that select the rows of a result of matches.
         missed: attempts so far and the bound, if the target is missed or not measured.
     """

@@ -57,12 +57,12 @@ def curves(
 
     Args:
         baseline: a name in BASELINES.
-        trials: episodes.
+        trials: number of episodes.
         config: configuration of the mission; None: the default one.
-        reference_worlds: fly over the ground truths of the released system's episodes.
+        reference_worlds: flag to fly over the ground truths of the released system's episodes.
 
     Returns:
-        name -> [trials, budget + 2].
+        metrics by name, [trials, budget + 2].
     """
     config = config or Config()
     environment = cast(TerrainEnvironment, make(config, trials))
@@ -113,7 +113,7 @@ def step_benchmark(num_envs: int, episodes: int, truths: int) -> dict[str, float
     Args:
         num_envs: number of environments of the worker.
         episodes: number of episodes of each environment.
-        truths: ground truths drawn from each generator.
+        truths: number of ground truths drawn from each generator.
 
     Returns:
         milliseconds of CPU time per agent-step (steps alone, and with the starts of episodes),

@@ -58,7 +58,7 @@ class Run:
     """One seed of one algorithm, trained as far as is needed.
 
     Attributes:
-        folder: runs/acceptance/<name>-<algorithm>-seed<seed>.
+        folder: folder of the run, runs/acceptance/<name>-<algorithm>-seed<seed>.
     """
 
     def __init__(self, config: ExperimentConfig) -> None:
@@ -82,8 +82,7 @@ class Run:
         """Train on to this number of environment steps.
 
         Returns:
-            minutes and cpu_s that it took to get there; None where that is not known: after an
-            interruption.
+            minutes and cpu_s until then; None if unknown, after an interruption.
         """
         costs = self._read_costs()
         if env_steps in costs:

@@ -18,7 +18,7 @@ def interquartile_mean(scores: Floats) -> float:
     Precipice" (arXiv:2108.13264), section 4.3.
 
     Args:
-        scores: [seeds, episodes].
+        scores: [seeds, episodes] scores.
     """
     ordered = np.sort(scores.mean(axis=1))
     cut = len(ordered) // 4
@@ -29,7 +29,7 @@ def bootstrap_interval(scores: Floats) -> tuple[float, float]:
     """Return the 95 % interval of the interquartile mean: resampled seeds, then their episodes.
 
     Args:
-        scores: [seeds, episodes].
+        scores: [seeds, episodes] scores.
 
     Returns:
         (low, high); the same scores always give the same interval.
