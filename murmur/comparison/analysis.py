@@ -40,7 +40,7 @@ class Line:
     """A curve with its interval.
 
     Attributes:
-        x, y: [K] its points.
+        x, y: [K] coordinates of its points.
         low, high: [K] ends of the interval; empty of a single run.
     """
 
@@ -62,7 +62,7 @@ class TaskResult:
         improvement: probability that a run of the first group beats one of the second.
         profiles: share of runs above a score, of each group.
         curves: interquartile mean over environment steps, of each group; none over all tasks.
-        env_steps: least and most that a run of each group used.
+        env_steps: smallest and largest number of steps that a run of each group used.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Comparison:
     Attributes:
         metric: metric that judges the runs.
         groups: groups of runs.
-        tasks: the result on each task.
+        tasks: results on each task.
         overall: result over all tasks with scaled scores; None with one task, or if groups lack
             runs.
         notes: caveats for the reader.
@@ -113,11 +113,11 @@ def compare(
         metric: metric that judges the runs, "-" before it if less is better; None: each run's
             evaluation.best_metric.
         by: configuration keys that tell groups apart; none: all that differ.
-        best: whether a run's score is that of its best evaluation, not its last.
+        best: flag to score a run by its best evaluation, not by its last.
         at_steps: environment steps at which scores are taken; None: at the end.
-        any_steps: whether runs may have used different numbers of environment steps.
-        across_tasks: whether runs may be of different tasks.
-        say: takes a line for each run that is left out.
+        any_steps: flag to allow different numbers of environment steps.
+        across_tasks: flag to allow runs of different tasks.
+        say: function called with a line for each run that is left out.
 
     Raises:
         ConfigError: if the runs do not compare, saying what differs.

@@ -27,13 +27,13 @@ class ComparedRun:
     """A run with its settings and its score.
 
     Attributes:
-        path: its folder.
-        config: dotted key to value, all keys with their defaults.
+        path: folder of the run.
+        config: values by dotted key, all keys with their defaults.
         task: configuration keys of the task, with their values.
-        seed: run.seed.
-        state: running, complete, stopped or begun.
+        seed: value of run.seed.
+        state: state of the run: running, complete, stopped or begun.
         env_steps: environment steps learned from.
-        curve: its score while it trained.
+        curve: curve of its score during training.
     """
 
     path: Path

@@ -23,7 +23,7 @@ class Group:
     Attributes:
         name: difference from the other groups.
         runs: runs on all tasks.
-        settings: every key that differs between runs, with its values here.
+        settings: values of every key that differs between runs.
     """
 
     name: str

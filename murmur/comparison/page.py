@@ -86,7 +86,7 @@ def write_page(comparison: Comparison, out: Path, command: str) -> None:
 
     Args:
         comparison: comparison to show.
-        out: the file.
+        out: file of the page.
         command: command that made the page.
 
     Raises:

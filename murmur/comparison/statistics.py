@@ -20,7 +20,7 @@ class Estimate(NamedTuple):
     """A figure with its interval.
 
     Attributes:
-        value: computed from all runs.
+        value: value computed from all runs.
         low, high: ends of the interval; None if a group has a single run.
     """
 
@@ -35,10 +35,10 @@ def interquartile_mean(scores: Scores) -> Scores:
     The lowest and the highest floor(N / 4) of the N = R M scores are left out.
 
     Args:
-        scores: [..., R, M].
+        scores: [..., R, M] scores of R runs on M tasks.
 
     Returns:
-        [...].
+        [...] mean.
     """
     flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
     cut = flat.shape[-1] // 4
@@ -49,11 +49,11 @@ def performance_profile(scores: Scores, thresholds: Scores) -> Scores:
     """Share of scores above each threshold.
 
     Args:
-        scores: [..., R, M].
-        thresholds: [K].
+        scores: [..., R, M] scores of R runs on M tasks.
+        thresholds: [K] thresholds.
 
     Returns:
-        [..., K], falling from 1 to 0.
+        [..., K] shares, falling from 1 to 0.
     """
     flat = scores.reshape(*scores.shape[:-2], -1)
     return np.stack([(flat > threshold).mean(-1) for threshold in thresholds], axis=-1)
@@ -66,11 +66,11 @@ def probability_of_improvement(first: Scores, second: Scores) -> Scores:
     statistic divided by the number of pairs.
 
     Args:
-        first: [..., R1, M].
-        second: [..., R2, M].
+        first: [..., R1, M] scores of the first group.
+        second: [..., R2, M] scores of the second group.
 
     Returns:
-        [...].
+        [...] probability.
     """
     x, y = first[..., :, None, :], second[..., None, :, :]
     return np.asarray(((x > y) + 0.5 * (x == y)).mean((-3, -2, -1)))
@@ -80,12 +80,12 @@ def resample(scores: Scores, repeats: int, rng: np.random.Generator) -> Scores:
     """Draw runs with replacement, for each task on its own: tasks are the strata.
 
     Args:
-        scores: [R, M, ...].
+        scores: [R, M, ...] scores of R runs on M tasks.
         repeats: number of resamples.
         rng: source of the draws.
 
     Returns:
-        [repeats, R, M, ...].
+        [repeats, R, M, ...] scores of the drawn runs.
     """
     runs, tasks = scores.shape[:2]
     drawn = rng.integers(runs, size=(repeats, runs, tasks))
@@ -98,7 +98,7 @@ def bootstrap(
     """Return the statistic of resampled groups, each resampled independently.
 
     Returns:
-        [repeats, ...].
+        [repeats, ...] statistic of each resample.
     """
     rng = np.random.default_rng(seed)
     each = max(1, _AT_ONCE // sum(group.size for group in groups))
@@ -118,8 +118,8 @@ def estimate(statistic: Callable[..., Scores], *groups: Scores, seed: int = 0) -
     """Estimate a statistic of groups of runs with its interval.
 
     Args:
-        statistic: takes [..., R, M] of each group, gives [...].
-        groups: [R, M] each.
+        statistic: function from [..., R, M] of each group to [...].
+        groups: [R, M] scores of each group.
         seed: seed of the bootstrap.
     """
     value = float(statistic(*groups))
@@ -136,9 +136,9 @@ def normalise(scores: Scores, low: Scores, high: Scores) -> Scores:
     MARL" (arXiv:2209.10485), section 5. A task in which all scores are equal gives 1.
 
     Args:
-        scores: [R, M].
-        low: [M].
-        high: [M].
+        scores: [R, M] scores of R runs on M tasks.
+        low: [M] lowest scores.
+        high: [M] highest scores.
     """
     width = np.where(high > low, high - low, 1.0)
     return np.asarray(np.where(high > low, (scores - low) / width, 1.0))
