@@ -10,7 +10,7 @@ class Contract(NamedTuple):
 
     Attributes:
         subject: name of this side, for the user.
-        sentences: key -> sentence, in the order of docs/wire.md.
+        sentences: sentences by key, in the order of docs/wire.md.
     """
 
     subject: str

@@ -42,7 +42,7 @@ class Leave(NamedTuple):
     """A way in which the learner leaves after an act.
 
     Attributes:
-        leave: goes away.
+        leave: function that ends, cuts or freezes the session.
         consequence: required consequence, named in a key "again ...".
     """
 
@@ -66,10 +66,10 @@ class Examination:
 
         Args:
             host: address to listen on.
-            port: the same; 0: any.
+            port: port to listen on; 0: any.
             credentials: credentials of a learner; None: plain text.
-            limits: patience.
-            say: called with each message.
+            limits: time limits of the examination.
+            say: function called with each message.
         """
         self.checklist = Checklist()
         self._peer = Peer(host, port, self._door, credentials)
@@ -100,9 +100,9 @@ class Examination:
         """Examine.
 
         Args:
-            command: starts the environment server; empty: it is started by hand.
-            acts: only these of the player's, and no endings; empty: everything.
-            ready: called with the port once it listens.
+            command: command that starts the environment server; empty: it is started by hand.
+            acts: acts to play of the player's, without endings; empty: everything.
+            ready: function called with the port once it listens.
 
         Raises:
             ResourceError: if the port is not available.

@@ -60,8 +60,8 @@ class LearnerExamination:
         Args:
             address: address of the learner, host:port.
             credentials: credentials of an environment server; None: plain text.
-            limits: patience.
-            say: called with each message.
+            limits: time limits of the examination.
+            say: function called with each message.
         """
         self.checklist = Checklist(LEARNER_CONTRACT)
         self._address, self._folder = address, credentials

@@ -8,13 +8,13 @@ class Limits:
     """Time limits in seconds, and lengths of the acts.
 
     Attributes:
-        start_s: until the first Hello.
+        start_s: time until the first Hello.
         patience_s: wait for one message; a step or a replay may take long.
         again_s: time for reconnecting, once it is known that the stream has ended.
         frozen_s: time for noticing that a learner is gone without notice, and reconnecting.
         delay_s: delay of Welcome and of one answer.
         quiet_s: time in which a server that was refused for good must not reconnect.
-        rows: most messages of the first play.
+        rows: largest number of messages of the first play.
         play_s: length of the first play, even with fewer messages.
     """
 

@@ -41,13 +41,13 @@ class Session:
     """One stream. Its gRPC side runs in a task of its own; the examination reads and writes.
 
     Attributes:
-        hello: the first message; None if it is something else.
+        hello: first message; None if it is something else.
         problem: error in the first message, if there is none or it cannot be read.
-        silent: the stream ended without any message.
+        silent: True if the stream ended without any message.
         role: role of the token; empty in plain text, "none" without a known token.
-        half_closed: whether the environment server has closed its side.
+        half_closed: True if the environment server has closed its side.
         notices: notices that it sent for the user.
-        gone: whether it has canceled the stream, or its connection is lost.
+        gone: True if it has canceled the stream, or its connection is lost.
     """
 
     def __init__(

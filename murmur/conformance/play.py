@@ -33,7 +33,7 @@ class Record:
     Attributes:
         rows: digests of every array, by row and environment.
         step_types: [N] step types by row.
-        actions: the answer to each row.
+        actions: answers to the rows.
     """
 
     rows: list[list[dict[str, bytes]]] = field(default_factory=list)
@@ -81,11 +81,11 @@ class Play:
 
         Args:
             spec: specification of its environments.
-            num_envs: n.
-            session: the stream.
+            num_envs: number of environments, N.
+            session: session of the stream.
             checklist: checklist that receives the findings.
             patience_s: longest wait for one message.
-            fresh: whether all episodes begin here; else Welcome says that some are under way.
+            fresh: True if all episodes begin here; else Welcome says that some are under way.
         """
         n = num_envs
         self.spec, self.num_envs, self.session = spec, n, session

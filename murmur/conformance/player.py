@@ -14,8 +14,8 @@ class Act(NamedTuple):
 
     Attributes:
         name: name for the user.
-        play: plays it.
-        key: the sentence of the contract that is broken if the server ends the stream meanwhile.
+        play: function that plays it.
+        key: key of the contract's sentence that is broken if the server ends the stream meanwhile.
     """
 
     name: str

@@ -54,11 +54,11 @@ def examine_and_show(
 
     Args:
         address: address to listen on or, to examine a learner, to connect to.
-        command: starts the server.
+        command: command that starts the server.
         security: folder of credentials: a learner's or, to examine one, an environment server's.
         patience_s: longest wait for one message.
         console: console that prints the report.
-        learner: examine a learner.
+        learner: flag to examine a learner.
 
     Raises:
         MurmurError: if the address cannot be bound, the command does not start, or no peer

@@ -19,7 +19,7 @@ class RowRules:
     """Checks of the rows of one stream by the contract, one message after another.
 
     Attributes:
-        longer: whether a notice said that episodes exceed max_episode_steps.
+        longer: True if a notice said that episodes exceed max_episode_steps.
     """
 
     def __init__(self, spec: EnvSpec, checklist: Checklist, fresh: bool) -> None:
@@ -28,7 +28,7 @@ class RowRules:
         Args:
             spec: specification of its environments.
             checklist: checklist that receives the findings.
-            fresh: whether all episodes begin here; else Welcome says that some are under way.
+            fresh: True if all episodes begin here; else Welcome says that some are under way.
         """
         self._spec, self._checklist, self._fresh = spec, checklist, fresh
         self._row, self.longer = 0, False

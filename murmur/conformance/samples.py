@@ -174,7 +174,7 @@ class _Supply:
 
         Args:
             spec: specification of the samples.
-            session: the stream.
+            session: session of the stream.
             checklist: checklist that receives the findings.
             patience_s: longest wait for one message.
             seen: digests of every sample so far, by split and index; new ones are added.
