@@ -29,7 +29,7 @@ class Alert:
     """A condition of a run that its user should know.
 
     Attributes:
-        severity: error, warning or note.
+        severity: level: error, warning or note.
         what: one sentence on the condition.
         fix: action to take; "" if none.
     """
@@ -100,11 +100,11 @@ def alerts_of_progress(
     """Yield the alerts that follow from the newest record of progress.
 
     Args:
-        last: the record; empty if there is none.
-        moved: called with all records.
-        now: seconds since 1970.
-        running: whether the run is under way.
-        log_every_s: learner.log_every_s.
+        last: newest record; empty if there is none.
+        moved: record of the counters' growth, called with all records.
+        now: time in seconds since 1970.
+        running: True if the run is under way.
+        log_every_s: value of learner.log_every_s.
     """
     wrong = [
         name

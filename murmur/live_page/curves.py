@@ -23,8 +23,8 @@ class Curves:
     A reader holds a cursor, "<version>:<points>:<evaluations>", and gets what changed since.
 
     Attributes:
-        points: the oldest first; `at` says where a point ends.
-        evaluations: the oldest first.
+        points: points, the oldest first; `at` says where a point ends.
+        evaluations: evaluations, the oldest first.
     """
 
     def __init__(self) -> None:

@@ -26,11 +26,11 @@ class Sheet:
     """Pictures side by side, in rows of `columns`.
 
     Attributes:
-        png: the file.
+        png: content of the picture file.
         version: version of the recorded episode.
         frames: number of pictures.
         columns: columns of the sheet.
-        rate: pictures a second.
+        rate: pictures per second.
         reading: instructions for reading the pictures.
     """
 
@@ -70,7 +70,7 @@ class EpisodePictures:
         """Draw the newest episode, at once if it may be; None if there is none.
 
         Args:
-            newest: whether it may be drawn although the last drawing is not paid for.
+            newest: flag to draw at once, although the last drawing was recent.
         """
         with self._lock:
             version = self._version()

@@ -46,7 +46,7 @@ class LivePage:
 
     Attributes:
         port: the port it listens on.
-        moved: whether that is another port than asked for, which was in use.
+        moved: True if the port asked for was in use, and this is another one.
     """
 
     def __init__(self, run: RunFolder, port: int = PORT) -> None:
@@ -89,7 +89,7 @@ def served(run: RunFolder, port: int, say: Callable[[str], None]) -> Iterator[No
     Args:
         run: the training's folder.
         port: port to listen on, unless it is in use.
-        say: takes a line with the address, or why there is none.
+        say: function called with a line with the address, or with the reason if there is none.
     """
     try:
         page = LivePage(run, port)
