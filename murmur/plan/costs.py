@@ -28,7 +28,7 @@ class Window:
         seconds: length of the window [s].
         messages: observation messages.
         batches: inference batches.
-        updates: made.
+        updates: updates made.
         rows: environment rows received.
         trained: environment rows that updates took.
         env_steps: environment steps received.

@@ -21,8 +21,8 @@ class Engine:
     """Event loop that runs events in the order of their times.
 
     Attributes:
-        now: seconds since the begin.
-        stopped: set by an event to end the simulation.
+        now: simulated seconds since the start.
+        stopped: flag that an event sets to end the simulation.
     """
 
     def __init__(self) -> None:

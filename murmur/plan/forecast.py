@@ -24,10 +24,10 @@ class Size:
     """Size of a system.
 
     Attributes:
-        learners: ranks; on GPUs one each.
+        learners: number of ranks; on GPUs one each.
         cores: processors of all machines together.
         workers: workers of all environment servers; 0: as many as the cores allow.
-        batch: times the configuration's batch size.
+        batch: multiple of the configuration's batch size.
     """
 
     learners: int
@@ -42,9 +42,9 @@ class Forecast:
 
     Attributes:
         size: size of the system, with the chosen number of workers.
-        rate: agent-steps a second.
-        env_rate: environment steps a second.
-        updates: a second.
+        rate: agent-steps per second.
+        env_rate: environment steps per second.
+        updates: updates per second.
         bottleneck: name of what limits the rate.
         busy: share of the time that each resource works.
         blocked: share of the sessions that wait for the learner.
@@ -77,7 +77,7 @@ class Basis:
 
     Attributes:
         config: the experiment.
-        costs: measured, or stated of a GPU.
+        costs: costs, measured, or stated of a GPU.
         task: the environment.
         network: network between learners.
         link_bytes_per_s: bandwidth from the environment servers to a learner; 0: no limit.
@@ -182,7 +182,7 @@ def bottleneck(outcome: Outcome, *, eager: bool = False) -> str:
 
     Args:
         outcome: result of a simulation.
-        eager: whether some updates launch their kernels one by one.
+        eager: True if some updates launch their kernels one by one.
     """
     busy = outcome.busy
     if busy["cores"] > _FULL:

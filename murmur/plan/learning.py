@@ -16,8 +16,8 @@ class Task:
 
     Attributes:
         agents: agents of an environment.
-        max_episode_steps: 0: no end.
-        remembers: the policy has a memory.
+        max_episode_steps: longest episode in steps; 0: no end.
+        remembers: True if the policy has a recurrent state.
     """
 
     agents: int
@@ -46,7 +46,7 @@ def learning_of(
     Args:
         config: the experiment.
         task: its environment.
-        ranks: N.
+        ranks: number of ranks, N.
         environments: training environments of one rank.
         session: environments of a session.
         pace: measured pace; None: the values that hold before a measurement.

@@ -27,12 +27,12 @@ class Costs:
         update_replays_s: host's cost of an update, beside the device: replays of its graphs.
         update_eager_s: host's cost of an update, beside the device, if its kernels are launched one
             by one.
-        eager: share of updates that are.
+        eager: share of updates whose kernels are launched one by one.
         hop_s: seconds from one process to the other, beside the processor time.
         message_bytes: bytes of an observation message.
         update_rows: environment rows of all ranks that update_s, update_replays_s and
             update_eager_s are for; more rows, in proportion more minibatches. 0: any number.
-        device: whether `act_` and `update_` costs are of a GPU.
+        device: True if `act_` and `update_` costs are of a GPU.
         threads: processors that an update on the CPU can use at once.
         steps_per_row: environment steps of a row; rows that begin an episode are none.
         jitter: standard deviation over mean of a job's work.
@@ -69,7 +69,7 @@ class Group:
     """Exchange between the ranks in an update.
 
     Attributes:
-        ranks: N.
+        ranks: number of ranks, N.
         exchange_s: seconds of an update's all-reduces that nothing hides.
     """
 
@@ -89,7 +89,7 @@ class System:
         learning: needs of one rank's update.
         costs: costs of each kind of work.
         group: ranks and their exchange.
-        sync: acting and learning take turns.
+        sync: True if acting and learning take turns.
         max_batch_envs: limit of the batcher, in environments.
         link_bytes_per_s: bandwidth of a learner's network; 0: no limit.
         others: processors that other programs use.
@@ -113,9 +113,9 @@ class Outcome:
     """The result of a simulation.
 
     Attributes:
-        seconds: simulated, after the warm-up.
-        rows: environment rows a second, of all ranks.
-        updates: a second.
+        seconds: simulated seconds after the warm-up.
+        rows: environment rows per second, of all ranks.
+        updates: updates per second.
         busy: share of the time in which each resource worked, 0 to 1, by name.
         blocked: share of the sessions that waited for the learner.
         peers: share of the time in which ranks waited for each other and exchanged gradients.

@@ -58,7 +58,7 @@ def measure(
         config: the experiment.
         servers: numbers of servers, in rising order; a window is measured at each.
         seconds: length of a window [s].
-        say: called with what takes time.
+        say: function called with a line about each slow step.
 
     Raises:
         ConfigError: if no update is made in time.

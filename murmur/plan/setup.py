@@ -190,13 +190,13 @@ def basis_of(
     Args:
         config: the experiment.
         run: run with the costs; None: they are measured here.
-        gpu: learners are on GPUs.
+        gpu: True if learners are on GPUs.
         network: name of the network between learners.
         costs_file: costs that were kept; None: measure.
         seconds: length of a probe's window [s].
         link_gbit: Gbit/s from environment servers to a learner; 0: no limit.
         learners: number of learners; one exchanges nothing.
-        say: called with what takes time.
+        say: function called with a line about each slow step.
 
     Raises:
         MurmurError: if the costs cannot be measured.

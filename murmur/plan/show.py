@@ -39,7 +39,7 @@ def show(
 
     Args:
         seen: forecasts, the smallest system first.
-        gains: times as fast with twice as much of each resource.
+        gains: speed-up by twice as much of each resource.
         sources: sources of the costs, a line each.
         console: console that prints the forecast.
         network: network between learners, as text.

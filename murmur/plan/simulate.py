@@ -29,9 +29,10 @@ class Limits:
 
     Attributes:
         messages: number of messages after which it ends, with the next update if there is one.
-        warm: messages before the measurement begins, at the end of an update if there is one.
-        least: messages measured, at least.
-        updates: measured, at least, if the messages suffice.
+        warm: number of messages before the measurement begins, at the end of an update if there is
+            one.
+        least: smallest number of messages measured.
+        updates: smallest number of updates measured, if the messages suffice.
     """
 
     messages: int = 15_000

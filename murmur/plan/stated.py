@@ -114,7 +114,7 @@ def on_gpu(costs: Costs, config: ExperimentConfig, agents: int) -> Costs:
     not fewer.
 
     Args:
-        costs: measured on a CPU.
+        costs: costs measured on a CPU.
         config: the experiment, with all options of its algorithm.
         agents: agents of an environment.
     """

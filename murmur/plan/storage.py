@@ -16,8 +16,8 @@ class Rollouts:
 
     Attributes:
         unroll_steps: L, transitions of an unroll.
-        unrolls_per_update: environments whose unrolls make an update, of one rank.
-        max_policy_lag: None: any, the sync pipeline.
+        unrolls_per_update: number of environments whose unrolls make an update, of one rank.
+        max_policy_lag: oldest policy of a row, in updates; None: any, the sync pipeline.
     """
 
     unroll_steps: int
@@ -30,12 +30,12 @@ class Replays:
     """Settings of learning from a replay.
 
     Attributes:
-        unroll_steps: L.
+        unroll_steps: transitions of an unroll, L.
         start_rows: rows of one rank before the first update.
         interval: rows of one rank from one burst of updates to the next; may be a fraction.
         updates: updates of a burst.
         batch_rows: rows of one rank that an update draws.
-        ahead: unrolls of every environment that acting may be ahead; None: any, sync.
+        ahead: unrolls that acting may be ahead in every environment; None: any, sync.
     """
 
     unroll_steps: int
@@ -115,7 +115,7 @@ class RolloutModel:
     """RolloutStorage's decisions.
 
     Attributes:
-        length: L.
+        length: transitions of an unroll, L.
         lag: mean policy lag of the last update's rows, in updates.
     """
 
@@ -195,8 +195,8 @@ class ReplayModel:
     """ReplayStorage's decisions.
 
     Attributes:
-        length: L.
-        lag: 0: rows are never too old.
+        length: transitions of an unroll, L.
+        lag: policy lag, always 0: rows are never too old.
     """
 
     def __init__(self, settings: Replays) -> None:
