@@ -39,12 +39,12 @@ class Capacity:
     """Resources that a sweep may use at a time.
 
     Attributes:
-        parallel: runs at once.
+        parallel: number of runs at once.
         reason: reason for the limit of their number, for the screen.
         cores: processors of one run.
         memory_gib: expected memory of one run.
         gpus: GPUs that the runs take in turns; empty: they use the CPU.
-        gpu_limit_gib: learner.memory_limit_gib of a run that sets none; 0: no limit.
+        gpu_limit_gib: value of learner.memory_limit_gib for a run that sets none; 0: no limit.
     """
 
     parallel: int

@@ -49,9 +49,10 @@ class SweepRun:
 
     Attributes:
         name: name of its folder.
-        config: the configuration it is made from.
+        config: configuration that it is made from.
         settings: settings of the sweep for it, run.seed among them.
-        state: waiting; running; complete; failed; stopped, before its end; pruned by Optuna.
+        state: state of the run: waiting; running; complete; failed; stopped, before its end; pruned
+            by Optuna.
         message: error of a failed run.
         trial: number of Optuna's trial.
         env_steps: environment steps learned from.
@@ -79,10 +80,10 @@ class SweepFolder:
     """A sweep on the disk. Used by one thread.
 
     Attributes:
-        path: its folder.
+        path: folder of the sweep.
         spec: specification of the sweep.
         runs: all runs that are known so far.
-        lock: held by this process while it runs the sweep.
+        lock: lock that this process holds while it runs the sweep.
     """
 
     path: Path
@@ -126,8 +127,8 @@ class SweepFolder:
         """Open the folder of a sweep that exists.
 
         Args:
-            path: the folder.
-            lock: whether to run it.
+            path: folder of the sweep.
+            lock: flag to lock it, in order to run it.
 
         Raises:
             ConfigError: if there is no sweep in it.
@@ -267,7 +268,7 @@ def find_runs(targets: Iterable[str]) -> tuple[list[RunFolder], list[str]]:
         targets: folders of runs or of sweeps, folders that hold them, or patterns with *, ? or [.
 
     Returns:
-        the runs, each once; a line for each run of a sweep that has no folder: it failed, or waits.
+        runs, each once; a line for each run of a sweep that has no folder: it failed, or waits.
 
     Raises:
         ConfigError: if a path means no run.

@@ -25,9 +25,10 @@ def run_sweep(
     """Run what is left of a sweep, showing progress.
 
     Args:
-        sweep: its folder, which this process has locked.
+        sweep: folder of the sweep, which this process has locked.
         console: console that shows the progress.
-        parallel: runs at once, in place of the sweep's own; 0: as many as the machine holds.
+        parallel: number of runs at once, in place of the sweep's own; 0: as many as the machine
+            holds.
         gpus: GPUs that runs may use; None: those of this machine.
 
     Returns:

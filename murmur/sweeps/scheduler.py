@@ -71,15 +71,15 @@ class Active:
     """A run that is at work.
 
     Attributes:
-        run: its entry in the index.
-        config: its configuration.
-        process: `murmur train`.
+        run: entry of the run in the index.
+        config: configuration of the run.
+        process: process of `murmur train`.
         log_start: position in its log at which its output begins.
-        tail: reads its progress.
+        tail: reader of its progress.
         gpu: GPU of the run; None: the CPU.
         progress: last record.
         stopping: reason why it was told to stop; "" if it was not.
-        memory_kills: the kernel's counts when it started.
+        memory_kills: memory kills that the kernel had counted at its start.
     """
 
     run: SweepRun
@@ -114,10 +114,10 @@ class Scheduler:
 
         Args:
             sweep: the sweep; its index is written after each change.
-            queue: says which run comes next.
+            queue: queue that chooses the next run.
             capacity: resources that the runs may use.
-            say: takes lines about what happens to runs.
-            on_tick: takes the runs at work, several times a second.
+            say: function called with lines about events of runs.
+            on_tick: function called with the runs at work, several times a second.
         """
         self._sweep, self._queue, self._capacity = sweep, queue, capacity
         self._say, self._on_tick = say, on_tick

@@ -20,8 +20,8 @@ class Distribution(Section):
     """Distribution from which a random search draws a value.
 
     Attributes:
-        kind: uniform and log_uniform give floats in [low, high], integers whole numbers from low to
-            high, both included, choice one of `values`.
+        kind: kind of the distribution: uniform and log_uniform give floats in [low, high], integers
+            whole numbers from low to high, both included, choice one of `values`.
     """
 
     kind: Literal["uniform", "log_uniform", "integers", "choice"]

@@ -20,7 +20,7 @@ class Searched:
     """Runs that Optuna proposes one by one: the queue of a scheduler. Used by one thread.
 
     Attributes:
-        study: Optuna's, kept in the sweep's folder.
+        study: study of Optuna, kept in the sweep's folder.
     """
 
     def __init__(self, sweep: SweepFolder) -> None:
