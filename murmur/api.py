@@ -45,17 +45,17 @@ def train(
         config: the name of a configuration, a file, its sections, or what murmur.config returned.
             With `resume`: the name of a configuration, the folder of a run, or None.
         overrides: changes of the configuration, see murmur.config.
-        seed: replaces run.seed.
-        start_from: fine-tune: the checkpoint, or the run (its best one), that the new run takes its
-            weights from; see docs/fine-tuning.md.
+        seed: value in place of run.seed.
+        start_from: checkpoint, or run (its best one), whose weights the new run starts from; see
+            docs/fine-tuning.md.
         run: folder of the run; None: a new folder under runs/, or with `resume` the newest run.
-        resume: continue a run from its last checkpoint.
+        resume: flag to continue a run from its last checkpoint.
         learners: number of learners that train together; None: 1, or that of the resumed run.
-        callbacks: called as callback(run, record) in this process with each record of
+        callbacks: functions, called as callback(run, record) in this process with each record of
             progress.jsonl; its "kind" is "progress" or "evaluation". They may call run.stop().
-        wait: return when the training has ended. False: return at once and train in the background;
-            a thread calls the callbacks, and the training ends with this process.
-        progress: show progress; None: if `wait`.
+        wait: flag to return when the training has ended. False: return at once and train in the
+            background; a thread calls the callbacks, and the training ends with this process.
+        progress: flag to show progress; None: if `wait`.
 
     Returns:
         the run.

@@ -43,8 +43,8 @@ class Topic:
 
     Attributes:
         name: name that `murmur bench` takes.
-        module: its full name; "" where its file is missing.
-        description: its DESCRIPTION.
+        module: full name of the module; "" if its file is missing.
+        description: text of its DESCRIPTION.
         needs: top-level modules that it imports beside those of the documented installation.
     """
 
@@ -139,13 +139,13 @@ def run_benchmark(
         name: name of the benchmark.
         effort: extent of the measurement.
         console: console that prints the result.
-        save: write the result.
-        dirty: even if the source differs from its commit.
+        save: flag to write the result.
+        dirty: flag to write it even if the source differs from its commit.
         folder: folder of the result; None: benchmarks/results.
-        chosen: topics of a benchmark that has some; none: all.
+        chosen: topics of a benchmark that has topics; none: all.
 
     Returns:
-        the file with the result, None if it is not saved.
+        file of the result, None if it is not saved.
 
     Raises:
         ConfigError: for an unknown name, for what is not installed, for source that differs, for
@@ -182,12 +182,12 @@ def plan_benchmark(
     Args:
         name: name of the benchmark.
         console: console that prints the plan.
-        save: write the plan as a result, `<name>-expected`.
-        dirty: even if the source differs from its commit.
-        chosen: topics of it; none: all.
+        save: flag to write the plan as a result, `<name>-expected`.
+        dirty: flag to write it even if the source differs from its commit.
+        chosen: topics of the benchmark; none: all.
 
     Returns:
-        the file, None if it is not saved.
+        file of the plan, None if it is not saved.
 
     Raises:
         ConfigError: for an unknown name or topic, a benchmark that has no plan, source that

@@ -83,16 +83,17 @@ def make_certificates(
     """Write everything.
 
     Args:
-        folder: made if it is not there.
+        folder: folder of the files; it is made if it does not exist.
         hosts: names and addresses of the learner, for its certificate.
         days: validity of certificates [days]; a new authority is valid ten times as long.
-        renew: keep the authority, and the names that the learner's certificate has; the newest
-            token of each role stays valid beside the new one, so that services can be given the
-            new files one after another.
-        force: replace everything, the authority too: nothing made before gets in any more.
+        renew: flag to keep the authority and the names in the learner's certificate; the newest
+            token of each role stays valid beside the new one, so that services can be given the new
+            files one after another.
+        force: flag to replace everything, the authority too: earlier certificates and tokens are
+            refused.
 
     Returns:
-        the folders to hand out.
+        folders to hand out.
 
     Raises:
         ConfigError: if files are there and neither renew nor force is set, or if renew finds no

@@ -37,7 +37,7 @@ class Series:
 
     Attributes:
         name: name in the legend; empty for none.
-        x, y: its points; None and NaN leave a gap.
+        x, y: coordinates of its points; None and NaN leave a gap.
         half_width: half the width of the band at each point; empty for none.
         low, high: ends of a band that is not symmetric; empty for none.
     """
@@ -77,12 +77,12 @@ def line_chart(
     """Draw a chart as an <svg> element.
 
     Args:
-        series: its lines.
+        series: lines of the chart.
         x_label: name of x.
         y_label: name of y.
-        markers: whether points are marked.
-        equal: whether no line stands out; else the first does.
-        counts: whether x counts something: 20 000 is written 20k.
+        markers: flag to mark points.
+        equal: flag to draw all lines alike; else the first stands out.
+        counts: flag of an x axis of counts: 20 000 is written 20k.
         y_limits: limits of the y axis; None: the range of all lines.
     """
     with mpl.rc_context(STYLE):
@@ -108,7 +108,7 @@ def furnish(axis: Axes, ticks: int, *, counts: bool) -> None:
 
     Args:
         axis: axis to furnish.
-        ticks: intervals along x, at most.
+        ticks: largest number of intervals along x.
         counts: flag of an x axis of counts; see line_chart.
     """
     axis.spines[["top", "right"]].set_visible(False)
@@ -140,7 +140,7 @@ def interval_chart(
     """Draw figures with their intervals as an <svg> element, one below the other.
 
     Args:
-        rows: (name, value, low, high); without low and high a point alone.
+        rows: (name, value, low, high) of each row; without low and high a point alone.
         label: name of the values.
     """
     with mpl.rc_context(STYLE):

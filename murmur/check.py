@@ -54,8 +54,8 @@ def check_machine(*, need_gpu: bool, measure: bool) -> list[Finding]:
     """Look at everything; nothing is changed.
 
     Args:
-        need_gpu: whether a missing GPU is a failure.
-        measure: whether to time matrix products (two seconds).
+        need_gpu: flag to report a missing GPU as a failure.
+        measure: flag to time matrix products (two seconds).
     """
     findings = [*_machine(), *_gpu(need_gpu)]
     if measure and has_torch():

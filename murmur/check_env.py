@@ -55,7 +55,7 @@ class Checked:
     """Result of the check of an environment.
 
     Attributes:
-        problems: messages; none if it keeps the contract.
+        problems: messages on breaches of the contract; none if it keeps the contract.
         description: description of its interface, if it keeps the contract.
         look: observations of this process, if it keeps the contract.
         notices: values that murmur changes, ignores or guesses; no failures.
@@ -99,8 +99,8 @@ def _other_hashes(agents: tuple[str, ...], before: str) -> str:
     """Return a PYTHONHASHSEED with which a set of the agents, if there are some, has another order.
 
     Args:
-        agents: their names.
-        before: the PYTHONHASHSEED to differ from.
+        agents: names of the agents.
+        before: PYTHONHASHSEED to differ from.
     """
     seeds = [str(seed) for seed in range(1, _HASH_SEEDS) if str(seed) != before]
     if len(agents) < 2:

@@ -25,14 +25,14 @@ class Speed:
     """One configuration in one precision.
 
     Attributes:
-        config: its name.
+        config: name of the configuration.
         device: "cuda" or "cpu".
         precision: fp32 (TF32 on CUDA), bf16 or fp16.
         rows: environment rows of the minibatch.
         gflop: work of its forward and backward passes, 1e9 operations.
-        update_ms: forward, backward and optimizer's step of one minibatch.
-        acting_rows: environments acted for at once.
-        act_ms: copies included.
+        update_ms: time of one minibatch's forward pass, backward pass and optimizer step [ms].
+        acting_rows: number of environments acted for at once.
+        act_ms: time of an act, copies included [ms].
     """
 
     config: str
@@ -49,8 +49,8 @@ def network_speeds(configs: Sequence[str] = CONFIGS, device: str = "") -> Iterat
     """Time each configuration's own networks at the shapes of its minibatch and messages.
 
     Args:
-        configs: names or files.
-        device: "cuda" or "cpu"; "": CUDA where there is one.
+        configs: names or files of configurations.
+        device: device, "cuda" or "cpu"; "": CUDA if there is one.
 
     Raises:
         MurmurError: if a configuration or its environment is not available here.

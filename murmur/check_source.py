@@ -33,15 +33,15 @@ class Examined:
     Attributes:
         spec: specification of the source.
         read: number of samples that were read.
-        seconds: processor time that it took.
+        seconds: processor seconds of reading.
         broken: details of the unusable samples by reason.
         changed: samples that were not the same when read again.
         pixels: [K] pixels of each class.
-        ignored: pixels that count nowhere.
+        ignored: number of pixels that do not count.
         samples_with: [K] samples in which each class occurs.
         census: values that occur, by split.
         notices: changes that reading makes.
-        kept: some samples, for a sheet.
+        kept: samples for a sheet.
     """
 
     spec: SampleSpec
@@ -82,8 +82,8 @@ def examine(plugin: PluginConfig, most: int) -> Examined:
     """Read samples of both splits, evenly spread.
 
     Args:
-        plugin: the source.
-        most: samples to read; 0: all.
+        plugin: plug-in of the source.
+        most: largest number of samples to read; 0: all.
 
     Raises:
         ConfigError: if the source cannot be built.

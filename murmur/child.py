@@ -70,9 +70,9 @@ def start_process(
 
     Args:
         name: name of the process, for the message.
-        command: its command line.
+        command: command line of the process.
         output: file that receives its output.
-        variables: added to `child_environment`.
+        variables: environment variables added to `child_environment`.
         descriptors: file descriptors to inherit.
 
     Raises:
@@ -98,11 +98,11 @@ class Child:
 
     Attributes:
         name: user's name of the process; its log is <name>.log.
-        command: its command line; a function, since a restarted learner resumes.
+        command: function that returns its command line, since a restarted learner resumes.
         log: file of its output.
         lock: lock of the run's folder, handed down to the process.
         deaths: number of ends without a request.
-        settled: whether the run made progress since it was started.
+        settled: True if the run made progress since the process was started.
     """
 
     name: str
@@ -138,7 +138,7 @@ class Child:
         """Start it again if it died and its pause is over.
 
         Returns:
-            its exit code if it ended since the last look, else None.
+            exit code if it ended since the last look, else None.
 
         Raises:
             ChildError: if it exited with 2.
@@ -225,7 +225,7 @@ def exit_message(code: int, memory_kills: MemoryKills | None = None) -> str:
 
     Args:
         code: exit code of the process; negative: the signal that ended it.
-        memory_kills: counts from before the process started, to explain a SIGKILL.
+        memory_kills: counts of memory kills from before the process started, to explain a SIGKILL.
     """
     why = ""
     if memory_kills is not None and code in (-signal.SIGKILL, LOST):

@@ -29,7 +29,7 @@ def write_csv(runs: Sequence[RunFolder], folder: Path) -> dict[Path, int]:
         folder: folder of the files; it is made if it does not exist.
 
     Returns:
-        file -> number of rows.
+        number of rows by file.
 
     Raises:
         ConfigError: if a file cannot be written.

@@ -16,8 +16,8 @@ def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
     """Return lines on the device, NVML's figures, bytes copied and graphs, as far as known.
 
     Args:
-        before: the earlier snapshot.
-        after: the later one.
+        before: earlier snapshot.
+        after: later snapshot.
         busy: share of time in which the device worked, by the learner's own clock.
     """
     lines = [about_text(after.about)] if after.about else []

@@ -58,8 +58,8 @@ class Remedy:
     Attributes:
         what: description of the change.
         settings: KEY=VALUE items of --set.
-        rate: environment rows a second, predicted.
-        device_busy: share of time the device works, predicted.
+        rate: predicted rate, environment rows per second.
+        device_busy: predicted share of time the device works.
         limit: station that sets the rate after the change.
         cost: price of the change, as text; empty: none worth mentioning.
     """
@@ -77,7 +77,7 @@ class Diagnosis:
     """Bottleneck of a run, with the figures behind it and the remedies.
 
     Attributes:
-        rate: environment rows a second.
+        rate: environment rows per second.
         device_busy: share of time the device works, by CUDA events or the host's clock.
         kernels_busy: share of time in which kernels ran, by NVML at the end; None: unknown.
         bottleneck: "environments", "servers" (of samples), "acting", "learning", "processors" or
@@ -85,14 +85,14 @@ class Diagnosis:
         waits: waits on a GPU, the most seconds first.
         busy: share of time each station works, by name.
         seconds_per_row: seconds per row of each station that was seen working.
-        remedies: the best last.
+        remedies: remedies, the best last.
         device: lines about the device.
         in_flight: description of an update's rows, as text; empty if unknown.
         latency: lines about the time from a request to its actions.
         cache: place of the samples of a run with a source; empty: it has an environment.
         ranks: figures of several learners that share the run; then `rate` and those of the remedies
             are the sums of all, and all else is about the one that the others wait for.
-        advice: lines about them.
+        advice: lines about the ranks.
     """
 
     rate: float
@@ -139,11 +139,11 @@ def diagnose(
     """Diagnose a run between two snapshots of it.
 
     Args:
-        before: the earlier one.
-        after: the later one.
+        before: earlier snapshot.
+        after: later snapshot.
         config: the run's configuration, for remedies that name their settings.
-        algorithm: the options of its algorithm, to be asked.
-        speedup: measures what changed settings of the learning give.
+        algorithm: options of its algorithm.
+        speedup: function that measures the speed-up by changed settings of the learning.
 
     Raises:
         ConfigError: if nothing happened between the two.
@@ -207,8 +207,8 @@ def of_group(seen: Diagnosis, pace: RankFigures, ranks: Sequence[RankFigures]) -
 
     Args:
         seen: diagnosis of the learner that the others wait for.
-        pace: its figures.
-        ranks: those of all.
+        pace: figures of this learner.
+        ranks: figures of all learners.
     """
     all_ = sum(r.rate for r in ranks) / max(pace.rate, 1e-12)  # times as many rows
     remedies = tuple(replace(r, rate=r.rate * all_) for r in seen.remedies)
@@ -245,7 +245,7 @@ def _gpu_bottleneck(bottleneck: str, learning: float, gpu: Sequence[GpuWait], sp
         bottleneck: bottleneck by the stations.
         learning: share of time that the learner works.
         gpu: the waits, the most seconds first.
-        span: seconds that were looked at.
+        span: length of the window [s].
     """
     for wait in gpu:
         long = wait.lost_s > _LATE * span
@@ -273,12 +273,12 @@ def _without(
     """Predict the rate without a wait: the time that sessions waited goes to the environments.
 
     Args:
-        seen: the run as it is.
+        seen: diagnosis of the run as it is.
         wait: wait to remove.
-        span: seconds that were looked at.
-        learn_s: seconds of learning in them.
+        span: length of the window [s].
+        learn_s: seconds of learning in the window.
         made_to_wait_s: seconds in which sessions waited for learning.
-        sync: whether acting and learning take turns.
+        sync: True if acting and learning take turns.
     """
     saved, faster = wait.lost_s, 1.0
     if wait.kind in ("shapes", "captures", "eager"):
@@ -314,11 +314,11 @@ def _limit(
     """Return the rate that the stations allow, and the station that sets it.
 
     Args:
-        seen: the run as it is.
-        environments: rows a second that the environments could serve.
+        seen: diagnosis of the run as it is.
+        environments: rows per second that the environments could serve.
         learning: ratio of the rate of learning to the present one.
-        machine: rows a second for which the machine's processors suffice.
-        admitted: rows a second of as many environments as may act at once.
+        machine: rows per second for which the machine's processors suffice.
+        admitted: rows per second of as many environments as may act at once.
     """
     capacity = {
         "servers" if seen.cache else "environments": environments,

@@ -79,12 +79,12 @@ def examine(
     """Diagnose a run by its folder, a live learner by its metrics, or one that Prometheus scrapes.
 
     Args:
-        run: the run's folder; may be given beside an address, for remedies that need its settings.
+        run: folder of the run; may be given beside an address, for remedies that need its settings.
         metrics: address of a learner's metrics port; of several that share a run, with commas.
         prometheus: address of a Prometheus.
         window_s: length of the window [s]; None: several updates.
-        probe: measure what changed settings of the learning give (needs `run` and its checkpoint);
-            None: if that takes less than PROBE_S and the memory is there.
+        probe: flag to measure the gain of changed settings of the learning (needs `run` and its
+            checkpoint); None: if that takes less than PROBE_S and the memory suffices.
         console: console for messages on slow steps.
 
     Raises:

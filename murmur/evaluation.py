@@ -48,13 +48,13 @@ def evaluate_run(
 
     Args:
         run: run with the configuration and weights.
-        checkpoint: the weights.
+        checkpoint: file of the weights.
         episodes: number of episodes.
-        first_seed: seed of the first.
-        say: called with what is waited for.
-        on_row: called with every row of the first episode.
-        overrides: change the run's configuration for this evaluation.
-        drawn: whether environments of other libraries are to draw themselves.
+        first_seed: seed of the first episode.
+        say: function called with a line while the evaluation waits.
+        on_row: function called with every row of the first episode.
+        overrides: changes of the run's configuration for this evaluation.
+        drawn: True if environments of other libraries draw themselves.
 
     Raises:
         MurmurError: if the checkpoint cannot be used or the learner cannot be reached.
@@ -74,7 +74,7 @@ def _serving_learner(
     It has a folder of its own, so it disturbs no training in `run`.
 
     Yields:
-        host:port to connect to.
+        address of the learner, host:port.
     """
     with tempfile.TemporaryDirectory(prefix="murmur-serve-") as name:
         folder = RunFolder(Path(name))
@@ -114,10 +114,10 @@ def optimism(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) ->
     """Return a warning if a best checkpoint is evaluated on the seeds that chose it, else "".
 
     Args:
-        run: its evaluations during training chose the checkpoint.
+        run: run whose evaluations during training chose the checkpoint.
         checkpoint: name of the file that was played.
         episodes: number of episodes played.
-        first_seed: seed of the first.
+        first_seed: seed of the first episode.
     """
     e = run.config().evaluation
     overlap = first_seed < e.first_seed + e.episodes and e.first_seed < first_seed + episodes

@@ -84,8 +84,8 @@ def gpu_waits(
     """Return the waits of a run on a GPU between two snapshots, the most seconds first.
 
     Args:
-        before: the earlier one.
-        after: the later one.
+        before: earlier snapshot.
+        after: later snapshot.
         learn_s: seconds of learning in between.
         config: configuration of the run, for the number of sessions if the snapshot lacks it.
     """
@@ -107,10 +107,10 @@ def _eager(
     """Return the wait for updates, or acts, with kernels that were launched one by one.
 
     Args:
-        before: the earlier snapshot.
-        after: the later one.
+        before: earlier snapshot.
+        after: later snapshot.
         busy_s: seconds of learning, or of acting, in between.
-        acting: look at acts.
+        acting: flag to look at acts.
     """
     first = _first_captured(before, after)
 
@@ -174,8 +174,8 @@ def _one_shape(seen: Snapshot, *, timed: bool) -> tuple[str, str]:
     """Return how to give updates one shape, and the price of it.
 
     Args:
-        seen: the run.
-        timed: whether its learner counts the seconds of eager calls.
+        seen: snapshot of the run.
+        timed: True if its learner counts the seconds of eager calls.
     """
     if not timed:
         return (

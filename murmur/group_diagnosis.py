@@ -25,13 +25,14 @@ class RankFigures:
     """Figures of one of the learners over a time window.
 
     Attributes:
-        rank: its number.
+        rank: number of the rank.
         environments: number of environments that play with it.
-        rate: environment rows a second.
+        rate: environment rows per second.
         waits_rows: share of its learning thread's time in which it waits for rows.
-        waits_ranks: the same for the exchange and for the other learners.
+        waits_ranks: share of its learning thread's time in the exchange and in waits for the other
+            learners.
         work_s: seconds of work in an update.
-        updates: a second.
+        updates: updates per second.
     """
 
     rank: int

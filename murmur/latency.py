@@ -13,8 +13,8 @@ def quantile(counts: Mapping[float, float], q: float) -> float:
     """Return a quantile of cumulative buckets [s], linear within its bucket; NaN if none.
 
     Args:
-        counts: upper bound, infinite for the last -> observations up to it.
-        q: 0 to 1.
+        counts: observations up to each upper bound, of which the last is infinite.
+        q: fraction of the observations, 0 to 1.
     """
     wanted = q * max(counts.values(), default=0.0)
     low = below = 0.0
@@ -32,7 +32,7 @@ def latency_lines(
 
     Args:
         seen: latencies observed, as buckets by phase.
-        target_ms: learner.batcher.latency_target_ms; 0: there is none, or it is not known.
+        target_ms: value of learner.batcher.latency_target_ms; 0: there is none, or it is not known.
         machine_busy: share of the machine's processors in use, 0 to 1; None: not known.
     """
     p99 = {

@@ -13,7 +13,7 @@ class LiveView:
     """Base of progress displays; a subclass draws on `_live` or, if `_plain`, prints lines.
 
     Attributes:
-        line_every_s: least seconds between two lines.
+        line_every_s: shortest interval between two lines [s].
     """
 
     line_every_s: ClassVar[float] = 10.0

@@ -17,8 +17,8 @@ def last_error(log: Path, start: int = 0) -> str:
     """Return the last error in a log and the last line of its traceback; empty if there is none.
 
     Args:
-        log: text, or JSON lines.
-        start: byte to read from.
+        log: log file of text or JSON lines.
+        start: first byte to read.
     """
     try:
         with log.open("rb") as file:

@@ -51,7 +51,7 @@ def find_gpu() -> tuple[str | None, str]:
     """Return the first NVIDIA GPU by name, without torch, or the reason why there is none.
 
     Returns:
-        (name, "driver ..., CUDA ..., ... of ... GiB in use"), or (None, why there is none).
+        (name, "driver ..., CUDA ..., ... of ... GiB in use"), or (None, reason).
     """
     try:
         import pynvml

@@ -42,16 +42,19 @@ def sweep(
 
     Args:
         configs: one or several names or files of configurations, or the file of a sweep.
-        seeds: 5 stands for the seeds 1 to 5; None: 1, or those of the sweep's file.
+        seeds: number of seeds or the seeds; 5 stands for the seeds 1 to 5; None: 1, or those of the
+            sweep's file.
         vary: values by key: {"algorithm.name": ["mappo", "coma"]}, or a distribution to draw from:
             {"algorithm.actor_lr": {"log_uniform": [1e-5, 1e-3]}}.
         overrides: changes of all runs, see murmur.config.
-        method: grid trains all combinations of `vary`; random and optuna draw. None: grid.
+        method: search method: grid trains all combinations of `vary`; random and optuna draw. None:
+            grid.
         trials: number of draws.
-        parallel: runs at once; None or 0: as many as the machine holds.
+        parallel: number of runs at once; None or 0: as many as the machine holds.
         folder: the sweep's folder; None: a new folder under runs/, or with `resume` the newest.
-        resume: continue a sweep: complete runs are kept, others resume from their checkpoints.
-        progress: show progress.
+        resume: flag to continue a sweep: complete runs are kept, others resume from their
+            checkpoints.
+        progress: flag to show progress.
 
     Returns:
         the runs that were trained to their end, or pruned by Optuna.
@@ -131,11 +134,11 @@ def compare(
         metric: metric to judge by, "-" before it if less is better; None: that of the runs'
             evaluation.best_metric.
         by: configuration keys that tell groups apart; none: all that differ.
-        best: take each run's best evaluation, not its last.
+        best: flag to take each run's best evaluation, not its last.
         at_steps: environment steps at which scores are taken; None: at the end.
-        any_steps: compare runs of different numbers of environment steps.
-        across_tasks: compare runs of different tasks.
-        page: a file for the page with curves and profiles; None: no page.
+        any_steps: flag to compare runs of different numbers of environment steps.
+        across_tasks: flag to compare runs of different tasks.
+        page: file for the page with curves and profiles; None: no page.
 
     Returns:
         a DataFrame with a row for each task and group and the columns task, group, runs, iqm

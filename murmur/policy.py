@@ -30,18 +30,18 @@ class Policy:
     thread-safe.
 
     Attributes:
-        spec: its observations and actions; in a league those of one team.
+        spec: spec of its observations and actions; in a league those of one team.
         agents: [A] names of the agents, in the order of their rows.
         config: configuration of its run.
-        updates: number of updates it was trained for.
-        recurrent: whether it has recurrent state.
+        updates: number of updates of its training.
+        recurrent: True if it has recurrent state.
     """
 
     def __init__(self, checkpoint: Path, device: str = "cpu") -> None:
         """Load a checkpoint.
 
         Args:
-            checkpoint: the file.
+            checkpoint: file of the checkpoint.
             device: device to act on, by torch's name.
 
         Raises:
@@ -71,7 +71,8 @@ class Policy:
             observation: a TimeStep of N environments; or arrays by name, [A, ...] of one or
                 [N, A, ...] of N environments; or a single array if the spec has one observation.
                 `state`, which only critics see, may be left out.
-            sample: draw the actions from the policy, as in training; else take the likeliest.
+            sample: flag to draw the actions from the policy, as in training; else take the
+                likeliest.
 
         Returns:
             actions for `step`, [N, A] int32 or [N, A, U] float32; without N for one environment.

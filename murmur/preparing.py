@@ -29,7 +29,7 @@ class Prepared:
     Attributes:
         config: the experiment, with workers and threads chosen for this machine.
         folder: folder of the run, locked by this process; the configuration is in it.
-        resume: whether to continue from the last checkpoint.
+        resume: flag to continue from the last checkpoint.
         learners: number of learners that train together on this machine.
     """
 
@@ -55,7 +55,7 @@ def prepare(
         config: a path, a name, or sections; with `resume`: a name, a run's folder, or None.
         overrides: changes of the configuration.
         run: folder of the run; None: a new folder, or with `resume` the newest run.
-        resume: continue a run.
+        resume: flag to continue a run.
         learners: number of learners; None: 1, or that of the resumed run.
         command: the user's command or call, for the run's command.json.
         environ: variables MURMUR__A__B=value; None: those of the process.

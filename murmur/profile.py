@@ -57,7 +57,7 @@ class Profile:
     """Content of a trace.
 
     Attributes:
-        updates: recorded.
+        updates: number of recorded updates.
         seconds: duration of the updates.
         threads: seconds by thread and state, from the learner's ledger.
         operations: operations of the processors, by name.
@@ -82,8 +82,9 @@ def nsys_commands(run: RunFolder, delay_s: int, seconds: int) -> tuple[str, str]
     training continues.
 
     Args:
-        run: the run, which must not be at work.
-        delay_s: seconds from the start to the recording: networks are built, graphs captured.
+        run: run that does not train at present.
+        delay_s: seconds from the start to the recording, for networks to be built and graphs
+            captured.
         seconds: length of the recording [s].
     """
     report = shlex.quote(str(run.path / FOLDER / "nsys"))

@@ -40,7 +40,7 @@ def run_ranks(count: int, run: Path, arguments: Sequence[str]) -> int:
     Args:
         count: number of learners.
         run: folder of the run.
-        arguments: those of `murmur learner` for each of them.
+        arguments: arguments of `murmur learner` for each of them.
     """
     configure_logging("ranks")
     stop = stop_on_signals()

@@ -40,7 +40,7 @@ class FrameRecorder:
     not matter for memory.
 
     Attributes:
-        frames: [height, width, 3] each.
+        frames: pictures, [height, width, 3] each.
         rate: number of frames per second.
     """
 
@@ -114,12 +114,12 @@ def recorded_movie(file: Path, config: ExperimentConfig, title: str) -> Iterator
     """Write the episode that is played in the block as a GIF or MP4.
 
     Args:
-        file: .gif or .mp4.
-        config: names the environment.
-        title: above the pictures, unless the environment draws them itself.
+        file: file, .gif or .mp4.
+        config: configuration that names the environment.
+        title: title above the pictures, unless the environment draws them itself.
 
     Yields:
-        the function to pass as on_row.
+        function to pass as on_row.
 
     Raises:
         ConfigError: for another kind of file, or if the environment has no pictures.
@@ -153,9 +153,9 @@ def write_movie(
     """Write a GIF or MP4.
 
     Args:
-        file: .gif or .mp4.
-        frames: [height, width, 3] each, all of one size.
-        rate: frames in a second.
+        file: file, .gif or .mp4.
+        frames: pictures, [height, width, 3] each, all of one size.
+        rate: frames per second.
 
     Raises:
         ConfigError: for another kind of file, or one that cannot be written.

@@ -119,8 +119,8 @@ def evaluation_key(
     Args:
         config: configuration of the run.
         episodes: number of episodes.
-        first_seed: seed of the first.
-        weights: the learned policy's; None for a baseline.
+        first_seed: seed of the first episode.
+        weights: file of the learned policy; None for a baseline.
     """
     key: dict[str, Any] = {
         "episodes": episodes,
@@ -213,7 +213,7 @@ def page_parts(run: RunFolder, facts: Mapping[str, str], last: Mapping[str, Any]
     """Return the parts of every page on a run: facts, configuration, provenance.
 
     Args:
-        run: the run.
+        run: run to describe.
         facts: facts to show first, by name.
         last: the last line of progress; empty if there is none.
     """

@@ -27,7 +27,7 @@ def require_clean_source(dirty: bool) -> None:
     """Refuse to keep a result that cannot be measured again. Call it before measuring.
 
     Args:
-        dirty: whether the user allows it (`--dirty`); the result then says "-dirty".
+        dirty: True if the user allows it (`--dirty`); the result then says "-dirty".
 
     Raises:
         ConfigError: if the source differs from its commit.
@@ -96,7 +96,7 @@ def save_result(
         name: name of the benchmark.
         result: measured values.
         origin: origin, from `provenance`.
-        quick: whether it was measured roughly.
+        quick: True if the measurement was rough.
         folder: folder of the result; None: benchmarks/results.
 
     Returns:

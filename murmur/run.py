@@ -94,7 +94,7 @@ class Run:
         """Wait until the training has ended.
 
         Args:
-            timeout_s: longest wait, seconds; None: no limit.
+            timeout_s: longest wait [s]; None: no limit.
 
         Returns:
             whether it has ended.

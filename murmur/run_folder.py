@@ -73,8 +73,8 @@ class RunFolder:
     """Folder of one run.
 
     Attributes:
-        path: the folder.
-        lock: held by this process while it trains here.
+        path: path of the folder.
+        lock: lock that this process holds while it trains here.
     """
 
     def __init__(self, path: Path) -> None:
@@ -170,9 +170,9 @@ class RunFolder:
         """Find the newest run in a folder of runs.
 
         Args:
-            directory: the folder of runs.
-            name: the run's name, which its folder has before the time; None: any.
-            begun: whether a run without a checkpoint will do.
+            directory: folder of runs.
+            name: name of the run, which its folder has before the time; None: any.
+            begun: flag to accept a run without a checkpoint.
 
         Raises:
             ConfigError: if there is none.
@@ -232,7 +232,7 @@ class RunFolder:
         """Return the process id in a JSON file of the run, if that process is alive here.
 
         Args:
-            name: learner.json, or command.json for `murmur train` itself.
+            name: name of the file: learner.json, or command.json for `murmur train` itself.
         """
         try:
             found = self.read_json(name)

@@ -25,15 +25,15 @@ class ListedRun:
     """A row of the list of runs.
 
     Attributes:
-        path: its folder.
+        path: folder of the run.
         date: time of the start, in seconds since 1970.
-        state: running, complete, stopped, begun, or unreadable.
-        algorithm: name.
-        environment: name, or that of its source.
-        seed: run.seed; None if the configuration cannot be read.
+        state: state of the run: running, complete, stopped, begun, or unreadable.
+        algorithm: name of the algorithm.
+        environment: name of the environment, or of the source.
+        seed: value of run.seed; None if the configuration cannot be read.
         steps: environment steps learned from.
         metric: metric that judges the run.
-        score: best value of it; None if there is none.
+        score: best value of the metric; None if there is none.
         size: bytes on disk.
     """
 
@@ -67,9 +67,9 @@ def list_runs(
     Args:
         targets: folders of runs or sweeps, folders that hold them, or patterns.
         sort: a field of ListedRun, or "name".
-        state: only runs in this state.
-        algorithm: only runs of this algorithm.
-        environment: only runs in this environment.
+        state: state of the runs to list.
+        algorithm: algorithm of the runs to list.
+        environment: environment of the runs to list.
 
     Raises:
         ConfigError: if a path means no run.

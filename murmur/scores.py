@@ -15,7 +15,7 @@ class Metric:
 
     Attributes:
         name: name of an evaluation's metric, for example "return".
-        less_is_better: whether a smaller value is a better one.
+        less_is_better: True if a smaller value is a better one.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Curve:
         metric: metric of the values.
         env_steps: environment steps at each point, growing.
         values: the metric's mean at each point.
-        evaluated: whether they are greedy evaluations; if not, means of training episodes.
+        evaluated: True if values are of greedy evaluations; if not, means of training episodes.
     """
 
     metric: Metric
@@ -97,12 +97,12 @@ def state_of(run: RunFolder, config: ExperimentConfig, last: Mapping[str, Any]) 
     """Return the state of a run.
 
     Args:
-        run: its folder.
-        config: its configuration.
+        run: folder of the run.
+        config: configuration of the run.
         last: the last record of its progress; empty if there is none.
 
     Returns:
-        running, complete, stopped (it can be resumed), or begun (it has no checkpoint).
+        state: running, complete, stopped (it can be resumed), or begun (it has no checkpoint).
     """
     if run.process("learner.json") or run.process("command.json"):
         return "running"

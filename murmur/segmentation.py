@@ -32,9 +32,9 @@ class Measured:
     """Quality of the predicted masks of a validation split.
 
     Attributes:
-        classes: names.
+        classes: names of the classes.
         matrices: [N, K, K] matrices of the images: pixels of class row taken for class column.
-        broken: samples that could not be read.
+        broken: number of samples that could not be read.
     """
 
     classes: tuple[str, ...]
@@ -201,8 +201,8 @@ def segment_folder(trained: Trained, folder: Path, out: Path, say: Say) -> int:
     Args:
         trained: trained model that predicts.
         folder: folder with .jpg, .jpeg and .png files.
-        out: the folder to write NAME.png to; made if it does not exist.
-        say: called with what cannot be read.
+        out: folder to write NAME.png to; made if it does not exist.
+        say: function called with a line for each picture that cannot be read.
 
     Returns:
         number of masks written.

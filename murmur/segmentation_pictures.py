@@ -17,9 +17,9 @@ def augmented(trained: Trained, image: Picture, mask: Picture, count: int) -> Pi
     """Draw an image and its mask as the last epochs may see them; the first column is as they are.
 
     Args:
-        trained: the run with the augmentation.
-        image: [3, H, W].
-        mask: [H, W].
+        trained: trained run with the augmentation.
+        image: [3, H, W] image.
+        mask: [H, W] mask.
         count: number of augmented examples.
     """
     spec, cpu = trained.spec, torch.device("cpu")

@@ -160,7 +160,7 @@ def section_options(section: str, options: Overrides) -> dict[str, Any]:
 
     Args:
         section: "environment" or "source".
-        options: keys may begin with the section, as in the --set of `murmur train`.
+        options: options by key; keys may begin with the section, as in the --set of `murmur train`.
 
     Raises:
         ConfigError: for an item that is not so.
@@ -326,7 +326,7 @@ def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
     """Return every key of a configuration.
 
     Returns:
-        (dotted key, its value, its default, what it means) in the order of the models.
+        (dotted key, its value, its default, its meaning) in the order of the models.
     """
     rows = []
     values = resolve(config)

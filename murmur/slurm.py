@@ -35,18 +35,19 @@ class SlurmJob:
         run: the run's folder, on a file system that all nodes share.
         gpus: number of GPUs of the learner, which has one rank for each; 0: the learner uses CPUs.
         gpus_per_node: number of GPUs of a learner node.
-        ranks: learner processes where there are no GPUs.
-        env_nodes: nodes with an environment server each; 0: they run on the learner's nodes.
+        ranks: number of learner processes without GPUs.
+        env_nodes: number of nodes with an environment server each; 0: they run on the learner's
+            nodes.
         cpus_per_node: CPUs of the environment server of one node.
         cpus_per_rank: CPUs of each learner process.
-        time: the job's time limit as Slurm writes it; empty: the partition's.
+        time: time limit of the job as Slurm writes it; empty: the partition's.
         partition: partition of the learner's nodes; empty: the cluster's default.
         env_partition: partition of the environment servers' nodes; empty: `partition`.
         account: account to charge; empty: the user's default.
         mem_per_cpu: memory as Slurm writes it, 4G; empty: the partition's default.
         extra: further options of sbatch, for all nodes.
-        requeue: whether the job is queued again before its time limit and when a node fails.
-        save_before_s: time before the limit at which the learner is told to save, seconds.
+        requeue: flag to queue the job again before its time limit and when a node fails.
+        save_before_s: time before the limit at which the learner is told to save [s].
         max_restarts: number of times that a component that fails is started again.
     """
 

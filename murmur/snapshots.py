@@ -40,7 +40,7 @@ class Snapshot:
     """Counters of a learner at one moment.
 
     Attributes:
-        time: seconds.
+        time: time of the snapshot [s].
         rows: environment rows received.
         updates: updates made.
         device_busy: seconds in which the device worked.
@@ -171,7 +171,7 @@ def from_metrics(
     Args:
         urls: addresses of the endpoints, with commas between them.
         window_s: seconds between the looks; None: WINDOW_S, longer until UPDATES updates were made.
-        say: called when it takes longer.
+        say: function called when it takes longer.
 
     Returns:
         one pair for each learner, by rank.

@@ -32,8 +32,8 @@ class Startup:
         Args:
             name: name of the process, for the user.
             log: log of the process.
-            say: takes a line now and then about what the process is doing.
-            several: whether its children do the work.
+            say: function called now and then with a line about the activity of the process.
+            several: True if its children do the work.
         """
         self._several = several
         self._name, self._log, self._say = name, log, say

@@ -76,14 +76,16 @@ class Supervisor:
 
         Args:
             run: run's folder for all output; its config_file must be there.
-            config: the same configuration.
-            resume: whether the learner continues from its last checkpoint. It writes config.yaml
+            config: configuration in the run's config_file.
+            resume: True if the learner continues from its last checkpoint. It writes config.yaml
                 once that has turned out to fit.
-            say: takes lines about what happens to the processes.
-            on_progress: takes each new record of progress.jsonl.
-            on_trouble: takes each new warning or error of a log: the log and the line.
+            say: function called with lines about events of the processes.
+            on_progress: function called with each new record of progress.jsonl.
+            on_trouble: function called with each new warning or error of a log: the log and the
+                line.
             learners: number of learners that learn together.
-            stop: ends the run in order when it is set, by any thread; None: only Ctrl-C does.
+            stop: event that ends the run in order when it is set, by any thread; None: only Ctrl-C
+                does.
         """
         self._stopping = stop or threading.Event()
         self._run, self._config, self._resume = run, config, resume
@@ -161,7 +163,7 @@ class Supervisor:
         """Start the learner and wait until it listens: the others need its port.
 
         Returns:
-            False if it ended in order instead: its run had been complete before.
+            success; False if the learner ended in order instead: its run had been complete before.
         """
         for file in self._run.path.glob("learner*.json"):
             file.unlink()
@@ -284,11 +286,11 @@ def wait_for_port(
 
     Args:
         run: the run's folder.
-        learner: the process.
-        say: takes lines about it.
+        learner: process of the learner.
+        say: function called with lines about it.
         file: file of this learner.
-        several: whether it is one of several that the process has started.
-        stop: ends the wait when it is set.
+        several: True if it is one of several that the process has started.
+        stop: event that ends the wait when it is set.
 
     Raises:
         StopRequested: if `stop` is set.

@@ -79,7 +79,7 @@ def assert_network(
         name: name of the network, package.module:Name for one of your own.
         vector: F, numbers that each agent observes.
         image: (C, H, W) of each agent's image; None: no images.
-        num_agents: A.
+        num_agents: number of agents, A.
         num_outputs: number of outputs for each agent.
         **options: options of the network.
 

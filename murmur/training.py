@@ -213,8 +213,8 @@ def train(
     Args:
         prepared: the training; its folder is unlocked at the end.
         console: console for the progress.
-        stop: ends the run in order when it is set, by any thread.
-        on_record: called with each record of progress.jsonl.
+        stop: event that ends the run in order when it is set, by any thread.
+        on_record: function called with each record of progress.jsonl.
 
     Raises:
         KeyboardInterrupt: after a graceful stop, by Ctrl-C or another signal.
@@ -303,7 +303,7 @@ def best_message(evaluations: Sequence[Mapping[str, Any]], metric: str) -> str:
 
     Args:
         evaluations: lines of progress.jsonl.
-        metric: evaluation.best_metric.
+        metric: value of evaluation.best_metric.
     """
     name = metric.removeprefix("-")
     pick = min if metric.startswith("-") else max
