@@ -103,7 +103,7 @@ def train(
 
 
 def dropped_share(record: Mapping[str, Any]) -> float:
-    """Share of the rows received that a record of progress.jsonl says were dropped."""
+    """Return the share of the rows received that a record of progress.jsonl counts as dropped."""
     return float(sum(record["rows_dropped"].values()) / max(1, record["rows_received"]))
 
 

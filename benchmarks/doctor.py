@@ -93,7 +93,7 @@ def train(config: Mapping[str, Any], settings: Sequence[str], seconds: float, fo
 
 
 def plant(name: str, seconds: float) -> dict[str, Any]:
-    """Plant and examine."""
+    """Plant a bottleneck and diagnose it."""
     with tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder:
         run = Path(folder) / "before"
         train(PLANTED[name][0], [], seconds, run)

@@ -95,7 +95,7 @@ class Sample:
 
 
 def take_sample(processes: Processes, began: float) -> Sample:
-    """Look at everything now.
+    """Measure all processes now.
 
     Raises:
         psutil.NoSuchProcess: if one of them has ended.

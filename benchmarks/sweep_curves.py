@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def run_sweep(folder: Path, arguments: list[str]) -> None:
-    """Begin the sweep, or resume the one that the folder holds."""
+    """Start the sweep, or resume the one in the folder."""
     command = [sys.executable, "-m", "murmur", "sweep", "--parallel", "1"]
     if (folder / INDEX).is_file():
         command += ["--resume", str(folder)]

@@ -100,7 +100,7 @@ def measure(
 
 
 def _rows(processes: Processes, rows: int) -> tuple[float, float]:
-    """Time in seconds at which this number of rows had come, and the exact number."""
+    """Return the time [s] at which this number of rows had come, and the exact number."""
     while True:
         now = processes.snapshot()
         come = now.metrics.get("rows_received_total", 0.0)

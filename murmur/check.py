@@ -51,7 +51,7 @@ class Finding:
 
 
 def check_machine(*, need_gpu: bool, measure: bool) -> list[Finding]:
-    """Look at everything; nothing is changed.
+    """Check everything without changes.
 
     Args:
         need_gpu: flag to report a missing GPU as a failure.

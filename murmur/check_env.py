@@ -125,7 +125,7 @@ def _in_child(
     options: list[str],
     step_limit_s: float,
 ) -> Checked:
-    """Do a job with what makes an environment, in a child process; see `check_apart`."""
+    """Run a job on an environment in a child process; see `check_apart`."""
     context = get_context("spawn")
     memory = RawArray(ctypes.c_uint64, Heartbeat.size(_MOST_COPIES))
     heartbeat = Heartbeat(memory, _MOST_COPIES)

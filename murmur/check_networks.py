@@ -46,7 +46,7 @@ class Speed:
 
 
 def network_speeds(configs: Sequence[str] = CONFIGS, device: str = "") -> Iterator[Speed]:
-    """Time each configuration's own networks at the shapes of its minibatch and messages.
+    """Time each configuration's networks at the shapes of its minibatch and messages.
 
     Args:
         configs: names or files of configurations.

@@ -115,7 +115,7 @@ def examine(plugin: PluginConfig, most: int) -> Examined:
 
 
 def _chosen(spec: SampleSpec, most: int) -> Iterator[tuple[str, int]]:
-    """Split and index of the samples to read."""
+    """Return split and index of the samples to read."""
     total = sum(spec.sizes)
     for at in np.unique(np.linspace(0, total - 1, min(total, most or total)).astype(int)).tolist():
         split = SPLITS[at >= spec.sizes[0]]

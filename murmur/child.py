@@ -175,7 +175,7 @@ class Child:
         return code
 
     def _stop_if_repeated(self, code: int, message: str) -> None:
-        """End the run where starting again cannot help.
+        """End the run if another start cannot help.
 
         Raises:
             ChildError: if it failed twice with the same message before the run made progress.

@@ -82,7 +82,7 @@ def gpu_figures(device: Mapping[str, float], busy: float | None = None) -> dict[
 
 
 def busy_share(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """Share of time in which the device worked, over records of progress; None: unknown.
+    """Return the device's busy share of time over records of progress; None: unknown.
 
     Clocks of processes begin at 0; the time between two processes does not count.
     """

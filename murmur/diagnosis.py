@@ -334,7 +334,7 @@ def _limit(
 
 
 def _device_at(seen: Diagnosis, rate: float) -> float:
-    """Share of time the device would work at another rate."""
+    """Return the share of time the device would work at another rate."""
     return min(1.0, seen.device_busy * rate / seen.rate)
 
 

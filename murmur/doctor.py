@@ -145,7 +145,7 @@ def _diagnose(
 
 @contextmanager
 def _busy(console: Console, what: str) -> Iterator[None]:
-    """Say what takes time: as a moving line on a terminal, else as a line."""
+    """Show a slow step: as a moving line on a terminal, else as a line."""
     if console.is_terminal:
         with console.status(plain(what)):
             yield
@@ -206,7 +206,7 @@ def _prober(
 
 
 def show(seen: Diagnosis, console: Console) -> None:
-    """Say it."""
+    """Print the diagnosis."""
     agents, unit = max(seen.agents, 1), "samples" if seen.cache else "agent-steps"
     if seen.bottleneck not in GPU_WORDS:
         message = WORDS[seen.bottleneck]
@@ -263,7 +263,7 @@ def show(seen: Diagnosis, console: Console) -> None:
 
 
 def _show_ranks(ranks: Sequence[RankFigures], advice: Sequence[str], console: Console) -> None:
-    """Say how the learners differ; what stands above is of the one that sets the pace."""
+    """Print how the learners differ; the lines above are of the one that sets the pace."""
     columns = ("rank", "environments", "rows/s", "waits for rows", "for ranks", "ms an update")
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for r in ranks:

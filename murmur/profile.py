@@ -97,7 +97,7 @@ def nsys_commands(run: RunFolder, delay_s: int, seconds: int) -> tuple[str, str]
 
 
 def record(run: RunFolder, updates: int, console: Console) -> Path:
-    """Have the run's learner trace its next updates; returns the trace's file.
+    """Trace the next updates of the run's learner; return the trace's file.
 
     Raises:
         ResourceError: if no learner is at work or answers, it ends before it is done, or nothing

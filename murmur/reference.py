@@ -33,7 +33,7 @@ _BOUNDS = {Ge: "≥", Gt: ">", Le: "≤", Lt: "<"}
 
 
 def pages() -> dict[str, Callable[[], str]]:
-    """Name of each page, and the function that returns its text."""
+    """Return the name of each page, and the function that returns its text."""
     return {
         "configuration": _configuration,
         "algorithms": lambda: _plugins("Algorithm options", "algorithm", ALGORITHMS),

@@ -91,7 +91,7 @@ class SlurmJob:
         return self.env_nodes or self.learner_nodes
 
     def check(self) -> None:
-        """Refuse what sbatch or the script could not use.
+        """Refuse options that sbatch or the script could not use.
 
         Raises:
             ConfigError: naming the option and the fix.

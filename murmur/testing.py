@@ -120,7 +120,7 @@ def assert_algorithm(
     network: PluginConfig = PluginConfig(name="mlp", hidden=(16,)),  # noqa: B008
     **options: Any,  # noqa: ANN401 - what YAML can say
 ) -> None:
-    """Let an algorithm act, learn from synthetic rows, publish, and continue from what it saved.
+    """Run an algorithm: act, learn from synthetic rows, publish, and continue from its state.
 
     Args:
         name: name of the algorithm, package.module:Name for one of your own.

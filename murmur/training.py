@@ -75,7 +75,7 @@ class TrainingView(LiveView):
         self._tell_trouble()
 
     def update(self, record: dict[str, Any]) -> None:
-        """Take a record of progress.jsonl."""
+        """Show a record of progress.jsonl."""
         if record.get("kind") == "evaluation":
             means = {name: m["mean"] for name, m in record.get("metrics", {}).items()}
             self._console.print(
@@ -100,7 +100,7 @@ class TrainingView(LiveView):
         self._draw()
 
     def trouble(self, log: Path, line: str) -> None:
-        """Take a warning or an error of a log; the newest is shown."""
+        """Note a warning or an error of a log; the newest is shown."""
         self._troubles += 1
         before = f" ({self._troubles - 1} before it)" if self._troubles > 1 else ""
         line = line if len(line) <= TROUBLE_SHOWN else line[: TROUBLE_SHOWN - 2] + " …"
@@ -271,7 +271,7 @@ def _no_last_checkpoint(run: RunFolder, failure: str) -> ResourceError:
 
 
 def _announce(config: ExperimentConfig, run: RunFolder, learners: int, console: Console) -> None:
-    """Say what is trained, where, and by how many processes."""
+    """Print what is trained, where, and by how many processes."""
     name = plain(config.run.name, "bold")
     console.print("training", name, plain(f"in {run.path}"), soft_wrap=True)
     server = config.env_server
@@ -316,7 +316,7 @@ def best_message(evaluations: Sequence[Mapping[str, Any]], metric: str) -> str:
 
 
 def print_end(run: RunFolder, deaths: int, console: Console) -> None:
-    """Say what a complete run came to and what can be done with it.
+    """Print the results of a complete run and the commands to continue with.
 
     Args:
         run: the run's folder.

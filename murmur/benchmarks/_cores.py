@@ -28,7 +28,7 @@ def two_cores() -> tuple[int, int]:
 
 @contextmanager
 def started_on(cores: Sequence[int]) -> Iterator[None]:
-    """Hold what is started within this on these cores for good; without Linux on none.
+    """Pin processes that are started in this block to these cores; without Linux to none.
 
     Children take the cores of the thread that starts them, and so do their threads and children.
     """

@@ -21,7 +21,7 @@ class AgentNetworks:
     """One agent's networks and optimizers, with the weights that the stacked ones have for it."""
 
     def __init__(self, masac: Masac, agent: int, config: Config) -> None:
-        """Copy them out of the stacks."""
+        """Copy one agent's networks and optimizers out of the stacks."""
         self.actor = _unstack(masac.actor.network, agent)
         self.twins = [_unstack(masac.critic, 2 * agent + twin) for twin in (0, 1)]
         self.targets = [_unstack(masac.target, 2 * agent + twin) for twin in (0, 1)]
@@ -54,7 +54,7 @@ class MasacLoop:
     """The update of a `Masac` with continuous actions in [-1, 1] and networks for each agent."""
 
     def __init__(self, masac: Masac, config: Config, *, gauss_seidel: bool) -> None:
-        """Start from the same weights."""
+        """Start from the stacked algorithm's weights."""
         self._config, self._gauss_seidel = config, gauss_seidel
         self._wanted = masac._wanted
         self._autocast = masac._precision.autocast

@@ -139,7 +139,7 @@ class Learners:
         self._stop()
 
     def window(self, seconds: float) -> tuple[Counts, Counts]:
-        """Let the environment servers play for a while: counts at its beginning and its end."""
+        """Run the environment servers for a while; return counts at its beginning and its end."""
         self._signal(signal.SIGCONT)
         try:
             time.sleep(_SETTLE_S)

@@ -76,7 +76,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
 
 
 def make_batch(count: int, side: int) -> dict[str, Tensor]:
-    """Smooth colored images, and masks of blocks."""
+    """Draw smooth colored images, and masks of blocks."""
     random = torch.Generator().manual_seed(0)
     coarse = torch.rand(count, 3, 9, 9, generator=random)
     image = torch.nn.functional.interpolate(coarse, (side, side), mode="bicubic").clamp(0, 1)

@@ -248,7 +248,7 @@ class Clocks:
 
     @contextmanager
     def _in(self, part: str) -> Any:  # noqa: ANN401
-        """Time belongs to the innermost part; a network's pass for the targets is theirs."""
+        """Charge time to the innermost part; a network's pass for the targets counts as theirs."""
         outer = self._part
         if outer == "targets" and part == "networks":
             yield

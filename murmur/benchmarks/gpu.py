@@ -60,7 +60,7 @@ def run(effort: Effort = Effort.FULL, chosen: Sequence[str] = ()) -> dict[str, A
 
 
 def require_known(chosen: Sequence[str]) -> None:
-    """Refuse topics that there are not.
+    """Refuse unknown topics.
 
     Raises:
         ConfigError: naming those that there are.

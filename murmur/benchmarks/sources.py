@@ -119,7 +119,7 @@ class Files(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Data set of the same files, read in the common way."""
 
     def __init__(self, folder: Path, size: int, count: int) -> None:
-        """List them."""
+        """List the files."""
         self._images = sorted((folder / "images").iterdir())[:count]
         self._masks = sorted((folder / "masks").iterdir())[:count]
         self._size = size
@@ -144,7 +144,7 @@ class Loader:
     """A DataLoader with one worker, which stays alive between turns."""
 
     def __init__(self, folder: Path, size: int, count: int) -> None:
-        """Prepare it."""
+        """Prepare the DataLoader."""
         self._loader = torch.utils.data.DataLoader(
             Files(folder, size, count),
             _BATCH,
@@ -178,14 +178,14 @@ class Supply:
     """A worker process of murmur that supplies samples, and the learner's end of its session."""
 
     def __init__(self, plugin: PluginConfig) -> None:
-        """Prepare both."""
+        """Prepare the server and the worker."""
         self._plugin = plugin
         self._loop = asyncio.new_event_loop()
         self._asked: asyncio.Queue[int] = asyncio.Queue()
         self._done: asyncio.Queue[None] = asyncio.Queue()
 
     def __enter__(self) -> "Supply":
-        """Listen, start the worker, wait for its first samples."""
+        """Listen, start the worker, and wait for its first samples."""
         port = self._loop.run_until_complete(self._listen())
         context = mp.get_context("spawn")
         self._process = context.Process(target=_work, args=(self._plugin, port), daemon=True)
@@ -220,7 +220,7 @@ class Supply:
         return port
 
     async def _serve(self, _: object, context: aio.ServicerContext[bytes, bytes]) -> None:
-        """Ask as the learner does: several grants ahead."""
+        """Send grants as the learner does: several ahead."""
         from learner_service.serving.supply import grant_sizes
 
         hello = pb.WorkerMessage.FromString(await context.read()).hello

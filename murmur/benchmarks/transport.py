@@ -137,7 +137,7 @@ class Pair:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End both."""
+        """End both processes."""
         for process in (self._client, self._server):
             process.kill()
             process.join()

@@ -46,7 +46,7 @@ def interquartile_mean(scores: Scores) -> Scores:
 
 
 def performance_profile(scores: Scores, thresholds: Scores) -> Scores:
-    """Share of scores above each threshold.
+    """Return the share of scores above each threshold.
 
     Args:
         scores: [..., R, M] scores of R runs on M tasks.

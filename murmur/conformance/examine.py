@@ -97,7 +97,7 @@ class Examination:
         acts: Sequence[str] = (),
         ready: Callable[[int], None] = lambda port: None,
     ) -> Checklist:
-        """Examine.
+        """Examine the server.
 
         Args:
             command: command that starts the environment server; empty: it is started by hand.
@@ -135,7 +135,7 @@ class Examination:
     # --- who may come in
 
     def _door(self, session: Session) -> Status | None:
-        """Take the session that is waited for, refuse all others."""
+        """Admit the expected session and refuse all others."""
         if session.problem:
             # Once a Hello has come, a server that was refused may be on its way out.
             if self._player is None or not session.silent:
@@ -171,7 +171,7 @@ class Examination:
         return None
 
     def _check_hello(self, session: Session) -> None:
-        """Hold a Hello to the contract, and to the ones before.
+        """Check a Hello by the contract and by the ones before.
 
         Raises:
             Unplayable: if what it announces cannot be.
@@ -286,7 +286,7 @@ class Examination:
         return True
 
     async def _drain(self) -> None:
-        """Tell the server to stop in the middle of a play."""
+        """Send the server SIGTERM in the middle of a play."""
         assert self._subject is not None
         self._say("told to stop")
         session = await self._next(self._limits.again_s)

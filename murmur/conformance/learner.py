@@ -69,7 +69,7 @@ class LearnerExamination:
         self._channel: aio.Channel | None = None
 
     async def run(self) -> Checklist:
-        """Examine.
+        """Examine the learner.
 
         Raises:
             ConnectionLostError: if no learner answers.

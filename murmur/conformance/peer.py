@@ -161,7 +161,7 @@ class Peer:
         self._links: set[_Link] = set()
 
     async def __aenter__(self) -> Self:
-        """Listen.
+        """Listen for connections.
 
         Raises:
             ResourceError: if the port is not available.

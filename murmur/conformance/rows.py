@@ -36,7 +36,7 @@ class RowRules:
         self._age: NDArray[np.int64] | None = None  # [N] decisions since FIRST; negative: unknown
 
     def examine(self, timestep: TimeStep) -> None:
-        """Hold N rows to every rule."""
+        """Check N rows by every rule."""
         self._row += 1
         with np.errstate(invalid="ignore"):  # NaN is a finding of one rule, not an error
             for key, problem in (

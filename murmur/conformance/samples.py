@@ -251,7 +251,7 @@ class _Supply:
     def _examine(
         self, grant: Grant, good: list[int], arrays: dict[str, Array], broken: list[Broken]
     ) -> None:
-        """Hold samples to the contract, and to what they were before."""
+        """Check samples by the contract, and by their earlier content."""
         where = f"of split '{SPLITS[grant.split]}'"
         found: dict[int, Digests] = dict.fromkeys((b.index for b in broken), _NO_SAMPLE)
         for row, index in enumerate(good):

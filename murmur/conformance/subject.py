@@ -46,7 +46,7 @@ class Subject:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it and whatever it has started."""
+        """End the process and all its descendants."""
         assert self._process is not None
         if self._process.poll() is None:
             self._process.terminate()
@@ -64,7 +64,7 @@ class Subject:
         return self._process.poll() is not None
 
     def terminate(self) -> None:
-        """Tell it to stop: SIGTERM."""
+        """Send the process SIGTERM."""
         assert self._process is not None
         self._process.terminate()
 

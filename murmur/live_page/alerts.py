@@ -48,7 +48,7 @@ class Movement:
         self._grew_at: dict[str, float] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take a record of kind "progress"."""
+        """Add a record of kind "progress"."""
         for name in ("rows_received", "rows_trained", "updates"):
             value = record.get(name) or 0
             if value != self._seen.get(name):  # less after a resumption

@@ -23,7 +23,7 @@ class Baselines:
         self._means: dict[str, dict[str, float]] = {}
 
     def best(self) -> dict[str, Any] | None:
-        """Name and mean of each metric of the best baseline; None if none is known."""
+        """Return name and mean of each metric of the best baseline; None if none is known."""
         self._read()
         metric = self._metric.name
         known = {name: m[metric] for name, m in self._means.items() if metric in m}

@@ -36,11 +36,11 @@ class Curves:
         self._renew()
 
     def _renew(self) -> None:
-        """Let every reader begin again: what it holds is no longer the beginning of this."""
+        """Invalidate every reader's cursor: its points are no longer the beginning of these."""
         self._version = secrets.token_hex(4)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take a record of kind "progress"."""
+        """Add a record of kind "progress"."""
         self._rewind(self.points, record)
         spent = _spent(self._ledger, record.get("ledger") or {})
         self._ledger = record.get("ledger") or {}
@@ -62,7 +62,7 @@ class Curves:
             self._renew()
 
     def add_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Take a record of kind "evaluation"."""
+        """Add a record of kind "evaluation"."""
         self._rewind(self.evaluations, record, again=True)
         metrics = {
             name: [_finite(x) for x in (m.get("mean"), *(m.get("ci95") or (None, None)))]

@@ -161,7 +161,7 @@ class _Server(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say what failed; a browser that went away is no failure."""
+        """Log the error of a request; a browser that went away is none."""
         if not isinstance(sys.exception(), OSError):
             logger.exception("the live page cannot answer")
 

@@ -96,7 +96,7 @@ class RunView:
             }
 
     def _read(self) -> bool:
-        """Take what is new; returns whether there is more."""
+        """Read new records; return whether there are more."""
         now = time.monotonic()
         if self._reading is None and now - self._looked < LOOK_S:
             return False

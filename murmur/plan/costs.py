@@ -116,7 +116,7 @@ def window(before: Mapping[str, Any], after: Mapping[str, Any]) -> Window:
 
 
 def _eager(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
-    """Share of the learner thread's calls without a graph, where some have one."""
+    """Return the share of the learner thread's calls without a graph, if some have one."""
 
     def counted(metric: str) -> float:
         first, last = before.get(metric, {}), after.get(metric, {})

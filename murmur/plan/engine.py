@@ -83,7 +83,7 @@ class Pool:
         self._used_s, self._at = self.used_s, self.engine.now
 
     def _run(self, thread: "Thread", turn_s: float) -> None:
-        """Let a thread, which has a processor, work on its first job."""
+        """Run a thread, which has a processor, on its first job."""
         span = min(thread.jobs[0][0], turn_s)
         self.engine.after(span, self._ran, (thread, span, turn_s - span))
 

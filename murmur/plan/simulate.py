@@ -81,7 +81,7 @@ class Simulation:
     """One run of the model. Of many equal ranks it simulates some, which stand for all."""
 
     def __init__(self, system: System, limits: Limits | None = None, seed: int = 1) -> None:
-        """Set up."""
+        """Set up the simulation."""
         self.system, self.limits = system, limits or Limits()
         self.engine = Engine()
         ranks = system.group.ranks
@@ -265,7 +265,7 @@ class Simulation:
         rank.interpreter.add(0.0, self._take, rank)
 
     def _take(self, rank: _Rank) -> None:
-        """Take what is pending by the time that it runs, and store its rows."""
+        """Take the pending sessions as a batch when the thread runs, and store their rows."""
         pending, system = rank.pending, self.system
         most = max(1, system.max_batch_envs // system.envs)
         batch = [pending.popleft() for _ in range(min(most, len(pending)))]

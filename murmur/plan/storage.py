@@ -102,10 +102,10 @@ class Storage(Protocol):
         """Begin an unroll; `filled`: see may_begin."""
 
     def add(self, unroll: Unroll) -> None:
-        """Hand over a full unroll."""
+        """Add a full unroll."""
 
     def sample(self, version: int) -> float:
-        """Begin an update; returns the environment rows that it learns from."""
+        """Begin an update; return the number of environment rows that it learns from."""
 
     def done(self) -> None:
         """End the update."""

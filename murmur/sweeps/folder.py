@@ -246,7 +246,7 @@ def _list_runs(spec: SweepConfig) -> list[SweepRun]:
 
 
 def run_name(words: list[str], seed: int) -> str:
-    """Name of a run's folder: its varied values and its seed, without what shells mind."""
+    """Return a run folder's name: its varied values and its seed, safe in shells."""
     stems = [Path(word).stem if word.endswith((".yaml", ".yml")) else word for word in words]
     text = re.sub(r"[^A-Za-z0-9.+_-]+", "-", "-".join(stems)).strip("-.")
     return f"{text[:_LONGEST_NAME]}-seed-{seed}".lstrip("-")

@@ -39,10 +39,10 @@ class Queue(Protocol):
         """Return a run to start, or None if there is none now."""
 
     def evaluated(self, run: SweepRun, record: Mapping[str, Any]) -> bool:
-        """Take an evaluation of a run; whether to stop the run."""
+        """Note an evaluation of a run; return whether to stop the run."""
 
     def ended(self, run: SweepRun) -> None:
-        """Take a run that has ended."""
+        """Note the end of a run."""
 
 
 class Listed:
@@ -216,7 +216,7 @@ class Scheduler:
         return min(self._capacity.gpus, key=used.count)
 
     def _look_at(self, active: Active) -> None:
-        """Take what a run reports, and its end."""
+        """Read a run's reports, and its end."""
         code = active.process.poll()
         for record in active.tail:
             self._take(active, record)
@@ -240,7 +240,7 @@ class Scheduler:
         self._sweep.save()
 
     def _take(self, active: Active, record: dict[str, Any]) -> None:
-        """Take a record of a run's progress."""
+        """Note a record of a run's progress."""
         if record.get("kind") == "progress":
             active.progress = record
             value = training_value(record, active.metric)
@@ -257,7 +257,7 @@ class Scheduler:
         return active.config.evaluation.every_updates > 0
 
     def _finish(self, run: SweepRun) -> None:
-        """Say how a run ended."""
+        """Print how a run ended, and note it."""
         if run.state == "failed":
             self._say(f"{run.name} failed: {run.message}")
         self._queue.ended(run)
@@ -279,7 +279,7 @@ class Scheduler:
             self._memory_gib = max(self._memory_gib, resident_bytes(active.process.pid) / _GIB)
 
     def _stop_all(self) -> None:
-        """End what is at work; each run saves a checkpoint first."""
+        """Stop the runs at work; each saves a checkpoint first."""
         for active in self._active:
             active.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + _STOP_S

@@ -75,7 +75,7 @@ class Searched:
         return bool(trial.should_prune())
 
     def ended(self, run: SweepRun) -> None:
-        """Tell the study what a run came to: the score of its last evaluation."""
+        """Report a run's last evaluation to the study."""
         assert run.trial is not None
         value, state = None, self._states.FAIL
         if run.state == "complete" and run.last is not None:

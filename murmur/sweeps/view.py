@@ -116,7 +116,7 @@ def end_table(sweep: SweepFolder, metric: Metric, width: int) -> Table:
 
 
 def _rank(run: SweepRun, metric: Metric) -> tuple[str, bool, float]:
-    """Sorts the runs of one configuration by their last score."""
+    """Return a key that sorts the runs of one configuration by their last score."""
     value = run.last if run.last is not None else 0.0
     return run.config, run.last is None, value if metric.less_is_better else -value
 

@@ -22,7 +22,7 @@ class Skeleton:
         valid: int = Field(50, ge=1, description="samples to validate with")
 
     def __init__(self, config: Config) -> None:
-        """Say what there is; servers whose digests differ are refused."""
+        """Describe the data set; servers whose digests differ are refused."""
         self._size = config.size
         self.spec = SampleSpec(
             name="skeleton",

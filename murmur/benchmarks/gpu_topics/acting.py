@@ -196,7 +196,7 @@ def _updating(learner: Ledger) -> bool:
 
 
 async def _answers(run: Run, sessions: Sequence[Session], sequence: int, row: TimeStep) -> None:
-    """Hand in a row of every session and wait until all are answered."""
+    """Submit a row of every session and wait until all are answered."""
     loop = asyncio.get_running_loop()
     requests = [Request(s, sequence, row, loop.create_future()) for s in sessions]
     run.batcher.submit(*requests)

@@ -166,7 +166,7 @@ def _read(file: Path, known: Mapping[str, Any]) -> tuple[Outcome, bool]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End what is left of a child's process group: servers of a topic that was cut short."""
+    """End the rest of a child's process group: servers of a topic that was cut short."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

@@ -62,7 +62,7 @@ class Context:
         return any(name.startswith(f"{subject}: ") for name in self.known)
 
     def save(self, figures: Mapping[str, Value], *, whole: bool = False) -> None:
-        """Keep what there is so far.
+        """Keep the figures so far.
 
         Args:
             figures: figures measured by this call.
@@ -334,7 +334,7 @@ def _call_ms(call: Callable[[], object], repeats: int, context: Context) -> floa
 
 
 def plan_precision(context: Context) -> list[Figure]:
-    """Time of a captured update in each precision, and the fastest."""
+    """Plan the time of a captured update in each precision, and the fastest."""
     figures = []
     for case in context.cases:
         figures += [Figure(f"{case.name}: {p}, ms") for p in _PRECISIONS]

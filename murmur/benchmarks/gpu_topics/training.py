@@ -395,7 +395,7 @@ def _bottleneck(url: str, window_s: float) -> str:
 
 
 def _profile(processes: Processes, updates: int, deadline: float) -> Path | None:
-    """Have the learner trace its next updates; None if it does not by then."""
+    """Trace the learner's next updates; None if it does not answer by then."""
     folder = processes.folder / FOLDER
     folder.mkdir(exist_ok=True)
     request = folder / f"bench-{os.getpid()}{REQUEST}"
