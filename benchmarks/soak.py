@@ -177,7 +177,7 @@ async def open_short_sessions(address: str, credentials: Path, ends: Counter[str
 
 
 async def soak(minutes: float, warm_up: float) -> dict[str, Any]:
-    """Run everything for this time; returns samples and findings."""
+    """Run everything for this time; return samples and findings."""
     ends: Counter[str] = Counter()
     pause_s = min(_SAMPLE_EVERY_S, 60 * minutes / 5)  # even a trial takes some
     with tempfile.TemporaryDirectory(prefix="murmur-certs-") as name:

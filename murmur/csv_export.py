@@ -73,7 +73,7 @@ def _evaluations(runs: Iterable[RunFolder]) -> Iterator[dict[str, Any]]:
 
 
 def _write(file: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write a file; returns the number of rows, without the header."""
+    """Write a file; return the number of rows, without the header."""
     count = 0
     with replacing(file) as beside, beside.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, columns, restval="")

@@ -156,6 +156,7 @@ def diagnose(
     busy = {"acting": act / span, "learning": learn / span}
     per_row = {"acting": act / rows, "learning": learn / rows}
     waits = spent.get("inference", {})
+    # The bottleneck: by the stations' busy shares, then by what keeps the GPU waiting.
     bottleneck = "turns" if sync else _bottleneck(busy, waits, after.machine_busy)
     if after.cache and bottleneck == "environments":
         bottleneck = "servers"
@@ -178,6 +179,7 @@ def diagnose(
     if after.cache:  # a run on samples has no acting
         del busy["acting"], per_row["acting"]
         seen = replace(seen, latency=())
+    # Remedies of the bottleneck, and cures of GPU waits that are worth it, the best last.
     remedies = _remedies(seen, after, config, algorithm, speedup)
     made_to_wait = waits.get("wait_learning", 0.0)
     cures = [_without(seen, wait, span, learn, made_to_wait, sync=sync) for wait in gpu]

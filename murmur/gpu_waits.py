@@ -124,6 +124,8 @@ def _eager(
     timed = "eager_seconds" in after.graphs
     if not (eager or captures) or not busy_s or (acting and not timed):
         return None
+    # Lost: time of eager calls and captures beyond that of the same number of replays. Without
+    # counted seconds an eager call is taken to last _EAGER_TIMES as long as a replay.
     if timed:
         launched = sum(counted("eager_seconds").values())
         launched += sum(counted("graph_capture_seconds").values())
@@ -142,6 +144,7 @@ def _eager(
     )
     if captures:
         found += f"; {captures:.0f} captures meanwhile"
+    # The cause, from the most to the least specific: failed captures, no graphs at all, shapes.
     if reasons := _not_captured(after, calls):
         kind, cure = "captures", _after_failures(reasons)
     elif not replays and not any(n for name, n in _total(after, "graph_captures").items()):

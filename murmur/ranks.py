@@ -35,7 +35,7 @@ _END_S = 300.0  # between the first rank that has ended in order and the last
 
 
 def run_ranks(count: int, run: Path, arguments: Sequence[str]) -> int:
-    """Run the ranks until all have ended; returns the exit code.
+    """Run the ranks until all have ended; return the exit code.
 
     Args:
         count: number of learners.
@@ -79,7 +79,7 @@ def _start(
 
 
 def _await(ranks: Sequence[subprocess.Popen[bytes]], stop: threading.Event) -> int:
-    """Wait until all ranks have ended; returns the exit code.
+    """Wait until all ranks have ended; return the exit code.
 
     The first one that fails, or `stop`, ends the others: SIGTERM, and after a while SIGKILL.
     """

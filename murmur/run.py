@@ -82,7 +82,7 @@ class Run:
         return not self._ended.is_set() or self._folder.process("learner.json") is not None
 
     def stop(self) -> None:
-        """Ask the training to save a checkpoint and end; returns at once, see `wait`.
+        """Ask the training to save a checkpoint and end; return at once, see `wait`.
 
         Raises:
             ConfigError: if another process trains the run.

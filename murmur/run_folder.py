@@ -219,7 +219,7 @@ class RunFolder:
         return self.path / ("resume.yaml" if resume else "config.yaml")
 
     def write_config(self, config: ExperimentConfig, *, resume: bool = False) -> Path:
-        """Write the whole configuration; returns its file."""
+        """Write the whole configuration; return its file."""
         path = self.config_file(resume=resume)
         write_whole(path, config_text(config))
         return path

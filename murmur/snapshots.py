@@ -309,6 +309,7 @@ def _snapshot(
     about: dict[str, str] = {}
     threads: dict[str, dict[str, float]] = {}
     graphs: dict[str, dict[str, float]] = {}
+    # Sort the samples by kind; some labels become keys, others are properties of the run.
     for name, labels, value in samples:
         rank = labels.get("rank", rank)
         short = name.removeprefix(_PREFIX)
@@ -331,6 +332,7 @@ def _snapshot(
         else:
             single[short] = value
     rows, thread = "rows_received_total", "inference"
+    # A run on samples has no inference thread; its rows are the samples trained.
     if cache:
         rows, thread = "rows_trained_total", "learner"
     if rows not in single or thread not in threads:

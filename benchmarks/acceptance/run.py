@@ -166,7 +166,7 @@ def _written(config: ExperimentConfig) -> dict[str, Any]:
 def run_candidate(
     name: str, test: Task, algorithm: str, seeds: tuple[int, ...], long: bool
 ) -> list[dict[str, Any]]:
-    """Train and evaluate all seeds at every goal of one algorithm; returns a line for each goal."""
+    """Train and evaluate all seeds at every goal of one algorithm; return a line for each goal."""
     goals = [g for g in test.algorithms[algorithm].goals if long or not g.long]
     seen: dict[int, list[list[float]]] = {g.env_steps: [] for g in goals}
     costs: dict[int, list[Cost]] = {g.env_steps: [] for g in goals}
@@ -216,7 +216,7 @@ def anchors(test: Task, config: ExperimentConfig) -> dict[str, float]:
 
 
 def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -> bool:
-    """Run a test for some algorithms and keep what came out; returns whether all goals were met.
+    """Run a test for some algorithms and keep what came out; return whether all goals were met.
 
     Raises:
         ConfigError: for an unknown test or an algorithm that is not in it.

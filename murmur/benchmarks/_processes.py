@@ -75,7 +75,7 @@ class Processes:
         self._workers_url: str | None = None
 
     def __enter__(self) -> Self:
-        """Start them; returns once the learner listens."""
+        """Start them; return once the learner listens."""
         folder = Path(self._folder.name)
         file = folder / "bench.yaml"
         file.write_text(to_yaml(self._config))

@@ -111,7 +111,7 @@ class Learners:
         self._urls: list[str] = []
 
     def __enter__(self) -> Self:
-        """Start them; returns after some updates, with the environment servers paused."""
+        """Start them; return after some updates, with the environment servers paused."""
         path = Path(self._folder.name)
         file = path / "bench.yaml"
         file.write_text(yaml.safe_dump(self._content))

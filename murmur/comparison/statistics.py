@@ -102,6 +102,7 @@ def bootstrap(
     """
     rng = np.random.default_rng(seed)
     each = max(1, _AT_ONCE // sum(group.size for group in groups))
+    # In chunks of at most _AT_ONCE numbers, so that memory stays bounded.
     counts = [min(each, repeats - start) for start in range(0, repeats, each)]
     parts = [statistic(*(resample(group, count, rng) for group in groups)) for count in counts]
     return np.concatenate(parts)

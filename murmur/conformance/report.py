@@ -50,7 +50,7 @@ def examine_and_show(
     *,
     learner: bool = False,
 ) -> bool:
-    """Examine one server, or a learner; returns whether it keeps the contract.
+    """Examine one server, or a learner; return whether it keeps the contract.
 
     Args:
         address: address to listen on or, to examine a learner, to connect to.

@@ -74,12 +74,13 @@ def window(before: Mapping[str, Any], after: Mapping[str, Any]) -> Window:
     """Return the work between two records of progress.jsonl of one process.
 
     Raises:
-        ConfigError: if nothing did.
+        ConfigError: if no environment row came between them.
     """
     work = {k: v - before["work"].get(k, 0.0) for k, v in after["work"].items()}
     spent = since(before["ledger"], after["ledger"])
     inference = spent.get("inference", {})
     cpu = {k.removeprefix("cpu_s/"): v for k, v in work.items() if k.startswith("cpu_s/")}
+    # The ledger has wall time by state: its shares divide the inference thread's CPU time.
     at_work = {s: v for s, v in inference.items() if s not in _WAITING}
     total = max(sum(at_work.values()), 1e-9)
     acting = sum(at_work.get(s, 0.0) for s in _ACTING) / total

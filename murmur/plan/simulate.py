@@ -132,11 +132,12 @@ class Simulation:
         return [self._random.lognormvariate(-(sigma**2) / 2, sigma) for _ in range(_MULTIPLIERS)]
 
     def run(self) -> Outcome:
-        """Simulate; returns the outcome."""
+        """Simulate the system and return the outcome."""
         system, engine = self.system, self.engine
         for session in self.sessions:
             self._step(session)
         engine.run()
+        # Differences to the counters at the end of the warm-up, as rates and shares of the span.
         start = self._start or dict.fromkeys(self._counts(), 0.0)
         counts = {name: value - start[name] for name, value in self._counts().items()}
         span = max(counts["seconds"], 1e-12)
@@ -370,6 +371,7 @@ class Simulation:
     def _begin_update(self) -> None:
         """Begin an update on all ranks."""
         now, costs = self.engine.now, self.system.costs
+        # An update is eager each time that the share of eager updates adds up to 1.
         self._eager += costs.eager
         eager = self._eager >= 1
         self._eager -= eager
@@ -379,6 +381,7 @@ class Simulation:
             rows = rank.storage.sample(rank.version)
             self._update_rows += rows
             self._lags += rank.storage.lag
+            # More rows than the update is measured for: in proportion more minibatches.
             least = costs.update_rows / self.system.group.ranks
             times = max(1.0, rows / least) if least else 1.0
             work = costs.update_s * times + costs.update_row_s * rows

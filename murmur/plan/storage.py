@@ -75,7 +75,7 @@ class Unroll:
         return self.versions[self.start] if self.start < len(self.versions) else -1
 
     def cut(self) -> int:
-        """Learn from the transitions so far; returns how many there are of each environment."""
+        """Learn from the transitions so far; return how many there are of each environment."""
         rows = max(0, len(self.versions) - 1 - self.start)
         self.start += rows
         return rows
@@ -162,11 +162,13 @@ class RolloutModel:
     def sample(self, version: int) -> float:
         """Take an update's rows and those that the next would find too old; return the number."""
         rows, lags, oldest = 0, 0.0, None if self._lag is None else version - self._lag
+        # 1. Open unrolls that the next update would find too old: their rows so far.
         for unroll in self._open if oldest is not None else ():
             if 0 <= unroll.first_version <= (oldest or 0):
                 age = version - unroll.first_version
                 cut = unroll.cut() * unroll.envs
                 rows, lags = rows + cut, lags + age * cut
+        # 2. Full unrolls, the oldest first: as many as wanted, and all that are overdue.
         wanted = self._wanted
         while self._ready:
             unroll = self._ready[0]

@@ -69,7 +69,7 @@ class Capacity:
 def measure_capacity(
     configs: Sequence[ExperimentConfig], parallel: int, gpus: Sequence[Gpu] | None = None
 ) -> Capacity:
-    """Measure the number of these runs that the machine holds at once.
+    """Return the capacity of the machine for these runs.
 
     Args:
         configs: configurations of the runs; the most demanding one counts.
@@ -88,6 +88,7 @@ def measure_capacity(
             "learner.device=cuda, but no GPU can be used here; see `murmur check`, or set "
             "learner.device=cpu"
         )
+    # Runs at once that each resource allows; the scarcest one limits them.
     most = {
         f"{cores:.3g} cores": math.floor(cores / max(cores_of(config) for config in configs)),
         f"{free_gib:.1f} GiB of memory free": math.floor(free_gib / memory_gib),

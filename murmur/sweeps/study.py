@@ -66,7 +66,7 @@ class Searched:
         return None
 
     def evaluated(self, run: SweepRun, record: Mapping[str, Any]) -> bool:
-        """Report an evaluation; returns whether the study's pruner gives the run up."""
+        """Report an evaluation; return whether the study's pruner gives the run up."""
         found = record.get("metrics", {}).get(self._metric.name)
         trial = self._trials.get(run.name)
         if found is None or trial is None or not self._sweep.spec.prune:

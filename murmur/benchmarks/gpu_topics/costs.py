@@ -141,6 +141,7 @@ def _acts_beside(
     ready = threading.Event()
     failed: list[BaseException] = []
 
+    # Updates: one thread on a stream of low priority, as the learner thread has it.
     def learn() -> None:
         try:
             with torch.inference_mode(), _stream(device, 0):
@@ -179,6 +180,7 @@ def _acts_beside(
                 act({})
             ready.wait()
             end = time.monotonic() + seconds
+            # Acts, on a stream of high priority: copy in, replay, copy back, wait for the copy.
             while not times or time.monotonic() < end:
                 started = time.perf_counter()
                 here.copy_(to, non_blocking=cuda)

@@ -143,7 +143,7 @@ def _wait(
     known: Mapping[str, Any],
     keep: Callable[[Outcome], None],
 ) -> int | None:
-    """Wait for a topic, and keep what it writes; returns its exit code, None if time is over."""
+    """Wait for a topic, and keep what it writes; return its exit code, None if time is over."""
     seen = file.stat().st_mtime_ns
     while (left := end - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -186,7 +186,7 @@ def run_all(
     say: Callable[[str], None],
     kept: Callable[[], None] = lambda: None,
 ) -> dict[str, Outcome]:
-    """Run the topics that have no result; returns the outcomes of all.
+    """Run the topics that have no result; return the outcomes of all.
 
     Args:
         store: store of results, of earlier calls and of this one.
