@@ -33,7 +33,7 @@ _GIB = 2**30
 
 
 class Queue(Protocol):
-    """Order of the runs."""
+    """Source of the next run for a scheduler."""
 
     def next(self) -> SweepRun | None:
         """Return a run to start, or None if there is none now."""

@@ -1,4 +1,4 @@
-"""skeleton.py: bright disks on noise, as images with their masks."""
+"""skeleton.py: bright discs on noise, as images with their masks."""
 
 import hashlib
 
