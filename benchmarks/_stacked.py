@@ -30,7 +30,7 @@ _TOLERANCE = 1e-5
 
 
 class Loop(nn.Module):
-    """The weights of a stacked perceptron as one plain perceptron for each agent."""
+    """Weights of a stacked perceptron as one plain perceptron for each agent."""
 
     def __init__(self, stacked: MLP) -> None:
         super().__init__()
@@ -41,12 +41,12 @@ class Loop(nn.Module):
         )
 
     def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
-        """[B, A, F] -> [B, A, outputs]."""
+        """Map agents' vectors [B, A, F] to outputs [B, A, outputs]."""
         return torch.stack([agent(vector[:, a]) for a, agent in enumerate(self.agents)], 1)
 
     @torch.no_grad()
     def difference(self, stacked: MLP) -> float:
-        """The largest difference of a weight."""
+        """Return the largest difference of a weight."""
         layers = [m for m in stacked.modules() if isinstance(m, StackedLinear)]
         differences = []
         for a, agent in enumerate(self.agents):
@@ -69,7 +69,7 @@ def _plain(layer: nn.Module, agent: int) -> nn.Module:
 
 
 def unstacked(mappo: Mappo, options: Mapping[str, Any]) -> Mappo:
-    """The same algorithm, its networks and optimisers agent by agent."""
+    """Copy an algorithm, with networks and optimizers agent by agent."""
     loop = copy.deepcopy(mappo)
     assert isinstance(loop.actor.network, MLP)
     assert isinstance(loop.critic, MLP)
@@ -92,7 +92,7 @@ def unstacked(mappo: Mappo, options: Mapping[str, Any]) -> Mappo:
 
 
 def rollout(environment: Spread, policy: Policy, generator: torch.Generator, seed: int) -> Batch:
-    """One episode of every copy."""
+    """Play one episode of every copy."""
     n, length = environment.num_envs, environment.spec.max_episode_steps + 1
     rows: list[dict[str, Tensor]] = []
     timestep = environment.reset(np.arange(seed, seed + n, dtype=np.uint64))
@@ -118,7 +118,7 @@ def stacked_against_loop(
 ) -> dict[str, Any]:
     """Learn from the same rollouts, stacked and in a loop, and compare all weights.
 
-    One step of the optimiser for each rollout. With several, a row at the clip's edge falls on
+    One step of the optimizer for each rollout. With several, a row at the clip's edge falls on
     either side of it by rounding alone, and after some tens of updates the two are as far apart as
     two seeds.
 

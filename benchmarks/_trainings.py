@@ -15,8 +15,8 @@ def run_training(command: Sequence[str], output: IO[str] | None = None) -> None:
     The training saves its state, so that the same benchmark resumes it.
 
     Args:
-        command: of `murmur train` or `murmur sweep`.
-        output: file for what it prints; None: the terminal.
+        command: command line of `murmur train` or `murmur sweep`.
+        output: file of its output; None: the terminal.
 
     Raises:
         CalledProcessError: it failed.
@@ -42,6 +42,6 @@ def run_training(command: Sequence[str], output: IO[str] | None = None) -> None:
 
 
 def children_cpu_s() -> float:
-    """CPU seconds of all processes that were started from here and have ended."""
+    """Return the CPU seconds of all processes that were started from here and have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

@@ -1,4 +1,4 @@
-"""BenchMARL on a VMAS task: what it learns by the budget of our acceptance tests, on this machine.
+"""BenchMARL on a VMAS task: its results with the budget of our acceptance tests, on this machine.
 
     python -m benchmarks.benchmarl navigation mappo --seeds 1 2 3
 
@@ -100,7 +100,7 @@ def trained(task: str, algorithm: str, settings: dict[str, Any], seed: int) -> d
     curve: list[dict[str, Any]] = []
 
     class Play(Callback):  # type: ignore[misc]
-        """Plays whole rollouts beside BenchMARL's evaluation, which ends with an episode."""
+        """Callback that plays whole rollouts beside BenchMARL's own evaluation of episodes."""
 
         def on_evaluation_end(self, rollouts: list[Any]) -> None:
             run = self.experiment
@@ -153,7 +153,7 @@ def trained(task: str, algorithm: str, settings: dict[str, Any], seed: int) -> d
 
 
 def table(record: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     versions = ", ".join(f"{name} {version}" for name, version in record["peer"].items())
     lines = [
         f"`{record['command']}`",

@@ -1,4 +1,4 @@
-"""What a run on defaults makes of an environment: what it drops, and what it learns meanwhile.
+"""Dropped rows and returns of runs on default settings.
 
 `murmur train` with an environment and an algorithm, and no other setting, as real processes. The
 share dropped is that of the rows received; the return is the mean of the last hundred training
@@ -71,13 +71,13 @@ TASKS: dict[str, tuple[dict[str, Any], str]] = {
 def train(
     task: str, end: Mapping[str, Any], folder: Path, checkout: Path | None = None
 ) -> RunFolder:
-    """A run of a task on defaults until `end` (settings of `run`), in `folder`.
+    """Train a task on defaults until `end` (settings of `run`), in `folder`.
 
     Args:
-        task: of TASKS.
-        end: settings of `run`.
-        folder: where the run is kept.
-        checkout: the folder of another murmur, installed in its `.venv`; None: this one.
+        task: name in TASKS.
+        end: limits of the training, settings of `run`.
+        folder: folder that keeps the run.
+        checkout: folder of another murmur, installed in its `.venv`; None: this one.
 
     Raises:
         ResourceError: if it fails, with its output.
@@ -103,12 +103,12 @@ def train(
 
 
 def dropped_share(record: Mapping[str, Any]) -> float:
-    """Share of the rows received that a record of progress.jsonl says were dropped."""
+    """Return the share of the rows received that a record of progress.jsonl counts as dropped."""
     return float(sum(record["rows_dropped"].values()) / max(1, record["rows_received"]))
 
 
 def measure(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """A run by its records: what was dropped, and the return a third, two thirds and all along."""
+    """Return a run's dropped share, and its return after a third, two thirds and all of it."""
     last = records[-1]
     found = {
         "dropped, %": 100 * dropped_share(last),
@@ -123,7 +123,7 @@ def measure(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """All tasks, one after the other; to smoke, one for a few updates."""
+    """Train all tasks, one after the other; to smoke, one for a few updates."""
     minutes = effort.choose(0.0, 0.5, 1.5)
     end = {"max_minutes": minutes} if minutes else {"max_updates": _SMOKE_UPDATES}
     tasks: dict[str, Any] = {}
@@ -141,7 +141,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
 def compare(
     here: Sequence[Mapping[str, Any]], there: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
-    """Two runs of one task: what each dropped, and both returns at equal steps learned from."""
+    """Compare two runs of one task: dropped shares, and returns at equal steps learned from."""
     runs = {"here": here, "there": there}
     found = {f"dropped {name}, %": 100 * dropped_share(r[-1]) for name, r in runs.items()}
     found |= {f"steps {name}": r[-1]["rows_trained"] for name, r in runs.items()}

@@ -75,7 +75,7 @@ PLANTED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 def train(config: Mapping[str, Any], settings: Sequence[str], seconds: float, folder: Path) -> None:
-    """`murmur train` for this time."""
+    """Run `murmur train` for this time [s]."""
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(dict(config)))
     changes = [f"run.max_minutes={seconds / 60}", "learner.device=cpu", *settings]
@@ -93,7 +93,7 @@ def train(config: Mapping[str, Any], settings: Sequence[str], seconds: float, fo
 
 
 def plant(name: str, seconds: float) -> dict[str, Any]:
-    """Plant and examine."""
+    """Plant a bottleneck and diagnose it."""
     with tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder:
         run = Path(folder) / "before"
         train(PLANTED[name][0], [], seconds, run)
@@ -125,12 +125,12 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
 
 
 def _examine(run: Path, seconds: float) -> Diagnosis:
-    """The doctor on the second half of a run."""
+    """Diagnose the second half of a run."""
     return examine(RunFolder.open(run), None, None, seconds / 2, True, Console(stderr=True))
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Planted bottleneck -> what was said and what came."""
+    """Plant bottlenecks; return the diagnosis and the measured gain of each."""
     seconds = effort.choose(2.0, 20.0, 60.0)
     started = time.monotonic()
     if effort is Effort.SMOKE:  # one diagnosis, and no remedy

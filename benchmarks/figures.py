@@ -25,9 +25,9 @@ class Panel:
     """One chart of a figure.
 
     Attributes:
-        title: what y is.
-        x_label: what x is.
-        lines: its curves by name.
+        title: name of y.
+        x_label: name of x.
+        lines: curves by name.
         levels: figures of baselines, drawn dashed from side to side.
     """
 
@@ -55,12 +55,12 @@ def draw(panels: Sequence[Panel], file: Path) -> None:
 
 
 def mean_and_range(curves: Sequence[Sequence[Mapping[str, float]]], x: str, y: str) -> Line:
-    """The mean of several runs' curves, with a band from the lowest to the highest.
+    """Return the mean of several runs' curves, with a band from the lowest to the highest.
 
     Args:
-        curves: for each run its points; shorter runs end the line.
-        x: key of the points that is the x axis; it grows along a curve.
-        y: key of the points that is shown.
+        curves: points of each run's curve; shorter runs end the line.
+        x: key of the x axis in the points; its values grow along a curve.
+        y: key of the y axis in the points.
     """
     grid = np.unique([point[x] for points in curves for point in points])
     first = max(points[0][x] for points in curves)
@@ -77,7 +77,7 @@ def mean_and_range(curves: Sequence[Sequence[Mapping[str, float]]], x: str, y: s
 def chosen_baselines(
     levels: Mapping[str, float], *, less_is_better: bool = False
 ) -> dict[str, float]:
-    """At most three: random, then the best."""
+    """Return at most three baselines: random, then the best."""
     ranked = sorted(levels, key=lambda name: levels[name], reverse=not less_is_better)
     chosen = sorted(ranked, key=lambda name: name != "random")[:_LEVELS]  # stable
     return {name: levels[name] for name in chosen}
@@ -110,7 +110,7 @@ def _draw(axis: Axes, panel: Panel) -> None:
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Heights moved as little as keeps `gap` between neighbours, in their order.
+    """Move heights as little as keeps `gap` between neighbors, in their order.
 
     The least squares of their moves: isotonic regression of height - gap x rank, by pooling.
     """

@@ -1,4 +1,4 @@
-"""Formation: CPU cost of a step, what its scripted teams reach, and what any team could.
+"""Formation: CPU cost of a step, scores of its scripted teams, and a bound for any team.
 
 The bound says how many rows a follower must be out of formation at least, from where it starts.
 """
@@ -25,7 +25,7 @@ FOLLOWERS = (1, 2, 3, 4)
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Speed by task and size; metrics of the baselines; the bound."""
+    """Measure speed by task and size, metrics of the baselines, and the bound."""
     sizes = effort.choose(
         [(2, 64)], [(2, 64), (2, 256)], [(n, e) for n in (1, 2, 4, 16) for e in (64, 256)]
     )
@@ -48,7 +48,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
 
 
 def step_speed(name: str, num_followers: int, num_envs: int, seconds: float) -> dict[str, float]:
-    """CPU time of steps under random actions, starts of episodes included."""
+    """Measure the CPU time of steps under random actions, starts of episodes included."""
     options = {**load(name).environment.options, "num_followers": num_followers}
     environment = make(validate(Config, options), num_envs)
     seeds = np.arange(num_envs, dtype=np.uint64)
@@ -69,14 +69,14 @@ def step_speed(name: str, num_followers: int, num_envs: int, seconds: float) -> 
 
 
 def team(name: str, num_followers: int, baseline: str, episodes: int) -> dict[str, float]:
-    """Mean metrics of a baseline, episode seeds 1, 2, ..."""
+    """Play a baseline in the episodes of seeds 1, 2, ...; return its mean metrics."""
     config = load(name, [f"environment.num_followers={num_followers}"])
     result = run_baseline(config, baseline, episodes, 1)
     return {metric: float(values.mean()) for metric, values in result.metrics.items()}
 
 
 def bound(num_followers: int, episodes: int) -> dict[str, float]:
-    """Rows out of formation that no follower can avoid, and the share that leaves in T rows.
+    """Return the rows out of formation that no follower can avoid, and their share by T rows.
 
     In row t each of the two has flown at most its (highest possible) speed times the cosine of
     what it cannot yet have turned towards the other, along the line that joined them at the start.
@@ -108,7 +108,7 @@ def _gain(
     off: NDArray[np.float64],
     row: int,
 ) -> NDArray[np.float64]:
-    """Most that one flies along the line in this row; least of the loss while it looks away."""
+    """Return the largest gain along the line in this row, or the least loss while it looks away."""
     cosine = np.cos(np.maximum(off - turn * row, 0))
     fast = np.minimum(speed + acceleration * row, top)
     slow = np.maximum(speed - acceleration * row, 10.0)

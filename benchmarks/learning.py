@@ -57,7 +57,7 @@ def train(
 
 
 def curve(run: RunFolder) -> list[dict[str, float]]:
-    """The run's evaluations: minutes, environment steps, mean of every metric.
+    """Return the run's evaluations: minutes, environment steps, mean of every metric.
 
     `training_return` is that of training episodes since the previous one, exploration included.
     """
@@ -77,7 +77,7 @@ def curve(run: RunFolder) -> list[dict[str, float]]:
 
 
 def last_progress(run: RunFolder) -> dict[str, Any]:
-    """The last line of the run's progress."""
+    """Return the last line of the run's progress."""
     lines = (run.path / "progress.jsonl").read_text().splitlines()
     progress = [r for r in map(json.loads, lines) if r["kind"] == "progress"]
     line: dict[str, Any] = progress[-1]
@@ -85,7 +85,7 @@ def last_progress(run: RunFolder) -> dict[str, Any]:
 
 
 def summary(result: EvaluationResult) -> dict[str, dict[str, float]]:
-    """Mean, deviation and 95 % interval of every metric."""
+    """Return the mean, deviation and 95 % interval of every metric."""
     return {
         name: {"mean": s.mean, "std": s.std, "low": s.low, "high": s.high}
         for name, s in result.summary().items()
@@ -142,7 +142,7 @@ def write(
     baselines: dict[str, Any],
     origin: dict[str, Any],
 ) -> None:
-    """The JSON file, the table and the picture."""
+    """Write the JSON file, the table and the picture."""
     record = {
         "benchmark": "learning",
         **origin,
@@ -159,14 +159,14 @@ def write(
 
 
 def metrics_of(record: dict[str, Any]) -> list[str]:
-    """The metrics worth a column: what the missions report, then the return."""
+    """Return the metrics that get a column: those that the missions report, then the return."""
     first = next(iter(record["seeds"].values()))
     wanted = [m for m in first["mission"] if m in first["evaluation"] and m != "return"]
     return [*(wanted or list(first["evaluation"]))[:5], "return"]
 
 
 def table(record: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     metrics = metrics_of(record)
     lines = [
         f"`{record['command']}`",
@@ -195,7 +195,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def picture(record: dict[str, Any], file: Path) -> None:
-    """Evaluations over environment steps: mean and range of the seeds, baselines as levels."""
+    """Plot evaluations over environment steps: mean and range of the seeds, baselines as levels."""
     curves = [run["curve"] for run in record["seeds"].values()]
     name = "trained" if len(curves) == 1 else f"{len(curves)} seeds"
     best = Metric.parse(record["config"]["evaluation"]["best_metric"])

@@ -1,4 +1,4 @@
-"""What murmur learns beside what other systems learn, from results that are committed.
+"""Compare committed results of murmur with those of other systems.
 
     python -m benchmarks.peers
 
@@ -6,7 +6,7 @@ writes benchmarks/results/peers.md: a row for each acceptance test that BenchMAR
 (`benchmarks.benchmarl`), or that EPyMARL's authors published, with both budgets; and what
 no one published by our budget.
 EPyMARL: Papoudakis et al. 2021 (arXiv:2006.07869), table 3, five seeds, the maximum of 41
-evaluations, which favours it; ours is the policy at the end of the budget. Its values are converted
+evaluations, which favors it; ours is the policy at the end of the budget. Its values are converted
 as docs/results.md says.
 """
 
@@ -93,7 +93,7 @@ class Row(NamedTuple):
     other_dynamics: bool = False
 
     def verdict(self) -> str:
-        """Which one is ahead, if the intervals do not overlap."""
+        """Return which score is higher, or that they are equal or that their intervals overlap."""
         if self.ours.low > self.theirs.high:
             found = "higher"
         elif self.ours.high < self.theirs.low:
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def rows(folder: Path) -> list[Row]:
-    """All comparisons that the results in a folder allow."""
+    """Return all comparisons that the results in a folder allow."""
     found = []
     for test, algorithm, value, half, steps in EPYMARL:
         theirs = Score(value, value - half, value + half, steps, 5)
@@ -147,7 +147,7 @@ def _row(folder: Path, test: str, algorithm: str, peer: str, theirs: Score) -> l
 
 
 def page(found: list[Row]) -> str:
-    """The comparisons as Markdown."""
+    """Return the comparisons as Markdown."""
     lines = [
         "`python -m benchmarks.peers`",
         "",
@@ -174,7 +174,7 @@ def page(found: list[Row]) -> str:
 
 
 def alone(folder: Path) -> str:
-    """What stands beside no figure of the same budget: RWARE, of which EPyMARL has 40 M steps."""
+    """Return the text on RWARE: EPyMARL trains for 40 M steps, so no figure has the same budget."""
     record = json.loads((folder / "rware-tiny-2ag-curves.json").read_text())
     (task,) = record["tasks"].values()
     (group,) = task["groups"].values()

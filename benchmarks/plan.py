@@ -1,4 +1,4 @@
-"""`murmur plan`'s forecasts against what comes of them, on this machine.
+"""Forecasts of `murmur plan` against measurements on this machine.
 
 A learner and one to four environment servers as real processes. Costs are measured with one and
 with three servers; one, two and four are forecast. The update is light or heavy, or comes from a
@@ -92,10 +92,10 @@ def compare(
     """Forecast and measurement for each number of servers.
 
     Args:
-        load: a configuration's content.
-        seconds: of a window.
-        servers: all that are measured; those of MEASURED_WITH give the costs.
-        group: two learners are forecast and measured, too.
+        load: content of a configuration.
+        seconds: length of a window [s].
+        servers: numbers of servers to measure; those of MEASURED_WITH give the costs.
+        group: flag to forecast and measure two learners, too.
     """
     config = plan_config(validate(ExperimentConfig, load))
     spec = environment_spec(config, None)
@@ -119,7 +119,7 @@ def compare(
 
 
 def _two_learners(basis: Basis, seconds: float) -> dict[str, Any]:
-    """Two ranks and two servers, which share two cores."""
+    """Forecast and measure two ranks and two servers, which share two cores."""
     cores = two_cores()
     size = Size(learners=2, cores=len(cores), workers=2, batch=2)
     server = basis.config.env_server
@@ -147,12 +147,12 @@ def _two_learners(basis: Basis, seconds: float) -> dict[str, Any]:
 
 
 def _learn_row_s(window: Window) -> float:
-    """Processor seconds of learning for a row, which are the same work at any size."""
+    """Return the processor seconds of learning for a row, which are the same work at any size."""
     return window.learn_s / max(window.trained, 1)
 
 
 def at_speed(costs: Costs, slower: float) -> Costs:
-    """The same on processors that are slower by this factor."""
+    """Return the same costs on processors that are slower by this factor."""
     times = {k: v * slower for k, v in vars(costs).items() if k.endswith("_s") and k != "hop_s"}
     return replace(costs, **times)
 
@@ -175,7 +175,7 @@ def _row(basis: Basis, size: Size, probe: Probe, slower: float) -> dict[str, Any
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Environment steps a second, forecast and measured, by load and number of servers."""
+    """Forecast and measure environment steps per second, by load and number of servers."""
     seconds = effort.choose(0.5, 4.0, 15.0)
     servers = effort.choose((1,), (1, 2, 3, 4), (1, 2, 3, 4))
     loads = list(LOADS)[:1] if effort is Effort.SMOKE else list(LOADS)

@@ -1,4 +1,4 @@
-"""What augmentation brings: train a configuration with several presets and seeds, compare.
+"""Train a configuration with several augmentation presets and seeds, and compare the scores.
 
     python -m benchmarks.segmentation_learning faces --seeds 1 2 3
 
@@ -88,8 +88,8 @@ class Scored(NamedTuple):
     """F-scores of a preset, means over its seeds.
 
     Attributes:
-        f_score: of the seeds and images that there are.
-        drawn: [draws] of others; equally many seeds and images are drawn alike.
+        f_score: mean F-score over the preset's seeds and images.
+        drawn: [draws] mean F-scores of resampled seeds and images; presets share the resamples.
     """
 
     f_score: float
@@ -97,19 +97,19 @@ class Scored(NamedTuple):
 
 
 def over_seeds(matrices: NDArray[np.int64]) -> Scored:
-    """F-scores of confusion matrices [S, N, K, K] of each seed's N validation images."""
+    """Return F-scores of confusion matrices [S, N, K, K] of each seed's N validation images."""
     whole = [scores(matrix)["f_score"] for matrix in matrices.sum(1)]
     return Scored(float(np.mean(whole)), _drawn(matrices))
 
 
 def joint(scored: Scored) -> dict[str, float]:
-    """The F-score with its interval."""
+    """Return the F-score with its interval."""
     low, high = np.quantile(scored.drawn, (0.025, 0.975))
     return {"f_score": scored.f_score, "low": float(low), "high": float(high)}
 
 
 def gains(presets: dict[str, Scored]) -> dict[str, dict[str, float]]:
-    """What each preset's F-score is above that of every one named before it, with intervals."""
+    """Return each preset's gain in F-score over every preset named before it, with intervals."""
     names, found = list(presets), {}
     for i, better in enumerate(names):
         for worse in names[:i]:
@@ -121,7 +121,7 @@ def gains(presets: dict[str, Scored]) -> dict[str, dict[str, float]]:
 
 
 def _drawn(matrices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """[draws] mean F-scores of other seeds and images."""
+    """Return mean F-scores of resampled seeds and images, [draws]."""
     random = np.random.default_rng(0)
     seeds, images = matrices.shape[:2]
     values = []
@@ -134,7 +134,7 @@ def _drawn(matrices: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def write(record: dict[str, Any], file: Path) -> None:
-    """The JSON file, the table and the picture."""
+    """Write the JSON file, the table and the picture."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(record, indent=1) + "\n")
     file.with_suffix(".md").write_text(table(record))
@@ -143,7 +143,7 @@ def write(record: dict[str, Any], file: Path) -> None:
 
 
 def table(record: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     lines = [
         f"`{record['command']}`",
         "",
@@ -174,7 +174,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def picture(record: dict[str, Any], file: Path) -> None:
-    """The F-score over updates: mean and range of each preset's seeds."""
+    """Plot the F-score over updates: mean and range of each preset's seeds."""
     lines = {
         preset: mean_and_range([run["curve"] for run in runs.values()], "updates", "f_score")
         for preset, runs in record["runs"].items()

@@ -1,4 +1,4 @@
-"""A Gymnasium environment that takes its time, for planting a bottleneck."""
+"""A slow Gymnasium environment, for planting a bottleneck."""
 
 import time
 from typing import Any
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class Slow(gymnasium.Env[NDArray[np.float32], np.int64]):
-    """Waits in every step without using the processor, as an external simulator would."""
+    """Environment that waits in every step without using the processor, as a simulator would."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (8,), np.float32)
     action_space = gymnasium.spaces.Discrete(4)
@@ -36,5 +36,5 @@ class Slow(gymnasium.Env[NDArray[np.float32], np.int64]):
 
 
 def make(delay_ms: float) -> Slow:
-    """The factory."""
+    """Build the environment."""
     return Slow(delay_ms)

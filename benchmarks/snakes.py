@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def play(side: str, opponent: str, episodes: int = 200) -> dict[str, Any]:
-    """What a scripted side achieves against a script, in the episodes of seeds 1, 2, ...
+    """Play a scripted side against a script in the episodes of seeds 1, 2, ...
 
     Returns:
         mean scores of both sides, episodes won, lost, drawn, mean deaths of all six snakes.
@@ -62,7 +62,7 @@ def play(side: str, opponent: str, episodes: int = 200) -> dict[str, Any]:
 
 
 def speed(num_envs: int, steps: int, options: dict[str, Any]) -> dict[str, float]:
-    """CPU time of stepping under uniformly random moves, starts of episodes included.
+    """Measure the CPU time of steps under random moves, starts of episodes included.
 
     Returns:
         game steps per second, microseconds per game step.
@@ -85,7 +85,7 @@ def speed(num_envs: int, steps: int, options: dict[str, Any]) -> dict[str, float
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Speed for each kind of observation, and the table of scripts."""
+    """Measure the speed for each kind of observation, and play the table of scripts."""
     steps, episodes = effort.choose((5, 5), (200, 200), (2000, 2000))
     result: dict[str, Any] = {
         f"{name}, {num_envs} games": speed(num_envs, steps, options)

@@ -30,7 +30,7 @@ _BEFORE = SIZE - len(_NEW)
 
 
 def widened(part: dict[str, Any]) -> dict[str, Any]:
-    """A part of a checkpoint of the view before: what it did not see counts nothing."""
+    """Widen a part of a checkpoint of the former view: its new inputs have no effect."""
     found = {}
     known = torch.tensor([i for i in range(SIZE) if i not in _NEW])
     for key, value in part.items():
@@ -45,7 +45,7 @@ def widened(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def todays(checkpoint: Path, run: RunFolder, folder: Path) -> Path:
-    """A checkpoint that can play a run's: itself, or one of the view before widened in a folder."""
+    """Return a checkpoint that can play a run's: itself, or one widened in a folder."""
     contents = torch.load(checkpoint, map_location="cpu", weights_only=True)
     if not any(_BEFORE in x.shape for x in contents["algorithm"]["parts"]["actor"].values()):
         return checkpoint
@@ -56,7 +56,7 @@ def todays(checkpoint: Path, run: RunFolder, folder: Path) -> Path:
 
 
 def opponents(checkpoints: dict[str, Path]) -> dict[str, list[str]]:
-    """Opponent -> what to change of a run's configuration so that evaluations play it."""
+    """Return changes of a run's configuration by opponent, for evaluations against it."""
     scripts = {
         name: [
             "evaluation.environment.control=team",
@@ -77,7 +77,7 @@ def opponents(checkpoints: dict[str, Path]) -> dict[str, list[str]]:
 def match(
     run: RunFolder, overrides: list[str], side: str, sample: bool, episodes: int, first_seed: int
 ) -> dict[str, float]:
-    """Means of the games on one side."""
+    """Play games on one side and return their means."""
     result = evaluate_run(
         run,
         run.checkpoint("best"),
@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def table(record: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     n = record["episodes"]
     lines = [
         f"`{record['command']}`",

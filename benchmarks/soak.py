@@ -61,7 +61,7 @@ _COUNTED = ("updates", "rows_received", "rows_trained", "rows_dropped", "episode
 
 
 def experiment() -> dict[str, Any]:
-    """Two sessions of two slow environments; an update every few seconds."""
+    """Return the configuration: two sessions of slow environments, an update every few seconds."""
     return {
         "environment": {
             "name": "gymnasium",
@@ -78,12 +78,12 @@ def experiment() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Sample:
-    """All processes at one moment.
+    """Measurements of all processes at one moment.
 
     Attributes:
-        minute: since the first sample.
-        own_mb, resident_mb, descriptors, threads: by process.
-        series: how many metrics the learner shows.
+        minute: minutes since the first sample.
+        own_mb, resident_mb, descriptors, threads: figures by process.
+        series: number of metrics that the learner exposes.
     """
 
     minute: float
@@ -95,7 +95,7 @@ class Sample:
 
 
 def take_sample(processes: Processes, began: float) -> Sample:
-    """Look at everything now.
+    """Measure all processes now.
 
     Raises:
         psutil.NoSuchProcess: if one of them has ended.
@@ -111,13 +111,13 @@ def take_sample(processes: Processes, began: float) -> Sample:
 
 
 async def short_session(config: ExperimentConfig, role: Role, what: str, rows: int) -> str:
-    """One session from Hello to its end; returns how it ended.
+    """Play one session from Hello to its end; return how it ended.
 
     Args:
-        config: of the environment to play, with the learner's address.
-        role: of the credentials that it shows.
+        config: configuration with the environment to play and the learner's address.
+        role: role whose credentials the session shows.
         what: "leaves", "vanishes", "sends NaN" or "brings another environment".
-        rows: messages before that.
+        rows: number of messages before the end.
     """
     environment = make_environment(config.environment, 1)
     spec = environment.spec
@@ -156,7 +156,7 @@ VISITS: tuple[tuple[str, Role, str], ...] = (
 
 
 async def open_short_sessions(address: str, credentials: Path, ends: Counter[str]) -> None:
-    """One visitor after another; counts how each ended against how it had to."""
+    """Open one session after another; count each end against the required one."""
     chance = random.Random(0)  # noqa: S311 - no secret
     for what, role, wanted in itertools.cycle(VISITS):
         config = validate(
@@ -177,7 +177,7 @@ async def open_short_sessions(address: str, credentials: Path, ends: Counter[str
 
 
 async def soak(minutes: float, warm_up: float) -> dict[str, Any]:
-    """Run everything for this time; returns samples and findings."""
+    """Run everything for this time; return samples and findings."""
     ends: Counter[str] = Counter()
     pause_s = min(_SAMPLE_EVERY_S, 60 * minutes / 5)  # even a trial takes some
     with tempfile.TemporaryDirectory(prefix="murmur-certs-") as name:
@@ -217,7 +217,7 @@ async def soak(minutes: float, warm_up: float) -> dict[str, Any]:
 
 
 def compare(early: Sequence[Sample], late: Sequence[Sample]) -> dict[str, dict[str, Any]]:
-    """Process -> medians of two stretches of time, and the growth of its own memory."""
+    """Compare two stretches of time: medians by process, and the growth of its own memory."""
     found: dict[str, dict[str, Any]] = {}
     for name in early[0].own_mb:
         row: dict[str, Any] = {}
@@ -235,7 +235,7 @@ def _growth(medians: Sequence[float]) -> float:
 
 
 def thin(samples: Sequence[Sample]) -> list[Sample]:
-    """At most about a hundred of them, numbers rounded to what can be read."""
+    """Thin samples to about a hundred, with rounded numbers."""
     return [
         dataclasses.replace(
             s,
@@ -248,7 +248,7 @@ def thin(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def problems(result: dict[str, Any]) -> list[str]:
-    """What grew, or was answered wrongly, as messages."""
+    """Return messages on figures that grew and on sessions that ended with a wrong status."""
     found = [f"{count} visits ended with {end}" for end, count in result["visits"].items()]
     found = [words for words in found if "instead" in words]
     for name, row in result["processes"].items():
@@ -267,7 +267,7 @@ def problems(result: dict[str, Any]) -> list[str]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """The result as Markdown."""
+    """Return the result as Markdown."""
     result = record["result"]
     visits = ", ".join(f"{count} {end}" for end, count in sorted(result["visits"].items()))
     lines = [
@@ -303,7 +303,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def picture(result: dict[str, Any], file: Path) -> None:
-    """Resident memory, its change, descriptors and threads over time, a line for each process."""
+    """Plot resident memory, its change, descriptors and threads over time, a line per process."""
     import matplotlib as mpl
 
     mpl.use("Agg")

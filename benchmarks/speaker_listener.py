@@ -1,4 +1,4 @@
-"""MPE's speaker and listener: the best that any team can do, against which A4 is to be read.
+"""MPE's speaker and listener: the best score of any team, as a reference for A4.
 
 A planner that knows which landmark is meant from the second row on, the earliest that a listener
 can know it, plays the episodes that the acceptance test A4 evaluates. Its first move is the one
@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Mean return over A4's episodes, and its standard error, for each kind of action."""
+    """Plan and play A4's episodes; return mean return and standard error by kind of action."""
     episodes, width = effort.choose((2, 4), (10, 20), (load_task("A4").episodes, 400))
     result: dict[str, Any] = {"episodes": episodes, "load_average": psutil.getloadavg()[0]}
     coarse = np.array([-_PUSH, 0.0, _PUSH])
@@ -66,7 +66,7 @@ def _summary(returns: Floats) -> dict[str, float]:
 
 
 def _check(planned: Floats, played: Floats) -> None:
-    """The environment is the one that was planned for."""
+    """Check that the environment is the one that was planned for."""
     if not np.allclose(planned, played, atol=1e-3):
         raise RuntimeError(
             f"planned {planned.round(3)}, but the environment gave {played.round(3)}"
@@ -84,7 +84,7 @@ def _environment(
 
 
 def begin(episodes: int) -> tuple[Floats, NDArray[np.int64]]:
-    """The listener's place as seen from each landmark, [E, 3, 2], and the landmark meant, [E].
+    """Return the listener's place from each landmark, [E, 3, 2], and the landmark meant, [E].
 
     The kind of actions changes nothing in it.
     """
@@ -95,7 +95,7 @@ def begin(episodes: int) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def play(actions: NDArray[Any], *, continuous: bool) -> Floats:
-    """Returns [E] of the listener's actions [E, T], or forces [E, T, 2], in the environment."""
+    """Play the listener's actions [E, T], or forces [E, T, 2]; return the returns [E]."""
     environment, seeds = _environment(len(actions), continuous=continuous)
     timestep = environment.reset(seeds)
     total = np.zeros(len(actions))
@@ -124,7 +124,7 @@ def _moved(x: float, v: float, f: float, velocity_first: bool) -> tuple[float, f
 
 @compiled()
 def _at(table: Floats, x: float, v: float) -> float:
-    """Bilinear, on the grid [_NX, _NV]."""
+    """Interpolate a table [_NX, _NV] bilinearly."""
     i = min(max((x + _X) * (_NX - 1) / (2 * _X), 0.0), _NX - 1.001)
     j = min(max((v + _V) * (_NV - 1) / (2 * _V), 0.0), _NV - 1.001)
     a, b = int(i), int(j)
@@ -137,7 +137,7 @@ def _at(table: Floats, x: float, v: float) -> float:
 
 @compiled()
 def costs_to_go(forces: Floats, velocity_first: bool) -> Floats:
-    """[T + 1, _NX, _NV] least sum of x^2 over this number of steps along one axis."""
+    """Return the least sum of x^2 over each number of steps along one axis, [T + 1, _NX, _NV]."""
     table = np.zeros((_STEPS + 1, _NX, _NV))
     for k in range(1, _STEPS + 1):
         for i in range(_NX):
@@ -153,7 +153,7 @@ def costs_to_go(forces: Floats, velocity_first: bool) -> Floats:
 
 @compiled()
 def _step(state: Floats, action: int, velocity_first: bool) -> Floats:
-    """(x, y, v, w, cost) after none, left, right, down or up."""
+    """Return (x, y, v, w, cost) after an action: none, left, right, down or up."""
     f = _PUSH * ((action == 2) - (action == 1))
     g = _PUSH * ((action == 4) - (action == 3))
     x, v = _moved(state[0], state[2], f, velocity_first)
@@ -165,7 +165,7 @@ def _step(state: Floats, action: int, velocity_first: bool) -> Floats:
 def _search(
     state: Floats, steps: int, to_go: Floats, width: int, velocity_first: bool
 ) -> tuple[float, NDArray[np.int64]]:
-    """Least cost from a state on, by a beam of states whose costs are bounded from below."""
+    """Search the least cost from a state on, by a beam of states with lower bounds."""
     states, paths = state.reshape(1, 5), np.zeros((1, steps), np.int64)
     for t in range(steps):
         n = len(states)
@@ -189,14 +189,15 @@ def _search(
 def plan_discrete(
     places: Floats, goals: NDArray[np.int64], to_go: Floats, width: int, velocity_first: bool
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Costs [E] and the listener's actions [E, T].
+    """Plan discrete actions: return costs [E] and the listener's actions [E, T].
 
     Args:
-        places: [E, 3, 2] of `begin`.
-        goals: [E] of `begin`.
-        to_go: of `costs_to_go`, each axis by itself: less than both together can cost.
+        places: [E, 3, 2] positions from `begin`.
+        goals: [E] goals from `begin`.
+        to_go: result of `costs_to_go` for each axis alone: a lower bound of the cost of both
+            together.
         width: states that a beam keeps.
-        velocity_first: see the module.
+        velocity_first: flag of the order of integration; see the module.
     """
     costs, actions = np.empty(len(places)), np.zeros((len(places), _STEPS), np.int64)
     for e in range(len(places)):
@@ -221,7 +222,7 @@ def plan_discrete(
 def plan_continuous(
     places: Floats, goals: NDArray[np.int64], to_go: Floats, forces: Floats, velocity_first: bool
 ) -> tuple[Floats, Floats]:
-    """Costs [E] and forces [E, T, 2], of those given, along both axes; else as plan_discrete."""
+    """Plan forces: return costs [E] and forces [E, T, 2] of those given; else as plan_discrete."""
     costs, plan = np.zeros(len(places)), np.zeros((len(places), _STEPS, 2))
     for e in range(len(places)):
         for axis in range(2):

@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def run_sweep(folder: Path, arguments: list[str]) -> None:
-    """Begin the sweep, or resume the one that the folder holds."""
+    """Start the sweep, or resume the one in the folder."""
     command = [sys.executable, "-m", "murmur", "sweep", "--parallel", "1"]
     if (folder / INDEX).is_file():
         command += ["--resume", str(folder)]
@@ -94,7 +94,7 @@ def run_sweep(folder: Path, arguments: list[str]) -> None:
 
 
 def task_record(task: TaskResult) -> dict[str, Any]:
-    """Interquartile means, scores, curves and probabilities of improvement on one task."""
+    """Return interquartile means, scores, curves and probabilities of improvement on one task."""
     return {
         "metric": task.unit,
         "groups": {
@@ -119,7 +119,7 @@ def task_record(task: TaskResult) -> dict[str, Any]:
 
 
 def run_records(comparison: Comparison) -> list[dict[str, Any]]:
-    """What each run came to, with the policy lag and the dropped rows that it had."""
+    """Return each run's final score with its policy lag and dropped rows."""
     found = []
     for task in make_tasks(comparison.groups):
         for name, members in task.groups.items():
@@ -140,7 +140,7 @@ def optimiser_steps(path: Path) -> int:
 
 
 def progress_of(path: Path) -> dict[str, Any]:
-    """Steps, updates, times, policy lag and dropped rows from the progress of a run."""
+    """Return steps, updates, times, policy lag and dropped rows from the progress of a run."""
     progress = RunFolder(path).records("progress")
     lags = [line["policy_lag"] for line in progress if line.get("policy_lag") is not None]
     last = progress[-1]
@@ -156,7 +156,7 @@ def progress_of(path: Path) -> dict[str, Any]:
 
 
 def page(record: dict[str, Any], comparisons: list[Comparison]) -> str:
-    """The results as Markdown: the tables of `murmur compare`, then one row for each run."""
+    """Return the results as Markdown: the tables of `murmur compare`, then one row for each run."""
     console = Console(file=io.StringIO(), width=PAGE_WIDTH, record=True)
     for table in itertools.chain.from_iterable(map(tables, comparisons)):
         console.print(table, "")
@@ -188,7 +188,7 @@ def _row(run: dict[str, Any]) -> str:
 
 
 def picture(tasks: Sequence[TaskResult], file: Path) -> None:
-    """Interquartile means over environment steps, a panel for each task and metric."""
+    """Plot interquartile means over environment steps, a panel for each task and metric."""
     panels = [
         Panel(f"{task.name}: {task.unit}", "environment steps", task.curves) for task in tasks
     ]

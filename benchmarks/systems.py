@@ -1,4 +1,4 @@
-"""What the missions of the four systems reach, beside what is published of them.
+"""Compare the results on the missions of the four systems with published figures.
 
     python -m benchmarks.systems
 
@@ -36,9 +36,9 @@ class Quoted(NamedTuple):
     """A published line.
 
     Attributes:
-        who: the method and whose figure it is.
-        budget: it was trained with; empty: not said.
-        values: one for each metric of the table; None: not said.
+        who: method and source of the figure.
+        budget: training budget; empty: not stated.
+        values: value of each metric of the table; None: not stated.
     """
 
     who: str
@@ -47,14 +47,14 @@ class Quoted(NamedTuple):
 
 
 class System(NamedTuple):
-    """A table.
+    """A table of results.
 
     Attributes:
         title: the system and its mission.
-        metrics: name in the results, heading.
+        metrics: name in the results and heading of each metric.
         trained: label -> topic of a result of `benchmarks.learning`.
-        baselines: that these results have played.
-        published: quoted lines.
+        baselines: names of the baselines in these results.
+        published: published lines.
     """
 
     title: str
@@ -68,13 +68,13 @@ class Target(NamedTuple):
     """A score to reach.
 
     Attributes:
-        what: is to reach it, and by what budget.
-        file: the result that holds it; none: not measured.
+        what: policy that should reach the score, and its budget.
+        file: file of the result; none: not measured.
         metric: name in the result.
-        goal: the score.
-        less: whether less is better.
-        match: of a result of matches, what the rows that count say.
-        missed: what was tried and what bounds it, if it is missed or not measured.
+        goal: value to reach.
+        less: True if less is better.
+        match: entries that select the rows of a result of matches.
+        missed: attempts so far and the bound, if the target is missed or not measured.
     """
 
     what: str
@@ -238,7 +238,7 @@ def main() -> None:
 
 
 def page(folder: Path) -> str:
-    """All tables as Markdown."""
+    """Return all tables as Markdown."""
     parts = ["`python -m benchmarks.systems`", (__doc__ or "").partition("from ")[2]]
     parts[1] = f"Written from {parts[1].strip()}"
     first, *others = (_table(folder, system) for system in SYSTEMS)
@@ -247,7 +247,7 @@ def page(folder: Path) -> str:
 
 
 def rewards(folder: Path) -> str:
-    """The rewards in training by the settings that are published, beside the curve that is."""
+    """Return the rewards in training with the published settings, beside the published curve."""
     record = json.loads((folder / "terrain-published-gpu-learning.json").read_text())
     (seed,) = record["seeds"].values()
     ours = {p["updates"]: p["training_return"] / _AGENT_STEPS for p in seed["curve"][1:]}
@@ -264,7 +264,7 @@ def rewards(folder: Path) -> str:
 
 
 def targets(folder: Path, wanted: Iterable[Target]) -> str:
-    """What was to be reached, what is reached; of missed targets what was tried."""
+    """Return the targets' table in Markdown, and the attempts at the missed ones."""
     rows, missed = [], []
     for target in wanted:
         scores = _scores_of(folder, target)
@@ -281,7 +281,7 @@ def targets(folder: Path, wanted: Iterable[Target]) -> str:
 
 
 def _scores_of(folder: Path, target: Target) -> Floats:
-    """Of each seed of a learning result, or of the matches that the target means."""
+    """Return the scores of a learning result's seeds, or of the matches that the target means."""
     if not target.file:
         return np.array([])
     record = json.loads((folder / f"{target.file}.json").read_text())
@@ -293,7 +293,7 @@ def _scores_of(folder: Path, target: Target) -> Floats:
 
 
 def _table(folder: Path, system: System) -> str:
-    """One system."""
+    """Return the table of one system."""
     records = {
         label: json.loads((folder / f"{topic}-learning.json").read_text())
         for label, topic in system.trained.items()
@@ -328,7 +328,7 @@ def _trained(label: str, record: dict[str, Any], system: System) -> list[str]:
 
 
 def _budget(seeds: list[dict[str, Any]]) -> str:
-    """Means over seeds: episodes, environment steps, minutes; CPU-minutes where they were kept."""
+    """Return means over seeds: episodes, environment steps, minutes; CPU-minutes if known."""
     steps, episodes, minutes = (
         np.mean([seed[name] for seed in seeds]) for name in ("env_steps", "episodes", "minutes")
     )
@@ -338,7 +338,7 @@ def _budget(seeds: list[dict[str, Any]]) -> str:
 
 
 def _faces(folder: Path) -> str:
-    """System D, which learns from images."""
+    """Return the table of system D, which learns from images."""
     record = json.loads((folder / "faces-learning.json").read_text())
     rows = []
     for name, found in record["presets"].items():
@@ -367,7 +367,7 @@ def _faces(folder: Path) -> str:
 
 
 def _lines(headings: list[str], rows: list[list[str]]) -> list[str]:
-    """A table in Markdown."""
+    """Return a table in Markdown, as lines."""
     return [f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *rows)]
 
 

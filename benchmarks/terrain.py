@@ -1,4 +1,4 @@
-"""Terrain: CPU cost of a step, memory of a worker, baselines against published behaviour."""
+"""Terrain: CPU cost of a step, memory of a worker, baselines against published behavior."""
 
 import time
 from typing import Any, cast
@@ -35,7 +35,7 @@ REFERENCE: dict[str, tuple[tuple[float, float], ...]] = {
 
 
 def reference_world(seed: int, shape: tuple[int, int]) -> NDArray[np.uint8]:
-    """The half-plane of the released system's episode `seed`; high sides get one percent less."""
+    """Draw the half-plane of the released system's episode `seed`; high sides get 1 % less."""
     generator = np.random.RandomState(seed)
     side, percent = generator.randint(4), generator.randint(30, 61)
     truth = np.zeros(shape, np.uint8)
@@ -53,16 +53,16 @@ def curves(
     config: Config | None = None,
     reference_worlds: bool = True,
 ) -> dict[str, NDArray[np.float32]]:
-    """Every metric of a baseline over mission time, episodes 1 .. trials.
+    """Play a baseline; return every metric over mission time, episodes 1 .. trials.
 
     Args:
         baseline: a name in BASELINES.
-        trials: episodes.
-        config: of the mission.
-        reference_worlds: fly over the ground truths of the released system's episodes.
+        trials: number of episodes.
+        config: configuration of the mission; None: the default one.
+        reference_worlds: flag to fly over the ground truths of the released system's episodes.
 
     Returns:
-        name -> [trials, budget + 2].
+        metrics by name, [trials, budget + 2].
     """
     config = config or Config()
     environment = cast(TerrainEnvironment, make(config, trials))
@@ -83,7 +83,7 @@ def curves(
 def baseline_table(
     trials: int = 50, reference_worlds: bool = True
 ) -> dict[str, dict[str, list[float]]]:
-    """Entropy and F1 of all baselines at TIMES, with the reference and the difference."""
+    """Return entropy and F1 of all baselines at TIMES, with the reference and the difference."""
     table = {}
     for name, reference in REFERENCE.items():
         baseline, _, silent = name.partition(", ")
@@ -108,12 +108,12 @@ def baseline_table(
 
 
 def step_benchmark(num_envs: int, episodes: int, truths: int) -> dict[str, float]:
-    """CPU time and memory of a worker's environments under uniformly random legal actions.
+    """Measure CPU time and memory of a worker's environments under random legal actions.
 
     Args:
-        num_envs: of the worker.
-        episodes: that each of them plays.
-        truths: ground truths drawn from each generator.
+        num_envs: number of environments of the worker.
+        episodes: number of episodes of each environment.
+        truths: number of ground truths drawn from each generator.
 
     Returns:
         milliseconds of CPU time per agent-step (steps alone, and with the starts of episodes),
@@ -153,7 +153,7 @@ def step_benchmark(num_envs: int, episodes: int, truths: int) -> dict[str, float
 def random_flight(
     environment: VectorEnvironment, num_envs: int, episodes: int
 ) -> tuple[float, float]:
-    """CPU-seconds of the starts of episodes and of their steps under random legal actions."""
+    """Measure CPU-seconds of episodes' starts and of their steps under random legal actions."""
     generator = np.random.default_rng(0)
     restart = np.zeros(num_envs, np.bool_)
     starting = stepping = 0.0
@@ -173,7 +173,7 @@ def random_flight(
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Cost of a step, then every baseline with its reference."""
+    """Measure the cost of a step, then play every baseline beside its reference."""
     return {
         "step": step_benchmark(*effort.choose((2, 1, 1), (32, 1, 20), (32, 5, 20))),
         "baselines": baseline_table(trials=effort.choose(1, 5, 50)),

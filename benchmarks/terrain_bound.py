@@ -1,4 +1,4 @@
-"""How much of a terrain mission's entropy a team can remove, on the episodes of the results.
+"""Bounds of the entropy that a team can remove in a terrain mission, on the results' episodes.
 
 Three planners fly all agents of terrain-reference together, and plan again after every look:
 
@@ -43,7 +43,7 @@ Weigh = Callable[[TerrainEnvironment], Floats]
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Each planner's mean entropy and F1 after the last step, with 95 % intervals."""
+    """Measure each planner's mean entropy and F1 after the last step, with 95 % intervals."""
     environment = TerrainEnvironment(Config(), 1)
     game = game_of(environment.config, environment.mission)
     episodes = effort.choose(1, 5, 50)
@@ -76,7 +76,7 @@ def _interval(values: Floats) -> dict[str, float]:
 
 
 def truth(game: Game) -> Weigh:
-    """The map itself."""
+    """Return a weighing by the map itself."""
 
     def weigh(environment: TerrainEnvironment) -> Floats:
         interest = environment.state.truth[0].astype(np.float64)
@@ -86,14 +86,14 @@ def truth(game: Game) -> Weigh:
 
 
 def by_team(weigh: Callable[[NDArray[np.float32]], Floats]) -> Weigh:
-    """What all that the team saw together says."""
+    """Return a weighing by all that the team has observed together."""
     return lambda environment: weigh(environment.state.odds[0, -1])
 
 
 def fly_all(
     environment: TerrainEnvironment, game: Game, weigh: Weigh, episodes: int, width: int
 ) -> Floats:
-    """Entropy and F1 at the end of each episode, [episodes, 2]."""
+    """Fly all episodes; return entropy and F1 at the end of each, [episodes, 2]."""
     seeds = range(_FIRST_SEED, _FIRST_SEED + episodes)
     return np.array([fly(environment, game, weigh, seed, width) for seed in seeds])
 

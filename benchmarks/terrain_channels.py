@@ -36,7 +36,7 @@ class _Mission:
         self._last: TimeStep | None = None
 
     def step(self) -> tuple[TimeStep, float]:
-        """The next time step and the CPU-seconds it took."""
+        """Return the next time step and the CPU-seconds it took."""
         env, n = self.env, self.env.num_envs
         actions = np.zeros((n, env.spec.num_agents), np.int32)
         if self._last is not None:
@@ -53,7 +53,7 @@ class _Mission:
 
 
 def _inputs(mission: _Mission, rows: int) -> Callable[[], None]:
-    """A function that computes the networks' inputs of the reference preset for `rows` rows."""
+    """Return a function that computes the reference preset's network inputs for `rows` rows."""
     spec = mission.env.spec
     options = InputOptions(agent_id=False)
     actor, critic = ActorInputs(spec, options), CriticInputs(spec, options)
@@ -101,7 +101,7 @@ def compare(num_envs: int, rounds: int, episodes: int, rows: int) -> dict[str, A
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Both ways, in turns."""
+    """Measure both ways, in turns."""
     num_envs, rounds, episodes, rows = effort.choose((2, 1, 1, 8), (32, 3, 1, 512), (32, 9, 4, 512))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,8 +1,8 @@
-"""What `update_interval` does to the learner's utilisation, with and without overlap.
+"""Effect of `update_interval` on the learner's utilization, with and without overlap.
 
 A learner and an environment server as real processes; MADDPG on mpe2's simple_spread behind a wait
 that makes each step as slow as a simulator's (it waits, so that it takes no core from the learner).
-One environment, unrolls of one row: a row is in the replay as soon as it has come. Utilisation is
+One environment, unrolls of one row: a row is in the replay as soon as it has come. Utilization is
 the share of wall time that the learner is busy: samples, updates, publishes, logs. Beside it stands
 what docs/utilisation.md makes of the time of a row, taken from the same run before its first
 update, and the busy time of an update.
@@ -34,7 +34,7 @@ _LEARNING = ("sample", "forward", "backward", "optimize", "synchronize", "publis
 
 
 def slow_spread(wait_ms: float) -> Any:  # noqa: ANN401 - mpe2 has no types
-    """A PettingZoo parallel environment: simple_spread, each step `wait_ms` longer."""
+    """Build a PettingZoo parallel environment: simple_spread, each step `wait_ms` longer."""
     from mpe2 import simple_spread_v3
     from pettingzoo.utils.wrappers import BaseParallelWrapper
 
@@ -47,7 +47,7 @@ def slow_spread(wait_ms: float) -> Any:  # noqa: ANN401 - mpe2 has no types
 
 
 def experiment(interval: int, updates: int, mode: str, wait_ms: float) -> dict[str, Any]:
-    """The configuration: `updates` updates for every `interval` rows."""
+    """Return the configuration with `updates` updates for every `interval` rows."""
     return {
         "environment": {
             "name": "pettingzoo",
@@ -74,7 +74,7 @@ def experiment(interval: int, updates: int, mode: str, wait_ms: float) -> dict[s
 def measure(
     interval: int, updates: int, mode: str, seconds: float, wait_ms: float = WAIT_MS
 ) -> dict[str, float]:
-    """One run: its rows while it only acts, then its utilisation and rates while it learns."""
+    """Measure one run: its rows while it only acts, then utilization and rates of learning."""
     with Processes(experiment(interval, updates, mode, wait_ms)) as processes:
         first, last = _rows(processes, _FIRST_ROWS), _rows(processes, _START_ROWS * 3 // 4)
         processes.wait_for_updates(max(20, updates))
@@ -100,7 +100,7 @@ def measure(
 
 
 def _rows(processes: Processes, rows: int) -> tuple[float, float]:
-    """Time in seconds at which this number of rows had come, and the exact number."""
+    """Return the time [s] at which this number of rows had come, and the exact number."""
     while True:
         now = processes.snapshot()
         come = now.metrics.get("rows_received_total", 0.0)
@@ -110,7 +110,7 @@ def _rows(processes: Processes, rows: int) -> tuple[float, float]:
 
 
 def expected(interval: int, updates: int, mode: str, row_s: float, update_s: float) -> float:
-    """The learner's share of time: the arithmetic of docs/utilisation.md."""
+    """Return the expected busy share of the learner, by the arithmetic of docs/utilisation.md."""
     learning, acting = updates * update_s, interval * row_s
     if mode == "async, lag 1":
         return min(1.0, learning / acting)
@@ -118,7 +118,7 @@ def expected(interval: int, updates: int, mode: str, row_s: float, update_s: flo
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Updates per rows, and mode -> times and rates; compare `expected` with `utilisation`."""
+    """Measure times and rates by updates per rows and mode, beside the expected utilization."""
     if effort is Effort.SMOKE:
         mode = "async, lag 1"
         return {f"5 per 5, {mode}": measure(5, 5, mode, 0.2, wait_ms=20.0)}

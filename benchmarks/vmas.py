@@ -1,4 +1,4 @@
-"""VMAS: its own speed, what the plug-in makes of it, and MAPPO's whole loop through gRPC.
+"""VMAS: its own speed, the plug-in's speed, and MAPPO's whole loop through gRPC.
 
 The loops are configs/acceptance/a6.yaml (balance, four agents), as it is in the sync pipeline and
 with two sessions in the async one, and acting with as little learning as MAPPO allows: one pass
@@ -30,7 +30,7 @@ _STEPS = 100  # of an episode
 
 
 def own_rate(scenario: str, agents: int, copies: int, steps: int) -> float:
-    """Frames per CPU-second of VMAS as its users run it, without resets."""
+    """Measure frames per CPU-second of VMAS as its users run it, without resets."""
     import torch
     import vmas
 
@@ -45,7 +45,7 @@ def own_rate(scenario: str, agents: int, copies: int, steps: int) -> float:
 
 
 def plugin_rate(scenario: str, agents: int, copies: int, steps: int) -> float:
-    """Frames per CPU-second of the plug-in; every copy is reset once in 100 steps."""
+    """Measure frames per CPU-second of the plug-in; every copy is reset once in 100 steps."""
     config = Config(scenario=scenario, arguments={"n_agents": agents}, max_episode_steps=_STEPS)
     environment = make(config, copies)
     seeds = np.arange(copies, dtype=np.uint64)
@@ -62,7 +62,7 @@ def plugin_rate(scenario: str, agents: int, copies: int, steps: int) -> float:
 
 
 def balance(sessions: int) -> dict[str, Any]:
-    """Acceptance test A6 without an end; two sessions: async."""
+    """Return the configuration of acceptance test A6 without an end; two sessions: async."""
     task = load_task("A6")
     config = experiment("A6", task, "mappo", 1).model_dump(mode="json")
     if sessions == 2:
@@ -73,7 +73,7 @@ def balance(sessions: int) -> dict[str, Any]:
 
 
 def delivery(copies: int) -> dict[str, Any]:
-    """Acting, and one pass of learning."""
+    """Return a configuration with acting and one pass of learning."""
     return {
         "environment": {
             "name": "vmas",
@@ -104,7 +104,7 @@ def loop(config: dict[str, Any], warm_up_s: float, seconds: float) -> dict[str, 
 
 
 def rates(before: Snapshot, after: Snapshot) -> dict[str, float]:
-    """What happened between two moments."""
+    """Return the rates between two snapshots: frames per CPU second and per second, and updates."""
 
     def gained(name: str) -> float:
         return after.metrics.get(name, 0.0) - before.metrics.get(name, 0.0)
@@ -123,7 +123,7 @@ def rates(before: Snapshot, after: Snapshot) -> dict[str, float]:
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Rates of the environment alone, then of whole loops."""
+    """Measure the rates of the environment alone, then of whole loops."""
     import torch
 
     torch.set_num_threads(1)  # as workers have it

@@ -1,1 +1,1 @@
-"""Prometheus rules and Grafana dashboards, and what writes and draws them."""
+"""Prometheus rules and Grafana dashboards, and the code that writes and draws them."""

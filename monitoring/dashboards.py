@@ -25,7 +25,7 @@ BOARDS = (overview.BOARD, queues.BOARD, learning.BOARD, env_servers.BOARD, resou
 
 
 def _thresholds(panel: Panel) -> dashboards.ThresholdsConfig:
-    """Green, yellow, red in the order of the values."""
+    """Return the steps green, yellow, red in the order of the values."""
     steps = [(None, "green"), (panel.warn, "yellow"), (panel.bad, "red")]
     if panel.warn is not None and panel.bad is not None and panel.bad < panel.warn:
         steps = [(None, "red"), (panel.bad, "yellow"), (panel.warn, "green")]
@@ -95,7 +95,7 @@ def _panel(panel: Panel) -> stat.Panel | timeseries.Panel:
 
 
 def _variable(name: str, label: str, query: str) -> dashboards.QueryVariable:
-    """A variable whose values Prometheus knows; several or all can be chosen."""
+    """Return a variable with values from Prometheus; several or all can be chosen."""
     return (
         dashboards.QueryVariable(name)
         .label(label)
@@ -110,7 +110,7 @@ def _variable(name: str, label: str, query: str) -> dashboards.QueryVariable:
 
 
 def build(board: Board) -> str:
-    """The JSON of a dashboard."""
+    """Build the JSON of a dashboard."""
     built = (
         dashboards.Dashboard(f"murmur: {board.title}")
         .uid(board.uid)
@@ -161,12 +161,12 @@ def build(board: Board) -> str:
 
 
 def files() -> dict[Path, str]:
-    """Every file and its contents."""
+    """Return the content of every file by path."""
     return {FOLDER / f"{b.uid.removeprefix('murmur-')}.json": build(b) for b in BOARDS}
 
 
 def panels(text: str) -> list[dict[str, Any]]:
-    """The panels of a dashboard's JSON, without its rows' headings."""
+    """Return the panels of a dashboard's JSON, without its rows' headings."""
     found: list[dict[str, Any]] = []
     for panel in json.loads(text)["panels"]:
         found += [panel] if panel["type"] != "row" else panel.get("panels", [])

@@ -10,7 +10,7 @@ TARGET = HERE.parent / "k8s" / "components" / "monitoring" / "rules.yaml"
 
 
 def prometheus_rule() -> str:
-    """The YAML of the PrometheusRule."""
+    """Return the YAML of the PrometheusRule."""
     rule = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",

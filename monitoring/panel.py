@@ -1,4 +1,4 @@
-"""What a panel and a dashboard are, and the queries that panels share."""
+"""Definitions of panels and dashboards, and the queries that panels share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ class Panel:
     """One panel.
 
     Attributes:
-        title: what it shows.
-        description: what it means, and what to do when it looks wrong.
+        title: name of the quantity.
+        description: explanation of the values, with the remedy if they look wrong.
         queries: (PromQL, legend) of each line.
         unit: Grafana's name of the unit.
         kind: "lines", "stack" (areas that add up) or "stat" (the latest value).
         width: columns of 24.
-        warn: from this value on it is yellow.
-        bad: from this value on it is red; below it if `bad` < `warn`.
+        warn: threshold of yellow: this value and above.
+        bad: threshold of red: this value and above, or below it if `bad` < `warn`.
         top: upper end of the axis.
     """
 
@@ -49,22 +49,22 @@ class Board:
 
 
 def learner_gauge(metric: str, legend: str = "{{instance}}") -> Query:
-    """The query of a learner's metric as it is."""
+    """Return the query of a learner's metric as it is."""
     return f"{metric}{{{LEARNER}}}", legend
 
 
 def server_gauge(metric: str, legend: str = "{{instance}}") -> Query:
-    """The query of an environment server's metric as it is."""
+    """Return the query of an environment server's metric as it is."""
     return f"{metric}{{{SERVER}}}", legend
 
 
 def rate(metric: str, where: str = LEARNER) -> str:
-    """How fast a counter grows, per second."""
+    """Return the query of a counter's increase per second."""
     return f"rate({metric}{{{where}}}{RATE_INTERVAL})"
 
 
 def quantiles(metric: str, where: str = "") -> list[Query]:
-    """Median and 99th percentile of a learner's histogram, over all selected learners."""
+    """Return the median and 99th percentile of a histogram, over all selected learners."""
     buckets = f"sum by (le) ({rate(metric + '_bucket', LEARNER + where)})"
     return [
         (f"histogram_quantile({q}, {buckets})", name) for q, name in ((0.5, "p50"), (0.99, "p99"))
@@ -72,5 +72,5 @@ def quantiles(metric: str, where: str = "") -> list[Query]:
 
 
 def mean(metric: str) -> str:
-    """Mean of a learner's histogram."""
+    """Return the mean of a learner's histogram."""
     return f"sum({rate(metric + '_sum')}) / sum({rate(metric + '_count')})"

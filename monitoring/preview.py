@@ -1,4 +1,4 @@
-"""Draws the dashboards from a Prometheus, without Grafana.
+"""Draw the dashboards from a Prometheus, without Grafana.
 
 python -m monitoring.preview http://localhost:9090 docs/pictures --minutes 10
 """
@@ -26,14 +26,14 @@ _STEPS = 120
 
 
 def fill(query: str, rate_interval: str) -> str:
-    """A query with Grafana's variables put in: all runs, learners, servers and results."""
+    """Fill a query's Grafana variables: all runs, learners, servers and results."""
     return re.sub(r"\$(run|learner|server|metric)\b", ".*", query).replace(
         "$__rate_interval", rate_interval
     )
 
 
 def ask(address: str, path: str, **parameters: str | float) -> list[dict[str, Any]]:
-    """The result of a query, at /api/v1/query or /api/v1/query_range."""
+    """Ask Prometheus a query, at /api/v1/query or /api/v1/query_range; return its result."""
     url = f"{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
     with urllib.request.urlopen(url, timeout=30) as reply:
         result: list[dict[str, Any]] = json.load(reply)["data"]["result"]
@@ -54,7 +54,7 @@ def _number(value: float, unit: str) -> str:
 
 
 def _draw(axes: Axes, panel: dict[str, Any], address: str, start: float, end: float) -> None:
-    """One panel."""
+    """Draw one panel."""
     unit = panel["fieldConfig"]["defaults"]["unit"]
     custom = panel["fieldConfig"]["defaults"].get("custom", {})
     axes.set_title(panel["title"], fontsize=9, loc="left")
@@ -99,7 +99,7 @@ def _draw(axes: Axes, panel: dict[str, Any], address: str, start: float, end: fl
 
 
 def draw(file: Path, address: str, folder: Path, minutes: float, ago: float = 0.0) -> Path:
-    """A picture of one dashboard over some minutes that ended `ago` minutes ago."""
+    """Draw one dashboard over some minutes that ended `ago` minutes ago."""
     text = file.read_text()
     found = panels(text)
     bottom = max(p["gridPos"]["y"] + p["gridPos"]["h"] for p in found)

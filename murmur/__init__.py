@@ -1,4 +1,4 @@
-"""The front door: the command line and the Python API; the only code that knows both services.
+"""Command line and Python API of murmur: the only code that knows both services.
 
     import murmur
 
@@ -118,7 +118,7 @@ _prefer_own_packages()
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - PEP 562
-    """A name of the API, imported on first use.
+    """Import a name of the API on first use.
 
     Raises:
         AttributeError: if there is no such name.
@@ -135,5 +135,5 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - PEP 562
 
 
 def __dir__() -> list[str]:
-    """The API, for completion."""
+    """Return the API's names, for completion."""
     return [*globals(), *__all__]

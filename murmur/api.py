@@ -1,4 +1,4 @@
-"""The Python API: what the commands of `murmur` do, as functions.
+"""The Python API: the commands of `murmur` as functions.
 
 See docs/python.md. The names of `murmur.__all__` are stable.
 """
@@ -45,17 +45,17 @@ def train(
         config: the name of a configuration, a file, its sections, or what murmur.config returned.
             With `resume`: the name of a configuration, the folder of a run, or None.
         overrides: changes of the configuration, see murmur.config.
-        seed: replaces run.seed.
-        start_from: fine-tune: the checkpoint, or the run (its best one), that the new run takes its
-            weights from; see docs/fine-tuning.md.
+        seed: value in place of run.seed.
+        start_from: checkpoint, or run (its best one), whose weights the new run starts from; see
+            docs/fine-tuning.md.
         run: folder of the run; None: a new folder under runs/, or with `resume` the newest run.
-        resume: continue a run from its last checkpoint.
+        resume: flag to continue a run from its last checkpoint.
         learners: number of learners that train together; None: 1, or that of the resumed run.
-        callbacks: called as callback(run, record) in this process with each record of
+        callbacks: functions, called as callback(run, record) in this process with each record of
             progress.jsonl; its "kind" is "progress" or "evaluation". They may call run.stop().
-        wait: return when the training has ended. False: return at once and train in the background;
-            a thread calls the callbacks, and the training ends with this process.
-        progress: show progress; None: if `wait`.
+        wait: flag to return when the training has ended. False: return at once and train in the
+            background; a thread calls the callbacks, and the training ends with this process.
+        progress: flag to show progress; None: if `wait`.
 
     Returns:
         the run.
@@ -90,7 +90,7 @@ def train(
 
 @advising()
 def config(config: Configuration, overrides: Overrides = ()) -> ExperimentConfig:
-    """A checked configuration with every default, those of its plug-ins included.
+    """Return a checked configuration with every default, those of its plug-ins included.
 
     Args:
         config: the name of a configuration, a file, or its sections as in a file.
@@ -115,7 +115,7 @@ def config(config: Configuration, overrides: Overrides = ()) -> ExperimentConfig
 def make_env(
     config: Configuration, num_envs: int = 1, overrides: Overrides = ()
 ) -> VectorEnvironment:
-    """A vector of `num_envs` copies of an environment in this process.
+    """Build a vector of `num_envs` copies of an environment in this process.
 
     Args:
         config: a configuration, or the name of an environment, or package.module:factory.
@@ -145,7 +145,7 @@ def make_env(
 
 
 def _given(config: Configuration | None) -> tuple[Source | None, dict[str, str] | None]:
-    """The configuration as a name or sections, and the environment variables that apply to it.
+    """Return the configuration as a name or sections, and its environment variables.
 
     None for the variables: those of the process. A checked configuration already includes them.
     """
@@ -160,7 +160,7 @@ def _given(config: Configuration | None) -> tuple[Source | None, dict[str, str] 
 
 
 def _with(overrides: Overrides, option: str, value: int | str | None) -> Overrides:
-    """Overrides as a list or mapping, with an option of the section run added.
+    """Add an option of the section run to overrides, a list or mapping.
 
     Raises:
         ConfigError: if they set it as well.
@@ -180,7 +180,7 @@ def _with(overrides: Overrides, option: str, value: int | str | None) -> Overrid
 
 
 def _call(config: Configuration | None, overrides: Overrides, *, resume: bool) -> str:
-    """The call as text, for command.json."""
+    """Return the call as text, for command.json."""
     parts = [repr(fspath(config))] if isinstance(config, str | PathLike) else []
     if isinstance(config, Mapping | ExperimentConfig):
         parts = ["configuration"]

@@ -1,4 +1,4 @@
-"""`murmur bench`: lists and runs the benchmarks.
+"""`murmur bench`: a list of the benchmarks, and their runs.
 
 A benchmark is a file with DESCRIPTION and run(effort) in murmur/benchmarks, or in benchmarks and
 tests/chaos, which only a checkout has. The list reads the files and imports none of them: it must
@@ -42,9 +42,9 @@ class Topic:
     """One benchmark, as far as its file tells.
 
     Attributes:
-        name: as `murmur bench` takes it.
-        module: its full name; "" where its file is missing.
-        description: its DESCRIPTION.
+        name: name that `murmur bench` takes.
+        module: full name of the module; "" if its file is missing.
+        description: text of its DESCRIPTION.
         needs: top-level modules that it imports beside those of the documented installation.
     """
 
@@ -54,7 +54,7 @@ class Topic:
     needs: tuple[str, ...] = ()
 
     def missing(self) -> str:
-        """What it needs that is not here, and how to get it; "" if it can run."""
+        """Return the missing requirements with their remedy; "" if the benchmark can run."""
         if not self.module:
             return (
                 "it needs murmur installed from a checkout, with pip install -e or `make install` "
@@ -68,7 +68,7 @@ class Topic:
 
 
 def topics() -> dict[str, Topic]:
-    """All benchmarks by name."""
+    """Return all benchmarks by name."""
     found = {}
     for package, folder in _PACKAGES.items():
         for file in sorted(folder.glob("*.py")):
@@ -81,7 +81,7 @@ def topics() -> dict[str, Topic]:
 
 
 def _read(file: Path, package: str) -> Topic | None:
-    """The benchmark in a file; None if it has no function `run` and no DESCRIPTION."""
+    """Read the benchmark in a file; None if it has no function `run` and no DESCRIPTION."""
     constants: dict[str, Any] = {}
     runs = False
     for node in ast.parse(file.read_text(), str(file)).body:
@@ -97,7 +97,7 @@ def _read(file: Path, package: str) -> Topic | None:
 
 
 def find_topic(name: str) -> Topic:
-    """A benchmark that can run here.
+    """Find a benchmark that can run here.
 
     Raises:
         ConfigError: for an unknown name, or naming what it needs.
@@ -112,7 +112,7 @@ def find_topic(name: str) -> Topic:
 
 
 def list_benchmarks() -> Table:
-    """All benchmarks with their descriptions, and what those need that cannot run."""
+    """Return a table of all benchmarks with their descriptions and missing requirements."""
     table = Table("benchmark", "what it measures", box=None, padding=(0, 3, 0, 0))
     for topic in topics().values():
         missing = topic.missing()
@@ -136,16 +136,16 @@ def run_benchmark(
     """Run one benchmark, print its result and, if asked, keep it.
 
     Args:
-        name: of the benchmark.
-        effort: how carefully.
-        console: where to print.
-        save: write the result.
-        dirty: even if the source differs from its commit.
-        folder: where to write it; None: benchmarks/results.
-        chosen: topics of a benchmark that has some; none: all.
+        name: name of the benchmark.
+        effort: extent of the measurement.
+        console: console that prints the result.
+        save: flag to write the result.
+        dirty: flag to write it even if the source differs from its commit.
+        folder: folder of the result; None: benchmarks/results.
+        chosen: topics of a benchmark that has topics; none: all.
 
     Returns:
-        the file with the result, None if it is not saved.
+        file of the result, None if it is not saved.
 
     Raises:
         ConfigError: for an unknown name, for what is not installed, for source that differs, for
@@ -180,14 +180,14 @@ def plan_benchmark(
     """Print what a benchmark would measure, without measuring, and if asked, keep it.
 
     Args:
-        name: of the benchmark.
-        console: where to print.
-        save: write the plan as a result, `<name>-expected`.
-        dirty: even if the source differs from its commit.
-        chosen: topics of it; none: all.
+        name: name of the benchmark.
+        console: console that prints the plan.
+        save: flag to write the plan as a result, `<name>-expected`.
+        dirty: flag to write it even if the source differs from its commit.
+        chosen: topics of the benchmark; none: all.
 
     Returns:
-        the file, None if it is not saved.
+        file of the plan, None if it is not saved.
 
     Raises:
         ConfigError: for an unknown name or topic, a benchmark that has no plan, source that
@@ -209,7 +209,7 @@ def plan_benchmark(
 
 
 def _import(topic: Topic) -> Any:  # noqa: ANN401 - a module with `run`
-    """The benchmark's module; murmur's own `tests` before any other of that name."""
+    """Import the benchmark's module; murmur's own `tests` before any other of that name."""
     if topic.module.startswith("tests."):
         sys.path.insert(0, str(ROOT))
     return import_module(topic.module)

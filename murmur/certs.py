@@ -47,12 +47,12 @@ _CLOCKS_DIFFER = timedelta(hours=1)
 
 
 def default_hosts() -> list[str]:
-    """Names that every certificate of a learner has: here, and in the stacks."""
+    """Return the names that every certificate of a learner has: here, and in the stacks."""
     return ["localhost", "127.0.0.1", "::1", LEARNER, socket.gethostname()]
 
 
 def are_there(folder: Path) -> bool:
-    """Whether a folder has all that `make_certificates` writes, and it can be used.
+    """Return whether a folder has all files of `make_certificates`, usable ones.
 
     Raises:
         ConfigError: if some of it is there but not all, or it cannot be used.
@@ -65,7 +65,7 @@ def are_there(folder: Path) -> bool:
 
 
 def _first_file(folder: Path) -> Path | None:
-    """The first file below a folder, by name; None if there is none.
+    """Return the first file below a folder, by name; None if there is none.
 
     Raises:
         ResourceError: if the folder cannot be read.
@@ -83,16 +83,17 @@ def make_certificates(
     """Write everything.
 
     Args:
-        folder: made if it is not there.
+        folder: folder of the files; it is made if it does not exist.
         hosts: names and addresses of the learner, for its certificate.
-        days: how long certificates are valid; a new authority ten times as long.
-        renew: keep the authority, and the names that the learner's certificate has; the newest
-            token of each role stays valid beside the new one, so that services can be given the
-            new files one after another.
-        force: replace everything, the authority too: nothing made before gets in any more.
+        days: validity of certificates [days]; a new authority is valid ten times as long.
+        renew: flag to keep the authority and the names in the learner's certificate; the newest
+            token of each role stays valid beside the new one, so that services can be given the new
+            files one after another.
+        force: flag to replace everything, the authority too: earlier certificates and tokens are
+            refused.
 
     Returns:
-        the folders to hand out.
+        folders to hand out.
 
     Raises:
         ConfigError: if files are there and neither renew nor force is set, or if renew finds no
@@ -134,7 +135,7 @@ def _write_credentials(
     key: ec.EllipticCurvePrivateKey,
     tokens: dict[Role, list[str]],
 ) -> None:
-    """The folder that one kind of service is given."""
+    """Write the folder that one kind of service is given."""
     lines = [f"{role} {token}\n" for role, of in tokens.items() for token in of]
     _write(folder / CA, authority.public_bytes(Encoding.PEM), 0o644)
     _write(folder / TOKENS, "".join(lines).encode(), 0o600)
@@ -143,7 +144,7 @@ def _write_credentials(
 
 
 def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """The authority of an earlier `make_certificates`.
+    """Load the authority of an earlier `make_certificates`.
 
     Raises:
         ConfigError: if it is not there or no longer valid.
@@ -165,7 +166,7 @@ def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
 
 
 def _names_of(path: Path) -> list[x509.GeneralName]:
-    """The names that a certificate is good for.
+    """Return the names that a certificate is good for.
 
     Raises:
         ConfigError: if the file cannot be read.
@@ -179,7 +180,7 @@ def _names_of(path: Path) -> list[x509.GeneralName]:
 
 
 def _newest_tokens(path: Path) -> dict[Role, str]:
-    """The first token of each role.
+    """Return the first token of each role.
 
     Raises:
         ConfigError: if the file cannot be read.
@@ -229,7 +230,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _sign_authority(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
-    """A certificate that signs others, signed by itself."""
+    """Sign a certificate that signs others, by itself."""
     name = f"murmur {secrets.token_hex(4)}"  # tells two authorities apart
     return (
         _builder(name, _name(name), key, _CA_LIVES * days)
@@ -247,7 +248,7 @@ def _sign(
     authority: x509.Certificate,
     authority_key: ec.EllipticCurvePrivateKey,
 ) -> x509.Certificate:
-    """A certificate for one role; only the learner's is good for a server.
+    """Sign a certificate for one role; only the learner's is good for a server.
 
     The learner's is good for a client too: on one machine both sides use its folder.
     """
@@ -268,7 +269,7 @@ def _sign(
 
 
 def _general_name(host: str) -> x509.GeneralName:
-    """A host's name or address as a certificate has it.
+    """Return a host's name or address as a certificate has it.
 
     Raises:
         ConfigError: if it is neither.

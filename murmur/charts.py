@@ -1,4 +1,4 @@
-"""Charts as inline SVG that follow the page's text colour, in light and in dark."""
+"""Charts as inline SVG that follow the page's text color, in light and in dark."""
 
 import io
 import re
@@ -13,9 +13,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Colours told apart by most readers with colour-blindness (Okabe and Ito), on white and on black.
+# Colors told apart by most readers with color-blindness (Okabe and Ito), on white and on black.
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c")
-INK = "#123456"  # stands for the page's text colour until the SVG is written
+INK = "#123456"  # stands for the page's text color until the SVG is written
 _FOLLOW_SCHEME = (
     "<style>svg{color:#1f2328}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>"
 )
@@ -33,12 +33,12 @@ class Chart:
 
 @dataclass(frozen=True)
 class Series:
-    """One line.
+    """One line of a chart.
 
     Attributes:
-        name: for the legend; empty for none.
-        x, y: its points; None and NaN leave a gap.
-        half_width: of the band around it, per point; empty for none.
+        name: name in the legend; empty for none.
+        x, y: coordinates of its points; None and NaN leave a gap.
+        half_width: half the width of the band at each point; empty for none.
         low, high: ends of a band that is not symmetric; empty for none.
     """
 
@@ -74,16 +74,16 @@ def line_chart(
     counts: bool = True,
     y_limits: tuple[float, float] | None = None,
 ) -> str:
-    """A chart as an <svg> element.
+    """Draw a chart as an <svg> element.
 
     Args:
-        series: its lines.
-        x_label: what x is.
-        y_label: what y is.
-        markers: whether points are marked.
-        equal: whether no line stands out; else the first does.
-        counts: whether x counts something: 20 000 is written 20k.
-        y_limits: of the y axis; None: all of every line.
+        series: lines of the chart.
+        x_label: name of x.
+        y_label: name of y.
+        markers: flag to mark points.
+        equal: flag to draw all lines alike; else the first stands out.
+        counts: flag of an x axis of counts: 20 000 is written 20k.
+        y_limits: limits of the y axis; None: the range of all lines.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 3.3), layout="constrained")
@@ -104,12 +104,12 @@ def line_chart(
 
 
 def furnish(axis: Axes, ticks: int, *, counts: bool) -> None:
-    """The grid and the x axis of every line chart.
+    """Style the grid and the x axis of every line chart.
 
     Args:
-        axis: where.
-        ticks: intervals along x, at most.
-        counts: see line_chart.
+        axis: axis to furnish.
+        ticks: largest number of intervals along x.
+        counts: flag of an x axis of counts; see line_chart.
     """
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(color=INK, alpha=0.12, linewidth=0.6)
@@ -122,7 +122,7 @@ def furnish(axis: Axes, ticks: int, *, counts: bool) -> None:
 def _draw(
     axis: Axes, line: Series, colour: str, width: float, *, markers: bool, first: bool
 ) -> None:
-    """One line with its bands."""
+    """Draw one line with its bands."""
     x, y, half = (_thin(values) for values in (line.x, line.y, line.half_width))
     marker = "o" if markers or len(x) == 1 else None
     axis.plot(x, y, color=colour, linewidth=width, label=line.name, marker=marker, ms=1.5 + width)
@@ -137,11 +137,11 @@ def _draw(
 def interval_chart(
     rows: Sequence[tuple[str, float, float | None, float | None]], label: str
 ) -> str:
-    """Figures with their intervals as an <svg> element, one below the other.
+    """Draw figures with their intervals as an <svg> element, one below the other.
 
     Args:
-        rows: (name, value, low, high); without low and high a point alone.
-        label: what the values are.
+        rows: (name, value, low, high) of each row; without low and high a point alone.
+        label: name of the values.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 1.0 + 0.42 * len(rows)), layout="constrained")
@@ -161,7 +161,7 @@ def interval_chart(
 
 
 def write_svg(figure: Figure, label: str, file: Path) -> None:
-    """A figure as a file of its own, light or dark as its reader has chosen."""
+    """Write a figure as a file of its own, light or dark as its reader has chosen."""
     svg = _svg(figure, label)
     width, height = (72 * side for side in figure.get_size_inches())
     head, tag, rest = svg.partition(">")
@@ -170,7 +170,7 @@ def write_svg(figure: Figure, label: str, file: Path) -> None:
 
 
 def _svg(figure: Figure, label: str) -> str:
-    """A figure as an <svg> element without size and date; `label` is for screen readers."""
+    """Return a figure as an <svg> element without size and date; `label` is for screen readers."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
@@ -184,12 +184,12 @@ def _svg(figure: Figure, label: str) -> str:
 def matrix_chart(
     shares: np.ndarray[Any, np.dtype[np.float64]], names: Sequence[str], label: str
 ) -> str:
-    """A square matrix of shares as an <svg> element: the darker, the larger.
+    """Draw a square matrix of shares as an <svg> element: the darker, the larger.
 
     Args:
-        shares: [K, K] from 0 to 1.
-        names: of rows and columns alike.
-        label: what rows and columns are.
+        shares: [K, K] shares from 0 to 1.
+        names: names of the K rows and columns.
+        label: name of the rows and columns.
     """
     cell, margin = 18, 10 + 7 * max(len(name) for name in names)
     side = margin + cell * len(names)
@@ -214,7 +214,7 @@ def matrix_chart(
 
 
 def _thin(values: Sequence[float | None]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """As floats, at most _MAX_POINTS of them: the means of equal stretches."""
+    """Thin values to at most _MAX_POINTS floats: the means of equal stretches."""
     array = np.array([np.nan if v is None else v for v in values], np.float64)
     if len(array) <= _MAX_POINTS:
         return array

@@ -37,12 +37,12 @@ _MARKS = {"ok": "[green]✓[/]", "note": "[yellow]![/]", "fail": "[red]✗[/]"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        topic: what.
+        topic: subject of the finding.
         status: "ok", "note" (worth knowing), "fail" (murmur will not work).
-        text: what was found and, if something is wrong, the fix.
+        text: description and, if something is wrong, the fix.
     """
 
     topic: str
@@ -51,11 +51,11 @@ class Finding:
 
 
 def check_machine(*, need_gpu: bool, measure: bool) -> list[Finding]:
-    """Look at everything; nothing is changed.
+    """Check everything without changes.
 
     Args:
-        need_gpu: whether a missing GPU is a failure.
-        measure: whether to time matrix products (two seconds).
+        need_gpu: flag to report a missing GPU as a failure.
+        measure: flag to time matrix products (two seconds).
     """
     findings = [*_machine(), *_gpu(need_gpu)]
     if measure and has_torch():
@@ -64,12 +64,12 @@ def check_machine(*, need_gpu: bool, measure: bool) -> list[Finding]:
 
 
 def has_both_services() -> bool:
-    """Whether networks of environments can be built here: the extras env and learner."""
+    """Return whether networks of environments can be built here: the extras env and learner."""
     return has_torch() and find_spec("numba") is not None
 
 
 def findings_table(findings: list[Finding]) -> Table:
-    """As a table for the terminal."""
+    """Return the findings as a table for the terminal."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for finding in findings:
         table.add_row(_MARKS[finding.status], plain(finding.topic), plain(finding.text))
@@ -77,7 +77,7 @@ def findings_table(findings: list[Finding]) -> Table:
 
 
 def findings_json(findings: list[Finding], speeds: "Sequence[Speed]" = ()) -> str:
-    """As JSON, with the machine and the speeds of networks."""
+    """Return the findings as JSON, with the machine and the speeds of networks."""
     data = {
         "machine": describe_machine(),
         "commit": commit(),
@@ -116,7 +116,7 @@ def _machine() -> list[Finding]:
 
 
 def _gpu(needed: bool) -> list[Finding]:
-    """What the driver says, then what torch says: they fail for different reasons."""
+    """Return the findings of the driver, then of torch: they fail for different reasons."""
     missing: Status = "fail" if needed else "note"
     name, detail = find_gpu()
     findings = [
@@ -141,7 +141,7 @@ def _gpu(needed: bool) -> list[Finding]:
 
 
 def _speed() -> list[Finding]:
-    """Matrix products."""
+    """Measure matrix products."""
     import torch
 
     from learner_service.runtime.device import product_seconds
@@ -157,7 +157,7 @@ def _speed() -> list[Finding]:
 
 
 def _dependencies() -> list[Finding]:
-    """Each group of dependencies: all there, missing, or at another version than pinned."""
+    """Check each group of dependencies: all there, missing, or at another version than pinned."""
     pinned = {_normal(name): version for name, version in pinned_versions().items()}
     findings = []
     for group, names in DEPENDENCIES.items():
@@ -186,7 +186,7 @@ def _normal(name: str) -> str:
 
 
 def _ports() -> list[Finding]:
-    """Whether the default ports can be had, and who stands between two machines."""
+    """Check whether the default ports can be bound, and name obstacles between two machines."""
     learner, server = LearnerConfig(), EnvServerConfig()
     findings = []
     if proxy := proxy_in_use("another-machine:50051"):

@@ -52,13 +52,13 @@ _LONGEST_START_S = 120.0  # of the process, with the packages that it imports
 
 @dataclass(frozen=True)
 class Checked:
-    """What the check of an environment found.
+    """Result of the check of an environment.
 
     Attributes:
-        problems: messages; none if it keeps the contract.
-        description: what it looks like from outside, if it keeps the contract.
-        look: what this process saw, if it keeps the contract.
-        notices: what murmur changes, ignores or guesses of what it gives; no failures.
+        problems: messages on breaches of the contract; none if it keeps the contract.
+        description: description of its interface, if it keeps the contract.
+        look: observations of this process, if it keeps the contract.
+        notices: values that murmur changes, ignores or guesses; no failures.
     """
 
     problems: list[str]
@@ -74,8 +74,8 @@ def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
     differs there.
 
     Args:
-        name: as for `environment_factory`.
-        options: as for `environment_factory`.
+        name: name that `environment_factory` takes.
+        options: options that `environment_factory` takes.
         step_limit_s: longest time of a step.
 
     Raises:
@@ -99,8 +99,8 @@ def _other_hashes(agents: tuple[str, ...], before: str) -> str:
     """Return a PYTHONHASHSEED with which a set of the agents, if there are some, has another order.
 
     Args:
-        agents: their names.
-        before: the PYTHONHASHSEED to differ from.
+        agents: names of the agents.
+        before: PYTHONHASHSEED to differ from.
     """
     seeds = [str(seed) for seed in range(1, _HASH_SEEDS) if str(seed) != before]
     if len(agents) < 2:
@@ -125,7 +125,7 @@ def _in_child(
     options: list[str],
     step_limit_s: float,
 ) -> Checked:
-    """Do a job with what makes an environment, in a child process; see `check_apart`."""
+    """Run a job on an environment in a child process; see `check_apart`."""
     context = get_context("spawn")
     memory = RawArray(ctypes.c_uint64, Heartbeat.size(_MOST_COPIES))
     heartbeat = Heartbeat(memory, _MOST_COPIES)
@@ -165,7 +165,7 @@ def _in_child(
 
 
 def patience_s(heartbeat: Heartbeat, step_limit_s: float) -> float:
-    """How long the child may be where it is; one that is stepped copy by copy compiles nothing."""
+    """Return how long the child may stay at its position [s]."""
     turn, at, making, _ = heartbeat.position
     if making >= _COMPILING:
         return _LONGEST_COMPILATION_S
@@ -197,7 +197,7 @@ def _gone(heartbeat: Heartbeat, code: int) -> str:
 
 
 def _raised(heartbeat: Heartbeat, error: Exception) -> str:
-    """Of an exception in no step: of one, the check itself says where."""
+    """Return a message on an exception outside a step; the check reports those in a step."""
     last = f"; its last step was {heartbeat.where()}" if heartbeat.turns else ""
     return (
         f"raised {type(error).__name__}: {error}, while it was made or what it has and returned "
@@ -206,7 +206,7 @@ def _raised(heartbeat: Heartbeat, error: Exception) -> str:
 
 
 def _check(make: Callable[[int], VectorEnvironment]) -> Checked:
-    """The first child's job."""
+    """Check the environment, as the first child."""
     problems = check_environment(make)
     if problems:
         return Checked(problems, [])
@@ -214,7 +214,7 @@ def _check(make: Callable[[int], VectorEnvironment]) -> Checked:
 
 
 def _look(make: Callable[[int], VectorEnvironment]) -> Checked:
-    """The second child's job."""
+    """Look at the environment, as the second child."""
     return Checked([], [], look=look_at(make))
 
 
@@ -226,7 +226,7 @@ def _work(
     to: Connection,
     parent: int,
 ) -> None:
-    """The child's outermost function: what it finds out, or what it raised, goes back."""
+    """Run a child's job and send back its result, or the error that it raised."""
     die_with_parent(parent)
     lead_session()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which kills us
@@ -265,7 +265,7 @@ def compilation_shown(heartbeat: Heartbeat) -> Iterator[None]:
     from numba.core import event
 
     class Marks(event.Listener):  # type: ignore[misc]
-        """Called under numba's compiler lock; compilations nest."""
+        """Callbacks of numba's compiler, under its lock; compilations nest."""
 
         depth = count = before = 0
 

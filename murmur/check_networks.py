@@ -1,4 +1,4 @@
-"""How fast this machine learns and acts with the networks of configurations, in each precision."""
+"""Speed of learning and acting with the networks of configurations, in each precision."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ class Speed:
     """One configuration in one precision.
 
     Attributes:
-        config: its name.
+        config: name of the configuration.
         device: "cuda" or "cpu".
         precision: fp32 (TF32 on CUDA), bf16 or fp16.
         rows: environment rows of the minibatch.
-        gflop: of its forward and backward passes.
-        update_ms: forward, backward and optimiser's step of one minibatch.
-        acting_rows: environments acted for at once.
-        act_ms: copies included.
+        gflop: work of its forward and backward passes, 1e9 operations.
+        update_ms: time of one minibatch's forward pass, backward pass and optimizer step [ms].
+        acting_rows: number of environments acted for at once.
+        act_ms: time of an act, copies included [ms].
     """
 
     config: str
@@ -46,11 +46,11 @@ class Speed:
 
 
 def network_speeds(configs: Sequence[str] = CONFIGS, device: str = "") -> Iterator[Speed]:
-    """Time each configuration's own networks at the shapes of its minibatch and messages.
+    """Time each configuration's networks at the shapes of its minibatch and messages.
 
     Args:
-        configs: names or files.
-        device: "cuda" or "cpu"; "": CUDA where there is one.
+        configs: names or files of configurations.
+        device: device, "cuda" or "cpu"; "": CUDA if there is one.
 
     Raises:
         MurmurError: if a configuration or its environment is not available here.
@@ -76,7 +76,7 @@ def network_speeds(configs: Sequence[str] = CONFIGS, device: str = "") -> Iterat
 
 
 def speeds_table(speeds: Sequence[Speed]) -> Table:
-    """As a table for the terminal."""
+    """Return the speeds as a table for the terminal."""
     headings = (
         *("networks of", "device", "precision", "rows", "learn, ms", "rows/s", "TFLOP/s"),
         *("environments", "act, ms"),

@@ -1,4 +1,4 @@
-"""`murmur check-source`: reads samples of a source and tells what they are."""
+"""`murmur check-source`: the test of a source, by reading its samples."""
 
 import time
 from collections.abc import Iterator
@@ -28,20 +28,20 @@ _ON_SHEET, _ACROSS = 24, 8  # samples, and pictures in a row
 
 @dataclass
 class Examined:
-    """What was found out about a source.
+    """Findings about a source.
 
     Attributes:
-        spec: of the source.
+        spec: specification of the source.
         read: number of samples that were read.
-        seconds: processor time that it took.
-        broken: for each reason the details of the samples.
+        seconds: processor seconds of reading.
+        broken: details of the unusable samples by reason.
         changed: samples that were not the same when read again.
         pixels: [K] pixels of each class.
-        ignored: pixels that count nowhere.
+        ignored: number of pixels that do not count.
         samples_with: [K] samples in which each class occurs.
         census: values that occur, by split.
-        notices: of what reading changes.
-        kept: some samples, for a sheet.
+        notices: changes that reading makes.
+        kept: samples for a sheet.
     """
 
     spec: SampleSpec
@@ -61,19 +61,19 @@ class Examined:
 
     @property
     def whole(self) -> bool:
-        """Whether every sample was read or found broken."""
+        """Return whether every sample was read or found broken."""
         return self.read + sum(map(len, self.broken.values())) == sum(self.spec.sizes)
 
     @property
     def problems(self) -> list[ClassProblem]:
-        """Classes that do not occur; fatal only where every sample was looked at."""
+        """Classes that do not occur; fatal only if every sample was looked at."""
         train, valid = (int(np.count_nonzero(looked)) for looked in self.census.looked)
         found = class_problems(self.spec, self.census.seen, (train, valid))
         return [problem._replace(fatal=problem.fatal and self.whole) for problem in found]
 
     @property
     def usable(self) -> bool:
-        """Whether all that was read can be learned from."""
+        """Return whether all that was read can be learned from."""
         wrong = self.broken or self.changed or any(problem.fatal for problem in self.problems)
         return bool(self.read) and not wrong
 
@@ -82,8 +82,8 @@ def examine(plugin: PluginConfig, most: int) -> Examined:
     """Read samples of both splits, evenly spread.
 
     Args:
-        plugin: the source.
-        most: samples to read; 0: all.
+        plugin: plug-in of the source.
+        most: largest number of samples to read; 0: all.
 
     Raises:
         ConfigError: if the source cannot be built.
@@ -115,7 +115,7 @@ def examine(plugin: PluginConfig, most: int) -> Examined:
 
 
 def _chosen(spec: SampleSpec, most: int) -> Iterator[tuple[str, int]]:
-    """Split and index of the samples to read."""
+    """Return split and index of the samples to read."""
     total = sum(spec.sizes)
     for at in np.unique(np.linspace(0, total - 1, min(total, most or total)).astype(int)).tolist():
         split = SPLITS[at >= spec.sizes[0]]
@@ -171,7 +171,7 @@ def show(found: Examined, console: Console) -> None:
 
 
 def write_sheet(found: Examined, file: Path) -> None:
-    """Write samples beside their masks, in colours, as one PNG.
+    """Write samples beside their masks, in colors, as one PNG.
 
     Raises:
         ConfigError: if there is nothing to draw.

@@ -1,4 +1,4 @@
-"""A child process that is kept alive, and what it is started with.
+"""A child process that is kept alive, with its command, environment and log.
 
 A child that dies is started again with growing pauses. Children die with the process that started
 them.
@@ -30,23 +30,23 @@ LOST = 75  # EX_TEMPFAIL: exit code of several learners of which one was killed
 
 
 class ChildError(MurmurError):
-    """A child process ended with an error that the user can fix; the message is the child's."""
+    """Error of a child process that the user can fix; the message is the child's."""
 
 
 def join_supervisor() -> None:
-    """In a child: end when the supervisor is gone, however it went."""
+    """End this child when the supervisor is gone, for whatever reason."""
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if parent:
         die_with_parent(int(parent))
 
 
 def murmur_command(*arguments: str) -> list[str]:
-    """The command line of a murmur process with this interpreter."""
+    """Return the command line of a murmur process with this interpreter."""
     return [sys.executable, "-P", "-m", "murmur", *arguments]
 
 
 def child_environment() -> dict[str, str]:
-    """Environment of a child: it takes its configuration from the run's folder alone."""
+    """Return a child's environment; its configuration comes from the run's folder alone."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     for name in FOREIGN_VARIABLES:
         env.pop(name, None)
@@ -69,11 +69,11 @@ def start_process(
     """Start a process in a session of its own, which the terminal's Ctrl-C does not reach.
 
     Args:
-        name: of the process, for the message.
-        command: its command line.
-        output: where it prints.
-        variables: added to `child_environment`.
-        descriptors: that it inherits.
+        name: name of the process, for the message.
+        command: command line of the process.
+        output: file that receives its output.
+        variables: environment variables added to `child_environment`.
+        descriptors: file descriptors to inherit.
 
     Raises:
         ResourceError: if the system cannot start it.
@@ -97,12 +97,12 @@ class Child:
     """A process that is kept alive.
 
     Attributes:
-        name: what the user calls it; its log is <name>.log.
-        command: its command line; a function, since a restarted learner resumes.
-        log: where its output goes.
-        lock: of the run's folder, handed down to it.
-        deaths: how often it ended without being asked to.
-        settled: whether the run made progress since it was started.
+        name: user's name of the process; its log is <name>.log.
+        command: function that returns its command line, since a restarted learner resumes.
+        log: file of its output.
+        lock: lock of the run's folder, handed down to the process.
+        deaths: number of ends without a request.
+        settled: True if the run made progress since the process was started.
     """
 
     name: str
@@ -138,7 +138,7 @@ class Child:
         """Start it again if it died and its pause is over.
 
         Returns:
-            its exit code if it ended since the last look, else None.
+            exit code if it ended since the last look, else None.
 
         Raises:
             ChildError: if it exited with 2.
@@ -175,7 +175,7 @@ class Child:
         return code
 
     def _stop_if_repeated(self, code: int, message: str) -> None:
-        """End the run where starting again cannot help.
+        """End the run if another start cannot help.
 
         Raises:
             ChildError: if it failed twice with the same message before the run made progress.
@@ -198,7 +198,7 @@ class Child:
         """Wait for its end; kill it and what it started if it takes too long.
 
         Returns:
-            what it failed at, as its log or its exit code says; "" if it ended in order.
+            error of the process by its log or exit code; "" if it ended in order.
         """
         process, self.process = self.process, None
         if process is None:
@@ -221,11 +221,11 @@ class Child:
 
 
 def exit_message(code: int, memory_kills: MemoryKills | None = None) -> str:
-    """Text about an exit code.
+    """Return text about an exit code.
 
     Args:
-        code: of the process; negative: the signal that ended it.
-        memory_kills: counts from before the process started, to explain a SIGKILL.
+        code: exit code of the process; negative: the signal that ended it.
+        memory_kills: counts of memory kills from before the process started, to explain a SIGKILL.
     """
     why = ""
     if memory_kills is not None and code in (-signal.SIGKILL, LOST):

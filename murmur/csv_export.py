@@ -25,11 +25,11 @@ def write_csv(runs: Sequence[RunFolder], folder: Path) -> dict[Path, int]:
     interval as low and high.
 
     Args:
-        runs: to export; none of them is read into memory.
-        folder: where to; it is made if it does not exist.
+        runs: runs to export; none of them is read into memory.
+        folder: folder of the files; it is made if it does not exist.
 
     Returns:
-        file -> number of rows.
+        number of rows by file.
 
     Raises:
         ConfigError: if a file cannot be written.
@@ -52,7 +52,7 @@ def write_csv(runs: Sequence[RunFolder], folder: Path) -> dict[Path, int]:
 
 
 def _lines(runs: Iterable[RunFolder], kind: str) -> Iterator[dict[str, Any]]:
-    """Lines of progress.jsonl of one kind, run after run, with the run's name."""
+    """Yield lines of progress.jsonl of one kind, run after run, with the run's name."""
     for run in runs:
         for line in ProgressTail(run.progress_file):
             if line.get("kind") == kind:
@@ -73,7 +73,7 @@ def _evaluations(runs: Iterable[RunFolder]) -> Iterator[dict[str, Any]]:
 
 
 def _write(file: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write a file; returns the number of rows, without the header."""
+    """Write a file; return the number of rows, without the header."""
     count = 0
     with replacing(file) as beside, beside.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, columns, restval="")

@@ -1,4 +1,4 @@
-"""What `murmur doctor` says about the device: its figures between two snapshots, in lines."""
+"""Lines of `murmur doctor` about the device: its figures between two snapshots."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -13,11 +13,11 @@ _BUSY = 0.3  # below it there is too little work to tell
 
 
 def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
-    """What the device is, NVML's figures, bytes copied, graphs; only what is known.
+    """Return lines on the device, NVML's figures, bytes copied and graphs, as far as known.
 
     Args:
-        before: the earlier snapshot.
-        after: the later one.
+        before: earlier snapshot.
+        after: later snapshot.
         busy: share of time in which the device worked, by the learner's own clock.
     """
     lines = [about_text(after.about)] if after.about else []
@@ -48,10 +48,10 @@ def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
 
 
 def busy_text(busy: float, device: Mapping[str, float]) -> str:
-    """The share of time in which the device works, by each clock that there is.
+    """Return text about the share of time in which the device works, by each known clock.
 
     Args:
-        busy: by the learner's own clock: CUDA events, or the host's on a CPU.
+        busy: share by the learner's own clock: CUDA events, or the host's on a CPU.
         device: figures of the device; see Snapshot.
     """
     used = device.get("utilization_ratio")
@@ -61,7 +61,7 @@ def busy_text(busy: float, device: Mapping[str, float]) -> str:
 
 
 def gpu_figures(device: Mapping[str, float], busy: float | None = None) -> dict[str, str]:
-    """Utilisation and memory of the GPU by name, as text; empty without a GPU.
+    """Return the GPU's utilization and memory by name, as text; empty without a GPU.
 
     Args:
         device: figures of the device, as progress.jsonl has them.
@@ -82,7 +82,7 @@ def gpu_figures(device: Mapping[str, float], busy: float | None = None) -> dict[
 
 
 def busy_share(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """Share of time in which the device worked, over records of progress; None: unknown.
+    """Return the device's busy share of time over records of progress; None: unknown.
 
     Clocks of processes begin at 0; the time between two processes does not count.
     """
@@ -98,7 +98,7 @@ def busy_share(records: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def run_busy_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """How busy a run's GPU was by each clock, over its records of progress; empty without a GPU."""
+    """Return a run's GPU-busy shares by each clock over its progress records; "" without a GPU."""
     devices = [r.get("device", {}) for r in records]
     used = [of["utilization_ratio"] for of in devices if "utilization_ratio" in of]
     busy = busy_share(records)
@@ -108,7 +108,7 @@ def run_busy_text(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def about_text(about: Mapping[str, str]) -> str:
-    """A device of command.json or of the metrics, as text."""
+    """Return a device of command.json or of the metrics, as text."""
     parts = [about.get("name", "")]
     for key, word in (("driver", "driver "), ("cuda", "CUDA "), ("memory", ""), ("precision", "")):
         if about.get(key):
@@ -117,7 +117,7 @@ def about_text(about: Mapping[str, str]) -> str:
 
 
 def _gpu(f: Mapping[str, float]) -> str:
-    """NVML's figures in one line; empty without a GPU."""
+    """Return NVML's figures in one line; empty without a GPU."""
     parts = []
     if "utilization_ratio" in f:
         parts.append(f"NVML: kernels run {_percent(f['utilization_ratio'])} of the time")
@@ -138,7 +138,7 @@ def _gpu(f: Mapping[str, float]) -> str:
 
 
 def _rates(before: Mapping[str, float], after: Mapping[str, float], span: float) -> list[str]:
-    """What was counted, a second."""
+    """Return lines on bytes copied, graph replays and eager calls per second."""
 
     def rate(name: str) -> float | None:
         if name not in after:
@@ -158,7 +158,7 @@ def _rates(before: Mapping[str, float], after: Mapping[str, float], span: float)
 
 
 def _graphs(before: Snapshot, after: Snapshot) -> list[str]:
-    """Eager calls and captures of each function meanwhile; on the CPU all calls are eager."""
+    """Return lines on eager calls and captures by function; on the CPU all calls are eager."""
     captures, seconds = grown(before, after, "graph_captures"), grown(before, after, _CAPTURE_S)
     eager = grown(before, after, "eager_calls") if on_gpu(after) else {}
     lines = []

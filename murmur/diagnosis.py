@@ -1,4 +1,4 @@
-"""What a run is waiting for, and what each remedy would give.
+"""Diagnosis of a run: its bottleneck, and the predicted gain of each remedy.
 
 The arithmetic is operational analysis (Denning and Buzen 1978, "The Operational Analysis of
 Queueing Network Models"): a row visits the environments, the inference thread and the learner
@@ -42,26 +42,26 @@ Speedup = Callable[[Sequence[str]], float | None]
 
 
 class Tuning(Protocol):
-    """What is asked of an algorithm's options: see AlgorithmConfig."""
+    """Methods of an algorithm's options that the diagnosis calls; see AlgorithmConfig."""
 
     def cheaper_learning(self) -> list[tuple[str, dict[str, Any]]]:
-        """Changes that may make learning from a row cheaper."""
+        """Return changes that may make learning from a row cheaper."""
 
     def larger_updates(self, factor: float) -> tuple[str, dict[str, Any]] | None:
-        """A change after which an update takes `factor` times the rows."""
+        """Return a change after which an update takes `factor` times the rows."""
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change and what it would give.
+    """A change with its predicted effect.
 
     Attributes:
-        what: as text.
+        what: description of the change.
         settings: KEY=VALUE items of --set.
-        rate: environment rows a second, predicted.
-        device_busy: share of time the device works, predicted.
-        limit: what sets the rate then.
-        cost: what the change costs, as text; empty: nothing worth a word.
+        rate: predicted rate, environment rows per second.
+        device_busy: predicted share of time the device works.
+        limit: station that sets the rate after the change.
+        cost: price of the change, as text; empty: none worth mentioning.
     """
 
     what: str
@@ -74,25 +74,25 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a run is waiting for.
+    """Bottleneck of a run, with the figures behind it and the remedies.
 
     Attributes:
-        rate: environment rows a second.
+        rate: environment rows per second.
         device_busy: share of time the device works, by CUDA events or the host's clock.
         kernels_busy: share of time in which kernels ran, by NVML at the end; None: unknown.
         bottleneck: "environments", "servers" (of samples), "acting", "learning", "processors" or
             "turns" (sync pipeline); on a GPU also a kind of GpuWait.
-        waits: what the run waits for on a GPU, the most seconds first.
+        waits: waits on a GPU, the most seconds first.
         busy: share of time each station works, by name.
-        seconds_per_row: of each station that was seen working.
-        remedies: the best last.
+        seconds_per_row: seconds per row of each station that was seen working.
+        remedies: remedies, the best last.
         device: lines about the device.
-        in_flight: what an update takes, as text; empty if unknown.
+        in_flight: description of an update's rows, as text; empty if unknown.
         latency: lines about the time from a request to its actions.
-        cache: where a run with a source keeps its samples; empty: it has an environment.
-        ranks: of several learners that share the run; then `rate` and those of the remedies are of
-            all together, and what else there is, of the one that the others wait for.
-        advice: lines about them.
+        cache: place of the samples of a run with a source; empty: it has an environment.
+        ranks: figures of several learners that share the run; then `rate` and those of the remedies
+            are the sums of all, and all else is about the one that the others wait for.
+        advice: lines about the ranks.
     """
 
     rate: float
@@ -113,7 +113,7 @@ class Diagnosis:
 
 
 def _window(before: Snapshot, after: Snapshot) -> tuple[float, float]:
-    """Seconds and rows between two snapshots.
+    """Return the seconds and rows between two snapshots.
 
     Raises:
         ConfigError: if nothing happened in between.
@@ -136,14 +136,14 @@ def diagnose(
     algorithm: Tuning | None = None,
     speedup: Speedup | None = None,
 ) -> Diagnosis:
-    """What limits a run between two snapshots of it.
+    """Diagnose a run between two snapshots of it.
 
     Args:
-        before: the earlier one.
-        after: the later one.
+        before: earlier snapshot.
+        after: later snapshot.
         config: the run's configuration, for remedies that name their settings.
-        algorithm: the options of its algorithm, to be asked.
-        speedup: measures what changed settings of the learning give.
+        algorithm: options of its algorithm.
+        speedup: function that measures the speed-up by changed settings of the learning.
 
     Raises:
         ConfigError: if nothing happened between the two.
@@ -156,6 +156,7 @@ def diagnose(
     busy = {"acting": act / span, "learning": learn / span}
     per_row = {"acting": act / rows, "learning": learn / rows}
     waits = spent.get("inference", {})
+    # The bottleneck: by the stations' busy shares, then by what keeps the GPU waiting.
     bottleneck = "turns" if sync else _bottleneck(busy, waits, after.machine_busy)
     if after.cache and bottleneck == "environments":
         bottleneck = "servers"
@@ -178,6 +179,7 @@ def diagnose(
     if after.cache:  # a run on samples has no acting
         del busy["acting"], per_row["acting"]
         seen = replace(seen, latency=())
+    # Remedies of the bottleneck, and cures of GPU waits that are worth it, the best last.
     remedies = _remedies(seen, after, config, algorithm, speedup)
     made_to_wait = waits.get("wait_learning", 0.0)
     cures = [_without(seen, wait, span, learn, made_to_wait, sync=sync) for wait in gpu]
@@ -192,7 +194,7 @@ def _remedies(
     algorithm: Tuning | None,
     speedup: Speedup | None,
 ) -> list[Remedy]:
-    """What would raise the rate, by what limits it."""
+    """Return the remedies for the bottleneck."""
     if seen.bottleneck in ("environments", "servers"):
         return _more_environments(seen, after, config, algorithm)
     if seen.bottleneck == "turns":
@@ -203,12 +205,12 @@ def _remedies(
 
 
 def of_group(seen: Diagnosis, pace: RankFigures, ranks: Sequence[RankFigures]) -> Diagnosis:
-    """The diagnosis of the learner that sets the pace, as one of all that share its run.
+    """Extend the diagnosis of the learner that sets the pace to all that share its run.
 
     Args:
-        seen: of the learner that the others wait for.
-        pace: its figures.
-        ranks: those of all.
+        seen: diagnosis of the learner that the others wait for.
+        pace: figures of this learner.
+        ranks: figures of all learners.
     """
     all_ = sum(r.rate for r in ranks) / max(pace.rate, 1e-12)  # times as many rows
     remedies = tuple(replace(r, rate=r.rate * all_) for r in seen.remedies)
@@ -224,7 +226,7 @@ def of_group(seen: Diagnosis, pace: RankFigures, ranks: Sequence[RankFigures]) -
 def _bottleneck(
     busy: Mapping[str, float], waits: Mapping[str, float], machine_busy: float | None
 ) -> str:
-    """What an async run waits for; `waits` are the inference thread's seconds by state."""
+    """Return an async run's bottleneck; `waits` are the inference thread's seconds by state."""
     waits_for_learning = waits.get("wait_learning", 0.0) > waits.get("wait_environments", 0.0)
     if busy["learning"] > _NEARLY or waits_for_learning:
         return "learning"
@@ -236,16 +238,16 @@ def _bottleneck(
 
 
 def _gpu_bottleneck(bottleneck: str, learning: float, gpu: Sequence[GpuWait], span: float) -> str:
-    """What a run on a GPU waits for, if that is behind what its stations say.
+    """Return the kind of GPU wait behind a bottleneck, or the bottleneck itself.
 
     Eager updates explain slow learning. Late acts look like slow environments, and like slow
     learning if the learner has time left.
 
     Args:
-        bottleneck: by the stations.
+        bottleneck: bottleneck by the stations.
         learning: share of time that the learner works.
         gpu: the waits, the most seconds first.
-        span: seconds that were looked at.
+        span: length of the window [s].
     """
     for wait in gpu:
         long = wait.lost_s > _LATE * span
@@ -270,15 +272,15 @@ def _without(
     *,
     sync: bool,
 ) -> Remedy:
-    """The rate without a wait: what sessions waited because of it goes to the environments.
+    """Predict the rate without a wait: the time that sessions waited goes to the environments.
 
     Args:
-        seen: the run as it is.
-        wait: what would be cured.
-        span: seconds that were looked at.
-        learn_s: seconds of learning in them.
+        seen: diagnosis of the run as it is.
+        wait: wait to remove.
+        span: length of the window [s].
+        learn_s: seconds of learning in the window.
         made_to_wait_s: seconds in which sessions waited for learning.
-        sync: whether acting and learning take turns.
+        sync: True if acting and learning take turns.
     """
     saved, faster = wait.lost_s, 1.0
     if wait.kind in ("shapes", "captures", "eager"):
@@ -293,7 +295,7 @@ def _without(
 
 
 def _working(spent: Mapping[str, Mapping[str, float]], sync: bool) -> tuple[float, float]:
-    """Seconds in which the inference thread acted, and in which learning was done."""
+    """Return seconds in which the inference thread acted, and seconds of learning."""
     inference = {
         s: v for s, v in spent.get("inference", {}).items() if s not in _WAITS["inference"]
     }
@@ -311,14 +313,14 @@ def _limit(
     machine: float | None = None,
     admitted: float = math.inf,
 ) -> tuple[float, str]:
-    """The rate that the stations allow, and the station that sets it.
+    """Return the rate that the stations allow, and the station that sets it.
 
     Args:
-        seen: the run as it is.
-        environments: rows a second that the environments could serve.
-        learning: how many times as fast a row is learned from.
-        machine: rows a second for which the machine's processors suffice.
-        admitted: rows a second of as many environments as may act at once.
+        seen: diagnosis of the run as it is.
+        environments: rows per second that the environments could serve.
+        learning: ratio of the rate of learning to the present one.
+        machine: rows per second for which the machine's processors suffice.
+        admitted: rows per second of as many environments as may act at once.
     """
     capacity = {
         "servers" if seen.cache else "environments": environments,
@@ -334,7 +336,7 @@ def _limit(
 
 
 def _device_at(seen: Diagnosis, rate: float) -> float:
-    """Share of time the device would work at another rate."""
+    """Return the share of time the device would work at another rate."""
     return min(1.0, seen.device_busy * rate / seen.rate)
 
 
@@ -378,12 +380,12 @@ def _workers(now: Snapshot, config: ExperimentConfig) -> int:
 
 
 def _environments_of_an_update(now: Snapshot, config: ExperimentConfig) -> int:
-    """Environments consumed per update, over `max_policy_lag + 1` updates."""
+    """Return the environments consumed per update, over `max_policy_lag + 1` updates."""
     return max(1, now.environments_limit // (config.learner.policy_lag + 1))
 
 
 def _let_in(now: Snapshot, config: ExperimentConfig) -> float:
-    """How many environments act at once on average, if there are more than may.
+    """Return the mean number of environments that act at once, if there are more than may.
 
     Unrolls that are there and wait for the rest of an update's are half an update's on average.
     """
@@ -391,7 +393,7 @@ def _let_in(now: Snapshot, config: ExperimentConfig) -> float:
 
 
 def _admitted(now: Snapshot, config: ExperimentConfig | None, factor: int) -> float:
-    """Expected speed-up of environment workers when their number is scaled by `factor`.
+    """Return the expected speed-up of environment workers when their number is scaled by `factor`.
 
     Sessions are admitted whole, until `environments_limit` environments are under way. A worker
     steps its environments one after the other: one session keeps it as busy as two. So what
@@ -435,7 +437,7 @@ def _faster_learning(
 def _learning_changes(
     config: ExperimentConfig, algorithm: Tuning | None
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """Changes worth probing for the configured algorithm."""
+    """Return changes worth probing for the configured algorithm."""
     cheaper = algorithm.cheaper_learning() if algorithm is not None else []
     changes = [(what, _settings(options)) for what, options in cheaper]
     if config.learner.precision != "bf16":
@@ -444,7 +446,7 @@ def _learning_changes(
 
 
 def _settings(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """KEY=VALUE items of --set for an algorithm's options."""
+    """Return KEY=VALUE items of --set for an algorithm's options."""
     return tuple(f"algorithm.{name}={value}" for name, value in options.items())
 
 

@@ -1,4 +1,4 @@
-"""`murmur doctor`: reads a learner, says what it waits for, measures what remedies would give."""
+"""`murmur doctor`: the bottleneck of a learner, and measured gains of remedies."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -79,13 +79,13 @@ def examine(
     """Diagnose a run by its folder, a live learner by its metrics, or one that Prometheus scrapes.
 
     Args:
-        run: the run's folder; may be given beside an address, for remedies that need its settings.
+        run: folder of the run; may be given beside an address, for remedies that need its settings.
         metrics: address of a learner's metrics port; of several that share a run, with commas.
         prometheus: address of a Prometheus.
-        window_s: over how many seconds to look; None: over several updates.
-        probe: measure what changed settings of the learning give (needs `run` and its checkpoint);
-            None: if that takes less than PROBE_S and the memory is there.
-        console: for messages on what takes time.
+        window_s: length of the window [s]; None: several updates.
+        probe: flag to measure the gain of changed settings of the learning (needs `run` and its
+            checkpoint); None: if that takes less than PROBE_S and the memory suffices.
+        console: console for messages on slow steps.
 
     Raises:
         MurmurError: if there is nothing to read, or nothing happens.
@@ -109,7 +109,7 @@ def examine(
 
 
 def _too_few(made: int, span_s: float, window_s: float | None) -> str:
-    """What to say where a look holds too few updates to tell what limits the run."""
+    """Return a notice that a window holds too few updates to tell what limits the run."""
     updates = {0: "no update", 1: "only 1 update"}.get(made, f"only {made} updates")
     remedy = f"look again when the run has made {UPDATES} updates"
     if window_s is not None:
@@ -125,7 +125,7 @@ def _diagnose(
     console: Console,
     window_s: float | None,
 ) -> Diagnosis:
-    """What limits the run between two snapshots, with remedies; see `examine`."""
+    """Diagnose the run between two snapshots, with remedies; see `examine`."""
     seen = diagnose(before, after)
     made = round(after.updates - before.updates)
     if made == 0 or (made < UPDATES and seen.busy["learning"] > _LEARNS):
@@ -145,7 +145,7 @@ def _diagnose(
 
 @contextmanager
 def _busy(console: Console, what: str) -> Iterator[None]:
-    """Say what takes time: as a moving line on a terminal, else as a line."""
+    """Show a slow step: as a moving line on a terminal, else as a line."""
     if console.is_terminal:
         with console.status(plain(what)):
             yield
@@ -162,7 +162,7 @@ def _worth_probing(
     wanted: bool | None,
     console: Console,
 ) -> bool:
-    """Whether to time updates with other settings, if requested or, by default, if it is cheap."""
+    """Return whether to time updates with other settings: if requested, or if it is cheap."""
     if wanted is not None:
         return wanted
     made = max(after.updates - before.updates, 1.0)
@@ -184,7 +184,7 @@ def _worth_probing(
 def _prober(
     run: RunFolder, config: ExperimentConfig, console: Console
 ) -> tuple[ExperimentConfig, Speedup]:
-    """The run's settings, a batch size of 0 resolved; and what measures others against them."""
+    """Return the run's settings, a batch size of 0 resolved, and a function that times others."""
     from learner_service.tools.batch_size import fit_batch_size
     from learner_service.tools.probe import checkpoint_spec, seconds_per_row
 
@@ -206,7 +206,7 @@ def _prober(
 
 
 def show(seen: Diagnosis, console: Console) -> None:
-    """Say it."""
+    """Print the diagnosis."""
     agents, unit = max(seen.agents, 1), "samples" if seen.cache else "agent-steps"
     if seen.bottleneck not in GPU_WORDS:
         message = WORDS[seen.bottleneck]
@@ -263,7 +263,7 @@ def show(seen: Diagnosis, console: Console) -> None:
 
 
 def _show_ranks(ranks: Sequence[RankFigures], advice: Sequence[str], console: Console) -> None:
-    """Say how the learners differ; what stands above is of the one that sets the pace."""
+    """Print how the learners differ; the lines above are of the one that sets the pace."""
     columns = ("rank", "environments", "rows/s", "waits for rows", "for ranks", "ms an update")
     table = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for r in ranks:
@@ -282,12 +282,12 @@ def _show_ranks(ranks: Sequence[RankFigures], advice: Sequence[str], console: Co
 
 
 def as_json(seen: Diagnosis) -> str:
-    """For scripts."""
+    """Return the diagnosis as JSON values, for scripts."""
     return json.dumps(asdict(seen), indent=2)
 
 
 def find_run(run: Path | None, needed: bool) -> RunFolder | None:
-    """The run's folder: the one given, or the newest where one is needed."""
+    """Return the run's folder: the one given, or the newest if one is needed."""
     if run is not None:
         return RunFolder.open(run)
     return RunFolder.newest(Path("runs"), begun=True) if needed else None

@@ -1,4 +1,4 @@
-"""What to say of a run that did not learn from all that it received."""
+"""Messages on dropped rows and on the learner's choice of the rollout."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ _REMEDIES = {
 
 
 def dropped_message(record: Mapping[str, Any]) -> str:
-    """What was dropped by a record of progress.jsonl, why, and what to do; "" if not much."""
+    """Return the reason for a record's dropped rows and the remedy; "" if few were dropped."""
     received = record.get("rows_received", 0)
     dropped: Mapping[str, int] = record.get("rows_dropped", {})
     share = sum(dropped.values()) / max(received, 1)
@@ -31,7 +31,7 @@ def dropped_message(record: Mapping[str, Any]) -> str:
 
 
 def rollout_message(record: Mapping[str, Any]) -> str:
-    """What the learner chose by the environments that are connected; "" if nothing."""
+    """Return the rollout that the learner chose for its connected environments; "" if none."""
     chosen = record.get("rollout") or {}
     if not chosen.get("environments"):
         return ""

@@ -29,7 +29,7 @@ evaluate_served = run_policy
 
 
 def baseline_names(config: ExperimentConfig) -> list[str]:
-    """The scripted baselines of the configured environment."""
+    """Return the names of the configured environment's scripted baselines."""
     return sorted(baselines(config.environment))
 
 
@@ -47,14 +47,14 @@ def evaluate_run(
     """Evaluate a run's policy: a learner process serves it, the episodes are played here.
 
     Args:
-        run: with the configuration and weights.
-        checkpoint: the weights.
-        episodes: how many.
-        first_seed: seed of the first.
-        say: called with what is waited for.
-        on_row: called with every row of the first episode.
-        overrides: change the run's configuration for this evaluation.
-        drawn: whether environments of other libraries are to draw themselves.
+        run: run with the configuration and weights.
+        checkpoint: file of the weights.
+        episodes: number of episodes.
+        first_seed: seed of the first episode.
+        say: function called with a line while the evaluation waits.
+        on_row: function called with every row of the first episode.
+        overrides: changes of the run's configuration for this evaluation.
+        drawn: True if environments of other libraries draw themselves.
 
     Raises:
         MurmurError: if the checkpoint cannot be used or the learner cannot be reached.
@@ -69,12 +69,12 @@ def evaluate_run(
 def _serving_learner(
     run: RunFolder, settings: ExperimentConfig, checkpoint: Path, say: Say
 ) -> Iterator[str]:
-    """A learner process that only acts; it ends with the block.
+    """Serve a run's policy by a learner process that only acts; it ends with the block.
 
     It has a folder of its own, so it disturbs no training in `run`.
 
     Yields:
-        host:port to connect to.
+        address of the learner, host:port.
     """
     with tempfile.TemporaryDirectory(prefix="murmur-serve-") as name:
         folder = RunFolder(Path(name))
@@ -100,7 +100,7 @@ def _serving_learner(
 
 
 def _serve_log(run: RunFolder, elsewhere: Path) -> Path:
-    """Where the serving learner logs: with the run, or `elsewhere` if that cannot be written."""
+    """Return the serving learner's log: in the run, or `elsewhere` if that cannot be written."""
     log = run.logs / "serve.log"
     try:
         run.logs.mkdir(exist_ok=True)
@@ -111,13 +111,13 @@ def _serve_log(run: RunFolder, elsewhere: Path) -> Path:
 
 
 def optimism(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) -> str:
-    """What to say of a best checkpoint's figures from episodes that chose it; "" from others.
+    """Return a warning if a best checkpoint is evaluated on the seeds that chose it, else "".
 
     Args:
-        run: its evaluations during training chose the checkpoint.
+        run: run whose evaluations during training chose the checkpoint.
         checkpoint: name of the file that was played.
-        episodes: how many were played.
-        first_seed: seed of the first.
+        episodes: number of episodes played.
+        first_seed: seed of the first episode.
     """
     e = run.config().evaluation
     overlap = first_seed < e.first_seed + e.episodes and e.first_seed < first_seed + episodes
@@ -130,7 +130,7 @@ def optimism(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) ->
 
 
 def result_table(title: str, result: EvaluationResult) -> Table:
-    """Mean, spread and confidence of every metric."""
+    """Return a table of mean, spread and confidence of every metric."""
     episodes = len(result.metrics["return"])
     table = Table(
         *("metric", "mean", "std", "95 % interval", "min", "max"),
@@ -152,7 +152,7 @@ def result_table(title: str, result: EvaluationResult) -> Table:
 
 
 def to_record(title: str, result: EvaluationResult) -> dict[str, Any]:
-    """A result as JSON values, with mean curves over all episodes and their 95 % half-width.
+    """Return a result as JSON values, with mean curves over all episodes and their 95 % half-width.
 
     An episode that has ended counts with its final value, so that the mean does not jump when
     episodes end.
@@ -166,20 +166,20 @@ def to_record(title: str, result: EvaluationResult) -> dict[str, Any]:
 
 
 def carried_forward(curves: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Curves [E, T] of which each keeps its final value after the episode's end."""
+    """Fill curves [E, T] after each episode's end with its final value."""
     steps = np.arange(curves.shape[1])
     last = np.where(np.isnan(curves), 0, steps).max(axis=1)  # [E]
     return np.take_along_axis(curves, np.minimum(steps, last[:, None]), axis=1)
 
 
 def _means(curves: NDArray[np.float64]) -> list[float | None]:
-    """Mean of each column; None where no episode has a value."""
+    """Return the mean of each column; None if no episode has a value."""
     values = [column[~np.isnan(column)] for column in curves.T]
     return [float(v.mean()) if len(v) else None for v in values]
 
 
 def _half_width(curves: NDArray[np.float64]) -> list[float | None]:
-    """1.96 standard errors of each column's mean; None where fewer than two episodes last."""
+    """Return 1.96 standard errors of each column's mean; None if fewer than two episodes last."""
     out: list[float | None] = []
     for column in curves.T:
         values = column[~np.isnan(column)]
@@ -189,14 +189,14 @@ def _half_width(curves: NDArray[np.float64]) -> list[float | None]:
 
 
 class Recorder:
-    """Takes what pictures need from the rows of an episode; pass its `take` as on_row.
+    """Recorder of the values that pictures of an episode need; pass its `take` as on_row.
 
     Attributes:
         rows: (state to draw, metrics) of every row; empty if the environment cannot be drawn.
     """
 
     def __init__(self) -> None:
-        """Nothing is noted yet."""
+        """Start with an empty record."""
         self.rows: list[tuple[dict[str, Any], dict[str, float]]] = []
 
     def take(self, environment: VectorEnvironment, timestep: TimeStep) -> None:

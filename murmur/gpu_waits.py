@@ -1,4 +1,4 @@
-"""What keeps a run waiting for its GPU: updates that run eagerly, and acts that wait for them.
+"""Waits of a run for its GPU: updates that run eagerly, and acts that wait for them.
 
 Read from counters of CUDA graphs and of acting. A learner from before `eager_seconds` counts calls
 alone; then an eager call is taken to last _EAGER_TIMES as long as a replay.
@@ -25,14 +25,14 @@ _RESTART = "costs a restart, and captures of some seconds"
 
 @dataclass(frozen=True)
 class GpuWait:
-    """Something that a run on a GPU waits for.
+    """A reason why a run on a GPU waits.
 
     Attributes:
-        kind: of updates "shapes", "captures" or "eager", of acts "eager acts" or "acts";
-            murmur.doctor has each as text.
-        found: what was counted, as text.
-        remedy: what to do about it, as text.
-        cost: what that costs, as text.
+        kind: "shapes", "captures" or "eager" of updates, "eager acts" or "acts" of acting;
+            murmur.doctor has the text of each.
+        found: description of what was counted.
+        remedy: description of the remedy.
+        cost: price of the remedy, as text.
         settings: KEY=VALUE items of --set.
         lost_s: seconds of the learner thread, or of acting, that would be saved.
     """
@@ -46,18 +46,18 @@ class GpuWait:
 
 
 def on_gpu(seen: Snapshot) -> bool:
-    """Whether a learner works on a GPU, as far as its counters tell."""
+    """Return whether a learner works on a GPU, as far as its counters tell."""
     return bool(seen.about.get("cuda") or "utilization_ratio" in seen.device)
 
 
 def grown(before: Snapshot, after: Snapshot, metric: str) -> dict[str, float]:
-    """What was counted between two snapshots, by function; see Snapshot.graphs."""
+    """Return a metric's increase between two snapshots, by function; see Snapshot.graphs."""
     first, last = before.graphs.get(metric, {}), after.graphs.get(metric, {})
     return {name: value - first.get(name, 0.0) for name, value in last.items()}
 
 
 def failed_captures(before: Snapshot, after: Snapshot) -> list[str]:
-    """Each function that could not be captured: reason, how often, when it is tried again."""
+    """Return each function that could not be captured: reason, count, time of the next attempt."""
     del before  # a failure long ago still makes calls eager
     lines = []
     for key, count in after.graphs.get("graph_fallbacks", {}).items():
@@ -81,13 +81,13 @@ def failed_captures(before: Snapshot, after: Snapshot) -> list[str]:
 def gpu_waits(
     before: Snapshot, after: Snapshot, learn_s: float, config: ExperimentConfig | None = None
 ) -> list[GpuWait]:
-    """What a run on a GPU waits for between two snapshots, the most seconds first.
+    """Return the waits of a run on a GPU between two snapshots, the most seconds first.
 
     Args:
-        before: the earlier one.
-        after: the later one.
+        before: earlier snapshot.
+        after: later snapshot.
         learn_s: seconds of learning in between.
-        config: of the run, for the number of sessions where the snapshot lacks it.
+        config: configuration of the run, for the number of sessions if the snapshot lacks it.
     """
     if not on_gpu(after):
         return []
@@ -104,13 +104,13 @@ def gpu_waits(
 def _eager(
     before: Snapshot, after: Snapshot, busy_s: float, *, acting: bool = False
 ) -> GpuWait | None:
-    """Updates, or acts, whose kernels were launched one by one.
+    """Return the wait for updates, or acts, with kernels that were launched one by one.
 
     Args:
-        before: the earlier snapshot.
-        after: the later one.
+        before: earlier snapshot.
+        after: later snapshot.
         busy_s: seconds of learning, or of acting, in between.
-        acting: look at acts.
+        acting: flag to look at acts.
     """
     first = _first_captured(before, after)
 
@@ -124,6 +124,8 @@ def _eager(
     timed = "eager_seconds" in after.graphs
     if not (eager or captures) or not busy_s or (acting and not timed):
         return None
+    # Lost: time of eager calls and captures beyond that of the same number of replays. Without
+    # counted seconds an eager call is taken to last _EAGER_TIMES as long as a replay.
     if timed:
         launched = sum(counted("eager_seconds").values())
         launched += sum(counted("graph_capture_seconds").values())
@@ -142,6 +144,7 @@ def _eager(
     )
     if captures:
         found += f"; {captures:.0f} captures meanwhile"
+    # The cause, from the most to the least specific: failed captures, no graphs at all, shapes.
     if reasons := _not_captured(after, calls):
         kind, cure = "captures", _after_failures(reasons)
     elif not replays and not any(n for name, n in _total(after, "graph_captures").items()):
@@ -164,18 +167,18 @@ def _eager(
 
 
 def _first_captured(before: Snapshot, after: Snapshot) -> set[str]:
-    """Functions that the run has begun to capture meanwhile: their eager calls are the first."""
+    """Return functions that the run has begun to capture: their eager calls are the first."""
     already = _total(before, "graph_captures")
     now = _total(after, "graph_captures")
     return {n for n, count in now.items() if not already.get(n) and 0 < count <= _FIRST_CAPTURES}
 
 
 def _one_shape(seen: Snapshot, *, timed: bool) -> tuple[str, str]:
-    """How to give updates one shape, and what that costs.
+    """Return how to give updates one shape, and the price of it.
 
     Args:
-        seen: the run.
-        timed: whether its learner counts the seconds of eager calls.
+        seen: snapshot of the run.
+        timed: True if its learner counts the seconds of eager calls.
     """
     if not timed:
         return (
@@ -194,14 +197,14 @@ def _one_shape(seen: Snapshot, *, timed: bool) -> tuple[str, str]:
 
 
 def _not_captured(seen: Snapshot, calls: Mapping[str, float]) -> list[str]:
-    """Reasons of failed captures of functions that were called eagerly, and not captured since."""
+    """Return reasons of failed captures, of functions whose calls still run eagerly."""
     failed = [key.partition("/") for key, n in _total(seen, "graph_fallbacks").items() if n]
     left = _total(seen, "graph_retry_calls")
     return [reason for name, _, reason in failed if calls.get(name) and left.get(name) != 0]
 
 
 def _after_failures(reasons: list[str]) -> tuple[str, str, tuple[str, ...]]:
-    """Remedy, its cost and settings, after captures that failed."""
+    """Return the remedy, its cost and settings, after captures that failed."""
     if "memory" in reasons:
         return (
             "leave graphs more device memory: smaller minibatches (algorithm.batch_size), a "
@@ -217,7 +220,7 @@ def _after_failures(reasons: list[str]) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _acts(before: Snapshot, after: Snapshot, config: ExperimentConfig | None) -> GpuWait | None:
-    """Acts that waited for an update's kernels, its captures, or the driver."""
+    """Return the wait of acts for an update's kernels, its captures, or the driver."""
     span = after.time - before.time
     timed = "acts_waited_seconds" in after.device
     p99 = {phase: _quantile(before, after, phase, 0.99) for phase in ("update", "idle")}
@@ -259,7 +262,7 @@ def _acts(before: Snapshot, after: Snapshot, config: ExperimentConfig | None) ->
 
 
 def _quantile(before: Snapshot, after: Snapshot, phase: str, q: float) -> float:
-    """Seconds from request to actions; NaN if there were too few."""
+    """Return a quantile of the seconds from request to actions; NaN if there were too few."""
     counts = _histogram(before, after, phase)
     return quantile(counts, q) if max(counts.values(), default=0.0) >= 100 else math.nan
 
@@ -270,7 +273,7 @@ def _histogram(before: Snapshot, after: Snapshot, phase: str) -> dict[float, flo
 
 
 def _late_seconds(before: Snapshot, after: Snapshot) -> float:
-    """Seconds that requests took beyond the idle 99th percentile, while updates ran."""
+    """Return the seconds of requests beyond the idle 99th percentile, while updates ran."""
     usual = _quantile(before, after, "idle", 0.99)
     usual = 0.0 if math.isnan(usual) else usual
     total = low = below = 0.0
@@ -282,7 +285,7 @@ def _late_seconds(before: Snapshot, after: Snapshot) -> float:
 
 
 def _sessions(seen: Snapshot, config: ExperimentConfig | None) -> int:
-    """Sessions that train; 0 if unknown."""
+    """Return the number of sessions that train; 0 if unknown."""
     if seen.sessions or config is None:
         return seen.sessions
     server = config.env_server

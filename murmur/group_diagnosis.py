@@ -1,4 +1,4 @@
-"""What learners that share a run wait for: rows, one another, or the exchange itself.
+"""Waits of learners that share a run: for rows, for one another, or for the exchange itself.
 
 They take every update together, so all go at the pace of the slowest. A learner's time is either
 spent waiting for rows, or on the work of updates, or in state wait_ranks: the exchange of gradients
@@ -22,16 +22,17 @@ _SLOWER = 1.15  # times the work of the others' updates
 
 @dataclass(frozen=True)
 class RankFigures:
-    """One of the learners, over a while.
+    """Figures of one of the learners over a time window.
 
     Attributes:
-        rank: its number.
-        environments: that play with it.
-        rate: environment rows a second.
+        rank: number of the rank.
+        environments: number of environments that play with it.
+        rate: environment rows per second.
         waits_rows: share of its learning thread's time in which it waits for rows.
-        waits_ranks: the same for the exchange and for the other learners.
+        waits_ranks: share of its learning thread's time in the exchange and in waits for the other
+            learners.
         work_s: seconds of work in an update.
-        updates: a second.
+        updates: updates per second.
     """
 
     rank: int
@@ -44,7 +45,7 @@ class RankFigures:
 
 
 def rank_figures(rank: int, before: Snapshot, after: Snapshot) -> RankFigures:
-    """The figures of one learner between two snapshots of it."""
+    """Return the figures of one learner between two snapshots of it."""
     thread = "learner" if "learner" in after.threads else "inference"  # the sync pipeline has one
     spent = since(before.threads, after.threads).get(thread, {})
     whole = max(sum(spent.values()), 1e-9)
@@ -63,12 +64,12 @@ def rank_figures(rank: int, before: Snapshot, after: Snapshot) -> RankFigures:
 
 
 def pace_setter(ranks: Sequence[RankFigures]) -> RankFigures:
-    """The learner that the others wait for, if any is."""
+    """Return the learner that the others wait for, if any is."""
     return min(ranks, key=lambda r: r.waits_ranks)
 
 
 def advice(ranks: Sequence[RankFigures]) -> list[str]:
-    """A straggler by its rank and reason, and which of three would help, as text.
+    """Return lines on a straggler with its reason, and on which of three remedies would help.
 
     Another learner, more environment servers or a larger batch. Empty for a learner alone.
     """
@@ -78,7 +79,7 @@ def advice(ranks: Sequence[RankFigures]) -> list[str]:
 
 
 def _straggler(ranks: Sequence[RankFigures]) -> str:
-    """The learner that the others wait for, and why; empty if they wait for none."""
+    """Return text about the learner that the others wait for; empty if they wait for none."""
     slow = pace_setter(ranks)
     others = [r for r in ranks if r is not slow]
     waiting = median(r.waits_ranks for r in others) - slow.waits_ranks
@@ -109,7 +110,7 @@ def _straggler(ranks: Sequence[RankFigures]) -> str:
 
 
 def _remedies(ranks: Sequence[RankFigures]) -> list[str]:
-    """What a further learner, environment servers and a larger batch would give."""
+    """Return lines on the gain of another learner, of environment servers and of a larger batch."""
     slow, number = pace_setter(ranks), len(ranks)
     exchange = slow.waits_ranks
     starved = sum(r.waits_rows for r in ranks) / number

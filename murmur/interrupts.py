@@ -12,7 +12,7 @@ from shared.process import ENDING_SIGNALS, drop_lost_terminal
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Let signals that ask for the end raise KeyboardInterrupt; only in the main thread.
+    """Raise KeyboardInterrupt on signals that ask for the end; only in the main thread.
 
     A second Ctrl-C or SIGTERM raises it again. A second SIGHUP does not: a terminal that is closed
     sends it, and so does the shell. Under nohup SIGHUP stays ignored.
@@ -60,7 +60,7 @@ def end_before_signals(end: Callable[[], None]) -> None:
 
 
 def _end_and_die(number: int, _frame: FrameType | None) -> None:
-    """End what trains in the background, then this process as if it had no handler."""
+    """End trainings in the background, then this process as if it had no handler."""
     signal.signal(number, signal.SIG_DFL)  # a second signal ends it at once
     while _ends:
         _ends.pop()()

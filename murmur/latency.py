@@ -1,4 +1,4 @@
-"""What `murmur doctor` says of the time from a request's arrival to its actions."""
+"""Lines of `murmur doctor` about the time from a request's arrival to its actions."""
 
 import math
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ _WHEN = {"update": "while updates run", "idle": "between updates"}
 
 
 def quantile(counts: Mapping[float, float], q: float) -> float:
-    """A quantile of cumulative buckets, linear within its bucket, s; NaN if nothing was observed.
+    """Return a quantile of cumulative buckets [s], linear within its bucket; NaN if none.
 
     Args:
-        counts: upper bound, infinite for the last -> observations up to it.
-        q: 0 to 1.
+        counts: observations up to each upper bound, of which the last is infinite.
+        q: fraction of the observations, 0 to 1.
     """
     wanted = q * max(counts.values(), default=0.0)
     low = below = 0.0
@@ -28,11 +28,11 @@ def quantile(counts: Mapping[float, float], q: float) -> float:
 def latency_lines(
     seen: Buckets, target_ms: float, machine_busy: float | None = None
 ) -> tuple[str, ...]:
-    """The median and the 99th percentile of acting, and what is in the way of the target.
+    """Return lines on the median and the 99th percentile of acting, and on obstacles to the target.
 
     Args:
-        seen: what was observed.
-        target_ms: learner.batcher.latency_target_ms; 0: there is none, or it is not known.
+        seen: latencies observed, as buckets by phase.
+        target_ms: value of learner.batcher.latency_target_ms; 0: there is none, or it is not known.
         machine_busy: share of the machine's processors in use, 0 to 1; None: not known.
     """
     p99 = {
@@ -54,7 +54,7 @@ def latency_lines(
 
 
 def _verdict(p99: Mapping[str, float], alone: float, target_ms: float) -> str:
-    """Whether the target is kept and, if it is not, which part is too slow."""
+    """Return whether the target is met and, if it is not, which part is too slow."""
     target = f"the target of {target_ms:g} ms (learner.batcher.latency_target_ms)"
     if max(p99.values()) <= target_ms:
         return f"within {target}"

@@ -10,10 +10,10 @@ from murmur.text import print_plain
 
 
 class LiveView:
-    """Base of what shows progress; a subclass draws on `_live` or, if `_plain`, prints lines.
+    """Base of progress displays; a subclass draws on `_live` or, if `_plain`, prints lines.
 
     Attributes:
-        line_every_s: least seconds between two lines.
+        line_every_s: shortest interval between two lines [s].
     """
 
     line_every_s: ClassVar[float] = 10.0
@@ -41,7 +41,7 @@ class LiveView:
         print_plain(self._console, line, "yellow")
 
     def _line_due(self) -> bool:
-        """Whether it is time for the next line; if so, the time of the one after begins."""
+        """Return whether it is time for the next line; if so, set the time of the one after."""
         now = time.monotonic()
         if now - self._printed < self.line_every_s:
             return False

@@ -14,11 +14,11 @@ _ERROR_LINES = 400  # of a log's end
 
 
 def last_error(log: Path, start: int = 0) -> str:
-    """The last error in a log and what its traceback ends with; empty if there is none.
+    """Return the last error in a log and the last line of its traceback; empty if there is none.
 
     Args:
-        log: text, or JSON lines.
-        start: byte to read from.
+        log: log file of text or JSON lines.
+        start: first byte to read.
     """
     try:
         with log.open("rb") as file:
@@ -38,7 +38,7 @@ def last_error(log: Path, start: int = 0) -> str:
 
 
 def _raised(lines: list[str]) -> str:
-    """The exception that the last traceback among these lines ends with; empty if there is none."""
+    """Return the exception at the end of the last traceback in these lines; "" if none."""
     starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (")]
     if not starts:
         return ""
@@ -47,7 +47,7 @@ def _raised(lines: list[str]) -> str:
 
 
 def log_entry(line: str) -> dict[str, Any]:
-    """A line of a log in JSON; empty if it is none."""
+    """Parse a line of a log as JSON; empty if it is not."""
     try:
         entry = json.loads(line) if line.startswith("{") else {}
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a result was measured on: machine, software, commit. Never names of people or hosts."""
+"""Origin of a result: machine, software, commit. Never names of people or hosts."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ _CODE = (
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, memory, accelerator and operating system."""
+    """Return the processor, memory, accelerator and operating system."""
     gpu, detail = find_gpu()
     return {
         "cpu": _cpu_model(),
@@ -48,10 +48,10 @@ def _cpu_model() -> str:
 
 
 def find_gpu() -> tuple[str | None, str]:
-    """The first NVIDIA GPU by name, without torch.
+    """Return the first NVIDIA GPU by name, without torch, or the reason why there is none.
 
     Returns:
-        (name, "driver ..., CUDA ..., ... of ... GiB in use"), or (None, why there is none).
+        (name, "driver ..., CUDA ..., ... of ... GiB in use"), or (None, reason).
     """
     try:
         import pynvml
@@ -81,7 +81,7 @@ def find_gpu() -> tuple[str | None, str]:
 
 
 def commit() -> str:
-    """The source's git commit, "-dirty" if it differs; "unknown" if murmur is installed."""
+    """Return the source's git commit, "-dirty" if it differs; "unknown" if murmur is installed."""
     found = _git("rev-parse", "--short=10", "HEAD").strip()
     if not found:
         return "unknown"
@@ -89,13 +89,13 @@ def commit() -> str:
 
 
 def commit_of(checkout: Path) -> str:
-    """The commit of another checkout, "-dirty" if a tracked file differs."""
+    """Return the commit of another checkout, "-dirty" if a tracked file differs."""
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=10"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def changed_files() -> list[str]:
-    """Files that differ from the commit or are new beside the code; results do not count."""
+    """Return files that differ from the commit or are new beside the code, results left out."""
     tracked = _git("status", "--porcelain", "--untracked-files=no")
     new = _git("status", "--porcelain", "--", *_CODE)
     lines = {line[3:] for line in (tracked + new).splitlines()}
@@ -103,7 +103,7 @@ def changed_files() -> list[str]:
 
 
 def _git(*words: str) -> str:
-    """What git prints about the source; "" if murmur is installed without it."""
+    """Return git's output about the source; "" if murmur is installed without it."""
     if not (ROOT / ".git").exists():
         return ""
     try:
@@ -120,7 +120,7 @@ def _git(*words: str) -> str:
 
 
 def pinned_versions() -> dict[str, str]:
-    """What constraints.txt pins; empty where murmur is installed without it."""
+    """Return the versions in constraints.txt; none if murmur is installed without it."""
     path = ROOT / "constraints.txt"
     if not path.is_file():
         return {}
@@ -129,7 +129,7 @@ def pinned_versions() -> dict[str, str]:
 
 
 def installed_version(name: str) -> str | None:
-    """The installed version of a distribution, without its local part; None if it is missing."""
+    """Return a distribution's version, without its local part; None if it is not installed."""
     try:
         return metadata.version(name).partition("+")[0]
     except metadata.PackageNotFoundError:
@@ -165,7 +165,7 @@ DEPENDENCIES = {
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of murmur and of what it asks for."""
+    """Return installed versions of murmur and of its dependencies."""
     names = [name for group in DEPENDENCIES.values() for name in group]
     found = {name: installed_version(name) for name in [DISTRIBUTION, *names]}
     return {name: version for name, version in found.items() if version}

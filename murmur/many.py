@@ -42,16 +42,19 @@ def sweep(
 
     Args:
         configs: one or several names or files of configurations, or the file of a sweep.
-        seeds: 5 stands for the seeds 1 to 5; None: 1, or those of the sweep's file.
+        seeds: number of seeds or the seeds; 5 stands for the seeds 1 to 5; None: 1, or those of the
+            sweep's file.
         vary: values by key: {"algorithm.name": ["mappo", "coma"]}, or a distribution to draw from:
             {"algorithm.actor_lr": {"log_uniform": [1e-5, 1e-3]}}.
         overrides: changes of all runs, see murmur.config.
-        method: grid trains all combinations of `vary`; random and optuna draw. None: grid.
+        method: search method: grid trains all combinations of `vary`; random and optuna draw. None:
+            grid.
         trials: number of draws.
-        parallel: runs at once; None or 0: as many as the machine holds.
+        parallel: number of runs at once; None or 0: as many as the machine holds.
         folder: the sweep's folder; None: a new folder under runs/, or with `resume` the newest.
-        resume: continue a sweep: complete runs are kept, others resume from their checkpoints.
-        progress: show progress.
+        resume: flag to continue a sweep: complete runs are kept, others resume from their
+            checkpoints.
+        progress: flag to show progress.
 
     Returns:
         the runs that were trained to their end, or pruned by Optuna.
@@ -83,7 +86,7 @@ def sweep(
 def _sweep_folder(
     targets: list[str], changes: Mapping[str, Any], path: Path | None, *, resume: bool
 ) -> "SweepFolder":
-    """The folder of a new or a resumed sweep, locked by this process.
+    """Open the folder of a new or a resumed sweep, locked by this process.
 
     Raises:
         ConfigError: if there is none to resume, or for a mistake in a configuration.
@@ -103,7 +106,7 @@ def _sweep_folder(
 
 @advising()
 def _failures(found: "SweepFolder") -> str:
-    """Which runs of a sweep failed, why, and what tries them again."""
+    """Return a message on a sweep's failed runs, with errors and the call that tries again."""
     named = [f"{run.name}: {run.message}" for run in found.runs if run.state == "failed"]
     return (
         f"{len(named)} of {len(found.runs)} runs failed ({'; '.join(named)}); murmur.sweep(folder="
@@ -131,11 +134,11 @@ def compare(
         metric: metric to judge by, "-" before it if less is better; None: that of the runs'
             evaluation.best_metric.
         by: configuration keys that tell groups apart; none: all that differ.
-        best: take each run's best evaluation, not its last.
+        best: flag to take each run's best evaluation, not its last.
         at_steps: environment steps at which scores are taken; None: at the end.
-        any_steps: compare runs of different numbers of environment steps.
-        across_tasks: compare runs of different tasks.
-        page: a file for the page with curves and profiles; None: no page.
+        any_steps: flag to compare runs of different numbers of environment steps.
+        across_tasks: flag to compare runs of different tasks.
+        page: file for the page with curves and profiles; None: no page.
 
     Returns:
         a DataFrame with a row for each task and group and the columns task, group, runs, iqm
@@ -170,7 +173,7 @@ def compare(
 
 
 def _table(comparison: "Comparison") -> "pd.DataFrame":
-    """The interquartile means of all groups, see `compare`."""
+    """Return the interquartile means of all groups, see `compare`."""
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
@@ -183,5 +186,5 @@ def _table(comparison: "Comparison") -> "pd.DataFrame":
 
 
 def _paths(names: Names) -> list[str]:
-    """One or several names as text."""
+    """Return one or several names as a list of text."""
     return [fspath(name) for name in ([names] if isinstance(names, str | PathLike) else names)]

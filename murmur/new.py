@@ -23,9 +23,9 @@ def write_skeleton(kind: Kind, name: str, folder: Path) -> tuple[list[Path], str
     """Write a plug-in that trains as it is.
 
     Args:
-        kind: of plug-in.
-        name: of its module; "my-net", "my_net" and "MyNet" are the same.
-        folder: where the files go.
+        kind: kind of plug-in.
+        name: name of its module; "my-net", "my_net" and "MyNet" are the same.
+        folder: folder of the new files.
 
     Returns:
         The files: plug-in, test, configuration; and what names the class, module:Class.
@@ -62,7 +62,7 @@ def write_skeleton(kind: Kind, name: str, folder: Path) -> tuple[list[Path], str
 
 
 def _names(name: str) -> tuple[str, str]:
-    """The names of module and class: my_net and MyNet."""
+    """Return the names of module and class: my_net and MyNet."""
     spaced = "".join(f"_{c.lower()}" if c.isupper() else c for c in name.replace("-", "_"))
     words = [word for word in spaced.split("_") if word]
     return "_".join(words), "".join(word.capitalize() for word in words)

@@ -30,18 +30,18 @@ class Policy:
     thread-safe.
 
     Attributes:
-        spec: its observations and actions; in a league those of one team.
+        spec: spec of its observations and actions; in a league those of one team.
         agents: [A] names of the agents, in the order of their rows.
         config: configuration of its run.
-        updates: number of updates it was trained for.
-        recurrent: whether it has recurrent state.
+        updates: number of updates of its training.
+        recurrent: True if it has recurrent state.
     """
 
     def __init__(self, checkpoint: Path, device: str = "cpu") -> None:
         """Load a checkpoint.
 
         Args:
-            checkpoint: the file.
+            checkpoint: file of the checkpoint.
             device: device to act on, by torch's name.
 
         Raises:
@@ -71,10 +71,11 @@ class Policy:
             observation: a TimeStep of N environments; or arrays by name, [A, ...] of one or
                 [N, A, ...] of N environments; or a single array if the spec has one observation.
                 `state`, which only critics see, may be left out.
-            sample: draw the actions from the policy, as in training; else take the likeliest.
+            sample: flag to draw the actions from the policy, as in training; else take the
+                likeliest.
 
         Returns:
-            [N, A] int32 or [N, A, U] float32, as `step` takes them; without N for one environment.
+            actions for `step`, [N, A] int32 or [N, A, U] float32; without N for one environment.
 
         Raises:
             ConfigError: if the arrays do not match the spec, or hold a number that no environment
@@ -126,7 +127,7 @@ class Policy:
         self._generator.manual_seed(seed)
 
     def _load_memory(self, rows: int, starts: Array | None) -> Tensor:
-        """The recurrent state, [rows, A, H]; zero where an episode begins.
+        """Return the recurrent state, [rows, A, H]; zero at the beginning of an episode.
 
         Raises:
             ConfigError: if the number of environments changed within an episode.
@@ -169,7 +170,7 @@ class Policy:
     def _checked(
         self, observation: Mapping[str, ArrayLike] | ArrayLike
     ) -> tuple[dict[str, Array], bool]:
-        """The arrays by name, [N, ...], and whether they were given for one environment, without N.
+        """Return the arrays by name, [N, ...], and whether they were given without N.
 
         Raises:
             ConfigError: if they do not match the spec.
@@ -199,11 +200,11 @@ class Policy:
         return {name: a[None] if one else a for name, a in arrays.items()}, one
 
     def _dimensions(self, spec: ArraySpec) -> int:
-        """Number of dimensions of the array of one environment."""
+        """Return the number of dimensions of the array of one environment."""
         return len(spec.shape) + spec.per_agent
 
     def _array(self, spec: ArraySpec, value: ArrayLike) -> Array:
-        """The value as an array of the spec's dtype.
+        """Convert the value to an array of the spec's dtype.
 
         Raises:
             ConfigError: if its shape or its values do not fit the spec.
@@ -242,11 +243,12 @@ class Policy:
 def load(
     run: str | PathLike[str], checkpoint: str | PathLike[str] = "best", *, device: str = "cpu"
 ) -> Policy:
-    """The trained policy of a run or a checkpoint.
+    """Load the trained policy of a run or a checkpoint.
 
     Args:
         run: a run, its folder, or the file of a checkpoint.
-        checkpoint: of the run: "best" (the latest if there was no evaluation), "latest" or a file.
+        checkpoint: checkpoint of the run: "best" (the latest if there was no evaluation), "latest"
+            or a file.
         device: device to act on, by torch's name.
 
     Raises:
@@ -265,7 +267,7 @@ def load(
 
 
 def _device(name: str) -> torch.device:
-    """The torch device of a name.
+    """Return the torch device of a name.
 
     Raises:
         ConfigError: if it cannot be used here.

@@ -1,4 +1,4 @@
-"""Checks a training before it starts: its configuration, its folder, this machine."""
+"""Checks of a training before it starts: its configuration, its folder, this machine."""
 
 import json
 import os
@@ -29,7 +29,7 @@ class Prepared:
     Attributes:
         config: the experiment, with workers and threads chosen for this machine.
         folder: folder of the run, locked by this process; the configuration is in it.
-        resume: whether to continue from the last checkpoint.
+        resume: flag to continue from the last checkpoint.
         learners: number of learners that train together on this machine.
     """
 
@@ -55,7 +55,7 @@ def prepare(
         config: a path, a name, or sections; with `resume`: a name, a run's folder, or None.
         overrides: changes of the configuration.
         run: folder of the run; None: a new folder, or with `resume` the newest run.
-        resume: continue a run.
+        resume: flag to continue a run.
         learners: number of learners; None: 1, or that of the resumed run.
         command: the user's command or call, for the run's command.json.
         environ: variables MURMUR__A__B=value; None: those of the process.
@@ -92,7 +92,7 @@ def prepare(
 
 
 def _refuse_other_weights(overrides: Overrides) -> None:
-    """A run that is resumed has its own weights.
+    """Refuse other initial weights for a run that is resumed.
 
     Raises:
         ConfigError: if it is to start from others.
@@ -105,7 +105,7 @@ def _refuse_other_weights(overrides: Overrides) -> None:
 
 
 def _learners_of(folder: RunFolder, wanted: int | None) -> int:
-    """How many learners a resumed run is to have: as wanted, else as before.
+    """Return the number of learners of a resumed run: as wanted, else as before.
 
     Raises:
         ConfigError: if it has no checkpoint.
@@ -120,7 +120,7 @@ def _learners_of(folder: RunFolder, wanted: int | None) -> int:
 
 
 def _for_this_machine(config: ExperimentConfig, learners: int) -> ExperimentConfig:
-    """The configuration with its environment's defaults and workers and threads for this machine.
+    """Complete the configuration: its environment's defaults, workers and threads for this machine.
 
     Raises:
         ConfigError: for an invalid option, or if a learner would have no session.
@@ -139,7 +139,7 @@ def _for_this_machine(config: ExperimentConfig, learners: int) -> ExperimentConf
 
 
 def run_to_resume(config: Source | None, run: Path | None, overrides: Overrides) -> RunFolder:
-    """The run to resume: the given folder, else the newest run of the configuration, or of all."""
+    """Find the run to resume: the given folder, else the configuration's newest run, or any."""
     if isinstance(config, Mapping):
         raise ConfigError(
             "a resumed run has its own config.yaml: name the run's folder, and give changes as "

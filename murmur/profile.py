@@ -1,4 +1,4 @@
-"""`murmur profile`: asks a learner for a trace of its next updates and says what is in it."""
+"""`murmur profile`: a trace of a learner's next updates, and a summary of it."""
 
 import gzip
 import json
@@ -43,9 +43,9 @@ class Operation:
     """All calls of one operation.
 
     Attributes:
-        calls: how many.
-        seconds: of the operation itself, without those that it calls, on all threads or, of a
-            kernel, on the device.
+        calls: number of calls.
+        seconds: seconds of the operation itself, without those that it calls, on all threads or, of
+            a kernel, on the device.
     """
 
     calls: int = 0
@@ -54,15 +54,16 @@ class Operation:
 
 @dataclass
 class Profile:
-    """What a trace says.
+    """Content of a trace.
 
     Attributes:
-        updates: recorded.
-        seconds: they took.
+        updates: number of recorded updates.
+        seconds: duration of the updates.
         threads: seconds by thread and state, from the learner's ledger.
-        operations: of the processors, by name.
-        kernels: of the GPU, by name.
-        calls: of CUDA's library by the processors: launches of kernels and graphs, copies, waits.
+        operations: operations of the processors, by name.
+        kernels: kernels of the GPU, by name.
+        calls: calls of CUDA's library by the processors: launches of kernels and graphs, copies,
+            waits.
     """
 
     updates: int
@@ -74,16 +75,17 @@ class Profile:
 
 
 def nsys_commands(run: RunFolder, delay_s: int, seconds: int) -> tuple[str, str]:
-    """Commands that record a run with Nsight Systems, and that summarise the recording.
+    """Return commands that record a run with Nsight Systems, and that summarize the recording.
 
     The learner and its environment servers run below `nsys profile`, which follows processes that
     its target starts. Kernels of CUDA graphs are traced one by one. When the recording ends the
     training continues.
 
     Args:
-        run: the run, which must not be at work.
-        delay_s: seconds from the start to the recording: networks are built, graphs captured.
-        seconds: of the recording.
+        run: run that does not train at present.
+        delay_s: seconds from the start to the recording, for networks to be built and graphs
+            captured.
+        seconds: length of the recording [s].
     """
     report = shlex.quote(str(run.path / FOLDER / "nsys"))
     options = (
@@ -95,7 +97,7 @@ def nsys_commands(run: RunFolder, delay_s: int, seconds: int) -> tuple[str, str]
 
 
 def record(run: RunFolder, updates: int, console: Console) -> Path:
-    """Have the run's learner trace its next updates; returns the trace's file.
+    """Trace the next updates of the run's learner; return the trace's file.
 
     Raises:
         ResourceError: if no learner is at work or answers, it ends before it is done, or nothing
@@ -160,7 +162,7 @@ def _bar(console: Console, updates: int) -> Iterator["_Bar"]:
 
 
 class _Bar:
-    """Updates recorded, from the numbers that the run's log gives."""
+    """Progress bar of the recorded updates, by the numbers in the run's log."""
 
     def __init__(self, progress: Progress, updates: int) -> None:
         self._progress, self._updates = progress, updates
@@ -168,7 +170,7 @@ class _Bar:
         self._first: int | None = None
 
     def now(self, updates: int) -> None:
-        """The run has made this number of updates; the first after the request only warms up."""
+        """Note the number of updates so far; the first after the request only warms up."""
         if self._first is None:
             self._first = updates
         recorded = updates - self._first - 1
@@ -176,7 +178,7 @@ class _Bar:
 
 
 def _follow(running: Path, run: RunFolder, bar: _Bar) -> None:
-    """Until the learner is done with the request."""
+    """Wait until the learner is done with the request."""
     tail = ProgressTail(run.progress_file)
     list(tail)  # what was before
     heard = time.monotonic()
@@ -194,7 +196,7 @@ def _follow(running: Path, run: RunFolder, bar: _Bar) -> None:
 
 
 def read(trace: Path) -> Profile:
-    """What a trace says.
+    """Read a trace.
 
     Raises:
         ResourceError: if it cannot be read or is none of murmur's.
@@ -217,10 +219,10 @@ def read(trace: Path) -> Profile:
 
 
 def self_seconds(spans: Sequence[Mapping[str, Any]]) -> dict[str, Operation]:
-    """Calls and seconds by name, those of the spans within a span taken from it.
+    """Return calls and seconds by name; a span's seconds are without those of the spans within it.
 
     Args:
-        spans: of a trace: "tid", "ts" and "dur" in µs, "name"; on one thread they nest.
+        spans: spans of a trace: "tid", "ts" and "dur" in µs, "name"; on one thread they nest.
     """
     operations: dict[str, Operation] = {}
     open_spans: dict[Any, list[tuple[float, Operation]]] = {}  # by thread: (end, operation)
@@ -239,7 +241,7 @@ def self_seconds(spans: Sequence[Mapping[str, Any]]) -> dict[str, Operation]:
 
 
 def show(seen: Profile, console: Console, rows: int = 12) -> None:
-    """Where the time of the recorded updates went."""
+    """Print the time of the recorded updates by thread, kernel, CUDA call and operation."""
     each = number(1e3 * seen.seconds / seen.updates)
     console.print(
         f"{seen.updates} updates in {number(seen.seconds)} s, {each} ms each, the recorder's own "

@@ -1,4 +1,4 @@
-"""Starts several learners of one run on this machine: `murmur learner --learners COUNT`.
+"""Several learners of one run on this machine: `murmur learner --learners COUNT`.
 
 As the learner of `murmur train`:
 
@@ -35,12 +35,12 @@ _END_S = 300.0  # between the first rank that has ended in order and the last
 
 
 def run_ranks(count: int, run: Path, arguments: Sequence[str]) -> int:
-    """Run the ranks until all have ended; returns the exit code.
+    """Run the ranks until all have ended; return the exit code.
 
     Args:
         count: number of learners.
         run: folder of the run.
-        arguments: those of `murmur learner` for each of them.
+        arguments: arguments of `murmur learner` for each of them.
     """
     configure_logging("ranks")
     stop = stop_on_signals()
@@ -79,7 +79,7 @@ def _start(
 
 
 def _await(ranks: Sequence[subprocess.Popen[bytes]], stop: threading.Event) -> int:
-    """Wait until all ranks have ended; returns the exit code.
+    """Wait until all ranks have ended; return the exit code.
 
     The first one that fails, or `stop`, ends the others: SIGTERM, and after a while SIGKILL.
     """

@@ -33,7 +33,7 @@ _BOUNDS = {Ge: "≥", Gt: ">", Le: "≤", Lt: "<"}
 
 
 def pages() -> dict[str, Callable[[], str]]:
-    """Name of each page, and the function that returns its text."""
+    """Return the name of each page, and the function that returns its text."""
     return {
         "configuration": _configuration,
         "algorithms": lambda: _plugins("Algorithm options", "algorithm", ALGORITHMS),
@@ -80,7 +80,7 @@ def _configuration() -> str:
 
 
 def _plugins(title: str, kind: str, where: tuple[str, str]) -> str:
-    """Options of every plug-in of a kind; of a preset those that differ from what it presets."""
+    """Return the options of every plug-in of a kind; of a preset those that it does not preset."""
     parts = [f"Options stand beside `{kind}.name`, or are set by `--set {kind}.OPTION=VALUE`."]
     found = {name: load_plugin(*where, name) for name in plugin_names(*where)}
     for name, module in found.items():
@@ -136,7 +136,7 @@ def _value(value: object) -> str:
 
 
 def _kind(annotation: Any) -> str:  # noqa: ANN401 - a type annotation
-    """Type of an option as text: "int", "`a`, `b`", "list of str"."""
+    """Return the type of an option as text: "int", "`a`, `b`", "list of str"."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _kind(arguments[0])
@@ -198,7 +198,7 @@ def _api() -> str:
 
 
 def _described(name: str, member: Any, level: int = 2) -> list[str]:  # noqa: ANN401 - anything
-    """Heading, signature and docstring of a function, class or property."""
+    """Return heading, signature and docstring of a function, class or property."""
     text = inspect.cleandoc(member.__doc__ or "")
     if inspect.isfunction(member):
         signature = inspect.signature(member)

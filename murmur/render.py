@@ -1,4 +1,4 @@
-"""Moving pictures of an episode; environments say what is on them."""
+"""Moving pictures of an episode; the environments draw their content."""
 
 import errno
 import io
@@ -34,14 +34,14 @@ MOST_ROWS = 240  # of a longer episode every second, third ... row is drawn
 
 
 class FrameRecorder:
-    """Takes what an environment draws of its copy 0; pass its `take` as on_row.
+    """Recorder of the frames of an environment's copy 0; pass its `take` as on_row.
 
     Of an episode of more than 2 MOST_ROWS rows every second, third ... is kept, so its length does
     not matter for memory.
 
     Attributes:
-        frames: [height, width, 3] each.
-        rate: of them in a second.
+        frames: pictures, [height, width, 3] each.
+        rate: number of frames per second.
     """
 
     def __init__(self, environment: str) -> None:
@@ -84,7 +84,7 @@ class FrameRecorder:
 def draw_episode(
     environment: str, snapshots: Sequence[Snapshot], title: str, most: int = MOST_ROWS
 ) -> list[NDArray[np.uint8]]:
-    """All pictures of an episode, or `most` of them, as [height, width, 3] arrays.
+    """Draw all pictures of an episode, or `most` of them, as [height, width, 3] arrays.
 
     Raises:
         ConfigError: if the environment has no pictures.
@@ -102,7 +102,7 @@ def draw_episode(
 
 
 def _pixels(figure: Figure) -> NDArray[np.uint8]:
-    """[height, width, 3]."""
+    """Draw a figure as [height, width, 3] pixels."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()  # type: ignore[no-untyped-call]
     pixels: NDArray[Any] = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
@@ -114,12 +114,12 @@ def recorded_movie(file: Path, config: ExperimentConfig, title: str) -> Iterator
     """Write the episode that is played in the block as a GIF or MP4.
 
     Args:
-        file: .gif or .mp4.
-        config: names the environment.
-        title: above the pictures, unless the environment draws them itself.
+        file: file, .gif or .mp4.
+        config: configuration that names the environment.
+        title: title above the pictures, unless the environment draws them itself.
 
     Yields:
-        the function to pass as on_row.
+        function to pass as on_row.
 
     Raises:
         ConfigError: for another kind of file, or if the environment has no pictures.
@@ -153,9 +153,9 @@ def write_movie(
     """Write a GIF or MP4.
 
     Args:
-        file: .gif or .mp4.
-        frames: [height, width, 3] each, all of one size.
-        rate: frames in a second.
+        file: file, .gif or .mp4.
+        frames: pictures, [height, width, 3] each, all of one size.
+        rate: frames per second.
 
     Raises:
         ConfigError: for another kind of file, or one that cannot be written.

@@ -70,7 +70,7 @@ def write_report(
 def evaluate_all(
     run: RunFolder, checkpoint: str, episodes: int, first_seed: int, *, fresh: bool, say: Say
 ) -> dict[str, dict[str, Any]]:
-    """Results of the run's policy and of every baseline on the same episodes, by name.
+    """Evaluate the run's policy and every baseline on the same episodes; return results by name.
 
     Each is kept in the run's folder, with a picture of its first episode's end, and taken from
     there if the same was asked before.
@@ -114,13 +114,13 @@ def evaluate_all(
 def evaluation_key(
     config: ExperimentConfig, episodes: int, first_seed: int, weights: Path | None
 ) -> dict[str, Any]:
-    """All that an evaluation's figures depend on, as it comes back from JSON.
+    """Return all that an evaluation's figures depend on, as it comes back from JSON.
 
     Args:
-        config: of the run.
-        episodes: how many.
-        first_seed: seed of the first.
-        weights: the learned policy's; None for a baseline.
+        config: configuration of the run.
+        episodes: number of episodes.
+        first_seed: seed of the first episode.
+        weights: file of the learned policy; None for a baseline.
     """
     key: dict[str, Any] = {
         "episodes": episodes,
@@ -141,12 +141,12 @@ def evaluation_key(
 
 
 def _file(folder: Path, name: str) -> Path:
-    """Where a policy's result is kept; its picture is beside it."""
+    """Return the file of a policy's result; its picture is beside it."""
     return folder / f"{name.replace(' ', '-')}.json"
 
 
 def share_rows(results: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Baselines with the same result in every episode under all their names, joined by commas.
+    """Join baselines with the same result in every episode: all their names, with commas.
 
     One may be another by a second name, as `lawnmower` is that of the lowest altitude. The learned
     policy has a row of its own, whatever it equals.
@@ -163,7 +163,7 @@ def share_rows(results: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any
 
 
 def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The page as HTML, from what the run's folder holds."""
+    """Render the page as HTML, from the content of the run's folder."""
     config = run.config()
     progress, evaluations = run.records("progress"), run.records("evaluation")
     last = progress[-1] if progress else {}
@@ -201,7 +201,7 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
 
 
 def page_environment() -> jinja2.Environment:
-    """Where pages find their templates."""
+    """Return the template environment of the pages."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("murmur", "."), autoescape=True, trim_blocks=True
     )
@@ -210,11 +210,11 @@ def page_environment() -> jinja2.Environment:
 
 
 def page_parts(run: RunFolder, facts: Mapping[str, str], last: Mapping[str, Any]) -> dict[str, Any]:
-    """What every page says of a run: facts, configuration, provenance.
+    """Return the parts of every page on a run: facts, configuration, provenance.
 
     Args:
-        run: the run.
-        facts: what comes first, by name.
+        run: run to describe.
+        facts: facts to show first, by name.
         last: the last line of progress; empty if there is none.
     """
     config, start = run.config(), run.read_json("command.json")
@@ -240,7 +240,7 @@ def page_parts(run: RunFolder, facts: Mapping[str, str], last: Mapping[str, Any]
 
 
 def _note(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """What to say beside the results if the learned policy's are biased."""
+    """Return the note beside the results if those of the learned policy are biased."""
     learned = results.get(LEARNED)
     if learned is None:
         return ""
@@ -249,7 +249,7 @@ def _note(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _columns(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Metrics, the return first."""
+    """Return the metrics, the return first."""
     names = list(dict.fromkeys(name for r in results.values() for name in r["summary"]))
     return sorted(names, key=lambda name: name != "return")
 
@@ -270,7 +270,7 @@ def _rows(results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
 
 
 def _pictures(run: RunFolder, results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(policy, PNG in base64) of the first episode's end; the learned policy, then by return."""
+    """Return (policy, PNG in base64) of the first episode's end, the learned policy first."""
     found = []
     mean = {name: r["summary"]["return"]["mean"] for name, r in results.items()}
     for name in sorted(results, key=lambda name: (name != LEARNED, -mean[name])):
@@ -281,7 +281,7 @@ def _pictures(run: RunFolder, results: Mapping[str, Any]) -> list[tuple[str, str
 
 
 def _provenance(start: Mapping[str, Any]) -> dict[str, str]:
-    """Where the run and the page come from."""
+    """Return the provenance of the run and of the page."""
     machine = start.get("machine") or describe_machine()
     packages = start.get("versions") or versions()
     return {

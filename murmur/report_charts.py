@@ -1,4 +1,4 @@
-"""Charts of a run's page: during an episode, evaluations, and what changed during training."""
+"""Charts of a run's page: of an episode, of evaluations, and of the training."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ _READINGS = {
 
 
 def best_baseline(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> str | None:
-    """The baseline with the best mean of this metric; None if none has it."""
+    """Return the baseline with the best mean of this metric; None if none has it."""
     means = {
         name: result["summary"][metric.name]["mean"]
         for name, result in results.items()
@@ -34,7 +34,7 @@ def best_baseline(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> s
 
 
 def mission_charts(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> list[Chart]:
-    """Each metric over an episode's steps, one line for each policy.
+    """Draw each metric over an episode's steps, one line for each policy.
 
     The axes show the learned policy and the best baseline by `metric` whole.
     """
@@ -75,12 +75,12 @@ def evaluation_charts(
     results: Mapping[str, Mapping[str, Any]],
     metric: Metric,
 ) -> list[Chart]:
-    """Evaluations during training, with the best baseline's level.
+    """Draw evaluations during training, with the best baseline's level.
 
     Args:
         evaluations: lines of progress.jsonl.
-        results: of the policies on this page.
-        metric: what best.pt is chosen by; it always has a chart.
+        results: results of the policies on this page.
+        metric: metric that chooses best.pt; it always has a chart.
     """
     x = [e["env_steps"] for e in evaluations]
     names = list(dict.fromkeys(name for e in evaluations for name in e["metrics"]))
@@ -105,7 +105,7 @@ def evaluation_charts(
 
 
 def learning_charts(progress: list[dict[str, Any]]) -> list[Chart]:
-    """What changed during training; the x axis is environment steps throughout."""
+    """Return the charts of training; their x axis is environment steps throughout."""
     if not progress:
         return []
     charts, x_label = [], _X_LABEL
@@ -139,7 +139,7 @@ def learning_charts(progress: list[dict[str, Any]]) -> list[Chart]:
 
 
 def loss_reading(name: str) -> str:
-    """How to read a loss's curve."""
+    """Return how to read a loss's curve."""
     if "grad" in name:
         return "Length of the gradient; spikes hint at an unstable update."
     if "entropy" in name:

@@ -1,4 +1,4 @@
-"""Results of benchmarks: where they come from, as files, as tables, as pages."""
+"""Results of benchmarks: their origin, and their files, tables and pages."""
 
 import io
 import json
@@ -27,7 +27,7 @@ def require_clean_source(dirty: bool) -> None:
     """Refuse to keep a result that cannot be measured again. Call it before measuring.
 
     Args:
-        dirty: whether the user allows it (`--dirty`); the result then says "-dirty".
+        dirty: True if the user allows it (`--dirty`); the result then says "-dirty".
 
     Raises:
         ConfigError: if the source differs from its commit.
@@ -57,10 +57,11 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
 
 
 def provenance(module: str = "") -> dict[str, Any]:
-    """What a result must carry: date, machine, commit, command, versions. Call it first.
+    """Return a result's origin: date, machine, commit, command, versions. Call it first.
 
     Args:
-        module: of a benchmark with a command of its own, `python -m <module>`; else `murmur`.
+        module: module of a benchmark with a command of its own, `python -m <module>`; else
+            `murmur`.
     """
     program = ["python", "-m", module] if module else ["murmur"]
     return {
@@ -73,7 +74,7 @@ def provenance(module: str = "") -> dict[str, Any]:
 
 
 def origin_text(record: Mapping[str, Any]) -> str:
-    """Date, commit and machine of a result, from what `provenance` gave it."""
+    """Return date, commit and machine of a result as text, from `provenance`."""
     machine = record["machine"]
     return (
         f"{record['date'][:10]}, commit {record['commit']}, {machine['cores']} cores "
@@ -92,11 +93,11 @@ def save_result(
     """Write a result and its page.
 
     Args:
-        name: of the benchmark.
-        result: what it measured.
-        origin: from `provenance`.
-        quick: whether it was measured roughly.
-        folder: where to write; None: benchmarks/results.
+        name: name of the benchmark.
+        result: measured values.
+        origin: origin, from `provenance`.
+        quick: True if the measurement was rough.
+        folder: folder of the result; None: benchmarks/results.
 
     Returns:
         the JSON file; the page (.md) lies beside it.
@@ -117,11 +118,11 @@ def save_result(
 def result_tables(
     result: Mapping[str, Any], title: str = "", *, width: int = PAGE_WIDTH
 ) -> list[Table]:
-    """A nested result as tables: plain values as a list, sections of plain values as rows.
+    """Return a nested result as tables: plain values as a list, sections of plain values as rows.
 
     Args:
-        result: what was measured.
-        title: of the first column.
+        result: measured values.
+        title: title of the first column.
         width: characters of a line; the columns of a wider table are shown in several tables.
     """
     simple = {key: value for key, value in result.items() if _is_plain(value)}
@@ -156,12 +157,12 @@ def _cell(value: object) -> Text:
 
 
 def _table(*headings: str) -> Table:
-    """An empty table."""
+    """Return an empty table."""
     return Table(*(Column(plain(text)) for text in headings), box=None, padding=(0, _GAP, 0, 0))
 
 
 def _rows_tables(title: str, rows: Mapping[str, Mapping[str, Any]], width: int) -> list[Table]:
-    """Rows as a table; as several tables with some of the columns each if they do not fit."""
+    """Return rows as a table; as several tables with some columns each if it is too wide."""
     columns = list(dict.fromkeys(key for row in rows.values() for key in row))
     if len(columns) > max(8, len(rows)):  # too wide to read: turn it
         turned = {c: {name: row.get(c) for name, row in rows.items()} for c in columns}
@@ -169,7 +170,7 @@ def _rows_tables(title: str, rows: Mapping[str, Mapping[str, Any]], width: int) 
     cells = {c: [_cell(row.get(c)) for row in rows.values()] for c in columns}
 
     def narrowest(column: str) -> int:
-        """Characters of a column; headings break between words, cells do not."""
+        """Return the characters of a column; headings break between words, cells do not."""
         return max(map(len, [*column.split(), *(cell.plain for cell in cells[column])]), default=0)
 
     names = min(max(map(len, [*title.split(), *rows]), default=0), width // 2)
@@ -186,7 +187,7 @@ def _rows_tables(title: str, rows: Mapping[str, Mapping[str, Any]], width: int) 
 
 
 def _readable(data: Mapping[str, Any]) -> str:
-    """A saved result as a page."""
+    """Return a saved result as a page."""
     console = Console(file=io.StringIO(), width=PAGE_WIDTH, record=True)
     for table in result_tables(data["result"]):
         console.print(table, "")

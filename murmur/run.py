@@ -58,7 +58,7 @@ class Run:
         return f"Run({str(self.path)!r}{', training' if self.running else ''})"
 
     def __fspath__(self) -> str:
-        """The folder: a run can be given wherever a path can."""
+        """Return the folder: a run can be given wherever a path can."""
         return str(self.path)
 
     def __enter__(self) -> Self:
@@ -78,11 +78,11 @@ class Run:
 
     @property
     def running(self) -> bool:
-        """Whether this or another process of this machine trains the run."""
+        """Return whether this or another process of this machine trains the run."""
         return not self._ended.is_set() or self._folder.process("learner.json") is not None
 
     def stop(self) -> None:
-        """Ask the training to save a checkpoint and end; returns at once, see `wait`.
+        """Ask the training to save a checkpoint and end; return at once, see `wait`.
 
         Raises:
             ConfigError: if another process trains the run.
@@ -94,7 +94,7 @@ class Run:
         """Wait until the training has ended.
 
         Args:
-            timeout_s: longest wait, seconds; None: no limit.
+            timeout_s: longest wait [s]; None: no limit.
 
         Returns:
             whether it has ended.
@@ -116,7 +116,7 @@ class Run:
         return True
 
     def metrics(self) -> "pd.DataFrame":
-        """Progress of the training, a row every learner.log_every_s seconds.
+        """Return the training's progress, a row every learner.log_every_s seconds.
 
         Returns:
             a DataFrame with the columns seconds, updates, env_steps, agent_steps, episodes,
@@ -131,7 +131,7 @@ class Run:
         return _frame(rows, _progress_row({}))
 
     def evaluations(self) -> "pd.DataFrame":
-        """Evaluations during the training, a row each.
+        """Return the evaluations during the training, a row each.
 
         Returns:
             a DataFrame with the columns seconds, updates, env_steps, episodes, and for `return` and
@@ -146,7 +146,7 @@ class Run:
         return _frame(rows, _evaluation_row(nothing))
 
     def best(self) -> Path:
-        """The checkpoint with the best evaluation; the latest if there was no evaluation.
+        """Return the checkpoint with the best evaluation; the latest if there was no evaluation.
 
         Raises:
             CheckpointError: if there is no checkpoint.
@@ -154,7 +154,7 @@ class Run:
         return self._folder.checkpoint("best")
 
     def latest(self) -> Path:
-        """The latest checkpoint.
+        """Return the latest checkpoint.
 
         Raises:
             CheckpointError: if there is no checkpoint.
@@ -290,7 +290,7 @@ def _require_none(callback: Callback, answer: object) -> None:
 
 
 def _progress_row(record: Record) -> dict[str, float | None]:
-    """A record of progress as a row of figures."""
+    """Convert a record of progress to a row of figures."""
     names = ("seconds", "updates", "env_steps", "agent_steps", "episodes", "agent_steps_per_s")
     row = {name: record.get(name) for name in (*names, "policy_lag", "return")}
     for section in ("metrics", "losses"):
@@ -299,7 +299,7 @@ def _progress_row(record: Record) -> dict[str, float | None]:
 
 
 def _evaluation_row(record: Record) -> dict[str, float | None]:
-    """A record of an evaluation as a row of figures."""
+    """Convert a record of an evaluation to a row of figures."""
     row = {name: record.get(name) for name in ("seconds", "updates", "env_steps")}
     for name, summary in record["metrics"].items():
         key = name if name == "return" else f"metrics.{name}"
@@ -312,7 +312,7 @@ def _evaluation_row(record: Record) -> dict[str, float | None]:
 
 @advising()
 def _frame(rows: list[dict[str, float | None]], columns: Iterable[str]) -> "pd.DataFrame":
-    """Rows as a DataFrame, which has `columns` even without rows.
+    """Return rows as a DataFrame, which has `columns` even without rows.
 
     Raises:
         ConfigError: if pandas is not installed.

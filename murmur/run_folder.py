@@ -1,4 +1,4 @@
-"""A run's folder: what training wrote there, and where it lies.
+"""Folder of a run: the files that training writes, and their places.
 
 runs/<name>-<timestamp>/
     config.yaml         the whole configuration of the run
@@ -70,11 +70,11 @@ _BEGUN = ("config.yaml", "checkpoints", "progress.jsonl", "counters.bin")  # any
 
 
 class RunFolder:
-    """One run's folder.
+    """Folder of one run.
 
     Attributes:
-        path: the folder.
-        lock: held by this process while it trains here.
+        path: path of the folder.
+        lock: lock that this process holds while it trains here.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,7 +84,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """The folder of a run that exists.
+        """Open the folder of a run that exists.
 
         Raises:
             ConfigError: if there is no run in it.
@@ -98,7 +98,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: ExperimentConfig, path: Path | None) -> "RunFolder":
-        """The folder of a new run: `path`, or one named after the run and the time. It is locked.
+        """Create the folder of a new run, locked: `path`, or one named after the run and the time.
 
         What a start without a checkpoint left in `path` is put aside, into begun-<time>/.
 
@@ -167,12 +167,12 @@ class RunFolder:
     def newest(
         cls, directory: Path, name: str | None = None, *, begun: bool = False
     ) -> "RunFolder":
-        """The newest run in a folder of runs.
+        """Find the newest run in a folder of runs.
 
         Args:
-            directory: the folder of runs.
-            name: the run's name, which its folder has before the time; None: any.
-            begun: whether a run without a checkpoint will do.
+            directory: folder of runs.
+            name: name of the run, which its folder has before the time; None: any.
+            begun: flag to accept a run without a checkpoint.
 
         Raises:
             ConfigError: if there is none.
@@ -201,7 +201,7 @@ class RunFolder:
         return self.path / "progress.jsonl"
 
     def config(self, overrides: Overrides = ()) -> ExperimentConfig:
-        """The run's configuration, changed by overrides.
+        """Load the run's configuration, changed by overrides.
 
         Raises:
             ConfigError: naming the file, or the item, that is at fault.
@@ -215,24 +215,24 @@ class RunFolder:
         return load(file, overrides, environ={}) if overrides else unchanged
 
     def config_file(self, *, resume: bool) -> Path:
-        """Where the configuration lies that the run begins with, or is to continue with."""
+        """Return the file of the configuration that the run begins with, or resumes with."""
         return self.path / ("resume.yaml" if resume else "config.yaml")
 
     def write_config(self, config: ExperimentConfig, *, resume: bool = False) -> Path:
-        """Write the whole configuration; returns its file."""
+        """Write the whole configuration; return its file."""
         path = self.config_file(resume=resume)
         write_whole(path, config_text(config))
         return path
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A JSON file of the run; empty if it is missing or half written."""
+        """Read a JSON file of the run; empty if it is missing or half written."""
         return read_json(self.path / name)
 
     def process(self, name: str) -> int | None:
-        """Process id that a JSON file of the run holds, if that process is alive here.
+        """Return the process id in a JSON file of the run, if that process is alive here.
 
         Args:
-            name: learner.json, or command.json for `murmur train` itself.
+            name: name of the file: learner.json, or command.json for `murmur train` itself.
         """
         try:
             found = self.read_json(name)
@@ -247,19 +247,19 @@ class RunFolder:
             return None
 
     def _other_process(self, name: str) -> int | None:
-        """Like `process`, but None for this process, which holds the folder's lock."""
+        """Return as `process` does, but None for this process, which holds the folder's lock."""
         pid = self.process(name)
         return None if pid == os.getpid() else pid
 
     def again(self) -> str:
-        """The command that resumes the run or, without a checkpoint, restarts it."""
+        """Return the command that resumes the run or, without a checkpoint, restarts it."""
         path = shlex.quote(str(self.path))
         if self.has_checkpoint():
             return f"murmur train --resume --run {path}"
         return f"murmur train {shlex.quote(str(self.path / 'config.yaml'))} --run {path}"
 
     def records(self, kind: str) -> list[dict[str, Any]]:
-        """Lines of progress.jsonl of one kind, "progress" or "evaluation".
+        """Return the lines of progress.jsonl of one kind, "progress" or "evaluation".
 
         All of them or, of more than MOST_RECORDS, evenly many and the last.
         """
@@ -277,18 +277,18 @@ class RunFolder:
         return found if last is None or found[-1] is last else [*found, last]
 
     def newest_records(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Lines of progress.jsonl of one kind, the newest first; read from its end, by blocks."""
+        """Yield lines of progress.jsonl of one kind, the newest first; read by blocks."""
         for line in _lines_from_end(self.progress_file):
             record = _record(line)
             if record is not None and record.get("kind") == kind:
                 yield record
 
     def has_checkpoint(self) -> bool:
-        """Whether a learner could continue from here."""
+        """Return whether a learner could continue from here."""
         return any((self.path / "checkpoints").glob("update-*.pt"))
 
     def checkpoint(self, which: str) -> Path:
-        """A checkpoint: "best" (the latest if there is no best), "latest", or a path.
+        """Return a checkpoint: "best" (the latest if there is no best), "latest", or a path.
 
         Raises:
             CheckpointError: if there is none.
@@ -325,7 +325,7 @@ def _new_folder(directory: Path, name: str) -> Path:
 
 
 class LineTail:
-    """Reads the whole lines that were added to a file since the last look."""
+    """Iterator over the whole lines that were added to a file since the last look."""
 
     def __init__(self, path: Path, *, skip: bool = False) -> None:
         """Begin at the file's start, or behind what is there; it need not exist yet."""
@@ -351,7 +351,7 @@ class LineTail:
 
 
 class ProgressTail:
-    """Reads the records that were added to a progress file since the last look."""
+    """Iterator over the records that were added to a progress file since the last look."""
 
     def __init__(self, path: Path) -> None:
         """Begin at the file's start; it need not exist yet."""
@@ -366,7 +366,7 @@ class ProgressTail:
 
 
 def _record(line: str | bytes) -> dict[str, Any] | None:
-    """A line of progress.jsonl; None if it is none: torn, or no JSON object."""
+    """Parse a line of progress.jsonl; None if it is torn, or no JSON object."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -375,7 +375,7 @@ def _record(line: str | bytes) -> dict[str, Any] | None:
 
 
 def _lines_from_end(path: Path) -> Iterator[bytes]:
-    """The lines of a file, the last first; of one that is longer than a block only a part."""
+    """Yield the lines of a file, the last first; of one that is longer than a block only a part."""
     try:
         file = path.open("rb")
     except OSError:

@@ -1,4 +1,4 @@
-"""`murmur runs`: the runs that lie on this machine, their sizes, and their end."""
+"""`murmur runs`: the runs on this machine, their sizes, and their deletion."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -22,18 +22,18 @@ _GAP = 2  # characters between two columns
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run as the list shows it.
+    """A row of the list of runs.
 
     Attributes:
-        path: its folder.
-        date: when it was started, in seconds since 1970.
-        state: running, complete, stopped, begun, or unreadable.
-        algorithm: name.
-        environment: name, or that of its source.
-        seed: run.seed; None if the configuration cannot be read.
+        path: folder of the run.
+        date: time of the start, in seconds since 1970.
+        state: state of the run: running, complete, stopped, begun, or unreadable.
+        algorithm: name of the algorithm.
+        environment: name of the environment, or of the source.
+        seed: value of run.seed; None if the configuration cannot be read.
         steps: environment steps learned from.
-        metric: that it is judged by.
-        score: best value of it; None if there is none.
+        metric: metric that judges the run.
+        score: best value of the metric; None if there is none.
         size: bytes on disk.
     """
 
@@ -49,7 +49,7 @@ class ListedRun:
     size: int
 
     def record(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the run as JSON values."""
         date = datetime.fromtimestamp(self.date, UTC).isoformat(timespec="seconds")
         return {**asdict(self), "path": str(self.path), "date": date}
 
@@ -62,14 +62,14 @@ def list_runs(
     algorithm: str | None = None,
     environment: str | None = None,
 ) -> list[ListedRun]:
-    """The runs that paths mean, those of sweeps too.
+    """Return the runs at these paths, those of sweeps too.
 
     Args:
         targets: folders of runs or sweeps, folders that hold them, or patterns.
         sort: a field of ListedRun, or "name".
-        state: only runs in this state.
-        algorithm: only runs of this algorithm.
-        environment: only runs in this environment.
+        state: state of the runs to list.
+        algorithm: algorithm of the runs to list.
+        environment: environment of the runs to list.
 
     Raises:
         ConfigError: if a path means no run.
@@ -125,7 +125,7 @@ def _environment(config: ExperimentConfig) -> str:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files in a folder; links count themselves."""
+    """Return the bytes of all files in a folder; links count themselves."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -137,7 +137,7 @@ def _size(folder: Path) -> int:
 
 
 def runs_table(runs: Sequence[ListedRun]) -> Table:
-    """The list for the screen, the path of a run at the end of its line."""
+    """Return a table for the screen, the path of a run at the end of its line."""
     headings = ("date", "state", "algorithm", "environment", "seed", "steps", "best", "", "size")
     table = Table(*headings, box=None, padding=(0, _GAP, 0, 0), header_style="dim")
     table.add_column("run", no_wrap=True)

@@ -1,4 +1,4 @@
-"""How far a run came and how well: what sweeps, comparisons and lists of runs read of it."""
+"""Progress and scores of runs, for sweeps, comparisons and lists of runs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from shared.config import ExperimentConfig
 
 @dataclass(frozen=True)
 class Metric:
-    """What a run is judged by.
+    """Metric that judges runs.
 
     Attributes:
-        name: of an evaluation's metric, for example "return".
-        less_is_better: whether a smaller value is a better one.
+        name: name of an evaluation's metric, for example "return".
+        less_is_better: True if a smaller value is a better one.
     """
 
     name: str
@@ -23,32 +23,32 @@ class Metric:
 
     @classmethod
     def parse(cls, text: str) -> "Metric":
-        """From evaluation.best_metric: "return", or "-entropy", of which less is better."""
+        """Parse evaluation.best_metric: "return", or "-entropy", of which less is better."""
         return cls(text.removeprefix("-"), text.startswith("-"))
 
     def __str__(self) -> str:
-        """As evaluation.best_metric has it."""
+        """Format the metric as evaluation.best_metric does."""
         return f"-{self.name}" if self.less_is_better else self.name
 
     def best(self, values: Iterable[float]) -> float:
-        """The best of some values."""
+        """Return the best of some values."""
         return min(values) if self.less_is_better else max(values)
 
     def best_name(self, values: Mapping[str, float]) -> str | None:
-        """The name of the best of some values, the first if several are; None if there is none."""
+        """Return the name of the best value, of several the first; None if there is none."""
         best = self.best(values.values()) if values else None
         return next((name for name, value in values.items() if value == best), None)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric while a run trained.
+    """A metric over the training of a run.
 
     Attributes:
-        metric: which.
+        metric: metric of the values.
         env_steps: environment steps at each point, growing.
         values: the metric's mean at each point.
-        evaluated: whether they are greedy evaluations; if not, means of training episodes.
+        evaluated: True if values are of greedy evaluations; if not, means of training episodes.
     """
 
     metric: Metric
@@ -68,7 +68,7 @@ class Curve:
 
 
 def read_curve(run: RunFolder, metric: Metric) -> Curve:
-    """The metric of a run's evaluations; if it has none at all, of its training episodes."""
+    """Read the metric of a run's evaluations; if it has none at all, of its training episodes."""
     evaluations = run.records("evaluation")
     points = [
         (e["env_steps"], e["metrics"][metric.name]["mean"])
@@ -87,22 +87,22 @@ def read_curve(run: RunFolder, metric: Metric) -> Curve:
 
 
 def training_value(record: Mapping[str, Any], metric: Metric) -> float | None:
-    """A metric of recent training episodes in a record of progress; None if it has none."""
+    """Return a metric of recent training episodes in a record of progress; None if it has none."""
     found = record.get("return") if metric.name == "return" else None
     value = found if found is not None else record.get("metrics", {}).get(metric.name)
     return None if value is None else float(value)
 
 
 def state_of(run: RunFolder, config: ExperimentConfig, last: Mapping[str, Any]) -> str:
-    """The state of a run.
+    """Return the state of a run.
 
     Args:
-        run: its folder.
-        config: its configuration.
+        run: folder of the run.
+        config: configuration of the run.
         last: the last record of its progress; empty if there is none.
 
     Returns:
-        running, complete, stopped (it can be resumed), or begun (it has no checkpoint).
+        state: running, complete, stopped (it can be resumed), or begun (it has no checkpoint).
     """
     if run.process("learner.json") or run.process("command.json"):
         return "running"
@@ -112,5 +112,5 @@ def state_of(run: RunFolder, config: ExperimentConfig, last: Mapping[str, Any]) 
 
 
 def last_progress(run: RunFolder) -> dict[str, Any]:
-    """The last record of progress; empty if there is none."""
+    """Return the last record of progress; empty if there is none."""
     return next(run.newest_records("progress"), {})

@@ -1,4 +1,4 @@
-"""What a run of segmentation has learned: scores on the validation split, masks of pictures."""
+"""Results of a run of segmentation: scores on the validation split, masks of pictures."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ _SUFFIXES = (".jpg", ".jpeg", ".png")
 
 @dataclass(frozen=True)
 class Measured:
-    """How well masks of a validation split are predicted.
+    """Quality of the predicted masks of a validation split.
 
     Attributes:
-        classes: names.
-        matrices: [N, K, K] of each image: pixels of class row taken for class column.
-        broken: samples that could not be read.
+        classes: names of the classes.
+        matrices: [N, K, K] matrices of the images: pixels of class row taken for class column.
+        broken: number of samples that could not be read.
     """
 
     classes: tuple[str, ...]
@@ -43,17 +43,17 @@ class Measured:
 
     @property
     def matrix(self) -> Counts:
-        """[K, K] of all images."""
+        """Return the matrix [K, K] of all images."""
         return np.asarray(self.matrices.sum(0))
 
     @property
     def absent(self) -> list[str]:
-        """Classes that the masks do not hold; scores are means over the others."""
+        """Classes that do not occur in the masks; scores are means over the others."""
         held = self.matrix.sum(1) > 0
         return [name for name, there in zip(self.classes, held, strict=True) if not there]
 
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the F-score for another draw of as many images (bootstrap)."""
+        """Return the F-score's 95 % interval for another draw of as many images (bootstrap)."""
         random, n = np.random.default_rng(0), len(self.matrices)
         counts = random.multinomial(n, np.full(n, 1 / n), _DRAWS)
         drawn = np.einsum("dn,nij->dij", counts, self.matrices)
@@ -62,7 +62,7 @@ class Measured:
         return float(low), float(high)
 
     def record(self, title: str) -> dict[str, Any]:
-        """All of it as JSON values."""
+        """Return all scores as JSON values."""
         matrix = self.matrix
         f, iou = f_scores(matrix), overlaps(matrix)
         return {
@@ -80,12 +80,12 @@ class Measured:
 
 
 def _known(value: float) -> float | None:
-    """A number; None for NaN, which JSON has not."""
+    """Return a number; None for NaN, which JSON has not."""
     return None if np.isnan(value) else float(value)
 
 
 def load_trained(run: RunFolder, checkpoint: str) -> tuple[Trained, Path]:
-    """What a run's checkpoint holds, and its file.
+    """Return the content of a run's checkpoint, and its file.
 
     Raises:
         MurmurError: if there is none, or it cannot be used.
@@ -95,7 +95,7 @@ def load_trained(run: RunFolder, checkpoint: str) -> tuple[Trained, Path]:
 
 
 def open_source(trained: Trained) -> Source:
-    """The source that the run learned from.
+    """Open the source that the run learned from.
 
     Raises:
         ConfigError: if it cannot be opened, or is not the same any more.
@@ -110,12 +110,12 @@ def open_source(trained: Trained) -> Source:
 
 
 def read_samples(source: Source, split: str, limit: int = 0) -> Iterator[dict[str, Any] | None]:
-    """Samples of a split in order; None for one that is broken.
+    """Yield the samples of a split in order; None for one that is broken.
 
     Args:
-        source: to read.
+        source: source to read.
         split: "train" or "valid".
-        limit: how many at most; 0: all.
+        limit: largest number of samples; 0: all.
     """
     size = source.spec.size(split)
     for index in range(min(size, limit) if limit else size):
@@ -127,7 +127,7 @@ def read_samples(source: Source, split: str, limit: int = 0) -> Iterator[dict[st
 
 @torch.inference_mode()
 def predict(trained: Trained, images: list[Picture]) -> NDArray[np.uint8]:
-    """[N, H, W] classes of images [3, H, W] of the size that was trained on."""
+    """Predict classes [N, H, W] of images [3, H, W] of the size that was trained on."""
     policy = trained.algorithm.make_policy()
     found = []
     for at in range(0, len(images), _BATCH):
@@ -169,7 +169,7 @@ def measure(trained: Trained, source: Source) -> Measured:
 
 
 def measured_table(title: str, measured: Measured) -> Table:
-    """Scores, then each class."""
+    """Return a table of the scores, then of each class."""
     whole, (low, high) = scores(measured.matrix), measured.interval()
     message = (
         f"{title}: {len(measured.matrices)} images; F-score {number(whole['f_score'])} "
@@ -199,13 +199,13 @@ def segment_folder(trained: Trained, folder: Path, out: Path, say: Say) -> int:
     """Write a PNG of class indices for each picture of a folder, in the picture's size.
 
     Args:
-        trained: what predicts.
-        folder: with .jpg, .jpeg and .png files.
-        out: the folder to write NAME.png to; made if it does not exist.
-        say: called with what cannot be read.
+        trained: trained model that predicts.
+        folder: folder with .jpg, .jpeg and .png files.
+        out: folder to write NAME.png to; made if it does not exist.
+        say: function called with a line for each picture that cannot be read.
 
     Returns:
-        how many were written.
+        number of masks written.
 
     Raises:
         MurmurError: if there is no picture, or a mask cannot be written.

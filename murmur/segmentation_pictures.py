@@ -1,4 +1,4 @@
-"""What augmentation makes of an image and its mask, as a picture."""
+"""Pictures of augmented images and their masks."""
 
 import numpy as np
 import torch
@@ -14,13 +14,13 @@ _END = 1 << 40  # an epoch and an update after any that changes the preset
 
 
 def augmented(trained: Trained, image: Picture, mask: Picture, count: int) -> Picture:
-    """An image and its mask as the last epochs may see them; the first column is as they are.
+    """Draw an image and its mask as the last epochs may see them; the first column is as they are.
 
     Args:
-        trained: the run with the augmentation.
-        image: [3, H, W].
-        mask: [H, W].
-        count: of augmented examples.
+        trained: trained run with the augmentation.
+        image: [3, H, W] image.
+        mask: [H, W] mask.
+        count: number of augmented examples.
     """
     spec, cpu = trained.spec, torch.device("cpu")
     augment = build_augment(

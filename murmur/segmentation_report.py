@@ -99,7 +99,7 @@ def draw_samples(run: RunFolder, out: Path, *, checkpoint: str, count: int) -> N
 
 
 def _samples(source: Any, split: str, count: int) -> tuple[list[Any], list[Any]]:  # noqa: ANN401
-    """The first images and masks of a split that can be read.
+    """Return the first images and masks of a split that can be read.
 
     Raises:
         ConfigError: if there is none.
@@ -115,7 +115,7 @@ def _embedded(file: bytes) -> str:
 
 
 def _results(measured: Measured, checkpoint: str) -> dict[str, Any]:
-    """What the template shows of the scores."""
+    """Return the template's values of the scores."""
     matrix = measured.matrix
     shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     label = "share of a class's pixels that is taken for each class"
@@ -130,7 +130,7 @@ def _results(measured: Measured, checkpoint: str) -> dict[str, Any]:
 def _learning_charts(
     progress: list[dict[str, Any]], evaluations: list[dict[str, Any]]
 ) -> list[Chart]:
-    """Scores of evaluations, then losses; the x axis is updates throughout."""
+    """Draw scores of evaluations, then losses; the x axis is updates throughout."""
     charts = []
     if evaluations:
         x = [e["updates"] for e in evaluations]

@@ -1,4 +1,4 @@
-"""What `murmur config` shows: names of what there is, and a configuration with every default."""
+"""Content of `murmur config`: names of plug-ins, and a configuration with all defaults."""
 
 import ast
 import json
@@ -45,7 +45,7 @@ _KINDS = {
 
 
 def has_torch() -> bool:
-    """Whether the learner's plug-ins can be imported here."""
+    """Return whether the learner's plug-ins can be imported here."""
     try:
         return find_spec("torch") is not None
     except (ImportError, ValueError):
@@ -53,13 +53,13 @@ def has_torch() -> bool:
 
 
 def environment_factory(name: str, options: Overrides) -> Callable[[int], VectorEnvironment]:
-    """A factory of `num_envs` copies of an environment.
+    """Return a factory of `num_envs` copies of an environment.
 
     Args:
-        name: of an environment plug-in, or package.module:Name of a VectorEnvironment (see
+        name: name of an environment plug-in, or package.module:Name of a VectorEnvironment (see
             shared.named_plugin), or of a PettingZoo parallel or Gymnasium environment, which is
             made from the options' arguments.
-        options: of a plug-in; see section_options.
+        options: options of the plug-in; see section_options.
 
     Raises:
         ConfigError: if there is no such environment or option.
@@ -87,11 +87,11 @@ def environment_factory(name: str, options: Overrides) -> Callable[[int], Vector
 
 
 def source_config(name: str, options: list[str]) -> PluginConfig:
-    """The source that a name means.
+    """Return the source that a name means.
 
     Args:
-        name: of a source plug-in, package.module:Name, or a configuration that has a source.
-        options: of a plug-in; see section_options.
+        name: name of a source plug-in, package.module:Name, or a configuration that has a source.
+        options: options of the plug-in; see section_options.
 
     Raises:
         ConfigError: if there is no such source, or the configuration has none.
@@ -142,7 +142,7 @@ def _suggest_factory(name: str) -> None:
 
 
 def _classes_with_step(source: Path) -> list[str]:
-    """Names of a file's classes that can be stepped; it is read, not run."""
+    """Return names of a file's classes that can be stepped; the file is read, not run."""
     try:
         tree = ast.parse(source.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -156,11 +156,11 @@ def _classes_with_step(source: Path) -> list[str]:
 
 
 def section_options(section: str, options: Overrides) -> dict[str, Any]:
-    """Options of a section from "a.b=value" items, values in YAML syntax, or from a mapping.
+    """Parse options of a section: "a.b=value" items, values in YAML syntax, or a mapping.
 
     Args:
         section: "environment" or "source".
-        options: keys may begin with the section, as in the --set of `murmur train`.
+        options: options by key; keys may begin with the section, as in the --set of `murmur train`.
 
     Raises:
         ConfigError: for an item that is not so.
@@ -178,26 +178,26 @@ def section_options(section: str, options: Overrides) -> dict[str, Any]:
 
 
 def setting(key: str, value: object) -> str:
-    """KEY=VALUE as `--set` takes it, of a value that JSON has."""
+    """Format KEY=VALUE as `--set` takes it, of a value that JSON has."""
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 def first_line(module: object) -> str:
-    """The sentence at the top of a module, a class or a function."""
+    """Return the sentence at the top of a module, a class or a function."""
     if isinstance(module, partial):  # its own docstring describes partial itself
         module = module.func
     return (getattr(module, "__doc__", None) or "").strip().partition("\n")[0]
 
 
 def config_summary(name: str) -> str:
-    """The first sentence of the comment at the top of a configuration file."""
+    """Return the first sentence of the comment at the top of a configuration file."""
     lines = takewhile(lambda line: line.startswith("#"), find_config(name).read_text().splitlines())
     comment = " ".join(line.lstrip("# ") for line in lines)
     return re.split(r"\. (?=[A-Z])|: (?=murmur)", comment)[0].rstrip(".")
 
 
 def list_everything() -> dict[str, dict[str, str]]:
-    """All names a configuration can use, by kind, each with a sentence."""
+    """Return all names that a configuration can use, by kind, each with a sentence."""
     environments = {name: load_plugin(*ENVIRONMENTS, name) for name in plugin_names(*ENVIRONMENTS)}
     found = {
         "configurations": {name: config_summary(name) for name in config_names()},
@@ -221,7 +221,7 @@ def list_everything() -> dict[str, dict[str, str]]:
 
 
 def plugin_model(kind: str, plugin: PluginConfig) -> type[BaseModel] | None:
-    """The plug-in's own options, or None where they cannot be known here.
+    """Return the plug-in's own options, or None if they cannot be known here.
 
     They cannot for the learner's plug-ins without torch, and for network `auto`, which is chosen
     when the environment is known.
@@ -237,16 +237,17 @@ def plugin_model(kind: str, plugin: PluginConfig) -> type[BaseModel] | None:
 
 
 def _kinds(config: ExperimentConfig) -> tuple[str, ...]:
-    """The kinds of plug-ins that a configuration names."""
+    """Return the kinds of plug-ins that a configuration names."""
     return ("source" if config.supervised else "environment", "algorithm", "network")
 
 
 def resolve(config: ExperimentConfig, kinds: Iterable[str] | None = None) -> dict[str, Any]:
-    """The configuration with every default, those of its plug-ins too.
+    """Complete the configuration with every default, those of its plug-ins too.
 
     Args:
         config: the configuration.
-        kinds: of plug-ins: "environment" or "source", "algorithm", "network"; None: all it names.
+        kinds: kinds of plug-ins: "environment" or "source", "algorithm", "network"; None: all it
+            names.
 
     Raises:
         ConfigError: for a plug-in that does not exist or an option that it does not have.
@@ -267,7 +268,7 @@ def resolve(config: ExperimentConfig, kinds: Iterable[str] | None = None) -> dic
 
 
 def completed_here(config: ExperimentConfig) -> ExperimentConfig:
-    """The configuration with every default of its environment; the learner completes the rest.
+    """Complete the configuration with its environment's defaults; the learner completes the rest.
 
     It imports neither algorithm nor network, and so not torch: it checks only that they exist.
 
@@ -282,7 +283,7 @@ def completed_here(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def changed(config: ExperimentConfig) -> dict[str, Any]:
-    """What differs from the defaults, and what has none, as dotted keys."""
+    """Return the options that differ from the defaults or have none, as dotted keys."""
     defaults = resolve(
         ExperimentConfig(**{kind: _bare(kind, getattr(config, kind)) for kind in _kinds(config)})
     )
@@ -299,7 +300,7 @@ def changed(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def _bare(kind: str, plugin: PluginConfig) -> PluginConfig:
-    """A plug-in with the options it cannot do without, and no others."""
+    """Return a plug-in with its required options, and no others."""
     model = plugin_model(kind, plugin)
     fields = model.model_fields if model else {}
     needed = {k: v for k, v in plugin.options.items() if k in fields and fields[k].is_required()}
@@ -307,7 +308,7 @@ def _bare(kind: str, plugin: PluginConfig) -> PluginConfig:
 
 
 def flatten(data: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested sections as (dotted key, value)."""
+    """Yield nested sections as (dotted key, value)."""
     for key, value in data.items():
         name = key if isinstance(key, str) and key.isidentifier() else one_line(key)
         if isinstance(value, dict) and value:
@@ -317,15 +318,15 @@ def flatten(data: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def resolved_text(config: ExperimentConfig) -> str:
-    """The whole configuration, with every default, as a file that `murmur train` takes."""
+    """Return the whole configuration, with every default, as a file that `murmur train` takes."""
     return to_yaml(resolve(config))
 
 
 def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
-    """Every key of a configuration.
+    """Return every key of a configuration.
 
     Returns:
-        (dotted key, its value, its default, what it means) in the order of the models.
+        (dotted key, its value, its default, its meaning) in the order of the models.
     """
     rows = []
     values = resolve(config)

@@ -27,27 +27,28 @@ _NO_LIMIT_DAYS = 365
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What a job asks of Slurm.
+    """Request of a job to Slurm.
 
     Attributes:
         config: name or file of the configuration.
         overrides: "key=value" items for it.
         run: the run's folder, on a file system that all nodes share.
-        gpus: of the learner, which has one rank for each; 0: the learner uses CPUs.
-        gpus_per_node: of a learner node.
-        ranks: learner processes where there are no GPUs.
-        env_nodes: nodes with an environment server each; 0: they run on the learner's nodes.
-        cpus_per_node: for the environment server of one node.
-        cpus_per_rank: for each learner process.
-        time: the job's time limit as Slurm writes it; empty: the partition's.
-        partition: of the learner's nodes; empty: the cluster's default.
-        env_partition: of the environment servers' nodes; empty: `partition`.
-        account: that is charged; empty: the user's default.
+        gpus: number of GPUs of the learner, which has one rank for each; 0: the learner uses CPUs.
+        gpus_per_node: number of GPUs of a learner node.
+        ranks: number of learner processes without GPUs.
+        env_nodes: number of nodes with an environment server each; 0: they run on the learner's
+            nodes.
+        cpus_per_node: CPUs of the environment server of one node.
+        cpus_per_rank: CPUs of each learner process.
+        time: time limit of the job as Slurm writes it; empty: the partition's.
+        partition: partition of the learner's nodes; empty: the cluster's default.
+        env_partition: partition of the environment servers' nodes; empty: `partition`.
+        account: account to charge; empty: the user's default.
         mem_per_cpu: memory as Slurm writes it, 4G; empty: the partition's default.
         extra: further options of sbatch, for all nodes.
-        requeue: whether the job is queued again before its time limit and when a node fails.
-        save_before_s: time before the limit at which the learner is told to save, seconds.
-        max_restarts: how often a component that fails is started again.
+        requeue: flag to queue the job again before its time limit and when a node fails.
+        save_before_s: time before the limit at which the learner is told to save [s].
+        max_restarts: number of times that a component that fails is started again.
     """
 
     config: str
@@ -71,26 +72,26 @@ class SlurmJob:
 
     @property
     def size(self) -> int:
-        """Learner processes."""
+        """Number of learner processes."""
         return self.gpus or self.ranks
 
     @property
     def ranks_per_node(self) -> int:
-        """Learner processes on one node."""
+        """Number of learner processes on one node."""
         return min(self.gpus_per_node, self.gpus) if self.gpus else self.ranks
 
     @property
     def learner_nodes(self) -> int:
-        """Nodes of the learner."""
+        """Number of nodes of the learner."""
         return self.size // self.ranks_per_node
 
     @property
     def servers(self) -> int:
-        """Environment servers, evaluators not counted."""
+        """Number of environment servers, evaluators not counted."""
         return self.env_nodes or self.learner_nodes
 
     def check(self) -> None:
-        """Refuse what sbatch or the script could not use.
+        """Refuse options that sbatch or the script could not use.
 
         Raises:
             ConfigError: naming the option and the fix.
@@ -129,7 +130,7 @@ class SlurmJob:
             )
 
     def limit_s(self) -> int | None:
-        """The time limit in seconds; None: the partition's.
+        """Return the time limit in seconds; None: the partition's.
 
         Raises:
             ConfigError: if it is not written as Slurm writes it.
@@ -152,10 +153,10 @@ class SlurmJob:
 
 
 def job_script(job: SlurmJob, config: ExperimentConfig) -> str:
-    """The whole script.
+    """Return the whole script of a job.
 
     Args:
-        job: what it asks for.
+        job: request of the job.
         config: the experiment that `job.config` and `job.overrides` name.
 
     Raises:
@@ -219,7 +220,7 @@ def _introduction(job: SlurmJob) -> str:
 
 
 def _sbatch_lines(job: SlurmJob, config: ExperimentConfig) -> Iterator[str]:
-    """The #SBATCH lines: of the whole job, of the learner, of the environment servers."""
+    """Yield the #SBATCH lines: of the whole job, of the learner, of the environment servers."""
     log = str(job.run / "logs" / "job-").replace("%", "%%") + "%j.log"
     common = [
         *([f"--time={job.time}"] if job.time else []),
@@ -269,7 +270,7 @@ def _sbatch_lines(job: SlurmJob, config: ExperimentConfig) -> Iterator[str]:
 
 
 def _settings(job: SlurmJob, config: ExperimentConfig) -> Iterator[str]:
-    """The run as shell variables."""
+    """Yield the run's settings as shell variables."""
     limit = job.limit_s()
     days = _NO_LIMIT_DAYS if limit is None else math.ceil(limit / 86400) + _SPARE_DAYS
     workers = _workers(job, config)
@@ -299,7 +300,7 @@ def _settings(job: SlurmJob, config: ExperimentConfig) -> Iterator[str]:
 
 
 def _steps(job: SlurmJob) -> Iterator[str]:
-    """The options of each component's srun."""
+    """Yield the options of each component's srun."""
     learner = [
         f"--nodes={job.learner_nodes}",
         f"--ntasks={job.size}",
@@ -320,7 +321,7 @@ def _steps(job: SlurmJob) -> Iterator[str]:
 
 
 def _workers(job: SlurmJob, config: ExperimentConfig) -> int:
-    """Worker processes of each environment server."""
+    """Return the number of worker processes of each environment server."""
     if config.env_server.num_workers:
         return config.env_server.num_workers
     if config.learner.pipeline == "sync":  # worker i belongs to rank i modulo their number
@@ -329,7 +330,7 @@ def _workers(job: SlurmJob, config: ExperimentConfig) -> int:
 
 
 def _needed_options(job: SlurmJob, config: ExperimentConfig, workers: int) -> list[str]:
-    """What the configuration lacks for this job: a device, room for all sessions."""
+    """Return settings that the configuration lacks for this job: a device, enough sessions."""
     needed = []
     if job.gpus and config.learner.device == "auto":
         needed.append("learner.device=cuda")  # a node without one is an error, not a slow run

@@ -1,4 +1,4 @@
-"""What a learner's counters were at two moments: from its metrics port, Prometheus or its log."""
+"""Counters of a learner at two moments: from its metrics port, Prometheus or its log."""
 
 import json
 import time
@@ -40,7 +40,7 @@ class Snapshot:
     """Counters of a learner at one moment.
 
     Attributes:
-        time: seconds.
+        time: time of the snapshot [s].
         rows: environment rows received.
         updates: updates made.
         device_busy: seconds in which the device worked.
@@ -48,17 +48,17 @@ class Snapshot:
         agents: agents of the environment; 0 if unknown.
         sessions: connected training sessions; 0 if unknown.
         machine_busy: share of the learner's machine's processors in use, 0 to 1; None: unknown.
-        environments: that are connected for training; 0 if unknown.
-        environments_limit: how many may act at once; 0: any number.
+        environments: number of environments connected for training; 0 if unknown.
+        environments_limit: number of environments that may act at once; 0: any number.
         device: figures of the device, by the names of progress.jsonl; empty if unknown.
         graphs: counts of CUDA graphs: metric -> "function" or "function/reason" -> count; empty if
             unknown.
         about: the device as text, as describe_device gives it; empty if unknown.
-        in_flight: what an update takes, as text; empty if unknown.
+        in_flight: description of an update's rows, as text; empty if unknown.
         latency: histograms of acting; see murmur.latency.
-        cache: where a run with a source keeps its samples, "device" or "stream"; empty: the run
-            has an environment. Then `rows` are samples trained.
-        rank: of several learners that share a run; 0 also of one alone.
+        cache: place of the samples of a run with a source, "device" or "stream"; empty: the run has
+            an environment. With a source `rows` are samples trained.
+        rank: rank of a learner among several that share a run; 0 also of one alone.
     """
 
     time: float
@@ -84,7 +84,7 @@ Look: TypeAlias = tuple[Snapshot, Snapshot]  # before and after
 
 
 def learners_of(run: RunFolder) -> str:
-    """The metrics addresses of a run's learners under way here; empty if there is one, or none."""
+    """Return the metrics addresses of a run's learners here; empty if there is at most one."""
     files = sorted(run.path.glob("learner*.json"))
     ports = [run.read_json(file.name).get("metrics_port") for file in files]
     alive = [run.process(file.name) for file in files]
@@ -96,11 +96,12 @@ def learners_of(run: RunFolder) -> str:
 
 
 def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot]:
-    """The last seconds of a run, from the end of its progress file.
+    """Read the last seconds of a run, from the end of its progress file.
 
     Args:
         run: the run's folder.
-        window_s: how many; None: at least WINDOW_S and UPDATES updates, at most MOST_S.
+        window_s: length of the window [s]; None: at least WINDOW_S and UPDATES updates, at most
+            MOST_S.
 
     Raises:
         ConfigError: if the run has logged too little.
@@ -132,7 +133,7 @@ def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot
 def _same_process(
     before: Mapping[str, Mapping[str, float]], last: Mapping[str, Mapping[str, float]]
 ) -> bool:
-    """Whether a ledger is an earlier state of another."""
+    """Return whether a ledger is an earlier state of another."""
     return all(
         sum(before.get(thread, {}).values()) <= sum(states.values())
         for thread, states in last.items()
@@ -165,12 +166,12 @@ def _from_record(record: Mapping[str, Any]) -> Snapshot:
 def from_metrics(
     urls: str, window_s: float | None, say: Callable[[str], None] = lambda line: None
 ) -> list[Look]:
-    """Two looks at the metrics endpoints of one learner, or of all that share a run.
+    """Scrape the metrics endpoints twice, of one learner or of all that share a run.
 
     Args:
-        urls: of the endpoints, with commas between them.
+        urls: addresses of the endpoints, with commas between them.
         window_s: seconds between the looks; None: WINDOW_S, longer until UPDATES updates were made.
-        say: called when it takes longer.
+        say: function called when it takes longer.
 
     Returns:
         one pair for each learner, by rank.
@@ -194,7 +195,7 @@ def from_metrics(
 
 
 def _by_rank(looks: Sequence[Look], where: str) -> list[Look]:
-    """Looks at the learners of one run, by rank.
+    """Sort looks at the learners of one run by rank.
 
     Raises:
         ConfigError: if two of them are the same, or have no rank.
@@ -209,7 +210,7 @@ def _by_rank(looks: Sequence[Look], where: str) -> list[Look]:
 
 
 def _too_few(first: Snapshot, second: Snapshot) -> bool:
-    """Whether a run that makes updates made too few of them between two looks."""
+    """Return whether a learner at work made fewer than UPDATES updates between two looks."""
     busy = second.threads.get("learner", {}).get("forward", 0.0) > 0.0
     return busy and second.updates - first.updates < UPDATES
 
@@ -228,11 +229,12 @@ def _scrape(url: str) -> Snapshot:
 
 
 def from_prometheus(url: str, window_s: float | None) -> list[Look]:
-    """What Prometheus stored of a learner, or of all that share a run, now and some time ago.
+    """Return two snapshots from Prometheus of a learner, or of all that share a run.
 
     Args:
-        url: of Prometheus.
-        window_s: how long ago; None: WINDOW_S, doubled until it holds UPDATES updates.
+        url: address of Prometheus.
+        window_s: seconds between the snapshots; None: WINDOW_S, doubled until it holds UPDATES
+            updates.
 
     Returns:
         one pair for each learner, by rank.
@@ -260,7 +262,7 @@ def from_prometheus(url: str, window_s: float | None) -> list[Look]:
 
 
 def _stored(url: str, at: float) -> list[Snapshot]:
-    """What Prometheus stored of the learners of a run at a time, by rank."""
+    """Return the snapshots of a run's learners in Prometheus at a time, by rank."""
     query = urllib.parse.urlencode(
         {"query": '{__name__=~"murmur_learner_.+"}', "time": f"{at:.3f}"}
     )
@@ -307,6 +309,7 @@ def _snapshot(
     about: dict[str, str] = {}
     threads: dict[str, dict[str, float]] = {}
     graphs: dict[str, dict[str, float]] = {}
+    # Sort the samples by kind; some labels become keys, others are properties of the run.
     for name, labels, value in samples:
         rank = labels.get("rank", rank)
         short = name.removeprefix(_PREFIX)
@@ -329,6 +332,7 @@ def _snapshot(
         else:
             single[short] = value
     rows, thread = "rows_received_total", "inference"
+    # A run on samples has no inference thread; its rows are the samples trained.
     if cache:
         rows, thread = "rows_trained_total", "learner"
     if rows not in single or thread not in threads:
@@ -355,7 +359,7 @@ def _snapshot(
 
 
 def _device_figure(name: str, labels: Mapping[str, str]) -> str | None:
-    """The name that progress.jsonl has for a metric of the device; None if it is another metric."""
+    """Return the name of a device's metric in progress.jsonl; None if it is another metric."""
     if name.startswith("gpu_"):
         kinds = [labels[key] for key in ("clock", "reason", "direction") if key in labels]
         return "_".join([name.removeprefix("gpu_"), *kinds])

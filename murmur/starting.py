@@ -1,4 +1,4 @@
-"""Waits until a process that was just started is ready, for as long as it gets on.
+"""Wait until a new process is ready, as long as it makes progress.
 
 A start takes seconds, or minutes on a machine whose processors others use. So what counts is not
 the time but whether the process gets on: it uses a processor, waits for one, or waits for a disk.
@@ -22,7 +22,7 @@ _WORDS = {
 
 
 class Startup:
-    """The start of one child process. Used by one thread."""
+    """Wait for the start of one child process. Used by one thread."""
 
     def __init__(
         self, name: str, log: object, say: Callable[[str], None], *, several: bool = False
@@ -30,10 +30,10 @@ class Startup:
         """Begin to wait.
 
         Args:
-            name: of the process, for the user.
-            log: where it says what it does.
-            say: takes a line now and then about what the process is doing.
-            several: whether its children do the work.
+            name: name of the process, for the user.
+            log: log of the process.
+            say: function called now and then with a line about the activity of the process.
+            several: True if its children do the work.
         """
         self._several = several
         self._name, self._log, self._say = name, log, say
@@ -63,7 +63,7 @@ class Startup:
             )
 
     def _doing(self, pid: int) -> str:
-        """What a process has been doing since the last look: a key of _WORDS."""
+        """Return the activity of a process since the last look: a key of _WORDS."""
         try:
             process = psutil.Process(pid)
             # Several learners are children of the one that starts them.

@@ -1,4 +1,4 @@
-"""Trains on this machine: one learner and its environment servers as child processes.
+"""Training on this machine: one learner and its environment servers as child processes.
 
     murmur train ── learner          exit 0: the run is complete; several: murmur.ranks
                  ├─ env-server       restarted until the learner ends
@@ -36,11 +36,11 @@ STOP_OTHERS_S = 15.0
 
 
 class LearnerEndedError(ResourceError):
-    """A learner ended in order before it listened."""
+    """Orderly end of a learner before it listened."""
 
 
 class FolderMovedError(ResourceError):
-    """The run's folder was renamed while it trains."""
+    """Rename of the run's folder while it trains."""
 
     def __init__(self, before: Path, now: Path) -> None:
         super().__init__(
@@ -50,14 +50,14 @@ class FolderMovedError(ResourceError):
 
 
 class StopRequested(Exception):  # noqa: N818 - an event
-    """The stop event of the supervisor was set."""
+    """Stop of a run by the supervisor's stop event."""
 
 
 class Supervisor:
-    """Runs the processes of one training run. All methods are called from one thread.
+    """Supervisor of the processes of one training run. All methods are called from one thread.
 
     Attributes:
-        stop_failure: why the learner did not end in order when it was told to; "" if it did.
+        stop_failure: reason why the learner did not end in order when it was told to; "" if it did.
     """
 
     def __init__(
@@ -75,15 +75,17 @@ class Supervisor:
         """Prepare; nothing is started yet.
 
         Args:
-            run: where everything is written; its config_file must be there.
-            config: the same configuration.
-            resume: whether the learner continues from its last checkpoint. It writes config.yaml
+            run: run's folder for all output; its config_file must be there.
+            config: configuration in the run's config_file.
+            resume: True if the learner continues from its last checkpoint. It writes config.yaml
                 once that has turned out to fit.
-            say: takes lines about what happens to the processes.
-            on_progress: takes each new record of progress.jsonl.
-            on_trouble: takes each new warning or error of a log: the log and the line.
-            learners: that learn together.
-            stop: ends the run in order when it is set, by any thread; None: only Ctrl-C does.
+            say: function called with lines about events of the processes.
+            on_progress: function called with each new record of progress.jsonl.
+            on_trouble: function called with each new warning or error of a log: the log and the
+                line.
+            learners: number of learners that learn together.
+            stop: event that ends the run in order when it is set, by any thread; None: only Ctrl-C
+                does.
         """
         self._stopping = stop or threading.Event()
         self._run, self._config, self._resume = run, config, resume
@@ -106,12 +108,12 @@ class Supervisor:
 
     @property
     def deaths(self) -> int:
-        """How often any child ended without being asked to."""
+        """Number of times that a child ended without a request."""
         return sum(child.deaths for child in [self.learner, *self.others])
 
     @property
     def listened(self) -> bool:
-        """Whether the learner got as far as to listen."""
+        """Return whether the learner got as far as to listen."""
         return bool(self._ports)
 
     def run(self) -> None:
@@ -161,7 +163,7 @@ class Supervisor:
         """Start the learner and wait until it listens: the others need its port.
 
         Returns:
-            False if it ended in order instead: its run had been complete before.
+            success; False if the learner ended in order instead: its run had been complete before.
         """
         for file in self._run.path.glob("learner*.json"):
             file.unlink()
@@ -249,7 +251,7 @@ class Supervisor:
         )
 
     def _episode_file(self) -> list[str]:
-        """The setting that names where the evaluator keeps its newest episode."""
+        """Return the setting with the file of the evaluator's newest episode."""
         if self._config.environment.name in DRAWING:  # rendering would slow evaluations down
             return []
         file = str((self._run.path / EPISODE).resolve())
@@ -260,13 +262,13 @@ class Supervisor:
 
 
 def _address_setting(learners: str) -> str:
-    """The setting that names learners; YAML would take a bracket for a list."""
+    """Return the setting with the learners' addresses; YAML would take a bracket for a list."""
     key = "env_server.learner"
     return setting(key, learners) if "[" in learners else f"{key}={learners}"
 
 
 def _first_port(host: str, port: int, count: int) -> int:
-    """`port`, if it and those that follow are free, one for each of `count` learners; else 0."""
+    """Return `port` if it and the next ports are free, one for each learner; else 0."""
     free = port and all(port_or_any(host, port + rank) for rank in range(count))
     return port if free else 0
 
@@ -280,15 +282,15 @@ def wait_for_port(
     several: bool = False,
     stop: threading.Event | None = None,
 ) -> int:
-    """The port of a learner that was just started; it writes it to `file` once it listens.
+    """Wait for the port of a new learner, which writes it to `file` once it listens.
 
     Args:
         run: the run's folder.
-        learner: the process.
-        say: takes lines about it.
-        file: of this learner.
-        several: whether it is one of several that the process has started.
-        stop: ends the wait when it is set.
+        learner: process of the learner.
+        say: function called with lines about it.
+        file: file of this learner.
+        several: True if it is one of several that the process has started.
+        stop: event that ends the wait when it is set.
 
     Raises:
         StopRequested: if `stop` is set.

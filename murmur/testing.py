@@ -1,4 +1,4 @@
-"""Tests of your own plug-ins: each assertion reports what breaks the contract."""
+"""Tests of your own plug-ins: each assertion reports which rule of the contract is broken."""
 
 import io
 import math
@@ -30,8 +30,8 @@ def assert_environment(name: str, **options: Any) -> None:  # noqa: ANN401 - wha
     """Play an environment at random and compare what must be the same.
 
     Args:
-        name: of the environment, package.module:Name for one of your own.
-        **options: of the environment.
+        name: name of the environment, package.module:Name for one of your own.
+        **options: options of the environment.
 
     Raises:
         AssertionError: with a message, if something breaks the contract.
@@ -45,8 +45,8 @@ def assert_source(name: str, **options: Any) -> None:  # noqa: ANN401 - what YAM
     """Read the first and the last sample of each split twice.
 
     Args:
-        name: of the source, package.module:Name for one of your own.
-        **options: of the source.
+        name: name of the source, package.module:Name for one of your own.
+        **options: options of the source.
 
     Raises:
         AssertionError: if a sample is another when it is read again.
@@ -76,12 +76,12 @@ def assert_network(
     """Feed a network random inputs: shapes, rows that stay apart, gradients, saved weights.
 
     Args:
-        name: of the network, package.module:Name for one of your own.
+        name: name of the network, package.module:Name for one of your own.
         vector: F, numbers that each agent observes.
         image: (C, H, W) of each agent's image; None: no images.
-        num_agents: A.
-        num_outputs: for each agent.
-        **options: of the network.
+        num_agents: number of agents, A.
+        num_outputs: number of outputs for each agent.
+        **options: options of the network.
 
     Raises:
         AssertionError: with a message, if something breaks the contract.
@@ -120,13 +120,13 @@ def assert_algorithm(
     network: PluginConfig = PluginConfig(name="mlp", hidden=(16,)),  # noqa: B008
     **options: Any,  # noqa: ANN401 - what YAML can say
 ) -> None:
-    """Let an algorithm act, learn from synthetic rows, publish, and continue from what it saved.
+    """Run an algorithm: act, learn from synthetic rows, publish, and continue from its state.
 
     Args:
-        name: of the algorithm, package.module:Name for one of your own.
-        environment: with the observations and actions that it gets.
-        network: for it to build.
-        **options: of the algorithm.
+        name: name of the algorithm, package.module:Name for one of your own.
+        environment: environment with the observations and actions that it gets.
+        network: network that it builds.
+        **options: options of the algorithm.
 
     Raises:
         AssertionError: with a message, if something breaks the contract.
@@ -189,7 +189,7 @@ def _assert_acts(policy: Policy, algorithm: Algorithm[Any], spec: EnvSpec) -> No
 
 
 def _act(policy: Policy, algorithm: Algorithm[Any], spec: EnvSpec) -> dict[str, Tensor]:
-    """What a policy does greedily with random observations."""
+    """Return a policy's greedy actions with random observations."""
     return policy.act(random_observations(spec, _ROWS, 1), None, _memory(algorithm, spec))
 
 
@@ -199,7 +199,7 @@ def _memory(algorithm: Algorithm[Any], spec: EnvSpec) -> Tensor | None:
 
 
 def _learn(algorithm: Algorithm[Any], spec: EnvSpec) -> dict[str, float]:
-    """One update from synthetic rows, always the same; its scalars.
+    """Make one update from synthetic rows, always the same; return its scalars.
 
     Raises:
         AssertionError: if one of them is NaN or infinite.
@@ -228,7 +228,7 @@ def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def _saved(state: dict[str, Any]) -> dict[str, Any]:
-    """A state as it comes back from a checkpoint."""
+    """Return a state as it comes back from a checkpoint."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

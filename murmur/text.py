@@ -1,4 +1,4 @@
-"""Numbers, durations and rows as a reader likes them."""
+"""Formats of numbers, durations and rows for readers."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but 
 
 
 def plain(text: object, style: str = "") -> Text:
-    """Words from outside for the screen: names, paths, errors, logs.
+    """Return words from outside for the screen: names, paths, errors, logs.
 
     Neither rich's markup ("[/s]") nor its emoji codes (":rat:") nor control characters of a
     terminal have an effect in them.
@@ -29,14 +29,14 @@ def print_plain(console: Console, line: object, style: str = "") -> None:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as 1:02:03 or 4:05."""
+    """Format seconds as 1:02:03 or 4:05."""
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
 
 
 def number(value: object) -> str:
-    """A number in at most about six characters; anything else as it is."""
+    """Format a number in at most about six characters; leave anything else as it is."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return "–" if value is None else str(value)
     if isinstance(value, int) or abs(value) >= 1000:
@@ -52,8 +52,8 @@ def in_rows(
     """Break items into rows, in order, each as long as fits; one that never fits has its own.
 
     Args:
-        items: what is shown.
-        width: of an item, in characters.
+        items: items to show.
+        width: function from an item to its width in characters.
         gap: characters between two.
         limit: characters in a row.
     """

@@ -1,4 +1,4 @@
-"""`murmur train`: what the user sees while the supervisor trains, and at the end."""
+"""`murmur train`: the display of a training while the supervisor runs it, and at the end."""
 
 import math
 import threading
@@ -33,7 +33,7 @@ COLUMN = 10  # least width, so that columns stay where they are when figures gro
 
 
 def completion(run: RunConfig, record: Mapping[str, Any]) -> float | None:
-    """How much of the run is done, 0 to 1; None if it has no end."""
+    """Return the completed share of the run, 0 to 1; None if it has no end."""
     shares = [
         record.get(key, 0) / limit
         for key, limit in (
@@ -50,7 +50,7 @@ def completion(run: RunConfig, record: Mapping[str, Any]) -> float | None:
 
 
 class TrainingView(LiveView):
-    """Shows progress: a live bar on a terminal, else a plain line every ten seconds."""
+    """Progress of a training: a live bar on a terminal, else a plain line every ten seconds."""
 
     def __init__(self, run: RunConfig, console: Console) -> None:
         """Show the progress of `run` on `console`."""
@@ -75,7 +75,7 @@ class TrainingView(LiveView):
         self._tell_trouble()
 
     def update(self, record: dict[str, Any]) -> None:
-        """Take a record of progress.jsonl."""
+        """Show a record of progress.jsonl."""
         if record.get("kind") == "evaluation":
             means = {name: m["mean"] for name, m in record.get("metrics", {}).items()}
             self._console.print(
@@ -100,7 +100,7 @@ class TrainingView(LiveView):
         self._draw()
 
     def trouble(self, log: Path, line: str) -> None:
-        """Take a warning or an error of a log; the newest is shown."""
+        """Note a warning or an error of a log; the newest is shown."""
         self._troubles += 1
         before = f" ({self._troubles - 1} before it)" if self._troubles > 1 else ""
         line = line if len(line) <= TROUBLE_SHOWN else line[: TROUBLE_SHOWN - 2] + " …"
@@ -113,7 +113,7 @@ class TrainingView(LiveView):
             self._tell_trouble()
 
     def _tell_trouble(self) -> None:
-        """Without a terminal, print the newest trouble if that is not done."""
+        """Print the newest trouble once if there is no terminal."""
         if self._untold:
             self._untold, self._told = False, time.monotonic()
             print_plain(self._console, self._newest, "yellow")
@@ -134,7 +134,7 @@ class TrainingView(LiveView):
         return f"{100 * share:.0f} %{left}"
 
     def _line(self, share: float | None) -> str:
-        """The figures as text, in lines of the console's width, indented by the time."""
+        """Return the figures as text, in lines of the console's width, indented by the time."""
         r = self._last
         at = f"{duration(r.get('seconds', 0))}  "
         figures = [item for part in self._shown() for item in part.items()]
@@ -146,7 +146,7 @@ class TrainingView(LiveView):
         return at + ("\n" + " " * len(at)).join("  ".join(line) for line in lines)
 
     def _shown(self) -> tuple[dict[str, str], dict[str, str]]:
-        """The figures of the training, and those of the environment."""
+        """Return the figures of the training, and those of the environment."""
         r = self._last
         gpu = gpu_figures(r.get("device", {}))
         if samples := r.get("samples"):
@@ -165,7 +165,7 @@ class TrainingView(LiveView):
         return training, {name: number(value) for name, value in metrics}
 
     def _figures(self) -> Group:
-        """The figures as tables: the training's, below them the environment's."""
+        """Return the figures as tables: the training's, below them the environment's."""
 
         def rows(columns: Mapping[str, str]) -> list[list[tuple[str, str]]]:
             limit = self._console.width
@@ -182,7 +182,7 @@ class TrainingView(LiveView):
 
 
 def _sample_figures(record: Mapping[str, Any], samples: Mapping[str, Any]) -> dict[str, str]:
-    """The figures of a run that learns from a source."""
+    """Return the figures of a run that learns from a source."""
     seen = samples["trained"] + samples["remaining"]
     figures = {
         "updates": number(record.get("updates", 0)),
@@ -213,8 +213,8 @@ def train(
     Args:
         prepared: the training; its folder is unlocked at the end.
         console: console for the progress.
-        stop: ends the run in order when it is set, by any thread.
-        on_record: called with each record of progress.jsonl.
+        stop: event that ends the run in order when it is set, by any thread.
+        on_record: function called with each record of progress.jsonl.
 
     Raises:
         KeyboardInterrupt: after a graceful stop, by Ctrl-C or another signal.
@@ -261,7 +261,7 @@ def train(
 
 
 def _no_last_checkpoint(run: RunFolder, failure: str) -> ResourceError:
-    """The error of a run that stopped without the checkpoint that the end writes."""
+    """Return the error of a run that stopped without the checkpoint that the end writes."""
     lost = "what came since its last checkpoint" if run.has_checkpoint() else "all of it"
     how = "Resume" if run.has_checkpoint() else "Restart"
     return ResourceError(
@@ -271,7 +271,7 @@ def _no_last_checkpoint(run: RunFolder, failure: str) -> ResourceError:
 
 
 def _announce(config: ExperimentConfig, run: RunFolder, learners: int, console: Console) -> None:
-    """Say what is trained, where, and by how many processes."""
+    """Print what is trained, where, and by how many processes."""
     name = plain(config.run.name, "bold")
     console.print("training", name, plain(f"in {run.path}"), soft_wrap=True)
     server = config.env_server
@@ -299,11 +299,11 @@ def _evaluations_table(first: Mapping[str, Any], last: Mapping[str, Any]) -> Tab
 
 
 def best_message(evaluations: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """Which evaluation chose best.pt; "" where none has the metric, as in supervised runs.
+    """Return which evaluation chose best.pt; "" if none has the metric, as in supervised runs.
 
     Args:
         evaluations: lines of progress.jsonl.
-        metric: evaluation.best_metric.
+        metric: value of evaluation.best_metric.
     """
     name = metric.removeprefix("-")
     pick = min if metric.startswith("-") else max
@@ -316,12 +316,12 @@ def best_message(evaluations: Sequence[Mapping[str, Any]], metric: str) -> str:
 
 
 def print_end(run: RunFolder, deaths: int, console: Console) -> None:
-    """Say what a complete run came to and what can be done with it.
+    """Print the results of a complete run and the commands to continue with.
 
     Args:
         run: the run's folder.
-        deaths: how often a process was started again.
-        console: where to print.
+        deaths: number of times that a process was started again.
+        console: console that prints the text.
     """
     progress, evaluations = run.records("progress"), run.records("evaluation")
     last = progress[-1] if progress else {}
@@ -355,7 +355,7 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
 
 
 def _next_steps(run: RunFolder) -> Text:
-    """Commands for a complete run, with what they show."""
+    """Return commands for a complete run, with a word on each."""
     config = run.config()
     name = config.environment.name
     page = "curves, confusion and pictures" if config.supervised else "curves, baselines and paths"

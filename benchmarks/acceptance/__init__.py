@@ -1,1 +1,1 @@
-"""Acceptance tests: what is known to be learnable, and what the algorithms make of it."""
+"""Acceptance tests: tasks that are known to be learnable, and results of the algorithms on them."""

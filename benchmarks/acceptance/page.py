@@ -1,4 +1,4 @@
-"""What the acceptance tests have reached: a page for each test, a list, a table of all."""
+"""Pages of the acceptance results: one for each test, a list, and a table of all."""
 
 import json
 from pathlib import Path
@@ -13,14 +13,14 @@ from murmur.results import origin_text
 
 
 def write(file: Path, results: dict[str, Any]) -> None:
-    """The JSON file and its page."""
+    """Write the JSON file and its page."""
     RESULTS.mkdir(exist_ok=True)
     file.write_text(json.dumps(results, indent=1) + "\n")
     file.with_suffix(".md").write_text(page(results))
 
 
 def page(results: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     lines = [f"# {results['test']}: {results['title']}", ""]
     built_ones = {k: e for k, e in results["entries"].items() if "date" in e}
     for entry in built_ones.values():
@@ -89,7 +89,7 @@ def _verdict(passed: bool) -> str:
 
 
 def list_tasks() -> None:
-    """What there is and what has been reached."""
+    """Print every acceptance test with the state of each algorithm."""
     for name in task_names():
         file = RESULTS / f"acceptance-{name}.json"
         entries = json.loads(file.read_text())["entries"] if file.is_file() else {}
@@ -107,7 +107,7 @@ def list_tasks() -> None:
 
 
 def _goals(name: str) -> dict[tuple[str, int], str]:
-    """(algorithm, environment steps) -> what is asked of it; none of A9, which has no file."""
+    """Return each goal as text by (algorithm, environment steps); none of A9, which has no file."""
     candidates = {} if name == "A9" else load_task(name).algorithms
     return {
         (algorithm, goal.env_steps): goal.text()
@@ -117,7 +117,7 @@ def _goals(name: str) -> dict[tuple[str, int], str]:
 
 
 def overview() -> str:
-    """All results as one table, for docs/results.md."""
+    """Return all results as one table, for docs/results.md."""
     lines = [
         "| | task | algorithm | seeds | steps | goal | score | S | normalised | |",
         "|---" * 10 + "|",

@@ -13,7 +13,7 @@ that take an hour.
 Everything is reported on one scale, S: the episode's rewards summed over steps and agents (where
 the published score is of a number of steps, with further episodes following); and
 as published, which is S / divisor. A seed's score is its mean over episodes, that of several seeds
-the interquartile mean of theirs, with a 95 % bootstrap interval; normalised, (score - random) /
+the interquartile mean of theirs, with a 95 % bootstrap interval; normalized, (score - random) /
 (scripted - random).
 
 Results go to benchmarks/results/acceptance-<id>.json with a page (.md) beside it. An algorithm that
@@ -58,7 +58,7 @@ class Run:
     """One seed of one algorithm, trained as far as is needed.
 
     Attributes:
-        folder: runs/acceptance/<name>-<algorithm>-seed<seed>.
+        folder: folder of the run, runs/acceptance/<name>-<algorithm>-seed<seed>.
     """
 
     def __init__(self, config: ExperimentConfig) -> None:
@@ -82,8 +82,7 @@ class Run:
         """Train on to this number of environment steps.
 
         Returns:
-            minutes and cpu_s that it took to get there; None where that is not known: after an
-            interruption.
+            minutes and cpu_s until then; None if unknown, after an interruption.
         """
         costs = self._read_costs()
         if env_steps in costs:
@@ -120,14 +119,14 @@ class Run:
         return costs[env_steps]
 
     def _read_costs(self) -> dict[int, Cost]:
-        """What was spent until this number of environment steps."""
+        """Return the cost so far by number of environment steps, as the run's folder keeps it."""
         return {int(steps): cost for steps, cost in self.folder.read_json(_COSTS).items()}
 
     def _write_costs(self, costs: dict[int, Cost]) -> None:
         (self.folder.path / _COSTS).write_text(json.dumps(costs))
 
     def evaluate(self, env_steps: int, test: Task) -> list[float]:
-        """S of each episode that the policy plays greedily, trained to exactly this goal.
+        """Evaluate the policy greedily, trained to exactly this goal; return S of each episode.
 
         Raises:
             ConfigError: if those episodes are to be played and training has continued meanwhile.
@@ -156,7 +155,7 @@ class Run:
 
 
 def _written(config: ExperimentConfig) -> dict[str, Any]:
-    """The whole configuration, as runs of this one write it.
+    """Return the whole configuration, as runs of this one write it.
 
     But for how long they train, and where a file is that names modules.
     """
@@ -167,7 +166,7 @@ def _written(config: ExperimentConfig) -> dict[str, Any]:
 def run_candidate(
     name: str, test: Task, algorithm: str, seeds: tuple[int, ...], long: bool
 ) -> list[dict[str, Any]]:
-    """Train and evaluate all seeds at every goal of one algorithm; returns a line for each goal."""
+    """Train and evaluate all seeds at every goal of one algorithm; return a line for each goal."""
     goals = [g for g in test.algorithms[algorithm].goals if long or not g.long]
     seen: dict[int, list[list[float]]] = {g.env_steps: [] for g in goals}
     costs: dict[int, list[Cost]] = {g.env_steps: [] for g in goals}
@@ -203,7 +202,7 @@ def run_candidate(
 
 
 def anchors(test: Task, config: ExperimentConfig) -> dict[str, float]:
-    """Random and scripted scores, in published units; baselines play the evaluated episodes."""
+    """Return random and scripted scores in the evaluated episodes, in published units."""
 
     def play(baseline: str) -> float:
         result = run_baseline(config, baseline, test.episodes, test.first_seed)
@@ -217,7 +216,7 @@ def anchors(test: Task, config: ExperimentConfig) -> dict[str, float]:
 
 
 def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -> bool:
-    """Run a test for some algorithms and keep what came out; returns whether all goals were met.
+    """Run a test for some algorithms and keep what came out; return whether all goals were met.
 
     Raises:
         ConfigError: for an unknown test or an algorithm that is not in it.
@@ -264,7 +263,7 @@ def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -
 
 
 def with_earlier(lines: list[dict[str, Any]], entry: dict[str, Any]) -> list[dict[str, Any]]:
-    """New lines, and an earlier entry's at other steps, which then say where they are from."""
+    """Return new lines, and an earlier entry's at other steps, marked with their origin."""
     steps = [line["env_steps"] for line in lines]
     origin = {key: entry[key] for key in ("date", "machine", "commit", "command") if key in entry}
     kept = [x for x in entry.get("lines", []) if x["env_steps"] not in steps]
@@ -272,7 +271,7 @@ def with_earlier(lines: list[dict[str, Any]], entry: dict[str, Any]) -> list[dic
 
 
 def run_stacked(wanted: list[str]) -> bool:
-    """A9: stacked networks and an update of every agent by itself come to the same weights."""
+    """Run A9: compare weights of stacked networks with those of updates agent by agent."""
     file = RESULTS / "acceptance-A9.json"
     results = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
     results |= {"test": "A9", "title": "stacked networks equal a loop over agents"}

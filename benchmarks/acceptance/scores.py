@@ -11,14 +11,14 @@ Floats = NDArray[np.float64]
 
 
 def interquartile_mean(scores: Floats) -> float:
-    """Mean of the middle half of the seeds, each of them the mean of its episodes.
+    """Return the mean of the middle half of the seeds, each of them the mean of its episodes.
 
     A quarter of the seeds, rounded down, is left out at each end: none if there are fewer than
     four. Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
     Precipice" (arXiv:2108.13264), section 4.3.
 
     Args:
-        scores: [seeds, episodes].
+        scores: [seeds, episodes] scores.
     """
     ordered = np.sort(scores.mean(axis=1))
     cut = len(ordered) // 4
@@ -26,10 +26,10 @@ def interquartile_mean(scores: Floats) -> float:
 
 
 def bootstrap_interval(scores: Floats) -> tuple[float, float]:
-    """95 % interval of the interquartile mean: seeds are resampled, then each one's episodes.
+    """Return the 95 % interval of the interquartile mean: resampled seeds, then their episodes.
 
     Args:
-        scores: [seeds, episodes].
+        scores: [seeds, episodes] scores.
 
     Returns:
         (low, high); the same scores always give the same interval.
@@ -46,7 +46,7 @@ def bootstrap_interval(scores: Floats) -> tuple[float, float]:
 
 
 def scores(result: EvaluationResult, steps: int) -> Floats:
-    """S of each episode, [E]: its return; or, if steps > 0, the rewards of the first `steps` steps.
+    """Return S of each episode, [E]: its return or, if steps > 0, its first `steps` rewards.
 
     Where an episode ends before, the next one follows, after the last one the first.
     """
@@ -66,6 +66,6 @@ def scores(result: EvaluationResult, steps: int) -> Floats:
 
 
 def with_interval(score: float, low: float | None, high: float | None) -> str:
-    """A score as pages show it: "2.5 [2, 3]"; without the interval if it is a point or None."""
+    """Format a score: "2.5 [2, 3]"; without the interval if it is a point or None."""
     known = low is not None and high is not None and low < high
     return f"{score:.4g}" + (f" [{low:.4g}, {high:.4g}]" if known else "")

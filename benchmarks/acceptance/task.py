@@ -24,7 +24,7 @@ STACKED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Goal(Section):
-    """What has to be reached, and when. Scores are in published units.
+    """A score to reach and the number of environment steps for it. Scores are in published units.
 
     Exactly one of `at_least` and `one_of` is given. A goal that was lowered keeps its former value.
     """
@@ -48,7 +48,7 @@ class Goal(Section):
         return self
 
     def text(self) -> str:
-        """The condition as text."""
+        """Return the condition as text."""
         if self.one_of:
             return "each on " + ", ".join(f"{x:g}" for x in self.one_of)
         seeds = f" in {self.share_of_seeds:.0%} of seeds" if self.share_of_seeds else ""
@@ -56,7 +56,7 @@ class Goal(Section):
         return f">= {self.at_least:g}{seeds}{was}"
 
     def passed(self, scores: Floats) -> bool:
-        """Whether scores [seeds, episodes] meet it."""
+        """Return whether scores [seeds, episodes] meet the condition."""
         means = scores.mean(axis=1)
         if self.one_of:
             distance = np.abs(means[:, None] - np.array(self.one_of)).min(axis=1)
@@ -68,7 +68,7 @@ class Goal(Section):
 
 
 class Score(Section):
-    """How a test's returns are reported."""
+    """The units in which a test's returns are reported, and its reference scores."""
 
     divisor: float = Field(1, gt=0, description="the published score is S / divisor")
     per_steps: int = Field(
@@ -106,12 +106,12 @@ class Task(Section):
 
 
 def task_names() -> list[str]:
-    """A1, A2, ...: what --list lists."""
+    """Return the names A1, A2, ... that --list lists."""
     return [*sorted(path.stem.upper() for path in TESTS.glob("*.yaml")), "A9"]
 
 
 def load_task(name: str) -> Task:
-    """A test's file.
+    """Load a test's file.
 
     Raises:
         ConfigError: for an unknown test or a file that is no test.
@@ -123,7 +123,7 @@ def load_task(name: str) -> Task:
 
 
 def experiment(name: str, test: Task, algorithm: str, seed: int) -> ExperimentConfig:
-    """The configuration of one run."""
+    """Build the configuration of one run."""
     data: dict[str, Any] = {
         "run": {"name": f"{name.lower()}-{algorithm}", "seed": seed},
         "learner": {
@@ -143,5 +143,5 @@ def experiment(name: str, test: Task, algorithm: str, seed: int) -> ExperimentCo
 
 
 def built(config: ExperimentConfig) -> bool:
-    """Whether the algorithm is there."""
+    """Return whether the algorithm is there."""
     return config.algorithm.name in plugin_names(*ALGORITHMS)

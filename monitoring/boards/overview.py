@@ -4,7 +4,7 @@ from monitoring.panel import LEARNER, SERVER, Board, Panel, learner_gauge, rate
 
 
 def ledger(thread: str, title: str, description: str) -> Panel:
-    """Where the time of a learner's thread goes; the states add up to all of it."""
+    """Return a panel of a learner thread's time by state; the states add up to the whole."""
     where = f'{LEARNER}, thread="{thread}"'
     seconds = rate("murmur_learner_state_seconds_total", where)
     share = f"sum by (state) ({seconds}) / scalar(sum({seconds}))"

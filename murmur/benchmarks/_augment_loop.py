@@ -1,4 +1,4 @@
-"""A loop over images with OpenCV that does what the device's augmentation does to a batch."""
+"""Loop over images with OpenCV: the same augmentation as the device's, image by image."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Image = NDArray[np.uint8]
 
 
 class ImageLoop:
-    """Augments images [H, W, 3] one by one; what does not apply to one is left out."""
+    """Augmentation of images [H, W, 3] one by one; operations without effect are left out."""
 
     def __init__(self, flip_pairs: Sequence[tuple[int, int]], outside: int) -> None:
         self._outside = outside
@@ -28,7 +28,7 @@ class ImageLoop:
     def __call__(
         self, images: Image, masks: Image, drawn: Mapping[str, NDArray[np.float32]]
     ) -> dict[str, Tensor]:
-        """Images [N, H, W, 3] and masks [N, H, W] as a network is fed."""
+        """Augment images [N, H, W, 3] and masks [N, H, W] into the network's inputs."""
         found = [
             self._one(images[i], masks[i], {name: float(x[i]) for name, x in drawn.items()})
             for i in range(len(images))
@@ -52,7 +52,7 @@ class ImageLoop:
         return image, mask
 
     def _move(self, image: Image, mask: Image, drawn: Mapping[str, float]) -> tuple[Any, Any]:
-        """Flip, or flip, rotation, scale and shift in one warp."""
+        """Flip, or flip, rotate, scale and shift in one warp."""
         still = {"angle": 0.0, "scale": 1.0, "right": 0.0, "down": 0.0}
         if all(drawn.get(name, value) == value for name, value in still.items()):
             if drawn["flip"] > 0:
@@ -80,7 +80,7 @@ class ImageLoop:
         )
 
     def _colour(self, image: Image, drawn: Mapping[str, float]) -> Any:  # noqa: ANN401
-        """Brightness and contrast by tables, saturation by blending with the grey image."""
+        """Change brightness and contrast by tables, saturation by blending with the gray image."""
         bright = np.clip(np.rint(self._levels * drawn["brightness"]), 0, 255).astype(np.uint8)
         image = cv2.LUT(image, bright)
         mean = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).mean()

@@ -21,7 +21,7 @@ from shared.timestep import Array, TimeStep
 
 
 class _Protobuf:
-    """The same arrays through protobuf's own messages: what the codec stands in for."""
+    """Codec that carries the same arrays in protobuf's own messages, for comparison."""
 
     def __init__(self, spec: EnvSpec, num_envs: int) -> None:
         self.observations = timestep_layout(spec, num_envs)
@@ -31,7 +31,7 @@ class _Protobuf:
         self._action = bytearray(self.actions.num_bytes)
 
     def pack(self, sequence: int, timestep: TimeStep) -> pb.WorkerMessage:
-        """As ObservationCodec.pack."""
+        """Pack rows as ObservationCodec.pack does."""
         np.copyto(self._rows["step_type"], timestep.step_type)
         np.copyto(self._rows["reward"], timestep.reward)
         np.copyto(self._rows["discount"], timestep.discount)
@@ -41,11 +41,11 @@ class _Protobuf:
         return pb.WorkerMessage(observation=pb.Observation(sequence=sequence, arrays=arrays))
 
     def unpack_action(self, message: pb.LearnerMessage) -> Array:
-        """As ActionCodec.unpack."""
+        """Unpack actions as ActionCodec.unpack does."""
         return self.actions.views(message.action.arrays)["action"]
 
     def answer(self, message: pb.WorkerMessage) -> pb.LearnerMessage:
-        """A constant action."""
+        """Return a constant action."""
         self.observations.views(message.observation.arrays)
         action = pb.Action(
             sequence=message.observation.sequence, policy_version=1, arrays=bytes(self._action)
@@ -54,7 +54,7 @@ class _Protobuf:
 
 
 def _answerer(spec: EnvSpec, num_envs: int, protobuf: bool) -> Callable[[Any], Any]:
-    """What a bare server does with a message."""
+    """Return the function with which a bare server answers a message."""
     if protobuf:
         return _Protobuf(spec, num_envs).answer
     observations, actions = ObservationCodec(spec, num_envs), ActionCodec(spec, num_envs)
@@ -70,7 +70,7 @@ def _answerer(spec: EnvSpec, num_envs: int, protobuf: bool) -> Callable[[Any], A
 def _asker(
     spec: EnvSpec, num_envs: int, protobuf: bool
 ) -> tuple[Callable[[int, TimeStep], Any], Callable[[Any], Any]]:
-    """How a bare client packs rows, and reads what is answered."""
+    """Return a bare client's functions that pack rows and unpack answers."""
     if protobuf:
         codec = _Protobuf(spec, num_envs)
         return codec.pack, codec.unpack_action

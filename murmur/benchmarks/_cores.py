@@ -10,7 +10,7 @@ CAN_PIN = hasattr(os, "sched_setaffinity")  # Linux
 
 
 def two_cores() -> tuple[int, int]:
-    """Two cores that this process may use.
+    """Choose two cores that this process may use.
 
     Raises:
         ConfigError: if there is one.
@@ -28,7 +28,7 @@ def two_cores() -> tuple[int, int]:
 
 @contextmanager
 def started_on(cores: Sequence[int]) -> Iterator[None]:
-    """Hold what is started within this on these cores for good; without Linux on none.
+    """Pin processes that are started in this block to these cores; without Linux to none.
 
     Children take the cores of the thread that starts them, and so do their threads and children.
     """

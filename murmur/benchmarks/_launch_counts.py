@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401 - of whichever murmur is found, at whichever place
-"""Counts launches of one murmur, this one or another checkout's, on a pretended GPU.
+"""Counts of a murmur's launches, this one's or another checkout's, on a pretended GPU.
 
     python -P _launch_counts.py [--acts-only | --runs-only | --smoke] PRETEND PRESET ...
 
@@ -67,7 +67,7 @@ _DEADLINE_S = 60.0
 
 
 def _module(*names: str) -> Any:
-    """The first of these modules that there is: rooms have moved between versions."""
+    """Import the first of these modules that exists: packages have moved between versions."""
     for name in names:
         with contextlib.suppress(ModuleNotFoundError):
             return importlib.import_module(name)
@@ -89,7 +89,7 @@ def _spec(config: Any) -> Any:
 
 
 class Meter:
-    """Reads what a thread of the pretended machine has launched since the last reading."""
+    """Counter of a thread's launches on the pretended machine since the last reading."""
 
     def __init__(self, machine: Any, thread: str) -> None:
         self._machine, self._thread = machine, thread
@@ -102,7 +102,7 @@ class Meter:
         return collections.Counter(launches), sum(waits.values()), collections.Counter(replayed)
 
     def read(self) -> dict[str, int]:
-        """Since the last reading."""
+        """Return the counts since the last reading."""
         (now, waits, replayed), (then, waits_then, replayed_then) = self._now(), self._before
         self._before = now, waits, replayed
         new = now - then
@@ -117,7 +117,7 @@ class Meter:
 
 
 def count_update(pretend: Any, config: Any, updates: int) -> tuple[dict[str, int], dict[str, int]]:
-    """The last of some updates: the algorithm's part, and all from the batch's drawing on.
+    """Count the last of some updates: the algorithm's part, and all from the batch's drawing on.
 
     `rows` are those of the batch, environment rows.
     """
@@ -149,7 +149,7 @@ def count_update(pretend: Any, config: Any, updates: int) -> tuple[dict[str, int
 
 
 def count_act(pretend: Any, config: Any, sessions: int) -> dict[str, int]:
-    """One turn of the inference thread: from the rows of these sessions to their actions."""
+    """Count one turn of the inference thread: from the rows of these sessions to their actions."""
     run_module = _module("learner_service.training.run", "learner_service.app")
     with tempfile.TemporaryDirectory() as folder, pretend.pretend_cuda(hollow=True) as machine:
         run = run_module.Run(config, Path(folder), None, False, threading.Event())
@@ -184,7 +184,7 @@ async def _turns(run: Any, machine: Any, sessions: int) -> dict[str, int]:
 
 
 async def _idle(run: Any) -> None:
-    """Until the inference thread has nothing left to do of the turn under way."""
+    """Wait until the inference thread has nothing left to do in its turn."""
     turns, deadline = run.inference.turns, time.monotonic() + _DEADLINE_S
     while run.inference.turns < turns + 1 and time.monotonic() < deadline:
         run.batcher.submit()  # an empty turn comes at once
@@ -208,7 +208,7 @@ def _row(spec: Any, *, first: bool) -> Any:
 
 
 def _graph_option(config: Any) -> str:
-    """What turns graphs off; empty where nothing is captured."""
+    """Return the option that turns graphs off; empty if nothing is captured."""
     if hasattr(config.learner, "cuda_graph"):
         return "learner.cuda_graph"
     base = _module("learner_service.algorithms.base", "learner_service.algorithm")
@@ -219,13 +219,13 @@ def _graph_option(config: Any) -> str:
 def count_preset(
     pretend: Any, preset: str, *, acts: int, updates: bool
 ) -> dict[str, dict[str, int]]:
-    """Figures of a preset: work and precision -> counts.
+    """Count a preset's launches by work and precision.
 
     Args:
-        pretend: the package pretend_cuda.
-        preset: of PRESETS.
-        acts: how many of the acts to count.
-        updates: whether to count updates.
+        pretend: package pretend_cuda.
+        preset: name in PRESETS.
+        acts: number of acts to count.
+        updates: flag to count updates.
     """
     name, changes = PRESETS[preset]
     option = _graph_option(_config(name, changes, "fp32"))
@@ -249,7 +249,7 @@ def count_preset(
 
 
 def count_of_a_run(pretend: Any, preset: str) -> dict[str, int]:
-    """A captured update with all that is launched for it, as a run on 16 cores makes it."""
+    """Count a captured update with all its launches, as a run on 16 cores makes it."""
     name, changes = PRESETS[preset]
     changes = (*AS_A_RUN.get(preset, changes), f"env_server.num_workers={_WORKERS}")
     return count_update(pretend, _config(name, changes, "fp32"), _UPDATES_OF_A_RUN)[1]

@@ -1,4 +1,4 @@
-"""MASAC agent by agent, in plain torch: what the stacked update is compared with.
+"""MASAC agent by agent, in plain torch: the reference of the stacked update.
 
 Either in the order of Jacobi, all losses of the networks before the update, which the stacked
 update must equal; or in that of Gauss and Seidel, the scheme of a published implementation for
@@ -18,10 +18,10 @@ from learner_service.storage.replay_batch import ReplayBatch
 
 
 class AgentNetworks:
-    """One agent's networks and optimisers, with the weights that the stacked ones have for it."""
+    """One agent's networks and optimizers, with the weights that the stacked ones have for it."""
 
     def __init__(self, masac: Masac, agent: int, config: Config) -> None:
-        """Copy them out of the stacks."""
+        """Copy one agent's networks and optimizers out of the stacks."""
         self.actor = _unstack(masac.actor.network, agent)
         self.twins = [_unstack(masac.critic, 2 * agent + twin) for twin in (0, 1)]
         self.targets = [_unstack(masac.target, 2 * agent + twin) for twin in (0, 1)]
@@ -32,7 +32,7 @@ class AgentNetworks:
         self.temperature_optimizer = Adam([self.log_temperature], config.temperature_lr)
 
     def policy(self, observation: Tensor) -> TransformedDistribution:
-        """The squashed normal distribution for observations [B, F]."""
+        """Return the squashed normal distribution for observations [B, F]."""
         mean, raw = self.actor(observation).float().chunk(2, -1)
         return TransformedDistribution(
             Independent(Normal(mean, F.softplus(raw) + 1e-3), 1), TanhTransform(cache_size=1)
@@ -40,7 +40,7 @@ class AgentNetworks:
 
 
 def _unstack(network: nn.Module, slice_: int) -> nn.Sequential:
-    """A slice of a stacked MLP as plain layers."""
+    """Copy a slice of a stacked MLP into plain layers."""
     parameters = [p.detach()[slice_] for p in network.parameters()]
     layers: list[nn.Module] = []
     for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
@@ -54,14 +54,14 @@ class MasacLoop:
     """The update of a `Masac` with continuous actions in [-1, 1] and networks for each agent."""
 
     def __init__(self, masac: Masac, config: Config, *, gauss_seidel: bool) -> None:
-        """Start from the same weights."""
+        """Start from the stacked algorithm's weights."""
         self._config, self._gauss_seidel = config, gauss_seidel
         self._wanted = masac._wanted
         self._autocast = masac._precision.autocast
         self.agents = [AgentNetworks(masac, a, config) for a in range(masac._spec.num_agents)]
 
     def update(self, batch: ReplayBatch, generator: torch.Generator) -> None:
-        """One step of everything. Jacobi: with the noise of the stacked update."""
+        """Make one step of everything. Jacobi: with the noise of the stacked update."""
         view = batch.observation()["observation"]
         after = batch.next_observation()["observation"]
         action = batch.arrays["action"]
@@ -115,7 +115,7 @@ class MasacLoop:
                 self._follow(agent)
 
     def _critic_step(self, agent: AgentNetworks, losses: Tensor) -> None:
-        """Gradients of both critics, each clipped by its own norm."""
+        """Compute gradients of both critics, each clipped by its own norm."""
         agent.critic_optimizer.zero_grad()
         torch.autograd.backward(losses.sum())
         for twin in agent.twins:
@@ -123,7 +123,7 @@ class MasacLoop:
 
     @torch.no_grad()
     def _following(self, after: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, A, U] next actions of all agents and [B, A] their log probabilities."""
+        """Sample next actions [B, A, U] of all agents and their log probabilities [B, A]."""
         with self._autocast():
             both = [
                 _sample(agent.policy(after[:, i]), noise[:, i])
@@ -133,7 +133,7 @@ class MasacLoop:
 
     @torch.no_grad()
     def _follow(self, agent: AgentNetworks) -> None:
-        """Targets move towards the critics."""
+        """Move the targets towards the critics."""
         for target, twin in zip(agent.targets, agent.twins, strict=True):
             for slow, fast in zip(target.parameters(), twin.parameters(), strict=True):
                 slow.lerp_(fast, self._config.target_tau)
@@ -150,7 +150,7 @@ def _sample(pi: TransformedDistribution, noise: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _joint(view: Tensor, action: Tensor, agent: int) -> Tensor:
-    """[B, .] own view, the others' views and actions in turn, own action."""
+    """Join own view, the others' views and actions in turn, and own action: [B, .]."""
     count = view.shape[1]
     parts = [view[:, agent]]
     for step in range(1, count):

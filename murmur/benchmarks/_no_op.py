@@ -1,4 +1,4 @@
-"""What all transport variants share: time steps that say nothing, and a gate to play or rest."""
+"""Parts that all transport variants share: empty time steps, and a gate to play or rest."""
 
 import asyncio
 import ctypes
@@ -15,7 +15,7 @@ loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 
 
 class Gate:
-    """Shared with a client process: lets it play or rest, and counts its messages."""
+    """Gate shared with a client process: lets it play or rest, and counts its messages."""
 
     def __init__(self, context: Any, streams: int) -> None:  # noqa: ANN401
         self._open = context.RawValue(ctypes.c_bool, False)  # quicker to read than the event
@@ -23,13 +23,13 @@ class Gate:
         self.counts = context.RawArray(ctypes.c_uint64, streams)
 
     def step(self, stream: int) -> None:
-        """Called by the client before each message; the pause blocks all its streams."""
+        """Wait while the gate is closed. The client calls it before each message."""
         if not self._open.value:
             self._opened.wait()  # asleep: those at rest must not disturb the one that plays
         self.counts[stream] += 1
 
     def set(self, is_open: bool) -> None:
-        """Called by the benchmark: let the client play, or have it rest."""
+        """Open or close the gate. The benchmark calls it."""
         self._open.value = is_open
         (self._opened.set if is_open else self._opened.clear)()
 
@@ -40,12 +40,12 @@ def run_loop(main: Coroutine[Any, Any, None]) -> None:
 
 
 def no_op_spec(width: int) -> EnvSpec:
-    """Three agents that observe `width` floats each."""
+    """Return the spec of three agents that observe `width` floats each."""
     return EnvSpec("no-op", 3, (ArraySpec("observation", "float32", (width,)),), Discrete(5))
 
 
 def no_op_timestep(spec: EnvSpec, num_envs: int) -> TimeStep:
-    """Rows that never end."""
+    """Return rows that never end."""
     width = spec.observations[0].shape[0]
     return TimeStep(
         step_type=np.full(num_envs, StepType.MID, np.uint8),

@@ -25,15 +25,15 @@ _STOP_S = 30.0
 
 @dataclass
 class Snapshot:
-    """What was counted until one moment.
+    """Counters at one moment.
 
     Attributes:
-        wall_s: time.monotonic().
+        wall_s: time in time.monotonic() seconds.
         learner_cpu_s: CPU seconds of the learner.
         workers_cpu_s: CPU seconds of the environment server and its workers.
         metrics: the learner's Prometheus samples; histograms as "<name>_bucket" -> le -> count.
         states: seconds of the learner's threads by (thread, state), see docs/idle-gpu.md.
-        series: how many samples the learner's metrics page has.
+        series: number of samples on the learner's metrics page.
     """
 
     wall_s: float
@@ -46,10 +46,10 @@ class Snapshot:
 
 
 class Processes:
-    """`murmur learner` and `murmur env-server` on this machine, in a folder that is thrown away.
+    """`murmur learner` and `murmur env-server` on this machine, in a temporary folder.
 
     Attributes:
-        address: the learner's host:port, once it listens.
+        address: host:port of the learner, once it listens.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class Processes:
         """Prepare to run an experiment.
 
         Args:
-            config: a configuration file's content.
-            credentials: what `murmur certs` made; None: plain text.
+            config: content of a configuration file.
+            credentials: folder written by `murmur certs`; None: plain text.
             servers: environment servers to start: for training, for evaluations ("evaluator").
-            start_s: how long the learner may take until it listens.
+            start_s: longest time [s] until the learner listens.
         """
         self._start_s = start_s
         self._config, self._credentials, self._servers = config, credentials, servers
@@ -75,7 +75,7 @@ class Processes:
         self._workers_url: str | None = None
 
     def __enter__(self) -> Self:
-        """Start them; returns once the learner listens."""
+        """Start them; return once the learner listens."""
         folder = Path(self._folder.name)
         file = folder / "bench.yaml"
         file.write_text(to_yaml(self._config))
@@ -158,14 +158,14 @@ class Processes:
             time.sleep(0.2)
 
     def window(self, seconds: float) -> tuple[Snapshot, Snapshot]:
-        """Counters before and after this time in seconds, extended until it contains an update."""
+        """Return counters before and after this time [s], extended until it contains an update."""
         before = self.snapshot()
         time.sleep(seconds)
         self.wait_for_updates(int(before.metrics.get("updates_total", 0)) + 1)
         return before, self.snapshot()
 
     def snapshot(self) -> Snapshot:
-        """All counters now."""
+        """Read all counters now."""
         metrics, buckets, states, series, _ = scrape(self._metrics_url)
         server = psutil.Process(self._children[1].pid)
         return Snapshot(
@@ -179,13 +179,13 @@ class Processes:
         )
 
     def servers_cpu_s(self) -> float:
-        """CPU seconds of all environment servers and their workers."""
+        """Return the CPU seconds of all environment servers and their workers."""
         servers = [psutil.Process(child.pid) for child in self._children[1:]]
         found = [p for server in servers for p in (server, *server.children(recursive=True))]
         return sum(map(cpu_s, found))
 
     def worker_seconds(self) -> float:
-        """Seconds that the workers have spent in their states, all together."""
+        """Return the seconds that the workers have spent in their states, all together."""
         if self._workers_url is None:
             log = (Path(self._folder.name) / "env-server-1.log").read_text()
             found = re.search(r"metrics and health on (http://\S+)", log)
@@ -221,7 +221,7 @@ class Processes:
         return info
 
     def log(self) -> str:
-        """The last lines of every process."""
+        """Return the last lines of every process."""
         logs = sorted(Path(self._folder.name).glob("*.log"))
         return "\n".join(f"{log.name}: {log.read_text()[-2000:]}" for log in logs)
 
@@ -245,12 +245,12 @@ class Scrape(NamedTuple):
     """A metrics port's samples, summed over labels; see Snapshot.
 
     Attributes:
-        metrics: name -> value, without the learner's prefix, summed over labels; and of metrics
+        metrics: values by name, without the learner's prefix, summed over labels; and of metrics
             with one label also name:label -> value.
-        buckets: histogram -> upper bound -> count.
-        states: (thread, state) -> seconds.
-        series: how many samples there are.
-        phases: (histogram, phase) -> upper bound -> count, of those with a label `phase`.
+        buckets: counts by histogram and upper bound.
+        states: seconds by (thread, state).
+        series: number of samples.
+        phases: counts by (histogram, phase) and upper bound, of those with a label `phase`.
     """
 
     metrics: dict[str, float]
@@ -261,7 +261,7 @@ class Scrape(NamedTuple):
 
 
 def scrape(url: str) -> Scrape:
-    """What a metrics port says now."""
+    """Return the present samples of a metrics port."""
     with urllib.request.urlopen(url, timeout=10) as answer:
         text = answer.read().decode()
     metrics: dict[str, float] = {}
@@ -290,19 +290,19 @@ def scrape(url: str) -> Scrape:
 
 
 def _workers(server: int) -> list[psutil.Process]:
-    """The workers of the environment server with this process id."""
+    """Return the workers of the environment server with this process id."""
     children = psutil.Process(server).children()
     return [c for c in children if "resource_tracker" not in " ".join(c.cmdline())]
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """CPU seconds a process has used, all threads together."""
+    """Return the CPU seconds a process has used, all threads together."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 def quantile(before: Snapshot, after: Snapshot, histogram: str, q: float) -> float:
-    """A quantile of what a histogram observed between two moments, linear within its bucket."""
+    """Return a quantile of a histogram between two moments, linear within its bucket."""
     old = before.buckets.get(histogram, {})
     counts = {le: n - old.get(le, 0.0) for le, n in sorted(after.buckets[histogram].items())}
     wanted = q * counts[float("inf")]

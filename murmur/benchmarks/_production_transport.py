@@ -38,10 +38,10 @@ _BATCH_S = 0.5e-3  # of a batch in `production 0.5 ms`
 
 
 class NoOp(VectorEnvironment):
-    """Does nothing, but waits for its turn."""
+    """Environment that only waits for its turn."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, gate: Gate, stream: int) -> None:
-        """Step through `gate`."""
+        """Prepare to step through `gate`."""
         self.spec, self.num_envs = spec, num_envs
         self._gate, self._stream = gate, stream
         self._timestep = no_op_timestep(spec, num_envs)
@@ -50,7 +50,7 @@ class NoOp(VectorEnvironment):
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """FIRST, then the same rows for ever."""
+        """Return FIRST, then the same rows for ever."""
         self._gate.step(self._stream)
         return self._first if restart[0] else self._timestep
 
@@ -72,17 +72,17 @@ class _Host:
         self._sessions, self._slow = 0, slow
 
     def open(self, spec: EnvSpec) -> None:
-        """Never needed: the spec is known."""
+        """Do nothing: the spec is known."""
 
     def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
-        """All agents."""
+        """Return a spec of all agents."""
         return spec
 
     def pair(self, session: object) -> None:
-        """There are no opponents."""
+        """Do nothing: there are no opponents."""
 
     def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Any, list[pb.SlotStart]]:
-        """The next free slots."""
+        """Admit a session to the next free slots."""
         from learner_service.serving.session import Session as LearnerSession
 
         n = hello.num_envs
@@ -92,10 +92,10 @@ class _Host:
         return session, [pb.SlotStart() for _ in range(n)]
 
     def end(self, session: object) -> None:
-        """Nothing is kept of a session."""
+        """Do nothing: there is no state of a session."""
 
     def answer(self) -> None:
-        """The inference thread."""
+        """Answer requests, as the inference thread."""
         from learner_service.serving.inference import _deliver
 
         while (requests := self.batcher.next_batch(0.2)) is not None:

@@ -29,7 +29,7 @@ _START_S, _SETTLE_S = 120.0, 0.5
 
 
 def one_environment_a_message(learners: int) -> dict[str, Any]:
-    """`spread` with an environment a message; each rank has the same work, however many."""
+    """Return `spread` with an environment a message; each rank has the same work, however many."""
     agents = 3
     return {
         "environment": {"name": "spread"},
@@ -48,7 +48,7 @@ def one_environment_a_message(learners: int) -> dict[str, Any]:
 
 
 def snakes_ddpg(learners: int) -> dict[str, Any]:
-    """The published baseline: each rank updates once a row, with 64 rows, however many ranks."""
+    """Return the published baseline: each rank updates once a row, with 64 rows."""
     data = load("snakes-ddpg").model_dump(mode="json")
     replay = data["algorithm"]["replay"]
     for name in ("capacity_rows", "start_rows", "batch_size", "update_interval"):
@@ -58,7 +58,7 @@ def snakes_ddpg(learners: int) -> dict[str, Any]:
 
 
 def on_any_ports(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration's content, measured on the CPU with one thread and without checkpoints."""
+    """Change a configuration's content to the CPU with one thread, without checkpoints."""
     learner = {
         **content.get("learner", {}),
         "device": "cpu",
@@ -72,14 +72,14 @@ def on_any_ports(content: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Counts:
-    """Until one moment, of all ranks together.
+    """Counters of all ranks together, up to one moment.
 
     Attributes:
-        wall_s: time.monotonic().
-        messages: that learners answered.
-        updates: of rank 0.
+        wall_s: time in time.monotonic() seconds.
+        messages: number of messages that learners answered.
+        updates: number of updates of rank 0.
         learners_s: processor seconds of the learners.
-        servers_s: the same of the environment servers with their workers.
+        servers_s: processor seconds of the environment servers with their workers.
     """
 
     wall_s: float
@@ -99,8 +99,8 @@ class Learners:
         """Prepare to start a run.
 
         Args:
-            content: of a configuration file.
-            cores: of each rank.
+            content: content of a configuration file.
+            cores: processor cores of each rank.
         """
         self._content, self._cores = on_any_ports(content), cores
         self._folder = tempfile.TemporaryDirectory(prefix="murmur-bench-")
@@ -111,7 +111,7 @@ class Learners:
         self._urls: list[str] = []
 
     def __enter__(self) -> Self:
-        """Start them; returns after some updates, with the environment servers paused."""
+        """Start them; return after some updates, with the environment servers paused."""
         path = Path(self._folder.name)
         file = path / "bench.yaml"
         file.write_text(yaml.safe_dump(self._content))
@@ -139,7 +139,7 @@ class Learners:
         self._stop()
 
     def window(self, seconds: float) -> tuple[Counts, Counts]:
-        """Let the environment servers play for a while: counts at its beginning and its end."""
+        """Run the environment servers for a while; return counts at its beginning and its end."""
         self._signal(signal.SIGCONT)
         try:
             time.sleep(_SETTLE_S)
@@ -162,7 +162,7 @@ class Learners:
         )
 
     def _of_rank(self, rank: int) -> dict[str, str]:
-        """What torchrun would tell this rank; the store is this process's."""
+        """Return the environment variables that torchrun would set; the store is this process's."""
         size = str(len(self._cores))
         return {
             **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
@@ -224,13 +224,13 @@ class Learners:
 def compare(
     content: Callable[[int], Mapping[str, Any]], cores: tuple[int, int], turns: int, seconds: float
 ) -> dict[str, Any]:
-    """Windows of a run of one learner on one core and of two on two, in turns.
+    """Measure a run of one learner on one core and of two on two, in windows that take turns.
 
     Args:
-        content: of a configuration file for a number of learners.
-        cores: of both learners; the first is that of the one.
-        turns: windows of each run.
-        seconds: of a window.
+        content: function from a number of learners to the content of a configuration file.
+        cores: processor cores of both learners; the single one runs on the first.
+        turns: number of windows of each run.
+        seconds: length of a window [s].
 
     Returns:
         medians over the turns.
@@ -260,7 +260,7 @@ def compare(
 
 
 def _figures(before: Counts, after: Counts, cores: int) -> dict[str, float]:
-    """What a window shows, of all ranks together."""
+    """Return the rates of a window, all ranks together."""
     wall_s = after.wall_s - before.wall_s
     messages = max(1.0, after.messages - before.messages)
     learners = after.learners_s - before.learners_s

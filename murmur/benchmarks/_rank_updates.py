@@ -28,13 +28,13 @@ _CPU = torch.device("cpu")
 
 
 def _coma() -> "Updates":
-    """300 rows of the terrain reference."""
+    """Return updates with 300 rows of the terrain reference."""
     batch = coma_update.rollout(5)
     return lambda group: partial(coma_update.make("fp32", small=False, group=group).update, batch)
 
 
 def _masac(agents: int, rows: int) -> "Updates":
-    """Transitions of agents with networks of their own."""
+    """Return updates with transitions of agents with networks of their own."""
     batch = masac_update.batch(agents, _CPU, rows)
     return lambda group: partial(masac_update.make(agents, "fp32", _CPU, group=group).update, batch)
 
@@ -51,10 +51,10 @@ SMOKE: dict[str, Load] = {"MASAC, 2 agents, 16 rows a rank": partial(_masac, 2, 
 
 
 class TimedGroup(Group):
-    """A group that keeps how long each exchange took, with what puts tensors into it.
+    """A group that records the duration of each exchange, packing of tensors included.
 
     Attributes:
-        exchanges: seconds of each, in order.
+        exchanges: seconds of each exchange, in order.
     """
 
     def __init__(self, *how: Any) -> None:  # noqa: ANN401 - as Group takes them
@@ -77,13 +77,13 @@ class TimedGroup(Group):
 
 @dataclass
 class Measured:
-    """Of one rank in one turn, for one update.
+    """Measurement of one rank in one turn, for one update.
 
     Attributes:
-        wall_s: how long it took.
+        wall_s: time of an update [s].
         cpu_s: processor seconds of the whole process.
         exchanges: seconds of each exchange of the turn; empty without any.
-        bytes: exchanged.
+        bytes: bytes exchanged.
     """
 
     wall_s: float
@@ -116,10 +116,10 @@ class Pair:
         """Make updates on both at once, or on the first alone; what each rank measured.
 
         Args:
-            load: of LOADS.
-            how: of HOW.
-            updates: to make.
-            ranks: 1: the other process sleeps.
+            load: name in LOADS.
+            how: name in HOW.
+            updates: number of updates.
+            ranks: number of ranks; 1: the other process sleeps.
         """
         for pipe in self._pipes[:ranks]:
             pipe.send((load, how, updates))
@@ -147,7 +147,7 @@ class Pair:
 
 
 def _serve(pipe: "Connection[Any, Any]", rank: int, store: str, loads: Mapping[str, Load]) -> None:
-    """One process: make the updates that it is asked for until the pipe closes."""
+    """Make the updates that are asked for until the pipe closes, as one process."""
     torch.set_num_threads(1)
     keep_freed_memory()
     group = TimedGroup.join(rank, RANKS, _CPU, _TIMEOUT_S, f"file://{store}")
@@ -179,7 +179,7 @@ def _in_lockstep(update: Callable[[], object], group: Group) -> None:
 
 
 def compare(pair: Pair, load: str, turns: int, updates: int) -> dict[str, float]:
-    """Updates with and without exchange in turns; medians over turns.
+    """Measure updates with and without exchange in turns; return medians over turns.
 
     A turn's ratio is (updates a second of both ranks together) / (the sum of both processes'
     updates a second without exchange). In lockstep it is what ranks would reach whose exchange

@@ -1,4 +1,4 @@
-"""What a PettingZoo or Gymnasium environment costs more behind the contract than by itself.
+"""Cost of the contract for a PettingZoo or Gymnasium environment, against the bare environment.
 
 CPU time of one thread, per environment step with its resets. Raw stepping is the plainest loop:
 ready-made actions, nothing kept. Both take turns; the figures are medians.
@@ -51,7 +51,7 @@ _CASES: dict[str, dict[str, Any]] = {
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Microseconds per step, raw and behind the contract, for each environment."""
+    """Measure microseconds per step, raw and behind the contract, for each environment."""
     steps, repeats = effort.choose((5, 1), (25, 5), (100, 15))
     result = {}
     for name, options in _CASES.items():
@@ -70,7 +70,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
 
 
 def _raw(plugin: PluginConfig, steps: int) -> Callable[[], float]:
-    """Microseconds per step of the bare objects."""
+    """Return a measurement of the bare objects: microseconds per step."""
     config = AdapterConfig(
         factory=plugin.options["factory"], arguments=plugin.options.get("arguments", {})
     )
@@ -104,7 +104,7 @@ def _raw(plugin: PluginConfig, steps: int) -> Callable[[], float]:
 
 
 def _adapted(plugin: PluginConfig, steps: int) -> Callable[[], float]:
-    """Microseconds per step behind the contract, where a reset takes a step's place."""
+    """Return a measurement behind the contract: microseconds per step, resets in place of steps."""
     environment = make_environment(plugin, _COPIES)
     seeds = np.arange(_COPIES, dtype=np.uint64)
     timestep = environment.reset(seeds)

@@ -47,7 +47,7 @@ LARGEST_DIFFERENCE = 0.02  # of the two paths' images, on average, as a share of
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Tables by preset."""
+    """Measure both paths by preset."""
     keep_freed_memory()
     count, side = effort.choose((2, 64), (8, 256), (32, 512))
     rounds = effort.choose(1, 5, 15)
@@ -76,7 +76,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
 
 
 def make_batch(count: int, side: int) -> dict[str, Tensor]:
-    """Smooth coloured images, and masks of blocks."""
+    """Draw smooth colored images, and masks of blocks."""
     random = torch.Generator().manual_seed(0)
     coarse = torch.rand(count, 3, 9, 9, generator=random)
     image = torch.nn.functional.interpolate(coarse, (side, side), mode="bicubic").clamp(0, 1)
@@ -95,7 +95,7 @@ def _augment(preset: str, device: torch.device) -> SampleAugment:
 def both(
     preset: str, batch: Mapping[str, Tensor], seed: int, device: torch.device = _CPU
 ) -> tuple[Any, Any]:
-    """The path of the device and the loop, as calls without arguments, with the same parameters."""
+    """Return both paths, device and loop, as calls without arguments, with the same parameters."""
     drawn = Draws(*parameters(STRENGTHS[preset]), _CPU)(
         len(batch["image"]), torch.Generator().manual_seed(seed)
     )
@@ -110,7 +110,7 @@ def both(
 
 
 def _on_cpu(preset: str, batch: Mapping[str, Tensor], rounds: int) -> dict[str, float]:
-    """Medians of both in turns; other parameters in each round."""
+    """Measure medians of both in turns; other parameters in each round."""
     spent: dict[str, list[float]] = {"device path": [], "OpenCV loop": []}
     ratios, difference = [], 0.0
     for turn in range(rounds + 1):
@@ -136,7 +136,7 @@ def _difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> flo
 
 
 def count_launches(preset: str) -> dict[str, int]:
-    """Launches, synchronisations and copies of a call; without a checkout of murmur none.
+    """Count launches, synchronizations and copies of a call; without a checkout of murmur none.
 
     They do not depend on the size of images.
     """
@@ -170,7 +170,7 @@ def count_launches(preset: str) -> dict[str, int]:
 
 
 def _kornia(preset: str) -> Callable[[Tensor, Tensor], Any]:
-    """AugmentationSequential with a preset's bounds, for images [B, 3, H, W] and masks."""
+    """Return AugmentationSequential with a preset's bounds, for images [B, 3, H, W] and masks."""
     import kornia.augmentation as ka
 
     s, parts = STRENGTHS[preset], []
@@ -197,7 +197,7 @@ def _kornia(preset: str) -> Callable[[Tensor, Tensor], Any]:
 def _on_cuda(
     preset: str, batch: Mapping[str, Tensor], repeats: int, loop_ms: float
 ) -> dict[str, float]:
-    """Means over repeats, in ms of wall time, and what the host waits for."""
+    """Measure means over repeats, in ms of wall time, and the host's waits."""
     calls = device_calls(preset, batch, torch.device("cuda"))
     table = {name: call_ms(call, repeats, torch.device("cuda")) for name, call in calls.items()}
     kornia = calls["kornia's AugmentationSequential"]
@@ -231,7 +231,7 @@ def device_calls(
 
 
 def call_ms(call: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Mean wall time of a call once it is captured, waiting for the device once at the end."""
+    """Measure the mean wall time of a captured call, waiting for the device once at the end."""
 
     def wait() -> None:
         if device.type == "cuda":
@@ -248,7 +248,7 @@ def call_ms(call: Callable[[], object], repeats: int, device: torch.device) -> f
 
 
 def loop_ms(preset: str, batch: Mapping[str, Tensor], rounds: int) -> float:
-    """Median CPU time of the loop over the batch's images, on one core; OpenCV takes one thread."""
+    """Measure the loop's median CPU time over the batch's images, on one core and thread."""
     threads, spent = cv2.getNumThreads(), []
     cv2.setNumThreads(1)
     try:
@@ -263,13 +263,13 @@ def loop_ms(preset: str, batch: Mapping[str, Tensor], rounds: int) -> float:
 
 
 def difference_on(preset: str, batch: Mapping[str, Tensor], device: torch.device) -> float:
-    """Mean difference of the images of both paths, as a share of the range."""
+    """Return the mean difference of the images of both paths, as a share of the range."""
     ours, theirs = (call() for call in both(preset, batch, 1, device))
     return _difference({"image": ours["image"].to(_CPU)}, theirs)
 
 
 def _host_waits(call: Callable[[], object]) -> int:
-    """Synchronisations and copies between host and device that a profiler sees in a call."""
+    """Count synchronizations and copies between host and device that a profiler sees in a call."""
     kinds = (torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=kinds) as profile:
         call()

@@ -47,7 +47,7 @@ _CPU = torch.device("cpu")
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Updates with 1 and 2 threads in fp32 and bf16, and the convolutions one by one."""
+    """Measure updates with 1 and 2 threads in fp32 and bf16, and the convolutions one by one."""
     rounds = effort.choose(1, 2, 7)
     threads_before = torch.get_num_threads()
     small = effort is Effort.SMOKE
@@ -75,7 +75,7 @@ def _threads(count: int) -> str:
 
 
 def rollout(episodes: int) -> Batch:
-    """Episodes of the real environment under random legal actions."""
+    """Play episodes of the real environment under random legal actions."""
     environment = make_environment(PluginConfig(name="terrain"), episodes)
     spec = environment.spec
     length = spec.max_episode_steps + 1
@@ -105,7 +105,7 @@ def _row(timestep: TimeStep, action: np.ndarray[Any, Any]) -> dict[str, Tensor]:
 
 
 def make(precision: str, *, small: bool, group: Group = ALONE) -> coma.Coma:
-    """COMA with its defaults; small: with narrow networks, one pass over one minibatch."""
+    """Build COMA with its defaults; small: with narrow networks, one pass over one minibatch."""
     environment: VectorEnvironment = make_environment(PluginConfig(name="terrain"), 1)
     network = PluginConfig(name="cnn", **({"channels": (8, 8, 8)} if small else {}))
     options = {"batch_number": 1, "data_passes": 1} if small else {}
@@ -120,7 +120,7 @@ def make(precision: str, *, small: bool, group: Group = ALONE) -> coma.Coma:
 
 
 def compare(batch: Batch, rounds: int, *, small: bool) -> dict[str, dict[str, float]]:
-    """fp32 and bf16 updates, both ways, and matmuls in turns; medians."""
+    """Measure fp32 and bf16 updates, both ways, and matmuls in turns; return medians."""
     precisions = ("fp32", "fp32 direct", "bf16", "bf16 direct")
     algorithms = {name: make(name.split()[0], small=small) for name in precisions}
     counter = FlopCounterMode(display=False)
@@ -175,7 +175,7 @@ def compare(batch: Batch, rounds: int, *, small: bool) -> dict[str, dict[str, fl
 
 @contextmanager
 def ways(name: str) -> Iterator[None]:
-    """Without Toom and Cook's method where the name says `direct`."""
+    """Disable Toom and Cook's method if the name says `direct`."""
     pieces = toom_cook.pieces
     if name.endswith(" direct"):
         toom_cook.pieces = lambda *_: None
@@ -186,7 +186,7 @@ def ways(name: str) -> Iterator[None]:
 
 
 def bare(algorithm: coma.Coma, *, small: bool) -> Callable[[], None]:
-    """A step that passes a minibatch forward and backward through plain copies of both networks."""
+    """Return a step that passes a minibatch forward and backward through plain networks."""
     width, rows = (_SMALL_WIDTH, _SMALL_ROWS) if small else (_WIDTH, _ROWS)
     networks = []
     for inputs in (algorithm._actor_inputs, algorithm._critic_inputs):
@@ -209,7 +209,7 @@ def bare(algorithm: coma.Coma, *, small: bool) -> Callable[[], None]:
 
 
 class Clocks:
-    """CPU seconds in the parts of an update, by wrapping what it calls.
+    """CPU seconds in the parts of an update, measured by wrappers around their calls.
 
     networks: forward passes of minibatches. backward and step: gradients, clipping, Adam.
     targets: the target critic's pass and what follows from it. features: building inputs and
@@ -248,7 +248,7 @@ class Clocks:
 
     @contextmanager
     def _in(self, part: str) -> Any:  # noqa: ANN401
-        """Time belongs to the innermost part; a network's pass for the targets is theirs."""
+        """Charge time to the innermost part; a network's pass for the targets counts as theirs."""
         outer = self._part
         if outer == "targets" and part == "networks":
             yield
@@ -273,7 +273,7 @@ class ToomCook(nn.Module):
         self.weight, self.bias = convolution.weight, convolution.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, O, H', W']."""
+        """Convolve [B, C, H, W] to [B, O, H', W']."""
         assert self.bias is not None
         pieces = toom_cook.pieces(x, self.weight, (1, 1))
         assert pieces is not None
@@ -288,7 +288,7 @@ class Unfold(nn.Module):
         self.weight, self.bias = convolution.weight, convolution.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, O, H', W']."""
+        """Convolve [B, C, H, W] to [B, O, H', W']."""
         o, c, kh, kw = self.weight.shape
         assert self.bias is not None
         patches = x.unfold(2, kh, 1).unfold(3, kw, 1)  # [B, C, H', W', kh, kw]
@@ -299,7 +299,7 @@ class Unfold(nn.Module):
 
 
 def convolutions(precision: str, turns: int, *, small: bool) -> dict[str, dict[str, float]]:
-    """Formulation -> critic's layer -> CPU ms of a minibatch forward and backward, medians."""
+    """Measure CPU ms of a minibatch forward and backward, by formulation and critic's layer."""
     width, rows = (_SMALL_WIDTH, _SMALL_ROWS) if small else (_WIDTH, _ROWS)
     torch.manual_seed(0)
     table: dict[str, dict[str, float]] = {}

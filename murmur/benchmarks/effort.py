@@ -1,4 +1,4 @@
-"""How carefully a benchmark measures."""
+"""Extents of a benchmark's measurement."""
 
 from enum import StrEnum
 from typing import TypeVar
@@ -7,12 +7,12 @@ T = TypeVar("T")
 
 
 class Effort(StrEnum):
-    """How carefully to measure.
+    """Extent of a measurement.
 
     Attributes:
-        SMOKE: one measurement that only shows that the benchmark runs: seconds.
-        QUICK: roughly.
-        FULL: carefully; what is kept as a result.
+        SMOKE: one measurement of some seconds that only shows that the benchmark runs.
+        QUICK: rough measurement.
+        FULL: careful measurement, which may be kept as a result.
     """
 
     SMOKE = "smoke"
@@ -20,5 +20,5 @@ class Effort(StrEnum):
     FULL = "full"
 
     def choose(self, smoke: T, quick: T, full: T) -> T:
-        """The one of three values that belongs to this effort."""
+        """Return the one of three values that belongs to this effort."""
         return {Effort.SMOKE: smoke, Effort.QUICK: quick, Effort.FULL: full}[self]

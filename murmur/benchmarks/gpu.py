@@ -1,4 +1,4 @@
-"""Every figure of the GPU path in one table, with its goal, its prediction and what it was before.
+"""All figures of the GPU path in one table, with goal, prediction and former value.
 
 Needs CUDA; a call takes at most six minutes, and the next one continues. Each topic runs in a
 process of its own, set up as a learner's, with a time limit; one that fails or is cut short is in
@@ -44,10 +44,10 @@ _IN_PROCESS = ("costs", "masac", "augment", "updates", "acting", "equality", "la
 
 
 def run(effort: Effort = Effort.FULL, chosen: Sequence[str] = ()) -> dict[str, Any]:
-    """The table, the topics and the device.
+    """Measure the topics; return the table, the topics and the device.
 
     Args:
-        effort: how carefully.
+        effort: extent of the measurement.
         chosen: topics to measure, in this order; none: all, the most valuable first.
 
     Raises:
@@ -60,7 +60,7 @@ def run(effort: Effort = Effort.FULL, chosen: Sequence[str] = ()) -> dict[str, A
 
 
 def require_known(chosen: Sequence[str]) -> None:
-    """Refuse topics that there are not.
+    """Refuse unknown topics.
 
     Raises:
         ConfigError: naming those that there are.
@@ -81,11 +81,11 @@ def measure(
     """Measure topics, each in a process of its own.
 
     Args:
-        effort: how carefully.
+        effort: extent of the measurement.
         chosen: topics, in this order.
-        budget_s: seconds of all of them.
-        out: where the result is written after each topic; None: nowhere.
-        session: part of the result's name there.
+        budget_s: time for all of them [s].
+        out: folder of the result, which is written after each topic; None: not written.
+        session: suffix of the result's name.
         device: "cuda", or "cpu" to try the command.
 
     Raises:
@@ -119,7 +119,7 @@ def measure(
 
 
 def dry_run(chosen: Sequence[str] = ()) -> dict[str, Any]:
-    """What would be measured, how long it is likely to take, and what the counts predict.
+    """Return the planned figures, their likely duration and the predictions from the counts.
 
     Args:
         chosen: topics; none: all.
@@ -167,7 +167,7 @@ def dry_run(chosen: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _smoke() -> dict[str, Any]:
-    """The topics' code on the CPU: in this process.
+    """Run the topics' code on the CPU, in this process.
 
     Raises:
         RuntimeError: if any of it fails.
@@ -193,7 +193,7 @@ def _smoke() -> dict[str, Any]:
 
 
 def _result(context: Context, outcomes: dict[str, Outcome]) -> dict[str, Any]:
-    """One table of all figures, in the order of the topics."""
+    """Return one table of all figures, in the order of the topics."""
     planned = [f for name in outcomes if name in TOPICS for f in TOPICS[name].plan(context)]
     values = {name: value for o in outcomes.values() for name, value in o.figures.items()}
     device = torch.device(context.device)
@@ -212,7 +212,7 @@ def _result(context: Context, outcomes: dict[str, Outcome]) -> dict[str, Any]:
 
 
 def _label(effort: Effort, device: str) -> str:
-    """Names what results belong together: source, device, torch, effort."""
+    """Name the results that belong together: source, device, torch, effort."""
     name = torch.cuda.get_device_name() if device == "cuda" else device
     parts = (commit(), name, torch.__version__, effort.value)
     return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(parts))

@@ -25,7 +25,7 @@ SESSIONS, TARGET_MS = 32, 20.0
 
 
 def experiment(sessions: int, target_ms: float) -> dict[str, Any]:
-    """`spread`, updates of some tenths of a second, and as many between them."""
+    """Return `spread` with updates of some tenths of a second, and as long between them."""
     return {
         "environment": {"name": "spread"},
         "env_server": {"num_workers": 1, "envs_per_worker": ENVS, "sessions_per_worker": 1},
@@ -49,7 +49,7 @@ def experiment(sessions: int, target_ms: float) -> dict[str, Any]:
 
 
 def seen_by_doctor(seen: Scrape) -> dict[str, dict[float, float]]:
-    """Buckets as the doctor takes them."""
+    """Return buckets as the doctor takes them."""
     return {
         **{phase: seen.phases.get(("acting_seconds", phase), {}) for phase in ("update", "idle")},
         "inference": seen.buckets.get("inference_seconds", {}),
@@ -57,7 +57,7 @@ def seen_by_doctor(seen: Scrape) -> dict[str, dict[float, float]]:
 
 
 async def measure(processes: Processes, sessions: int, warm_s: float, seconds: float) -> list[Any]:
-    """The learner's metrics before and after `seconds`, rows, and how busy the machine is."""
+    """Return the learner's metrics before and after `seconds`, rows, and the machine's load."""
     players = [Player(processes.address, i) for i in range(sessions)]
     async with playing(players):
         await asyncio.sleep(warm_s)
@@ -72,7 +72,7 @@ async def measure(processes: Processes, sessions: int, warm_s: float, seconds: f
 
 
 def one(sessions: int, target_ms: float, warm_s: float, seconds: float) -> dict[str, Any]:
-    """Figures with one target; 0: none."""
+    """Measure one target; 0: none."""
     with Processes(experiment(sessions, target_ms), servers=()) as processes:
         before, after, rows, busy = asyncio.run(measure(processes, sessions, warm_s, seconds))
     seen = since(seen_by_doctor(before), seen_by_doctor(after))
@@ -93,7 +93,7 @@ def one(sessions: int, target_ms: float, warm_s: float, seconds: float) -> dict[
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Everything."""
+    """Measure latencies with and without targets."""
     sessions = effort.choose(4, SESSIONS, SESSIONS)
     warm_s, seconds = effort.choose((0.3, 0.4), (3.0, 8.0), (5.0, 30.0))
     repeats = effort.choose(1, 1, 2)

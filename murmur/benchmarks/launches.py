@@ -48,9 +48,9 @@ def count(presets: Sequence[str], checkout: Path | None = None, option: str = ""
     """Count in a process of its own.
 
     Args:
-        presets: of PRESETS.
-        checkout: the folder of another murmur; None: this one.
-        option: "--acts-only", "--runs-only" or "--smoke" count less.
+        presets: names in PRESETS.
+        checkout: folder of another murmur; None: this one.
+        option: option for a shorter count, "--acts-only", "--runs-only" or "--smoke".
 
     Raises:
         ConfigError: if this is no checkout.
@@ -83,7 +83,7 @@ def count(presets: Sequence[str], checkout: Path | None = None, option: str = ""
 
 
 def table(here: Counts, there: Counts | None = None) -> dict[str, dict[str, Any]]:
-    """A row for each preset and work: counts here, and beside them those of the other checkout."""
+    """Return a row for each preset and work: counts here, and those of the other checkout."""
     rows: dict[str, dict[str, Any]] = {}
     for preset, works in here.items():
         for work, found in works.items():
@@ -103,7 +103,7 @@ def table(here: Counts, there: Counts | None = None) -> dict[str, dict[str, Any]
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """All presets here; to smoke, the acts of one."""
+    """Count all presets here; to smoke, the acts of one."""
     smoke = effort is Effort.SMOKE
     counts = count(_SMOKE, option="--smoke") if smoke else count(tuple(PRESETS))
     return {"launches": table(counts)}

@@ -48,7 +48,7 @@ _STATES_OF_A_MESSAGE = 4  # that a worker enters: step, pack, wait, unpack
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """What is accounted for, by thread; what it costs, by environments of a message."""
+    """Measure the accounted time by thread, and the ledger's cost by environments per message."""
     result: dict[str, Any] = {}
     if effort is not Effort.SMOKE:  # a training more
         result["adds up"] = adds_up(effort.choose(0.0, 20.0, 600.0))
@@ -65,7 +65,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
 
 
 def adds_up(seconds: float) -> dict[str, Any]:
-    """Thread -> seconds passed, and the share of them that is in a state."""
+    """Measure the seconds of each thread, and the share of them that is in a state."""
     config = experiment(8, 2)
     config["env_server"]["num_workers"] = _WORKERS
     with Processes(config) as processes:
@@ -100,7 +100,7 @@ def _in_states(snapshot: Snapshot, thread: str) -> float:
 
 
 def _thread_cpu(process: psutil.Process) -> dict[str, float]:
-    """Processor seconds by the name of the thread, as Linux counts them."""
+    """Return processor seconds by the name of the thread, as Linux counts them."""
     cpu: dict[str, float] = {}
     for thread in process.threads():
         name = Path(f"/proc/{process.pid}/task/{thread.id}/comm").read_text().strip()
@@ -109,7 +109,7 @@ def _thread_cpu(process: psutil.Process) -> dict[str, float]:
 
 
 def nanoseconds(rounds: int) -> dict[str, float]:
-    """What one change of state takes: on a thread of the learner, of a worker, of the device."""
+    """Measure a change of state on a thread of the learner, of a worker and of the device [ns]."""
     spent: dict[str, float] = {}
 
     def on_a_thread() -> None:
@@ -137,7 +137,7 @@ def nanoseconds(rounds: int) -> dict[str, float]:
 
 
 def _time(what: Any, changes: int, rounds: int) -> float:  # noqa: ANN401 - called without arguments
-    """Nanoseconds of processor for each of the changes of a call; the least disturbed round."""
+    """Measure nanoseconds of processor per change of a call, in the least disturbed round."""
     spent = timeit.repeat(what, number=2_000, repeat=rounds, timer=time.thread_time)
     return min(spent) / 2_000 / changes * 1e9
 
@@ -186,16 +186,16 @@ class Training:
         self._folder.cleanup()
 
     def counted(self) -> dict[str, float]:
-        """The learner's counters now."""
+        """Return the learner's counters now."""
         return scrape(self._url)[0]
 
     def worker_cpu(self) -> float:
-        """Processor seconds of the environment server and its worker so far."""
+        """Return the processor seconds of the environment server and its worker so far."""
         server = psutil.Process(self._server.pid)
         return sum(map(cpu_s, [server, *server.children(recursive=True)]))
 
     def window(self, seconds: float) -> tuple[float, float, float]:
-        """Rows, processor seconds of the learner, and seconds; in a window with at least a row."""
+        """Return rows, CPU seconds of the learner, and seconds, of a window with at least a row."""
         first = self.counted()["rows_received_total"]
         cpu, since, rows = time.process_time(), time.monotonic(), 0.0
         while not rows:  # a slow machine may be busy with one update
@@ -205,7 +205,7 @@ class Training:
 
 
 def counted(training: Training, costs: dict[str, float], seconds: float) -> dict[str, float]:
-    """Changes of state a row, and the share of the processor time that goes into them."""
+    """Return changes of state per row, and their share of the processor time."""
     changes: dict[str, int] = {"device": 0}
     enter, working = Ledger.enter, DeviceClock.working
 
@@ -246,7 +246,7 @@ def _patched(enter: Any, working: Any) -> Iterator[None]:  # noqa: ANN401 - func
 
 
 def seen(training: Training, pairs: int, seconds: float) -> dict[str, float]:
-    """How much more processor time a row takes, and how much slower rows come, with a ledger.
+    """Measure how much CPU time per row a ledger adds, and how much it slows rows down.
 
     Logarithms of ratios, so 0.01 is 1 %, with the standard error of their mean.
     """

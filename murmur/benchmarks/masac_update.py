@@ -46,7 +46,7 @@ _VIEWS = {
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """The table on one CPU core; on CUDA too where there is one."""
+    """Measure the table on one CPU core; on CUDA too if there is one."""
     keep_freed_memory()  # as a learner does
     sizes = effort.choose((2,), (2, 4, 8), (2, 4, 8))
     before = torch.get_num_threads()
@@ -77,7 +77,7 @@ def make(
     group: Group = ALONE,
     **options: Any,  # noqa: ANN401
 ) -> Masac:
-    """MASAC of the benchmark's size; of a rank, if it learns with others."""
+    """Build MASAC of the benchmark's size; of a rank, if it learns with others."""
     spec = EnvSpec(
         "toy",
         agents,
@@ -91,7 +91,7 @@ def make(
 
 
 def batch(agents: int, device: torch.device, size: int = _BATCH) -> ReplayBatch:
-    """Random transitions."""
+    """Draw random transitions."""
     random = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -122,7 +122,7 @@ def sequential_update(
 
 
 def _on_cpu(agents: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Medians over rounds; one update of each kind in turn."""
+    """Measure medians over rounds, one update of each kind in turn."""
     cpu = torch.device("cpu")
     rows = batch(agents, cpu)
     updates: dict[str, Callable[[ReplayBatch], object]] = {}
@@ -156,7 +156,7 @@ def _on_cpu(agents: int, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def _on_cuda(agents: int, repeats: int) -> dict[str, float]:
-    """Milliseconds of one update, mean over repeats."""
+    """Measure milliseconds of one update, mean over repeats."""
     cuda = torch.device("cuda")
     rows = batch(agents, cuda)
     updates: dict[str, Callable[[ReplayBatch], object]] = {
@@ -182,7 +182,7 @@ def _on_cuda(agents: int, repeats: int) -> dict[str, float]:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what is dispatched and is no view."""
+    """Dispatch mode that counts operations, views left out."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -202,14 +202,14 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def count_gflop(call: Callable[[], object]) -> float:
-    """1e9 additions and multiplications of the matrix products of a call, the backward pass too."""
+    """Count 1e9 operations of a call's matrix products, the backward pass included."""
     with FlopCounterMode(display=False) as counter:
         call()
     return float(counter.get_total_flops()) / 1e9
 
 
 def count_operations(call: Callable[[], object]) -> Counter[str]:
-    """ATen operations that a call dispatches, by name, views left out."""
+    """Count ATen operations that a call dispatches, by name, views left out."""
     with _Operations() as operations:
         call()
     counted: Counter[str] = operations.counted

@@ -14,7 +14,7 @@ DESCRIPTION = (
 
 
 def experiment(*, small: bool = False) -> dict[str, Any]:
-    """The reference mission with the full-size networks, one worker, no GPU; or a small one."""
+    """Return the reference mission with full-size networks and one worker; or a small one."""
     network = {"channels": [4, 4, 4], "hidden": [4]} if small else {}
     algorithm = {"batch_size": 60, "batch_number": 1, "data_passes": 1} if small else {}
     return {
@@ -27,7 +27,7 @@ def experiment(*, small: bool = False) -> dict[str, Any]:
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Process -> megabytes, resident and of its own (USS), after some updates."""
+    """Measure megabytes by process, resident and of its own (USS), after some updates."""
     with Processes(experiment(small=effort is Effort.SMOKE)) as processes:
         processes.wait_for_updates(effort.choose(1, 2, 10), timeout_s=600)
         result: dict[str, Any] = {

@@ -33,7 +33,7 @@ DESCRIPTION = (
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Updates by load, with and without exchange; messages a second of one learner and of two."""
+    """Measure updates by load, with and without exchange; messages per second by learners."""
     cores = two_cores()
     loads = SMOKE if effort is Effort.SMOKE else LOADS
     turns = effort.choose(1, 3, 11)
@@ -55,7 +55,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
 
 
 def updates_of(pair: Pair, load: str, effort: Effort) -> int:
-    """How many updates fill a turn: about four seconds, of a quick measurement one."""
+    """Return the number of updates that take about four seconds, one second if effort is quick."""
     if effort is Effort.SMOKE:
         return 2
     once = statistics.median(pair.measure(load, APART, 1)[0].wall_s for _ in range(3))

@@ -25,7 +25,7 @@ _SPEC = EnvSpec("toy", 4, (ArraySpec("observation", "float32", (18,)),), Continu
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Milliseconds, medians, for each device."""
+    """Measure median milliseconds for each device."""
     rows, repeats = effort.choose((10_000, 1), (100_000, 20), (_ROWS, 200))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -70,7 +70,7 @@ def _measure(device: torch.device, rows: int, repeats: int) -> dict[str, float]:
 
 
 def _put(storage: ReplayStorage) -> None:
-    """Rows that are all in mid-episode."""
+    """Add rows that are all in mid-episode."""
     unroll = storage.begin(_ENVS, 0, 0)
     unroll.arrays["step_type"].fill_(1)
     unroll.cursor = storage.length + 1
@@ -78,7 +78,7 @@ def _put(storage: ReplayStorage) -> None:
 
 
 def _time(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median milliseconds: of CPU time on a CPU, else of elapsed time."""
+    """Measure median milliseconds: of CPU time on a CPU, else of elapsed time."""
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     spent = []
     for turn in range(repeats + 20):

@@ -1,4 +1,4 @@
-"""What certificates and tokens cost: the same training with and without, in turns.
+"""Cost of certificates and tokens: the same training with and without, in turns.
 
 `spread` at 32 environments a message, as in training_rate.py; learner and environment server are
 real processes that speak TLS over loopback. A busy machine disturbs both alike; of several turns
@@ -31,7 +31,7 @@ _COMPARED = (
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Rates with and without, and their ratio."""
+    """Measure rates with and without, and their ratio."""
     turns, warm_up_s, seconds = effort.choose((1, 0.0, 0.2), (2, 2.0, 6.0), (5, 10.0, 20.0))
     measured: dict[str, list[dict[str, float]]] = {"plain text": [], "TLS and tokens": []}
     with tempfile.TemporaryDirectory(prefix="murmur-certs-") as name:

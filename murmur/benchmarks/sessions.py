@@ -40,7 +40,7 @@ _ALONE = ("grpc.use_local_subchannel_pool", 1)  # else the channels of a process
 
 
 def experiment(sessions: int) -> dict[str, Any]:
-    """`spread` with small networks.
+    """Return `spread` with small networks.
 
     Rows may be any number of updates old: else sessions wait for each other's rows, which is the
     algorithm's doing, and hides what the server does. Nothing is learned from rows that old: at an
@@ -70,7 +70,7 @@ class Player:
     """One session, as fast as it is answered or with a pause before each message.
 
     Attributes:
-        rows: messages answered.
+        rows: number of messages answered.
     """
 
     def __init__(self, address: str, number: int, pause_s: float = 0.0) -> None:
@@ -80,7 +80,7 @@ class Player:
         self.rows = 0
 
     async def play(self, welcomed: asyncio.Event) -> None:
-        """Until cancelled.
+        """Play until canceled.
 
         Raises:
             Disconnected: if the learner refuses the session or ends it.
@@ -99,7 +99,7 @@ class Player:
 
     @contextlib.asynccontextmanager
     async def stream(self) -> AsyncIterator[Stream]:
-        """A stream over a connection of its own, dropped at the end without a status."""
+        """Open a stream over a connection of its own, dropped at the end without a status."""
         metrics = WorkerMetrics("train", CollectorRegistry())
         options = [*channel_options(self._address), _ALONE]
         async with aio.insecure_channel(self._address, options) as channel:
@@ -112,7 +112,7 @@ class Player:
 
 @contextlib.asynccontextmanager
 async def playing(players: Iterable[Player]) -> AsyncIterator[None]:
-    """All of them at once; returns when all are welcomed, cuts them off at the end."""
+    """Play with all at once; return when all are welcomed, cut them off at the end."""
     events, tasks = [], []
     for player in players:
         events.append(asyncio.Event())
@@ -136,14 +136,14 @@ async def playing(players: Iterable[Player]) -> AsyncIterator[None]:
 
 
 async def count(players: list[Player], seconds: float) -> list[int]:
-    """Rows of each within this time in seconds."""
+    """Count rows of each player within this time in seconds."""
     before = [p.rows for p in players]
     await asyncio.sleep(seconds)
     return [p.rows - b for p, b in zip(players, before, strict=True)]
 
 
 def spread_of(rows: list[int], seconds: float) -> dict[str, float]:
-    """Of one group of sessions."""
+    """Return the spread of rates of one group of sessions."""
     return {
         "sessions": len(rows),
         "messages_per_s": sum(rows) / seconds,
@@ -154,7 +154,7 @@ def spread_of(rows: list[int], seconds: float) -> dict[str, float]:
 
 
 async def equal_and_mixed(address: str, sessions: int, seconds: float) -> dict[str, Any]:
-    """All as fast as they can; one more; then three quarters of them slow."""
+    """Measure sessions at full speed, with one more, then with three quarters of them slow."""
     result: dict[str, Any] = {}
     players = [Player(address, i) for i in range(sessions)]
     async with playing(players):
@@ -177,7 +177,7 @@ async def equal_and_mixed(address: str, sessions: int, seconds: float) -> dict[s
 async def storm(
     address: str, learner: psutil.Process, connections: int, at_once: int
 ) -> dict[str, Any]:
-    """Short-lived sessions, several at a time, beside as many that play."""
+    """Open short-lived sessions, several at a time, beside as many that play."""
     players = [Player(address, i) for i in range(at_once)]
     waiting = asyncio.Semaphore(at_once)
     played = refused = 0
@@ -226,7 +226,7 @@ async def storm(
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Everything."""
+    """Measure rates of sessions, and the storm of short ones."""
     seconds, connections = effort.choose((0.5, 16), (10.0, 200), (40.0, 2000))
     sessions, at_once = effort.choose((8, 4), (SESSIONS, 32), (SESSIONS, 32))
     with Processes(experiment(sessions), servers=()) as processes:

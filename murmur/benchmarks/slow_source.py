@@ -1,4 +1,4 @@
-"""A source of random images that takes its time, for planting a bottleneck."""
+"""A slow source of random images, for planting a bottleneck."""
 
 import hashlib
 import time
@@ -11,10 +11,10 @@ from shared.timestep import Array
 
 
 class SlowSource:
-    """Waits for every sample without using the processor, as a slow disk would."""
+    """Source that waits for every sample without using the processor, as a slow disk would."""
 
     def __init__(self, train: int, valid: int = 0, size: int = 32, delay_ms: float = 30.0) -> None:
-        """Samples of size x size pixels, each after `delay_ms`."""
+        """Prepare samples of size x size pixels, each after `delay_ms`."""
         self._delay_s, self._size = delay_ms / 1e3, size
         self.spec = SampleSpec(
             name="slow",
@@ -28,7 +28,7 @@ class SlowSource:
         )
 
     def read(self, split: str, index: int) -> dict[str, Array]:
-        """Noise whose mask says where it is red."""
+        """Return noise with a mask of its red pixels."""
         time.sleep(self._delay_s)
         size = self._size
         image = np.random.default_rng(index).integers(0, 256, (3, size, size), np.uint8)

@@ -44,7 +44,7 @@ _BATCH = 8  # of the DataLoader
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """CPU ms of a pair and pairs per CPU-second, for each size that samples are resized to."""
+    """Measure CPU ms of a pair and pairs per CPU-second, for each size of the samples."""
     count, rounds = effort.choose((8, 1), (64, 3), (128, 7))
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="murmur-bench-") as name:
@@ -60,7 +60,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
 
 
 def write_folder(folder: Path, count: int) -> None:
-    """Portraits as the source `folder` reads them; one of them to validate with."""
+    """Write portraits as the source `folder` reads them; one of them to validate with."""
     import cv2
 
     from env_service.sources.faces import Config, build
@@ -81,7 +81,7 @@ def write_folder(folder: Path, count: int) -> None:
 
 
 def compare(folder: Path, size: int, count: int, rounds: int) -> dict[str, Any]:
-    """Both ways and the source alone, in turns."""
+    """Measure both ways and the source alone, in turns."""
     plugin = PluginConfig(name="folder", path=str(folder), size=size)
     turns: dict[str, list[tuple[float, float]]] = {"supply": [], "DataLoader": [], "read": []}
     with Supply(plugin) as supply, Loader(folder, size, count) as loader:
@@ -100,7 +100,7 @@ def compare(folder: Path, size: int, count: int, rounds: int) -> dict[str, Any]:
 
 
 def _timed(epoch: "partial[None] | Any", pid: int | None) -> tuple[float, float]:  # noqa: ANN401
-    """CPU seconds of a process, and elapsed ones."""
+    """Return CPU seconds of a process, and elapsed ones."""
     process = psutil.Process(pid)
     cpu, began = cpu_s(process), time.monotonic()
     epoch()
@@ -116,10 +116,10 @@ def _read(plugin: PluginConfig, count: int) -> None:
 
 
 class Files(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """The same files as most people read them."""
+    """Data set of the same files, read in the common way."""
 
     def __init__(self, folder: Path, size: int, count: int) -> None:
-        """List them."""
+        """List the files."""
         self._images = sorted((folder / "images").iterdir())[:count]
         self._masks = sorted((folder / "masks").iterdir())[:count]
         self._size = size
@@ -141,10 +141,10 @@ class Files(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class Loader:
-    """A DataLoader with one worker, which lives from turn to turn."""
+    """A DataLoader with one worker, which stays alive between turns."""
 
     def __init__(self, folder: Path, size: int, count: int) -> None:
-        """Prepare it."""
+        """Prepare the DataLoader."""
         self._loader = torch.utils.data.DataLoader(
             Files(folder, size, count),
             _BATCH,
@@ -169,23 +169,23 @@ class Loader:
         del self._loader
 
     def epoch(self) -> None:
-        """Every pair once."""
+        """Read every pair once."""
         for _ in self._loader:
             pass
 
 
 class Supply:
-    """A worker process of murmur that supplies, and the learner's end of its session."""
+    """A worker process of murmur that supplies samples, and the learner's end of its session."""
 
     def __init__(self, plugin: PluginConfig) -> None:
-        """Prepare both."""
+        """Prepare the server and the worker."""
         self._plugin = plugin
         self._loop = asyncio.new_event_loop()
         self._asked: asyncio.Queue[int] = asyncio.Queue()
         self._done: asyncio.Queue[None] = asyncio.Queue()
 
     def __enter__(self) -> "Supply":
-        """Listen, start the worker, wait for its first samples."""
+        """Listen, start the worker, and wait for its first samples."""
         port = self._loop.run_until_complete(self._listen())
         context = mp.get_context("spawn")
         self._process = context.Process(target=_work, args=(self._plugin, port), daemon=True)
@@ -203,7 +203,7 @@ class Supply:
         self._loop.close()
 
     def epoch(self, count: int) -> None:
-        """The first `count` pairs once."""
+        """Read the first `count` pairs once."""
 
         async def play() -> None:
             await self._asked.put(count)
@@ -220,7 +220,7 @@ class Supply:
         return port
 
     async def _serve(self, _: object, context: aio.ServicerContext[bytes, bytes]) -> None:
-        """Ask as the learner does: several grants ahead."""
+        """Send grants as the learner does: several ahead."""
         from learner_service.serving.supply import grant_sizes
 
         hello = pb.WorkerMessage.FromString(await context.read()).hello
@@ -250,14 +250,14 @@ class Supply:
 
 
 def _grants(spec: SampleSpec, count: int, size: int, before: int) -> Iterator[Grant]:
-    """Grants for the first samples of the training split, in order."""
+    """Yield grants for the first samples of the training split, in order."""
     for number, first in enumerate(range(0, count, size), before + 1):
         indices = tuple(range(first, min(first + size, count)))
         yield Grant(number, 0, 0, indices)
 
 
 def _work(plugin: PluginConfig, port: int) -> None:
-    """A spawned process's outermost function: supply as a worker of an environment server does."""
+    """Supply as a worker of an environment server does. A spawned process's outermost function."""
     import uvloop
     from prometheus_client import CollectorRegistry
 

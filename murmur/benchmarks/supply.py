@@ -16,7 +16,7 @@ _FORECAST = 2  # times as many servers
 
 
 def run(effort: Effort) -> dict[str, Any]:
-    """Two trainings: one that waits for samples, one that has all of them."""
+    """Measure two trainings: one that waits for samples, one that has all of them."""
     seconds = effort.choose(0.8, 6.0, 20.0)
     return {**_streaming(seconds), **_cached(effort.choose(1.0, 8.0, 20.0))}
 
@@ -36,7 +36,7 @@ def _experiment(
 
 
 def _streaming(seconds: float) -> dict[str, Any]:
-    """Samples a second of one server and of two, and what the doctor expects of two."""
+    """Measure samples per second of one server and of two, and the doctor's forecast of two."""
     with Processes(_experiment(400, 16, _DELAY_MS, "stream", batch_size=8)) as processes:
         processes.wait_for_updates(2)
         before = processes.snapshot()
@@ -70,13 +70,13 @@ def _wait_for_sessions(processes: Processes, count: int) -> None:
 
 
 def _rate(before: Snapshot, after: Snapshot, counter: str) -> float:
-    """How much a counter grew in a second."""
+    """Return a counter's increase per second."""
     grown = after.metrics[counter] - before.metrics[counter]
     return grown / (after.wall_s - before.wall_s)
 
 
 def _cached(seconds: float) -> dict[str, Any]:
-    """How busy the device is once every sample is on it."""
+    """Measure the busy share of the device once its cache holds every sample."""
     with Processes(_experiment(64, 32, 0.0, "device", batch_size=32)) as processes:
         _wait_for_samples(processes, 64)
         before, after = processes.window(seconds)

@@ -38,7 +38,7 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 def experiment(envs_per_session: int, sessions: int, arm: str = "COMA") -> dict[str, Any]:
-    """The configuration: one update per episode of all environments, but at least 2400 rows."""
+    """Return the configuration: an update per episode of all environments, at least 2400 rows."""
     envs = envs_per_session * sessions
     rows = max(2400, envs * EPISODE_STEPS * NUM_AGENTS)
     return {
@@ -76,7 +76,7 @@ def measure(
 
 
 def rates(before: Snapshot, after: Snapshot) -> dict[str, float]:
-    """What happened between two moments."""
+    """Return the rates, latencies and CPU times between two snapshots."""
 
     def gained(name: str) -> float:
         return after.metrics.get(name, 0.0) - before.metrics.get(name, 0.0)
@@ -111,7 +111,7 @@ def rates(before: Snapshot, after: Snapshot) -> dict[str, float]:
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Environments of a message -> rates; the last is the main figure."""
+    """Measure rates by environments of a message; the last is the main figure."""
     warm_up_s, seconds = effort.choose((0.0, 0.2), (2.0, 6.0), (10.0, 30.0))
     cases = [(arm, case) for arm in list(ARMS)[1:] for case in IPPO_SWEEP]
     cases = [*cases, *(("COMA", case) for case in SWEEP)]

@@ -1,4 +1,4 @@
-"""Transport: what a lock-step round trip costs each side, bare and through murmur's own path.
+"""Transport: cost of a lock-step round trip for each side, bare and through murmur's own path.
 
 Each variant is a server process and a client process on a loopback socket. All variants of one
 payload exist at once and run in turns, so that a busy machine disturbs them alike; what counts is
@@ -60,7 +60,7 @@ _CLIENTS = {"aio": play_aio, "sync": play_sync, "production": play_production}
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """CPU µs per message: payload, streams -> variant -> client, server."""
+    """Measure CPU µs per message: payload, streams -> variant -> client, server."""
     rounds, seconds = effort.choose((1, 0.05), (3, 0.4), (7, 1.0))
     small = effort is Effort.SMOKE
     variants = _SMOKE if small else VARIANTS
@@ -107,7 +107,7 @@ class Pair:
         ours, theirs = context.Pipe()
         style, tuned = variant.split()[0], not variant.endswith("untuned")
         spec = no_op_spec(width)
-        # The bare variants' choice of serialisers; the production path's slow inference.
+        # The bare variants' choice of serializers; the production path's slow inference.
         option = variant.endswith(("protobuf", "ms"))
         self._server = context.Process(
             target=_begin,
@@ -137,13 +137,13 @@ class Pair:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End both."""
+        """End both processes."""
         for process in (self._client, self._server):
             process.kill()
             process.join()
 
     def measure(self, seconds: float) -> Turn:
-        """One turn."""
+        """Measure one turn."""
         client, server = psutil.Process(self._client.pid), psutil.Process(self._server.pid)
 
         def snapshot() -> tuple[float, float, int, float]:
@@ -161,7 +161,7 @@ class Pair:
 
 
 def _begin(tuned: bool, side: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401
-    """A spawned process's outermost function."""
+    """Run one side in a spawned process."""
     if tuned:
         wake_without_preempting()
         _no_op.loop_factory = uvloop.new_event_loop

@@ -57,7 +57,7 @@ def options(
 
 
 def typed_command() -> str:
-    """The command line of this process, as a shell takes it."""
+    """Return the command line of this process, as a shell takes it."""
     return shlex.join(["murmur", *sys.argv[1:]])
 
 

@@ -151,7 +151,7 @@ def slurm(
 
 
 def _settings(config: str, overrides: list[str] | None) -> "ExperimentConfig":
-    """The configuration, checked here."""
+    """Load and check the configuration here."""
     from murmur.settings import completed_here
     from shared.config import load
 
@@ -159,7 +159,7 @@ def _settings(config: str, overrides: list[str] | None) -> "ExperimentConfig":
 
 
 def _new_folder(settings: "ExperimentConfig") -> Path:
-    """Where the run is kept, if nothing is said."""
+    """Return the run's default folder: name and time below run.directory."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return Path(settings.run.directory) / f"{settings.run.name}-{stamp}"
 

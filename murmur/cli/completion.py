@@ -1,4 +1,4 @@
-"""What the shell offers after Tab: names of configurations, runs, benchmarks and baselines.
+"""Shell completion: names of configurations, runs, benchmarks and baselines after Tab.
 
 Typer calls these with what was typed so far. A name that cannot be listed is simply not offered.
 """
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def complete_config(incomplete: str) -> list[str]:
-    """Configurations that come with murmur; if none fits, YAML files and folders here."""
+    """Return configurations that come with murmur; if none fits, YAML files and folders here."""
     from shared.config import config_names
 
     files = Path(incomplete).parent.glob("*.y*ml")
@@ -16,7 +16,7 @@ def complete_config(incomplete: str) -> list[str]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Runs and sweeps under runs/, the newest first; if none fits, folders here."""
+    """Return runs and sweeps under runs/, the newest first; if none fits, folders here."""
     inside = [*Path("runs").glob("*/config.yaml"), *Path("runs").glob("*/sweep.yaml")]
     found = sorted(inside, key=lambda p: p.stat().st_mtime)
     names = _starting(incomplete, [str(path.parent) for path in reversed(found)])
@@ -24,14 +24,14 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def complete_environment(incomplete: str) -> list[str]:
-    """Names of environments."""
+    """Return names of environments."""
     from shared.registry import plugin_names
 
     return _starting(incomplete, plugin_names("env_service.envs", "murmur.environments"))
 
 
 def complete_source(incomplete: str) -> list[str]:
-    """Names of sources; if none fits, YAML files here."""
+    """Return names of sources; if none fits, YAML files here."""
     from shared.registry import plugin_names
 
     files = Path(incomplete).parent.glob("*.y*ml")

@@ -1,4 +1,4 @@
-"""The command that measures what a run learned: evaluate."""
+"""The command that measures a trained policy: evaluate."""
 
 from functools import partial
 from pathlib import Path
@@ -165,7 +165,7 @@ def _play(
     first_seed: int,
     console: Console,
 ) -> tuple[str, "EvaluationResult"]:
-    """Title and result of a scripted baseline, or of the policy that a learner serves."""
+    """Play a scripted baseline, or the policy that a learner serves; return title and result."""
     from murmur.evaluation import evaluate_baseline, evaluate_served
     from murmur.text import duration
 
@@ -187,7 +187,7 @@ def _play_run(
     set_: list[str] | None,
     console: Console,
 ) -> tuple[str, "EvaluationResult", str]:
-    """Title and result of a run's policy, and a note on how to read it."""
+    """Play a run's policy; return title, result, and a note on how to read it."""
     from murmur.evaluation import evaluate_run, optimism
 
     file = run.checkpoint(checkpoint)

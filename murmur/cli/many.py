@@ -158,7 +158,7 @@ def sweep(
 def _changes(
     seeds: str | None, vary: list[str] | None, set_: list[str] | None, **others: object
 ) -> dict[str, Any]:
-    """Keys of a sweep that the options set.
+    """Return the keys of a sweep that the options set.
 
     Raises:
         ConfigError: for an option that cannot be read.
@@ -179,7 +179,7 @@ def _changes(
 
 
 def _to_resume(targets: list[str], folder: Path | None, changes: dict[str, Any]) -> Path:
-    """The folder of the sweep to continue.
+    """Return the folder of the sweep to continue.
 
     Raises:
         ConfigError: if it is not clear which, or if options would change it.

@@ -71,7 +71,7 @@ def plan(
     save_costs: SaveCosts = None,
     json_: Json = False,
 ) -> None:
-    """Forecast a run's rate, utilisation and cost on other machines, by simulation.
+    """Forecast a run's rate, utilization and cost on other machines, by simulation.
 
     A model, not a measurement: what GPUs and networks take is stated unless the run was on them.
 

@@ -1,4 +1,4 @@
-"""Commands about what a run learned: render, report, export."""
+"""Commands that show a trained policy and its results: render, report, export."""
 
 from functools import partial
 from pathlib import Path

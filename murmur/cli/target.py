@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def trained(target: Path | None, config: str | None = None) -> "RunFolder":
-    """The run that is meant: the folder `target`, else the newest, of `config` if given."""
+    """Return the run that is meant: the folder `target`, else the newest, of `config` if given."""
     from murmur.run_folder import RunFolder
     from shared.config import load
 
@@ -29,7 +29,7 @@ def trained(target: Path | None, config: str | None = None) -> "RunFolder":
 def chosen_environment(
     target: Path | None, config: str | None, set_: list[str] | None, console: Console
 ) -> "ExperimentConfig":
-    """The configuration with the environment to play, and says which.
+    """Return the configuration with the environment to play, and print it.
 
     It is that of the run `target`, or `config`, or else of the newest run.
     """
@@ -62,6 +62,6 @@ def _one_of(target: Path | None, config: str | None) -> None:
 
 
 def supervised(target: Path | None, config: str | None) -> "RunFolder | None":
-    """The run that is meant, if it learned from a source."""
+    """Return the run that is meant, if it learned from a source."""
     run = trained(target, config)
     return run if run.config().supervised else None

@@ -1,4 +1,4 @@
-"""Compares groups of runs: tables, profiles, probabilities of improvement, learning curves."""
+"""Comparison of groups of runs: tables, profiles, probabilities of improvement, curves."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class Line:
     """A curve with its interval.
 
     Attributes:
-        x, y: [K] its points.
+        x, y: [K] coordinates of its points.
         low, high: [K] ends of the interval; empty of a single run.
     """
 
@@ -52,17 +52,17 @@ class Line:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What a comparison found on one task, or over all of them.
+    """Result of a comparison on one task, or over all of them.
 
     Attributes:
-        name: of the task.
-        unit: what scores are, for axes.
-        scores: [R, M] of each group.
+        name: name of the task.
+        unit: unit of the scores, for axes.
+        scores: [R, M] scores of each group.
         iqm: interquartile mean of each group.
         improvement: probability that a run of the first group beats one of the second.
         profiles: share of runs above a score, of each group.
         curves: interquartile mean over environment steps, of each group; none over all tasks.
-        env_steps: least and most that a run of each group used.
+        env_steps: smallest and largest number of steps that a run of each group used.
     """
 
     name: str
@@ -77,14 +77,15 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `murmur compare` shows.
+    """Result that `murmur compare` shows.
 
     Attributes:
-        metric: that runs are judged by.
-        groups: of runs.
-        tasks: the result on each task.
-        overall: over all tasks with scaled scores; None of one task, or where groups lack runs.
-        notes: what a reader must know.
+        metric: metric that judges the runs.
+        groups: groups of runs.
+        tasks: results on each task.
+        overall: result over all tasks with scaled scores; None with one task, or if groups lack
+            runs.
+        notes: caveats for the reader.
     """
 
     metric: Metric
@@ -109,14 +110,14 @@ def compare(
 
     Args:
         targets: folders of runs or sweeps, folders that hold runs, or patterns.
-        metric: that runs are judged by, "-" before it if less is better; None: each run's
+        metric: metric that judges the runs, "-" before it if less is better; None: each run's
             evaluation.best_metric.
         by: configuration keys that tell groups apart; none: all that differ.
-        best: whether a run's score is that of its best evaluation, not its last.
+        best: flag to score a run by its best evaluation, not by its last.
         at_steps: environment steps at which scores are taken; None: at the end.
-        any_steps: whether runs may have used different numbers of environment steps.
-        across_tasks: whether runs may be of different tasks.
-        say: takes a line for each run that is left out.
+        any_steps: flag to allow different numbers of environment steps.
+        across_tasks: flag to allow runs of different tasks.
+        say: function called with a line for each run that is left out.
 
     Raises:
         ConfigError: if the runs do not compare, saying what differs.
@@ -141,7 +142,7 @@ def compare(
 
 
 def score_of(run: ComparedRun, best: bool, at_steps: int | None) -> float:
-    """A run's score: at its end, or of its best evaluation; up to `at_steps` if that is given."""
+    """Return a run's score: at its end, or of its best evaluation; up to `at_steps` if given."""
     curve = run.curve
     values = [
         value
@@ -154,7 +155,7 @@ def score_of(run: ComparedRun, best: bool, at_steps: int | None) -> float:
 def _reaching(
     runs: Sequence[ComparedRun], at_steps: int, say: Callable[[str], None]
 ) -> list[ComparedRun]:
-    """The runs that got as far as `at_steps`; the others are named.
+    """Return the runs that got as far as `at_steps`; print the names of the others.
 
     Raises:
         ConfigError: if none did.
@@ -176,7 +177,7 @@ def _reaching(
 def _scores(
     tasks: Sequence[Task], judged: Metric, *, best: bool, at_steps: int | None
 ) -> dict[str, dict[str, Scores]]:
-    """[N, 1] scores of each group's N runs, by task and group; more is better."""
+    """Return scores [N, 1] of each group's N runs, by task and group; more is better."""
     sign = -1.0 if judged.less_is_better else 1.0
     return {
         task.name: {
@@ -221,7 +222,7 @@ def _signed(found: Estimate, sign: float) -> Estimate:
 
 
 def _thresholds(scores: dict[str, Scores]) -> Scores:
-    """Scores at which profiles are drawn: over the range of all runs, and a little beyond it."""
+    """Return scores at which profiles are drawn: the range of all runs, and a little beyond."""
     low = min(float(s.min()) for s in scores.values())
     high = max(float(s.max()) for s in scores.values())
     margin = 0.02 * ((high - low) or abs(high) or 1.0)
@@ -240,13 +241,13 @@ def _profile(scores: Scores, thresholds: Scores, sign: float) -> Line:
 
 
 def learning_curve(runs: Sequence[ComparedRun], at_steps: int | None = None) -> Line:
-    """Interquartile mean of runs over the environment steps that all of them have.
+    """Return the interquartile mean of runs over the environment steps that all of them have.
 
     Between two evaluations of a run its score is interpolated linearly.
 
     Args:
-        runs: of one group, on one task.
-        at_steps: where it ends; None: where the first run ends.
+        runs: runs of one group on one task.
+        at_steps: last environment step of the curve; None: the end of the shortest run.
     """
     start = max(run.curve.env_steps[0] for run in runs)
     end = min(run.curve.env_steps[-1] for run in runs)
@@ -287,7 +288,7 @@ def _overall(
 def _notes(
     runs: Sequence[ComparedRun], groups: Sequence[Group], *, best: bool, at_steps: int | None
 ) -> list[str]:
-    """What a reader must know of the scores."""
+    """Return the caveats about the scores."""
     curve = runs[0].curve
     kind = "best evaluation" if best else "last evaluation"
     at = f", up to {at_steps:,} environment steps" if at_steps is not None else ""
@@ -325,5 +326,5 @@ def _notes(
 
 
 def _counts(groups: Sequence[Group]) -> list[int]:
-    """Runs of each group on each of its tasks."""
+    """Return the number of runs of each group on each of its tasks."""
     return [len(members) for task in make_tasks(groups) for members in task.groups.values()]

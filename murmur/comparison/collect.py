@@ -1,4 +1,4 @@
-"""Finds the runs that are to be compared and reads what they came to."""
+"""Collection of the runs to compare, with their settings and scores."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ _OF_THE_MACHINE = (
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run and what it came to.
+    """A run with its settings and its score.
 
     Attributes:
-        path: its folder.
-        config: dotted key to value, all keys with their defaults.
-        task: what it was evaluated on: the same of configuration keys.
-        seed: run.seed.
-        state: running, complete, stopped or begun.
+        path: folder of the run.
+        config: values by dotted key, all keys with their defaults.
+        task: configuration keys of the task, with their values.
+        seed: value of run.seed.
+        state: state of the run: running, complete, stopped or begun.
         env_steps: environment steps learned from.
-        curve: its score while it trained.
+        curve: curve of its score during training.
     """
 
     path: Path
@@ -46,16 +46,16 @@ class ComparedRun:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of its folder."""
         return self.path.name
 
 
 def read_run(folder: RunFolder, metric: str | None) -> ComparedRun:
-    """What a run came to.
+    """Read a run's score and settings.
 
     Args:
-        folder: of the run.
-        metric: that it is judged by, as evaluation.best_metric; None: its own.
+        folder: folder of the run.
+        metric: metric that judges the run, written as evaluation.best_metric; None: its own.
 
     Raises:
         ConfigError: if its configuration cannot be read.
@@ -75,7 +75,7 @@ def read_run(folder: RunFolder, metric: str | None) -> ComparedRun:
 
 
 def learning_settings(config: ExperimentConfig) -> dict[str, Any]:
-    """All options that bear on what a run learns, by dotted key, without its seed and its task.
+    """Return all options with influence on learning, by dotted key, without seed and task.
 
     Of its environment only those that differ from what it is evaluated on.
     """
@@ -89,7 +89,7 @@ def learning_settings(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def task_of(config: ExperimentConfig) -> dict[str, Any]:
-    """The options that say what a run is evaluated on, by dotted key."""
+    """Return the options that say what a run is evaluated on, by dotted key."""
     kind = "source" if config.supervised else "environment"
     evaluated = config if config.supervised else config.for_evaluation()
     resolved = settings.resolve(evaluated, [kind])

@@ -1,4 +1,4 @@
-"""Which runs belong together: tasks, and groups named by what differs in their configurations."""
+"""Grouping of runs: tasks, and groups named by the differences of their configurations."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -21,9 +21,9 @@ class Group:
     """Runs that, on one task, differ in nothing but their seeds.
 
     Attributes:
-        name: what sets it apart from the other groups.
-        runs: of all tasks.
-        settings: every key that differs between runs, with its values here.
+        name: difference from the other groups.
+        runs: runs on all tasks.
+        settings: values of every key that differs between runs.
     """
 
     name: str
@@ -33,10 +33,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Task:
-    """What runs are evaluated on.
+    """Environment and settings that runs are evaluated on.
 
     Attributes:
-        name: what sets it apart from the other tasks; alone: the environment.
+        name: difference from the other tasks; the environment if there is one task.
         groups: runs of each group on this task, by the group's name.
     """
 
@@ -45,7 +45,7 @@ class Task:
 
 
 def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
-    """Keys that do not have the same value in all of some flat configurations, in their order."""
+    """Return keys with different values in some of the flat configurations, in their order."""
     keys = dict.fromkeys(key for config in configs for key in config)
     return [key for key in keys if len({_text(c, key) for c in configs}) > 1]
 
@@ -53,15 +53,16 @@ def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
 def naming_keys(
     configs: Sequence[dict[str, Any]], keys: Iterable[str], strata: Sequence[str] = ()
 ) -> list[str]:
-    """The fewest of these keys, taken in order, that tell the configurations apart.
+    """Return the fewest of these keys, taken in order, that tell the configurations apart.
 
     A key is left out if those before it tell apart all that it does: an algorithm's own options
     if the algorithm differs.
 
     Args:
         configs: flat configurations.
-        keys: to choose from.
-        strata: of each configuration; only those of one stratum are distinguished. Empty: all are.
+        keys: keys to choose from.
+        strata: stratum of each configuration; only those of one stratum are distinguished. Empty:
+            all are.
     """
     chosen: list[str] = []
     strata = strata or [""] * len(configs)
@@ -78,7 +79,7 @@ def naming_keys(
 
 
 def make_groups(runs: Sequence[ComparedRun], by: Sequence[str] = ()) -> list[Group]:
-    """Groups of runs, in the order of their first run.
+    """Return groups of runs, in the order of their first run.
 
     What differs between tasks alone, as the size of networks that suits each, sets no groups apart.
 
@@ -110,12 +111,12 @@ def make_groups(runs: Sequence[ComparedRun], by: Sequence[str] = ()) -> list[Gro
 
 
 def _of_all(runs: Sequence[ComparedRun], key: str) -> str:
-    """The values of a key in some runs, each once."""
+    """Return the values of a key in some runs, each once."""
     return "; ".join(dict.fromkeys(_shown(run.config, key) for run in runs))
 
 
 def make_tasks(groups: Sequence[Group]) -> list[Task]:
-    """The tasks of all groups, in the order of their first run."""
+    """Return the tasks of all groups, in the order of their first run."""
     runs = [run for group in groups for run in group.runs]
     tasks = [run.task for run in runs]
     differ = differing(tasks)
@@ -129,7 +130,7 @@ def make_tasks(groups: Sequence[Group]) -> list[Task]:
 
 
 def environment_name(task: dict[str, Any]) -> str:
-    """The environment or source of a task."""
+    """Return the environment or source of a task."""
     keys = ("environment.arguments.id", "environment.factory", "environment.name", "source.name")
     return next((str(task[key]) for key in keys if task.get(key)), "task")
 
@@ -173,7 +174,7 @@ def _values(runs: Sequence[ComparedRun], key: str) -> str:
 
 
 def _name(config: dict[str, Any], keys: Sequence[str]) -> str:
-    """Names a group or task: plug-ins by their names, other keys by key=value."""
+    """Name a group or task: plug-ins by their names, other keys by key=value."""
     parts = []
     for key in keys:
         section, _, last = key.rpartition(".")
@@ -187,14 +188,14 @@ def _shown(config: dict[str, Any], key: str) -> str:
 
 
 def _text(config: dict[str, Any], key: str) -> str:
-    """A value that can be compared."""
+    """Return a value that can be compared."""
     if key not in config:
         return _ABSENT
     return _comparable_text(config[key])
 
 
 def _comparable_text(value: object) -> str:
-    """Text that is the same for equal values of a configuration."""
+    """Return text that is the same for equal values of a configuration."""
     try:
         return json.dumps(value, sort_keys=True)
     except TypeError:  # JSON has no dates, sets, bytes and keys of several types

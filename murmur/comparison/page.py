@@ -20,7 +20,7 @@ _GAP = 3  # characters between two columns
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """The results for the screen: a table of groups and one of pairs for each task."""
+    """Return the tables for the screen: one of groups and one of pairs for each task."""
     results = [*([comparison.overall] if comparison.overall else []), *comparison.tasks]
     found = []
     for result in results:
@@ -70,7 +70,7 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def interval_text(found: Estimate) -> str:
-    """An interval for tables."""
+    """Return an interval for tables."""
     if found.low is None or found.high is None:
         return "–"
     return f"{number(found.low)} … {number(found.high)}"
@@ -85,9 +85,9 @@ def write_page(comparison: Comparison, out: Path, command: str) -> None:
     """Write one self-contained page.
 
     Args:
-        comparison: what to show.
-        out: the file.
-        command: that made it.
+        comparison: comparison to show.
+        out: file of the page.
+        command: command that made the page.
 
     Raises:
         ConfigError: if the file cannot be written.
@@ -96,7 +96,7 @@ def write_page(comparison: Comparison, out: Path, command: str) -> None:
 
 
 def render(comparison: Comparison, command: str) -> str:
-    """The page as HTML."""
+    """Render the page as HTML."""
     groups = comparison.groups
     runs = [run for group in groups for run in group.runs]
     parts = [comparison.overall] if comparison.overall else []
@@ -140,7 +140,7 @@ def _title(comparison: Comparison) -> str:
 
 
 def _shown(result: TaskResult) -> dict[str, object]:
-    """What the template shows of one task."""
+    """Return the template's values of one task."""
     return {
         "name": result.name,
         "unit": result.unit,
@@ -194,7 +194,7 @@ def _charts(result: TaskResult) -> list[Chart]:
 
 
 def _lines(lines: dict[str, Line], order: Sequence[str], x_label: str, y_label: str) -> str:
-    """Curves of groups, in the same order and colours in every chart of a task."""
+    """Draw curves of groups, in the same order and colors in every chart of a task."""
     series = [
         Series(
             name,

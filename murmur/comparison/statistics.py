@@ -20,7 +20,7 @@ class Estimate(NamedTuple):
     """A figure with its interval.
 
     Attributes:
-        value: computed from all runs.
+        value: value computed from all runs.
         low, high: ends of the interval; None if a group has a single run.
     """
 
@@ -30,15 +30,15 @@ class Estimate(NamedTuple):
 
 
 def interquartile_mean(scores: Scores) -> Scores:
-    """Mean of the middle half of all runs' scores of all tasks.
+    """Return the mean of the middle half of all runs' scores of all tasks.
 
     The lowest and the highest floor(N / 4) of the N = R M scores are left out.
 
     Args:
-        scores: [..., R, M].
+        scores: [..., R, M] scores of R runs on M tasks.
 
     Returns:
-        [...].
+        [...] mean.
     """
     flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
     cut = flat.shape[-1] // 4
@@ -46,31 +46,31 @@ def interquartile_mean(scores: Scores) -> Scores:
 
 
 def performance_profile(scores: Scores, thresholds: Scores) -> Scores:
-    """Share of scores above each threshold.
+    """Return the share of scores above each threshold.
 
     Args:
-        scores: [..., R, M].
-        thresholds: [K].
+        scores: [..., R, M] scores of R runs on M tasks.
+        thresholds: [K] thresholds.
 
     Returns:
-        [..., K], falling from 1 to 0.
+        [..., K] shares, falling from 1 to 0.
     """
     flat = scores.reshape(*scores.shape[:-2], -1)
     return np.stack([(flat > threshold).mean(-1) for threshold in thresholds], axis=-1)
 
 
 def probability_of_improvement(first: Scores, second: Scores) -> Scores:
-    """Probability that a run of the first group beats one of the second, mean over tasks.
+    """Return the probability that a run of one group beats one of the other, mean over tasks.
 
     P = mean over tasks m, runs i, j of [x_im > y_jm] + [x_im = y_jm] / 2, the Mann-Whitney U
     statistic divided by the number of pairs.
 
     Args:
-        first: [..., R1, M].
-        second: [..., R2, M].
+        first: [..., R1, M] scores of the first group.
+        second: [..., R2, M] scores of the second group.
 
     Returns:
-        [...].
+        [...] probability.
     """
     x, y = first[..., :, None, :], second[..., None, :, :]
     return np.asarray(((x > y) + 0.5 * (x == y)).mean((-3, -2, -1)))
@@ -80,12 +80,12 @@ def resample(scores: Scores, repeats: int, rng: np.random.Generator) -> Scores:
     """Draw runs with replacement, for each task on its own: tasks are the strata.
 
     Args:
-        scores: [R, M, ...].
-        repeats: how often.
+        scores: [R, M, ...] scores of R runs on M tasks.
+        repeats: number of resamples.
         rng: source of the draws.
 
     Returns:
-        [repeats, R, M, ...].
+        [repeats, R, M, ...] scores of the drawn runs.
     """
     runs, tasks = scores.shape[:2]
     drawn = rng.integers(runs, size=(repeats, runs, tasks))
@@ -95,32 +95,33 @@ def resample(scores: Scores, repeats: int, rng: np.random.Generator) -> Scores:
 def bootstrap(
     statistic: Callable[..., Scores], *groups: Scores, seed: int = 0, repeats: int = REPEATS
 ) -> Scores:
-    """The statistic of resampled groups, each resampled independently.
+    """Return the statistic of resampled groups, each resampled independently.
 
     Returns:
-        [repeats, ...].
+        [repeats, ...] statistic of each resample.
     """
     rng = np.random.default_rng(seed)
     each = max(1, _AT_ONCE // sum(group.size for group in groups))
+    # In chunks of at most _AT_ONCE numbers, so that memory stays bounded.
     counts = [min(each, repeats - start) for start in range(0, repeats, each)]
     parts = [statistic(*(resample(group, count, rng) for group in groups)) for count in counts]
     return np.concatenate(parts)
 
 
 def percentile_interval(samples: Scores) -> tuple[Any, Any]:
-    """Ends of the percentile interval of bootstrap samples, along their first axis."""
+    """Return the ends of the percentile interval of bootstrap samples, along their first axis."""
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(samples, [tail, 1 - tail], axis=0)
     return low, high
 
 
 def estimate(statistic: Callable[..., Scores], *groups: Scores, seed: int = 0) -> Estimate:
-    """A figure of groups of runs with its interval.
+    """Estimate a statistic of groups of runs with its interval.
 
     Args:
-        statistic: takes [..., R, M] of each group, gives [...].
-        groups: [R, M] each.
-        seed: of the bootstrap.
+        statistic: function from [..., R, M] of each group to [...].
+        groups: [R, M] scores of each group.
+        seed: seed of the bootstrap.
     """
     value = float(statistic(*groups))
     if any(len(group) == 1 for group in groups):
@@ -130,15 +131,15 @@ def estimate(statistic: Callable[..., Scores], *groups: Scores, seed: int = 0) -
 
 
 def normalise(scores: Scores, low: Scores, high: Scores) -> Scores:
-    """Scores of each task scaled to [0, 1] by the lowest and highest of all runs compared.
+    """Scale the scores of each task to [0, 1] by the lowest and highest of all runs compared.
 
     Gorsane et al. 2022, "Towards a Standardised Performance Evaluation Protocol for Cooperative
     MARL" (arXiv:2209.10485), section 5. A task in which all scores are equal gives 1.
 
     Args:
-        scores: [R, M].
-        low: [M].
-        high: [M].
+        scores: [R, M] scores of R runs on M tasks.
+        low: [M] lowest scores.
+        high: [M] highest scores.
     """
     width = np.where(high > low, high - low, 1.0)
     return np.asarray(np.where(high > low, (scores - low) / width, 1.0))

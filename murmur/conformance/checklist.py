@@ -1,4 +1,4 @@
-"""The contracts in sentences, and what was seen of each."""
+"""Contracts in sentences, and the observations of each."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class Contract(NamedTuple):
-    """What one side of the wire must do.
+    """Requirements on one side of the wire.
 
     Attributes:
-        subject: what must keep the contract, for the user.
-        sentences: key -> sentence, in the order of docs/wire.md.
+        subject: name of this side, for the user.
+        sentences: sentences by key, in the order of docs/wire.md.
     """
 
     subject: str
@@ -92,30 +92,30 @@ LEARNER_CONTRACT = Contract(
 
 
 class Checklist:
-    """What was seen of the contract. Nothing is said of a sentence that was not put to the test.
+    """Observations of the contract. A sentence that was not tested has none.
 
     Attributes:
-        contract: that is examined.
+        contract: contract to examine.
     """
 
     def __init__(self, contract: Contract = CONTRACT) -> None:
-        """Nothing has been seen."""
+        """Start without observations."""
         self.contract = contract
         self._kept: Counter[str] = Counter()
         self._broken: dict[str, list[str]] = {}
 
     def kept(self, key: str) -> None:
-        """A sentence was put to the test and held."""
+        """Note that a sentence was tested and held."""
         assert key in self.contract.sentences
         self._kept[key] += 1
 
     def broken(self, key: str, words: str) -> None:
-        """It did not hold; `words` say where and how."""
+        """Note that a sentence did not hold; `words` say where and how."""
         assert key in self.contract.sentences
         self._broken.setdefault(key, []).append(words)
 
     def hold(self, key: str, problem: str | None) -> None:
-        """Kept if there is no problem."""
+        """Note that a sentence held if there is no problem, else the problem."""
         if problem is None:
             self.kept(key)
         else:
@@ -123,11 +123,11 @@ class Checklist:
 
     @property
     def problems(self) -> dict[str, list[str]]:
-        """Key -> a message for every time it was broken."""
+        """Messages by key, one for every time that the sentence was broken."""
         return dict(self._broken)
 
     def verdicts(self) -> Iterator[tuple[str, bool | None, list[str]]]:
-        """Every sentence: (key, whether it held or None if it was not tested, what was wrong)."""
+        """Yield every sentence: (key, whether it held or None if it was not tested, its errors)."""
         for key in self.contract.sentences:
             wrong = self._broken.get(key, [])
             yield key, (False if wrong else True if self._kept[key] else None), wrong

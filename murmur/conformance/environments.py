@@ -1,4 +1,4 @@
-"""What the kit plays with a session that steps environments, in order."""
+"""Acts that the kit plays with a session that steps environments, in order."""
 
 import asyncio
 import time
@@ -23,11 +23,11 @@ _LAST = int(StepType.LAST)
 
 
 class EnvironmentPlayer:
-    """Plays with the environments that a session's first Hello announces. Fulfils Player.
+    """Player of the environments that a session's first Hello announces.
 
     Attributes:
-        acts: what is played on one stream after the other.
-        wrong_answers: after each of which the server must end.
+        acts: acts in order, one for each stream.
+        wrong_answers: wrong answers, each of which must end the server.
     """
 
     def __init__(self, hello: pb.Hello, checklist: Checklist, limits: Limits) -> None:
@@ -54,7 +54,7 @@ class EnvironmentPlayer:
         }
 
     def check_hello(self, hello: pb.Hello) -> str | None:
-        """What is wrong with a Hello of this session; None: nothing.
+        """Return the error in a Hello of this session; None: there is none.
 
         Raises:
             SpecError: if there can be no such environments.
@@ -87,7 +87,7 @@ class EnvironmentPlayer:
         return lambda session: answer(self._play(session, fresh=True))
 
     async def _first_play(self, session: Session) -> None:
-        """Episodes from their beginning, plainly answered."""
+        """Play episodes from their beginning, without faults."""
         await asyncio.sleep(self._limits.delay_s)  # Welcome keeps it waiting
         if session.unread:
             self._checklist.broken("lockstep", "an Observation came before Welcome was sent")
@@ -118,7 +118,7 @@ class EnvironmentPlayer:
         await self._compare(play, [0] * self._num_envs, "repeats", other_encodings=True)
 
     async def _resume(self, session: Session, variant: int) -> None:
-        """Episodes that are under way, each environment at another point of the first play."""
+        """Resume episodes under way, each environment at another point of the first play."""
         starts, targets = [], []
         for i in range(self._num_envs):
             choices = self._record.points(i)
@@ -163,7 +163,7 @@ class EnvironmentPlayer:
             self._checklist.hold(key, problem)
 
     async def _few_rows(self, session: Session) -> None:
-        """Three rows, to have something under way."""
+        """Play three rows, so that episodes are under way."""
         play = self._play(session, fresh=True)
         await play.welcome(self._starts([(0, b"")] * self._num_envs))
         for _ in range(3):
@@ -171,7 +171,7 @@ class EnvironmentPlayer:
             await play.answer(legal_action(play.spec, timestep, self._random))
 
     def _play(self, session: Session, *, fresh: bool) -> Play:
-        """The stream, held to the rules."""
+        """Begin to play the stream, which is checked by the rules."""
         assert self._spec is not None
         patience_s = self._limits.patience_s
         return Play(self._spec, self._num_envs, session, self._checklist, patience_s, fresh=fresh)

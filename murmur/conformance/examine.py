@@ -1,4 +1,4 @@
-"""What the kit plays with a server, in order.
+"""Acts that the kit plays with a server, in order.
 
 One session is played with, the first that says Hello; it is known again by its `worker_id`. All
 others are refused because the learner is full, and reconnect, as the contract has it.
@@ -39,11 +39,11 @@ REFUSALS = (
 
 
 class Leave(NamedTuple):
-    """How the learner goes away after an act.
+    """A way in which the learner leaves after an act.
 
     Attributes:
-        leave: goes away.
-        consequence: what must follow: of a key "again ...".
+        leave: function that ends, cuts or freezes the session.
+        consequence: required consequence, named in a key "again ...".
     """
 
     leave: Callable[[Session], Awaitable[None]]
@@ -65,11 +65,11 @@ class Examination:
         """Prepare to listen.
 
         Args:
-            host: where to listen.
-            port: the same; 0: any.
-            credentials: of a learner; None: plain text.
-            limits: patience.
-            say: called with each message.
+            host: address to listen on.
+            port: port to listen on; 0: any.
+            credentials: credentials of a learner; None: plain text.
+            limits: time limits of the examination.
+            say: function called with each message.
         """
         self.checklist = Checklist()
         self._peer = Peer(host, port, self._door, credentials)
@@ -97,12 +97,12 @@ class Examination:
         acts: Sequence[str] = (),
         ready: Callable[[int], None] = lambda port: None,
     ) -> Checklist:
-        """Examine.
+        """Examine the server.
 
         Args:
-            command: starts the environment server; empty: it is started by hand.
-            acts: only these of the player's, and no endings; empty: everything.
-            ready: called with the port once it listens.
+            command: command that starts the environment server; empty: it is started by hand.
+            acts: acts to play of the player's, without endings; empty: everything.
+            ready: function called with the port once it listens.
 
         Raises:
             ResourceError: if the port is not available.
@@ -135,7 +135,7 @@ class Examination:
     # --- who may come in
 
     def _door(self, session: Session) -> Status | None:
-        """Take the session that is waited for, refuse all others."""
+        """Admit the expected session and refuse all others."""
         if session.problem:
             # Once a Hello has come, a server that was refused may be on its way out.
             if self._player is None or not session.silent:
@@ -154,7 +154,7 @@ class Examination:
         return self._refusal
 
     async def _next(self, timeout_s: float) -> Session | None:
-        """The next stream of the session, or None if it does not come in time."""
+        """Wait for the next stream of the session; None if it does not come in time."""
         self._expected = asyncio.get_running_loop().create_future()
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -171,7 +171,7 @@ class Examination:
         return None
 
     def _check_hello(self, session: Session) -> None:
-        """Hold a Hello to the contract, and to the ones before.
+        """Check a Hello by the contract and by the ones before.
 
         Raises:
             Unplayable: if what it announces cannot be.
@@ -237,7 +237,7 @@ class Examination:
         return await self._full(how)
 
     def _nobody(self, timeout_s: float) -> str:
-        """Text: which sessions did not come."""
+        """Return a message on the sessions that did not come."""
         if self._subject is not None and self._subject.ended:
             return f"the server has ended: {self._subject.last_message()}"
         whose = "" if self._name is None else f" with worker_id '{self._name}'"
@@ -286,7 +286,7 @@ class Examination:
         return True
 
     async def _drain(self) -> None:
-        """Tell the server to stop in the middle of a play."""
+        """Send the server SIGTERM in the middle of a play."""
         assert self._subject is not None
         self._say("told to stop")
         session = await self._next(self._limits.again_s)
@@ -327,7 +327,7 @@ class Examination:
         self._refusal = (code, "conformance: refused for good")
 
     async def _refused_process(self, command: Sequence[str], code: grpc.StatusCode) -> None:
-        """A server of its own that is refused with this status."""
+        """Start a server of its own and refuse it with this status."""
         self._say(f"refused with {code.name}")
         self._refuse_everybody(code)
         with Subject(command) as self._subject:
@@ -340,7 +340,7 @@ class Examination:
         name: str,
         answer: WrongAnswer,
     ) -> None:
-        """A server of its own that is answered wrongly once."""
+        """Start a server of its own and answer it wrongly once."""
         self._say(f"answered with {name}")
         self._name, self._refusal = None, _FULL
         with Subject(command) as self._subject:
@@ -354,7 +354,7 @@ class Examination:
 
 
 def _unless_two(code: int | None, what: str) -> str | None:
-    """What is wrong with an exit code other than 2."""
+    """Return a message on an exit code other than 2; None for 2."""
     if code == 2:
         return None
     return f"{what}: " + ("it does not end" if code is None else f"it ended with code {code}")

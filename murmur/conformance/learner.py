@@ -1,4 +1,4 @@
-"""Examines a learner: connects to it as supply servers do, with a data set of the kit's own.
+"""Examination of a learner by a supply server of the kit, with a data set of its own.
 
 The learner is that of a run with a source, which has no supplier yet: the kit's first session
 begins the run, and its samples are what is trained on.
@@ -44,7 +44,7 @@ class LearnerExamination:
     """The whole examination. Used by one event loop.
 
     Attributes:
-        checklist: what was seen.
+        checklist: observations of the contract.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class LearnerExamination:
         """Prepare to connect.
 
         Args:
-            address: of the learner, host:port.
-            credentials: of an environment server; None: plain text.
-            limits: patience.
-            say: called with each message.
+            address: address of the learner, host:port.
+            credentials: credentials of an environment server; None: plain text.
+            limits: time limits of the examination.
+            say: function called with each message.
         """
         self.checklist = Checklist(LEARNER_CONTRACT)
         self._address, self._folder = address, credentials
@@ -69,7 +69,7 @@ class LearnerExamination:
         self._channel: aio.Channel | None = None
 
     async def run(self) -> Checklist:
-        """Examine.
+        """Examine the learner.
 
         Raises:
             ConnectionLostError: if no learner answers.
@@ -107,7 +107,7 @@ class LearnerExamination:
         return await stack.enter_async_context(open_supplier(self._channel, hello))
 
     async def _welcomed(self, stack: contextlib.AsyncExitStack, name: str) -> Supplier | None:
-        """A session that has been welcomed; None if it was not.
+        """Open a session and wait for Welcome; None if it was not welcomed.
 
         Raises:
             ConnectionLostError: if no learner answers.
@@ -127,7 +127,7 @@ class LearnerExamination:
         return None if problem else session
 
     async def _window(self, session: Supplier) -> list[Grant]:
-        """All that a session is asked for before it answers."""
+        """Read all grants that a session gets before it answers."""
         grants: list[Grant] = []
         timeout_s = self._limits.patience_s
         while (message := await session.read(timeout_s)) is not None:
@@ -141,7 +141,7 @@ class LearnerExamination:
         return grants
 
     def _grant(self, session: Supplier, message: bytes) -> Grant | None:
-        """A message as the grant that it must be; None if it is none."""
+        """Parse a message as a grant; None if it is none."""
         session.grants += 1
         problem, grant = None, None
         try:
@@ -155,7 +155,7 @@ class LearnerExamination:
         return grant
 
     async def _hellos(self, stack: contextlib.AsyncExitStack) -> None:
-        """Sessions that must be refused, beside the one that is open."""
+        """Open sessions that must be refused, beside the one that is open."""
         other = samples_to_proto(SPEC)
         other.digest = "0" * 64
         for key, words, hello in (
@@ -173,7 +173,7 @@ class LearnerExamination:
             await self._refused(session, key, wanted, f"another {key}", words)
 
     async def _breach(self, stack: contextlib.AsyncExitStack, what: str, breach: _Breach) -> None:
-        """A session that answers its first grant wrongly."""
+        """Open a session that answers its first grant wrongly."""
         session = await self._welcomed(stack, "conformance-2")
         message = await session.read(self._limits.patience_s) if session else None
         grant = self._grant(session, message) if session and message else None
@@ -190,13 +190,13 @@ class LearnerExamination:
         what: str,
         words: str = "",
     ) -> None:
-        """The learner must end this session with a status and these words."""
+        """Check that the learner ends this session with a status and this message."""
         self.checklist.hold(key, await self._not_refused(session, wanted, what, words))
 
     async def _not_refused(
         self, session: Supplier, wanted: grpc.StatusCode, what: str, words: str = ""
     ) -> str | None:
-        """How a session ended if not with this status and these words; None if it did."""
+        """Return how a session ended if not with this status and message; None if it did."""
         try:
             while await session.read(self._limits.again_s) is not None:
                 pass  # grants that were under way
@@ -208,7 +208,7 @@ class LearnerExamination:
     async def _second_session(
         self, stack: contextlib.AsyncExitStack, first: Supplier, owed: Sequence[Grant]
     ) -> None:
-        """A session that answers all, while the first one vanishes and owes what it was asked."""
+        """Play a session that answers all, while the first one vanishes and owes its samples."""
         self._say("second session, the first is gone")
         session = await self._welcomed(stack, "conformance-3")
         if session is None:
@@ -238,7 +238,7 @@ class LearnerExamination:
         self.checklist.kept("encodings")
 
     async def _strangers(self, folder: CredentialFolder) -> None:
-        """Sessions without a certificate, and without a token."""
+        """Open sessions without a certificate, and without a token."""
         self._say("without certificate or token")
         own = folder.current()
         half = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
@@ -258,7 +258,7 @@ class LearnerExamination:
 
 
 def _welcome_problem(message: bytes | None) -> str | None:
-    """What is wrong with the answer to Hello."""
+    """Return the error in the answer to Hello; None: there is none."""
     if message is None:
         return "no answer to Hello came in time"
     parsed = pb.LearnerMessage.FromString(message)
@@ -270,7 +270,7 @@ def _welcome_problem(message: bytes | None) -> str | None:
 
 
 def _some(which: set[tuple[int, int]]) -> str:
-    """Text about samples: the first ones, and how many there are."""
+    """Return text about samples: the first ones, and their number."""
     words = ", ".join(f"{SPLITS[split]} {index}" for split, index in sorted(which)[:3])
     return f"{len(which)} samples ({words}{', …' if len(which) > 3 else ''})"
 

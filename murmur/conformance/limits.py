@@ -1,21 +1,21 @@
-"""How patient the kit is, and how much it plays."""
+"""Time limits of the kit, and lengths of its acts."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long things may take, in seconds, and how much is played.
+    """Time limits in seconds, and lengths of the acts.
 
     Attributes:
-        start_s: until the first Hello.
-        patience_s: for one message; a step or a replay may take long.
-        again_s: for reconnecting, once it is known that the stream has ended.
-        frozen_s: for noticing that a learner is gone without notice, and reconnecting.
-        delay_s: by which the learner keeps Welcome and one answer waiting.
-        quiet_s: in which a server that was refused for good must not reconnect.
-        rows: most messages of the first play.
-        play_s: after which it ends, though fewer came.
+        start_s: time until the first Hello.
+        patience_s: wait for one message; a step or a replay may take long.
+        again_s: time for reconnecting, once it is known that the stream has ended.
+        frozen_s: time for noticing that a learner is gone without notice, and reconnecting.
+        delay_s: delay of Welcome and of one answer.
+        quiet_s: time in which a server that was refused for good must not reconnect.
+        rows: largest number of messages of the first play.
+        play_s: length of the first play, even with fewer messages.
     """
 
     start_s: float = 120.0

@@ -30,30 +30,30 @@ Status = tuple[grpc.StatusCode, str]
 
 
 class Ended(Exception):  # noqa: N818 - an event
-    """The environment server ended the stream, or its connection."""
+    """End of the stream, or of its connection, by the environment server."""
 
 
 class Silent(Exception):  # noqa: N818 - an event
-    """Nothing came in time."""
+    """Timeout of a wait for a message."""
 
 
 class Session:
     """One stream. Its gRPC side runs in a task of its own; the examination reads and writes.
 
     Attributes:
-        hello: the first message; None if it is something else.
-        problem: what is wrong with the first message, if there is none or it cannot be read.
-        silent: the stream ended without any message.
-        role: what the token gives; empty in plain text, "none" without a known token.
-        half_closed: whether the environment server has closed its side.
-        notices: what it told the user.
-        gone: whether it has cancelled the stream, or its connection is lost.
+        hello: first message; None if it is something else.
+        problem: error in the first message, if there is none or it cannot be read.
+        silent: True if the stream ended without any message.
+        role: role of the token; empty in plain text, "none" without a known token.
+        half_closed: True if the environment server has closed its side.
+        notices: notices that it sent for the user.
+        gone: True if it has canceled the stream, or its connection is lost.
     """
 
     def __init__(
         self, context: aio.ServicerContext[bytes, bytes], first: object, role: str
     ) -> None:
-        """A stream whose first message has come."""
+        """Begin with a stream and its first message."""
         self._context, self.role = context, role
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue(_READ_AHEAD)
         self.over: asyncio.Future[Status | None] = asyncio.get_running_loop().create_future()
@@ -82,11 +82,11 @@ class Session:
 
     @property
     def unread(self) -> bool:
-        """Whether a message lies there."""
+        """Return whether an unread message is there."""
         return not self._messages.empty()
 
     async def read(self, timeout_s: float) -> bytes:
-        """The next message.
+        """Read the next message.
 
         Raises:
             Ended: if there will be none.
@@ -125,7 +125,7 @@ class Session:
         await self._messages.put(None)
 
     async def closed_in_order(self) -> bool:
-        """Whether the environment server closed its side; to be asked once `read` raised Ended.
+        """Return whether the environment server closed its side; valid once `read` raised Ended.
 
         gRPC ends the messages of a stream that was cut in the same way, and says so a moment later.
         """
@@ -134,7 +134,7 @@ class Session:
         return self.half_closed and not self.gone
 
     def lost(self) -> None:
-        """The stream is gone: notify readers."""
+        """Notify readers that the stream is gone."""
         self.gone = True
         self._lost.set()
         while not self._messages.empty():
@@ -147,7 +147,7 @@ Door = Callable[[Session], Status | None]
 
 
 class Peer:
-    """Listens at one address as a learner does. Used by one event loop."""
+    """Server at one address that acts as a learner. Used by one event loop."""
 
     def __init__(
         self, host: str, port: int, door: Door, credentials: CredentialFolder | None
@@ -161,7 +161,7 @@ class Peer:
         self._links: set[_Link] = set()
 
     async def __aenter__(self) -> Self:
-        """Listen.
+        """Listen for connections.
 
         Raises:
             ResourceError: if the port is not available.
@@ -235,7 +235,7 @@ class Peer:
             self._links.discard(link)
 
     async def _play(self, _: object, context: aio.ServicerContext[bytes, bytes]) -> None:
-        """One stream, from its first message to its end."""
+        """Serve one stream, from its first message to its end."""
         session = Session(context, await context.read(), self._role(context))
         refused = self._door(session)
         if refused is not None:

@@ -23,7 +23,7 @@ _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
 
 class Unplayable(Exception):  # noqa: N818 - a finding, noted already
-    """What came is so wrong that nothing can be played after it."""
+    """An error after which nothing more can be played on the stream."""
 
 
 @dataclass
@@ -32,8 +32,8 @@ class Record:
 
     Attributes:
         rows: digests of every array, by row and environment.
-        step_types: [N] by row.
-        actions: the answer to each row.
+        step_types: [N] step types by row.
+        actions: answers to the rows.
     """
 
     rows: list[list[dict[str, bytes]]] = field(default_factory=list)
@@ -41,16 +41,16 @@ class Record:
     actions: list[Array] = field(default_factory=list)
 
     def ends(self, i: int) -> list[int]:
-        """Rows in which an episode of environment i has ended."""
+        """Return the rows in which an episode of environment i has ended."""
         return [r for r, kinds in enumerate(self.step_types) if kinds[i] == _LAST]
 
     def known(self, i: int) -> int:
-        """Rows of environment i before its first failure, which nothing need repeat."""
+        """Return the number of rows of environment i before its first failure."""
         failed = (r for r, kinds in enumerate(self.step_types) if kinds[i] == _ABORTED)
         return next(failed, len(self.rows))
 
     def points(self, i: int) -> list[tuple[int, int, int]]:
-        """Where environment i can be taken up: (episode, its first row, the row to reach)."""
+        """Return resumption points of environment i: (episode, its first row, the row to reach)."""
         known, ends = self.known(i), self.ends(i)
         end = ends[0] if ends else known - 1
         points = [(0, 0, min(max(1, end // 2), known - 1))]
@@ -80,12 +80,12 @@ class Play:
         """Begin a stream.
 
         Args:
-            spec: of its environments.
-            num_envs: n.
-            session: the stream.
-            checklist: where findings go.
+            spec: specification of its environments.
+            num_envs: number of environments, N.
+            session: session of the stream.
+            checklist: checklist that receives the findings.
             patience_s: longest wait for one message.
-            fresh: whether all episodes begin here; else Welcome says that some are under way.
+            fresh: True if all episodes begin here; else Welcome says that some are under way.
         """
         n = num_envs
         self.spec, self.num_envs, self.session = spec, n, session
@@ -102,7 +102,7 @@ class Play:
         await self.session.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
 
     async def row(self) -> TimeStep:
-        """The next Observation, held to the rules.
+        """Read the next Observation and check it by the rules.
 
         Raises:
             Ended: if the stream ends.
@@ -149,5 +149,5 @@ class Play:
 
 
 def encoded(action: Array) -> bytes:
-    """As it travels: C order, little-endian."""
+    """Encode an action for the wire: C order, little-endian."""
     return np.ascontiguousarray(action, action.dtype.newbyteorder("<")).tobytes()

@@ -1,4 +1,4 @@
-"""What is played with one kind of session: with environments, or with samples."""
+"""Interface of a player of one kind of session: with environments, or with samples."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -10,12 +10,12 @@ WrongAnswer = Callable[[Session], Awaitable[None]]
 
 
 class Act(NamedTuple):
-    """What is played on one stream.
+    """A part of the examination that is played on one stream.
 
     Attributes:
-        name: for the user.
-        play: plays it.
-        key: the sentence of the contract that is broken if the server ends the stream meanwhile.
+        name: name for the user.
+        play: function that plays it.
+        key: key of the contract's sentence that is broken if the server ends the stream meanwhile.
     """
 
     name: str
@@ -24,11 +24,11 @@ class Act(NamedTuple):
 
 
 class Player(Protocol):
-    """Plays with one session, whatever it is that it brings.
+    """Player of one session, of environments or of samples.
 
     Attributes:
-        acts: what is played on one stream after the other; one for each way to leave.
-        wrong_answers: after each of which the server must end.
+        acts: acts in order; one for each way to leave.
+        wrong_answers: wrong answers, each of which must end the server.
     """
 
     @property
@@ -40,7 +40,7 @@ class Player(Protocol):
         """See the class."""
 
     def check_hello(self, hello: pb.Hello) -> str | None:
-        """What is wrong with a Hello of this session; None: nothing.
+        """Return the error in a Hello of this session; None: there is none.
 
         Raises:
             SpecError: if it announces what cannot be.

@@ -30,7 +30,7 @@ _UNTESTED = {
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """Of host:port, an IPv6 address without its brackets.
+    """Split host:port; an IPv6 address is returned without its brackets.
 
     Raises:
         ConfigError: if it is not host:port.
@@ -50,15 +50,15 @@ def examine_and_show(
     *,
     learner: bool = False,
 ) -> bool:
-    """Examine one server, or a learner; returns whether it keeps the contract.
+    """Examine one server, or a learner; return whether it keeps the contract.
 
     Args:
-        address: where to listen or, to examine a learner, to connect to.
-        command: starts the server.
+        address: address to listen on or, to examine a learner, to connect to.
+        command: command that starts the server.
         security: folder of credentials: a learner's or, to examine one, an environment server's.
         patience_s: longest wait for one message.
-        console: where to print.
-        learner: examine a learner.
+        console: console that prints the report.
+        learner: flag to examine a learner.
 
     Raises:
         MurmurError: if the address cannot be bound, the command does not start, or no peer
@@ -93,7 +93,7 @@ def examine_and_show(
 
 
 def show(checklist: Checklist, console: Console) -> None:
-    """Every sentence of the contract with a mark, and what was wrong below it."""
+    """Print every sentence of the contract with a mark, and its errors below it."""
     console.print(checklist.contract.subject)
     for key, held, wrong in checklist.verdicts():
         mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]–[/]"}[held]

@@ -1,4 +1,4 @@
-"""What the rows of one stream must be, whatever the environment is."""
+"""Rules of the rows of one stream, for every environment."""
 
 import hashlib
 from collections.abc import Iterator
@@ -16,19 +16,19 @@ _FIRST, _LAST, _ABORTED = int(StepType.FIRST), int(StepType.LAST), int(StepType.
 
 
 class RowRules:
-    """Holds the rows of one stream to the contract, one message after another.
+    """Checks of the rows of one stream by the contract, one message after another.
 
     Attributes:
-        longer: whether a notice said that episodes exceed max_episode_steps.
+        longer: True if a notice said that episodes exceed max_episode_steps.
     """
 
     def __init__(self, spec: EnvSpec, checklist: Checklist, fresh: bool) -> None:
         """Begin a stream.
 
         Args:
-            spec: of its environments.
-            checklist: where findings go.
-            fresh: whether all episodes begin here; else Welcome says that some are under way.
+            spec: specification of its environments.
+            checklist: checklist that receives the findings.
+            fresh: True if all episodes begin here; else Welcome says that some are under way.
         """
         self._spec, self._checklist, self._fresh = spec, checklist, fresh
         self._row, self.longer = 0, False
@@ -36,7 +36,7 @@ class RowRules:
         self._age: NDArray[np.int64] | None = None  # [N] decisions since FIRST; negative: unknown
 
     def examine(self, timestep: TimeStep) -> None:
-        """Hold N rows to every rule."""
+        """Check N rows by every rule."""
         self._row += 1
         with np.errstate(invalid="ignore"):  # NaN is a finding of one rule, not an error
             for key, problem in (
@@ -161,7 +161,7 @@ class RowRules:
 
 
 def arrays_of(t: TimeStep) -> Iterator[tuple[str, Array]]:
-    """Every array of N rows with a label, each [N, ...]."""
+    """Yield every array of N rows with a label, each [N, ...]."""
     yield "step_type", t.step_type
     yield "reward", t.reward
     yield "discount", t.discount
@@ -172,7 +172,7 @@ def arrays_of(t: TimeStep) -> Iterator[tuple[str, Array]]:
 
 
 def digests(t: TimeStep) -> list[dict[str, bytes]]:
-    """For each of N rows: label -> digest of what the array holds; metrics on LAST rows only."""
+    """Return for each of N rows: label -> digest of the array; metrics on LAST rows only."""
     found: list[dict[str, bytes]] = []
     for i, kind in enumerate(t.step_type):
         found.append(
@@ -186,7 +186,7 @@ def digests(t: TimeStep) -> list[dict[str, bytes]]:
 
 
 def legal_action(spec: EnvSpec, t: TimeStep, random: np.random.Generator) -> Array:
-    """A random action for every agent: [N, A] int32 or [N, A, U] float32."""
+    """Draw a random action for every agent: [N, A] int32 or [N, A, U] float32."""
     draws = random.integers(2**63, size=len(t.step_type), dtype=np.uint64)
     return random_action(spec, draws, t.observation.get(ACTION_MASK))
 

@@ -1,4 +1,4 @@
-"""What the kit plays with a session that supplies samples, in order."""
+"""Acts that the kit plays with a session that supplies samples, in order."""
 
 import asyncio
 import hashlib
@@ -34,11 +34,11 @@ Digests = dict[str, bytes] | str
 
 
 class SamplePlayer:
-    """Plays with the data set that a session's first Hello announces. Fulfils Player.
+    """Player of the data set that a session's first Hello announces.
 
     Attributes:
-        acts: what is played on one stream after the other.
-        wrong_answers: after each of which the server must end.
+        acts: acts in order, one for each stream.
+        wrong_answers: wrong answers, each of which must end the server.
     """
 
     def __init__(self, hello: pb.Hello, checklist: Checklist, limits: Limits) -> None:
@@ -63,7 +63,7 @@ class SamplePlayer:
         self.wrong_answers: dict[str, WrongAnswer] = _wrong_answers(self._spec)
 
     def check_hello(self, hello: pb.Hello) -> str | None:
-        """What is wrong with a Hello of this session; None: nothing.
+        """Return the error in a Hello of this session; None: there is none.
 
         Raises:
             SpecError: if there can be no such data set.
@@ -91,7 +91,7 @@ class SamplePlayer:
     # --- the acts
 
     async def _first_samples(self, session: Session) -> None:
-        """Samples of both splits, one grant after the other; Welcome keeps it waiting."""
+        """Ask for samples of both splits, one grant after the other; Welcome is delayed."""
         await asyncio.sleep(self._limits.delay_s)
         supply = await self._open(session)
         enough = time.monotonic() + self._limits.play_s
@@ -108,7 +108,7 @@ class SamplePlayer:
         await supply.expect_nothing()
 
     async def _same_samples(self, session: Session) -> None:
-        """The same, one by one, backwards, for another epoch, in other encodings."""
+        """Ask for the same samples, one by one, backwards, in another epoch and encoding."""
         supply = await self._open(session)
         for k, (split, index) in enumerate(reversed(sorted(self._seen))):
             await supply.ask(split, [index], epoch=1 + k, encoding=k % 3)
@@ -119,7 +119,7 @@ class SamplePlayer:
             self._checklist.kept("encodings")
 
     async def _nothing_to_send(self, session: Session) -> None:
-        """A learner that needs no sample for a while."""
+        """Ask for no sample for a while."""
         supply = await self._open(session)
         await asyncio.sleep(self._limits.delay_s)
         await supply.expect_nothing()
@@ -127,7 +127,7 @@ class SamplePlayer:
         await supply.answer()
 
     async def _many_grants(self, session: Session) -> None:
-        """Several grants are open; answers come in order."""
+        """Open several grants; answers come in order."""
         supply = await self._open(session)
         size = self._spec.sizes[_TRAIN]
         for k in range(_OPEN):
@@ -137,7 +137,7 @@ class SamplePlayer:
         await supply.expect_nothing()
 
     async def _large_grant(self, session: Session) -> None:
-        """As many samples as a grant may name, or as a message may hold."""
+        """Ask for as many samples as a grant may name, or as a message may hold."""
         size, sample = self._spec.sizes[_TRAIN], self._spec.sample_bytes
         count = max(1, min(MAX_GRANT, size, _MOST_BYTES // sample))
         supply = await self._open(session)
@@ -145,7 +145,7 @@ class SamplePlayer:
         await supply.answer()
 
     async def _few_samples(self, session: Session) -> None:
-        """Grants that are open when the learner goes away."""
+        """Open grants before the learner leaves."""
         supply = await self._open(session)
         for _ in range(_FEW):
             await supply.ask(_TRAIN, [0])
@@ -173,11 +173,11 @@ class _Supply:
         """Begin a stream.
 
         Args:
-            spec: of the samples.
-            session: the stream.
-            checklist: where findings go.
+            spec: specification of the samples.
+            session: session of the stream.
+            checklist: checklist that receives the findings.
             patience_s: longest wait for one message.
-            seen: what every sample was, by split and index; new ones are added.
+            seen: digests of every sample so far, by split and index; new ones are added.
         """
         self._spec, self._session, self._checklist = spec, session, checklist
         self._patience_s, self._seen = patience_s, seen
@@ -188,14 +188,14 @@ class _Supply:
     async def ask(
         self, split: int, indices: Sequence[int], *, epoch: int = 0, encoding: int = 0
     ) -> None:
-        """Grant: 0 as murmur writes it, 1 in another order, 2 with every field twice."""
+        """Send a grant: 0 as murmur writes it, 1 in another order, 2 with every field twice."""
         self._sequence += 1
         grant = Grant(self._sequence, epoch, split, tuple(indices))
         self._open.append(grant)
         await self._session.write(_encoded(grant, encoding))
 
     async def answer(self) -> None:
-        """The answer to the oldest grant, held to the contract.
+        """Read the answer to the oldest grant and check it by the contract.
 
         Raises:
             Ended: if the stream ends.
@@ -222,13 +222,13 @@ class _Supply:
         self._examine(grant, good, arrays, broken)
 
     async def expect_nothing(self) -> None:
-        """Nothing is open, so nothing may come."""
+        """Check that no message comes while no grant is open."""
         await asyncio.sleep(_QUIET_S)
         early = "a message came that answers no grant" if self._session.unread else None
         self._checklist.hold("unasked", early)
 
     def _give_up(self, message: bytes, grant: Grant, error: WireError) -> None:
-        """An answer cannot be read: say which sentence it breaks.
+        """Note the sentence that an unreadable answer breaks.
 
         Raises:
             Unplayable: always.
@@ -251,7 +251,7 @@ class _Supply:
     def _examine(
         self, grant: Grant, good: list[int], arrays: dict[str, Array], broken: list[Broken]
     ) -> None:
-        """Hold samples to the contract, and to what they were before."""
+        """Check samples by the contract, and by their earlier content."""
         where = f"of split '{SPLITS[grant.split]}'"
         found: dict[int, Digests] = dict.fromkeys((b.index for b in broken), _NO_SAMPLE)
         for row, index in enumerate(good):
@@ -300,7 +300,7 @@ def _encoded(grant: Grant, encoding: int) -> bytes:
 
 
 def _wrong_answers(spec: SampleSpec) -> dict[str, WrongAnswer]:
-    """Answers that break the contract, by name: a server must end with code 2."""
+    """Return the answers that break the contract, by name: a server must end with code 2."""
     beyond = spec.sizes[_TRAIN]
 
     def granted(sequence: int, indices: bytes, split: int = _TRAIN) -> WrongAnswer:

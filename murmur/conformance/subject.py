@@ -46,7 +46,7 @@ class Subject:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it and whatever it has started."""
+        """End the process and all its descendants."""
         assert self._process is not None
         if self._process.poll() is None:
             self._process.terminate()
@@ -59,17 +59,17 @@ class Subject:
 
     @property
     def ended(self) -> bool:
-        """Whether it runs no more."""
+        """Return whether the process has ended."""
         assert self._process is not None
         return self._process.poll() is not None
 
     def terminate(self) -> None:
-        """Tell it to stop: SIGTERM."""
+        """Send the process SIGTERM."""
         assert self._process is not None
         self._process.terminate()
 
     async def code(self, timeout_s: float) -> int | None:
-        """Its exit code; None if it does not end in time."""
+        """Return the process's exit code; None if it does not end in time."""
         assert self._process is not None
         deadline = asyncio.get_running_loop().time() + timeout_s
         while (code := self._process.poll()) is None:
@@ -79,6 +79,6 @@ class Subject:
         return code
 
     def last_message(self) -> str:
-        """The end of what it has written."""
+        """Return the end of the process's output."""
         text = Path(self._log.name).read_text(errors="replace")
         return " ".join(text[-_LAST_WORDS:].split())

@@ -33,7 +33,7 @@ SPEC = SampleSpec(
 
 
 class StreamOver(Exception):  # noqa: N818 - an event
-    """The learner ended the stream."""
+    """End of the stream by the learner."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(f"{code.name}: {details}")
@@ -41,7 +41,7 @@ class StreamOver(Exception):  # noqa: N818 - an event
 
 
 def sample(split: int, index: int) -> dict[str, Array]:
-    """A sample of the kit's data set: a bright disc on noise."""
+    """Draw a sample of the kit's data set: a bright disk on noise."""
     random = np.random.default_rng([split, index])
     y, x, radius = random.uniform(0.2, 0.8, 3) * _SIZE
     rows, columns = np.mgrid[:_SIZE, :_SIZE]
@@ -54,8 +54,8 @@ class Supplier:
     """One stream, as a supply server has it.
 
     Attributes:
-        codec: of its samples.
-        grants: that have come.
+        codec: codec of its samples.
+        grants: grants received.
     """
 
     def __init__(self, call: "aio.StreamStreamCall[bytes, bytes]") -> None:
@@ -72,7 +72,7 @@ class Supplier:
         await self._messages.put(None)
 
     async def read(self, timeout_s: float) -> bytes | None:
-        """The next message; None if none comes in time.
+        """Read the next message; None if none comes in time.
 
         Raises:
             StreamOver: if the learner has ended the stream.
@@ -92,7 +92,7 @@ class Supplier:
             await self._call.write(message)
 
     def answers(self, grant: Grant) -> list[bytes]:
-        """The right messages for a grant: every third time in other encodings."""
+        """Return the right messages for a grant: every third time in other encodings."""
         lost = [i for i in grant.indices if grant.split == 0 and i == _BROKEN]
         good = [sample(grant.split, i) for i in grant.indices if i not in lost]
         broken = [Broken(i, "unreadable", f"{SPLITS[grant.split]}-{i}.png") for i in lost]
@@ -106,7 +106,7 @@ class Supplier:
 
 @contextlib.asynccontextmanager
 async def open_supplier(channel: aio.Channel, hello: pb.Hello) -> AsyncIterator[Supplier]:
-    """A stream that has said Hello; ended with the block."""
+    """Open a stream that has said Hello; it ends with the block."""
     open_call = channel.stream_stream(METHOD)  # type: ignore[call-arg]
     call: aio.StreamStreamCall[bytes, bytes] = open_call()  # type: ignore[call-arg]
     session = Supplier(call)
@@ -122,7 +122,7 @@ async def open_supplier(channel: aio.Channel, hello: pb.Hello) -> AsyncIterator[
 
 
 def hello_of(**changes: object) -> pb.Hello:
-    """A right Hello, but for `changes`."""
+    """Return a right Hello, but for `changes`."""
     fields: dict[str, object] = {
         "protocol_version": PROTOCOL_VERSION,
         "worker_id": "conformance",
@@ -133,7 +133,7 @@ def hello_of(**changes: object) -> pb.Hello:
 
 
 def _encoded(message: bytes, encoding: int) -> bytes:
-    """A message of samples: 0 as it is, 1 in another order, 2 with every field twice."""
+    """Encode a message of samples: 0 as it is, 1 in another order, 2 with every field twice."""
     body = pb.WorkerMessage.FromString(message).samples
     if encoding == 0 or body.broken:
         return message

@@ -1,4 +1,4 @@
-"""What is wrong with a run, or worth knowing, the most severe first."""
+"""Alerts of a run: errors, warnings and notes, the most severe first."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -26,12 +26,12 @@ _LONGEST = 400  # characters of a log's line
 
 @dataclass(frozen=True)
 class Alert:
-    """Something to know.
+    """A condition of a run that its user should know.
 
     Attributes:
-        severity: error, warning or note.
-        what: in a sentence.
-        fix: what to do; "" if nothing.
+        severity: level: error, warning or note.
+        what: one sentence on the condition.
+        fix: action to take; "" if none.
     """
 
     severity: Severity
@@ -40,22 +40,22 @@ class Alert:
 
 
 class Movement:
-    """When counters of progress last grew."""
+    """Times at which counters of progress last grew."""
 
     def __init__(self) -> None:
-        """Nothing has grown yet."""
+        """Start without counters."""
         self._seen: dict[str, float] = {}
         self._grew_at: dict[str, float] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take a record of kind "progress"."""
+        """Add a record of kind "progress"."""
         for name in ("rows_received", "rows_trained", "updates"):
             value = record.get(name) or 0
             if value != self._seen.get(name):  # less after a resumption
                 self._seen[name], self._grew_at[name] = value, record.get("time") or 0.0
 
     def still_s(self, name: str, now: float) -> float:
-        """Seconds since a counter changed; 0 if it was never seen."""
+        """Return the seconds since a counter changed; 0 if it was never seen."""
         return now - self._grew_at.get(name, now)
 
 
@@ -82,14 +82,14 @@ class LogWatch:
         self._found[log, severity] = (count + 1, _message(line))
 
     def alerts(self) -> Iterator[Alert]:
-        """The newest line of each log and severity."""
+        """Yield the newest line of each log and severity."""
         for (log, severity), (count, line) in self._found.items():
             before = f" ({count - 1} before it)" if count > 1 else ""
             yield Alert(severity, f"logs/{log}{before}: {line}")
 
 
 def _message(line: str) -> str:
-    """A line of a log, of JSON the message."""
+    """Return the message of a log's line, which may be JSON."""
     line = str(log_entry(line).get("message", line))
     return line if len(line) <= _LONGEST else line[: _LONGEST - 2] + " …"
 
@@ -97,14 +97,14 @@ def _message(line: str) -> str:
 def alerts_of_progress(
     last: Mapping[str, Any], moved: Movement, now: float, *, running: bool, log_every_s: float
 ) -> Iterator[Alert]:
-    """What the newest record of progress tells.
+    """Yield the alerts that follow from the newest record of progress.
 
     Args:
-        last: the record; empty if there is none.
-        moved: called with all records.
-        now: seconds since 1970.
-        running: whether the run is under way.
-        log_every_s: learner.log_every_s.
+        last: newest record; empty if there is none.
+        moved: record of the counters' growth, called with all records.
+        now: time in seconds since 1970.
+        running: True if the run is under way.
+        log_every_s: value of learner.log_every_s.
     """
     wrong = [
         name
@@ -135,7 +135,7 @@ def alerts_of_progress(
 def _standstill(
     last: Mapping[str, Any], moved: Movement, now: float, log_every_s: float
 ) -> Iterator[Alert]:
-    """What does not move in a run that is under way."""
+    """Yield an alert if a run that is under way makes no progress."""
     silent = now - (last.get("time") or now)
     counter = "rows_trained" if last.get("samples") else "rows_received"
     still = moved.still_s(counter, last.get("time") or now)
@@ -163,7 +163,7 @@ def _standstill(
 
 
 def doctors_finding(run: RunFolder, config: ExperimentConfig) -> Alert | None:
-    """What `murmur doctor` says of the last seconds of a run, nothing timed; None if it cannot."""
+    """Return the finding of `murmur doctor` on a run's last seconds, without probes, or None."""
     try:
         seen = diagnose(*from_run(run, None), config)
     except (MurmurError, LookupError):

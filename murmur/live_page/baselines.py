@@ -12,10 +12,10 @@ _POLICY = "baseline "  # of results of baselines, see env_service.sessions.evalu
 
 
 class Baselines:
-    """The baselines evaluated on the run's evaluation environment. Reads only what has changed."""
+    """Baselines evaluated on the run's evaluation environment. Reads only changed files."""
 
     def __init__(self, run: RunFolder, config: ExperimentConfig, metric: Metric) -> None:
-        """Of this run; the best one is the best by `metric`."""
+        """Prepare to show a run's baselines; the best one is the best by `metric`."""
         self._run, self._metric = run, metric
         self._supervised = config.supervised
         self._environment = comparable(plain_data(config.for_evaluation().environment))
@@ -23,7 +23,7 @@ class Baselines:
         self._means: dict[str, dict[str, float]] = {}
 
     def best(self) -> dict[str, Any] | None:
-        """Name and mean of each metric of the best baseline; None if none is known."""
+        """Return name and mean of each metric of the best baseline; None if none is known."""
         self._read()
         metric = self._metric.name
         known = {name: m[metric] for name, m in self._means.items() if metric in m}
@@ -31,7 +31,7 @@ class Baselines:
         return None if best is None else {"name": best, "metrics": self._means[best]}
 
     def text(self) -> str:
-        """Where the line is from, or how to get one."""
+        """Return the source of the line, or how to get one."""
         if self._supervised:
             return ""
         if not self._means:

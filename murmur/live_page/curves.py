@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-MOST_POINTS = 512  # then two neighbours become one
+MOST_POINTS = 512  # then two neighbors become one
 MOST_EVALUATIONS = 1024
 _AT = ("time", "seconds", "env_steps", "updates")
 _FIGURES = ("return", "agent_steps_per_s", "policy_lag")
@@ -14,17 +14,17 @@ Point = dict[str, Any]
 
 
 class Curves:
-    """Points of progress and evaluations, added to one after the other.
+    """Points of progress and evaluations, added one after the other.
 
-    A point stands for `stride` neighbouring records: minimum, mean and maximum of each value, and
+    A point stands for `stride` neighboring records: minimum, mean and maximum of each value, and
     the seconds of each state of the ledger, so neither a spike nor a second is lost. Of more than
     MOST_EVALUATIONS evaluations every second one is dropped.
 
     A reader holds a cursor, "<version>:<points>:<evaluations>", and gets what changed since.
 
     Attributes:
-        points: the oldest first; `at` says where a point ends.
-        evaluations: the oldest first.
+        points: points, the oldest first; `at` says where a point ends.
+        evaluations: evaluations, the oldest first.
     """
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class Curves:
         self._renew()
 
     def _renew(self) -> None:
-        """Let every reader begin again: what it holds is no longer the beginning of this."""
+        """Invalidate every reader's cursor: its points are no longer the beginning of these."""
         self._version = secrets.token_hex(4)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take a record of kind "progress"."""
+        """Add a record of kind "progress"."""
         self._rewind(self.points, record)
         spent = _spent(self._ledger, record.get("ledger") or {})
         self._ledger = record.get("ledger") or {}
@@ -62,7 +62,7 @@ class Curves:
             self._renew()
 
     def add_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Take a record of kind "evaluation"."""
+        """Add a record of kind "evaluation"."""
         self._rewind(self.evaluations, record, again=True)
         metrics = {
             name: [_finite(x) for x in (m.get("mean"), *(m.get("ci95") or (None, None)))]
@@ -86,7 +86,7 @@ class Curves:
         self._renew()
 
     def since(self, cursor: str) -> dict[str, Any]:
-        """What a reader with this cursor lacks; all of it if the cursor is "" or of old."""
+        """Return the points after a reader's cursor; all of them if it is "" or outdated."""
         version, _, counts = cursor.partition(":")
         first, _, evaluation = counts.partition(":")
         known = version == self._version and first.isdecimal() and evaluation.isdecimal()
@@ -103,7 +103,7 @@ class Curves:
 
 
 def _values(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Every finite figure of a record, by the name that the page has for it."""
+    """Yield every finite figure of a record, by its name on the page."""
     sections = {"": {name: record.get(name) for name in _FIGURES}}
     sections |= {f"{name}.": record.get(name) or {} for name in ("metrics", "losses")}
     for prefix, section in sections.items():
@@ -113,7 +113,7 @@ def _values(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _finite(value: object) -> float | None:
-    """A number that JSON has; None for anything else."""
+    """Return a finite number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
@@ -122,7 +122,7 @@ def _finite(value: object) -> float | None:
 def _spent(
     before: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]]
 ) -> dict[str, dict[str, float]]:
-    """Seconds by thread and state between two readings of the ledger.
+    """Return the seconds by thread and state between two readings of the ledger.
 
     A restarted learner counts from zero.
     """
@@ -136,7 +136,7 @@ def _spent(
 
 
 def _merged(one: Point, two: Point) -> Point:
-    """Two neighbours as one."""
+    """Merge two neighbors."""
     values = dict(one["values"])
     for name, (low, total, high, count) in two["values"].items():
         if name in values:
@@ -163,7 +163,7 @@ def _merged(one: Point, two: Point) -> Point:
 
 
 def _shown(point: Point) -> Point:
-    """A point for the page: minimum, mean and maximum, in five digits."""
+    """Return a point for the page: minimum, mean and maximum, in five digits."""
     return {
         **point["at"],
         "values": {

@@ -26,12 +26,12 @@ class Sheet:
     """Pictures side by side, in rows of `columns`.
 
     Attributes:
-        png: the file.
-        version: of the episode.
+        png: content of the picture file.
+        version: version of the recorded episode.
         frames: number of pictures.
-        columns: of the sheet.
-        rate: pictures a second.
-        reading: how to read them.
+        columns: columns of the sheet.
+        rate: pictures per second.
+        reading: instructions for reading the pictures.
     """
 
     png: bytes
@@ -43,14 +43,14 @@ class Sheet:
 
 
 class EpisodePictures:
-    """Draws recorded episodes, and keeps the newest drawing. Used by any thread.
+    """Drawings of recorded episodes, of which the newest is kept. Used by any thread.
 
     Drawing takes at most SHARE of a processor's time: a newer episode waits until the last drawing
     is paid for, unless it is asked for.
     """
 
     def __init__(self, run: RunFolder, config: ExperimentConfig) -> None:
-        """Of this run; nothing is drawn yet."""
+        """Prepare to draw a run's episodes."""
         self._run, self._config = run, config
         self._lock = Lock()
         self._sheet: Sheet | None = None
@@ -58,7 +58,7 @@ class EpisodePictures:
         self._due = 0.0
 
     def state(self) -> dict[str, Any]:
-        """Which episode is recorded, which of it `sheet` would give now, and words about it."""
+        """Return the recorded version, the version that `sheet` would return, and their text."""
         version = self._version()
         drawn = self._sheet.version if self._sheet else 0
         shown = version if time.monotonic() >= self._due and version != self._failed else drawn
@@ -67,10 +67,10 @@ class EpisodePictures:
         return {"recorded": version, "shown": shown, "words": words, "reading": reading}
 
     def sheet(self, *, newest: bool) -> Sheet | None:
-        """The drawing of the newest episode, drawn now if it may be; None if there is none.
+        """Draw the newest episode, at once if it may be; None if there is none.
 
         Args:
-            newest: whether it may be drawn although the last drawing is not paid for.
+            newest: flag to draw at once, although the last drawing was recent.
         """
         with self._lock:
             version = self._version()
@@ -84,7 +84,7 @@ class EpisodePictures:
             return self._sheet
 
     def _version(self) -> int:
-        """Of the recorded episode; 0 if there is none."""
+        """Return the version of the recorded episode; 0 if there is none."""
         try:
             return (self._run.path / EPISODE).stat().st_mtime_ns // 1_000_000
         except OSError:

@@ -3,7 +3,7 @@
 docs/idle-gpu.md has the same table; a test compares the two.
 """
 
-# thread -> state -> (kind, what happens). Kinds have colours: page.css.
+# thread -> state -> (kind, what happens). Kinds have colors: page.css.
 STATES: dict[str, dict[str, tuple[str, str]]] = {
     "learner": {
         "start": ("wait", "nothing yet: from the thread's making to its first state"),

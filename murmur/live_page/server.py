@@ -42,11 +42,11 @@ _HEADERS = {
 
 
 class LivePage:
-    """Serves the live page of a run until it is closed.
+    """Server of a run's live page until it is closed.
 
     Attributes:
         port: the port it listens on.
-        moved: whether that is another port than asked for, which was in use.
+        moved: True if the port asked for was in use, and this is another one.
     """
 
     def __init__(self, run: RunFolder, port: int = PORT) -> None:
@@ -67,12 +67,12 @@ class LivePage:
 
     @property
     def url(self) -> str:
-        """Where a browser finds it."""
+        """Address of the page."""
         return f"http://{HOST}:{self.port}"
 
     @property
     def text(self) -> str:
-        """The address, and why it is not the one asked for."""
+        """Text with the address, and with the reason if another port was asked for."""
         return f"{self.url} (the port asked for is in use)" if self.moved else self.url
 
     def close(self) -> None:
@@ -88,8 +88,8 @@ def served(run: RunFolder, port: int, say: Callable[[str], None]) -> Iterator[No
 
     Args:
         run: the training's folder.
-        port: where to listen, unless it is in use.
-        say: takes a line with the address, or why there is none.
+        port: port to listen on, unless it is in use.
+        say: function called with a line with the address, or with the reason if there is none.
     """
     try:
         page = LivePage(run, port)
@@ -105,7 +105,7 @@ def served(run: RunFolder, port: int, say: Callable[[str], None]) -> Iterator[No
 
 
 class _Server(ThreadingHTTPServer):
-    """One thread for each connection, each with one request; at most _MOST_CONNECTIONS at once.
+    """HTTP server with one thread and one request per connection; at most _MOST_CONNECTIONS.
 
     One more ends the oldest whose request has not arrived: clients that send it byte by byte do not
     keep a browser out.
@@ -161,7 +161,7 @@ class _Server(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say what failed; a browser that went away is no failure."""
+        """Log the error of a request; a browser that went away is none."""
         if not isinstance(sys.exception(), OSError):
             logger.exception("the live page cannot answer")
 
@@ -178,7 +178,7 @@ def _bind(view: RunView, port: int) -> _Server:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """Handler of one request."""
 
     server: _Server
     timeout = _TIMEOUT_S
@@ -239,4 +239,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Requests are not logged."""
+        """Omit requests from the log."""

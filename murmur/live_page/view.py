@@ -1,4 +1,4 @@
-"""What the live page shows of a run, read from its folder as it grows."""
+"""Content of the live page, read from the run's folder as it grows."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -70,7 +70,7 @@ class RunView:
         self._finding: Alert | None = None
 
     def state(self, cursor: str = "") -> dict[str, Any]:
-        """All that the page needs, as JSON values; of curves what this cursor lacks."""
+        """Return the page's state as JSON values; of curves the points after this cursor."""
         with self._lock:
             behind = self._read()
             state = self._state()
@@ -96,7 +96,7 @@ class RunView:
             }
 
     def _read(self) -> bool:
-        """Take what is new; returns whether there is more."""
+        """Read new records; return whether there are more."""
         now = time.monotonic()
         if self._reading is None and now - self._looked < LOOK_S:
             return False
@@ -112,7 +112,7 @@ class RunView:
         return False
 
     def _begin_again_if_replaced(self) -> None:
-        """A run that was restarted in its folder has another progress file."""
+        """Start again if the progress file was replaced by a restart in the same folder."""
         try:
             status = self._run.progress_file.stat()
         except OSError:
@@ -138,7 +138,7 @@ class RunView:
             self._last = record
 
     def _state(self) -> str:
-        """starting, running, complete, stopped, or begun: it has no checkpoint."""
+        """Return the state: starting, running, complete, stopped, or begun without a checkpoint."""
         state = state_of(self._run, self._config, self._last)
         lately = abs(time.time() - self._last.get("time", 0.0))  # its clock may be ahead
         pause = 3 * self._config.learner.log_every_s
@@ -168,7 +168,7 @@ class RunView:
         return f", {duration((1 - share) * since / done)} left"
 
     def _about(self) -> dict[str, str]:
-        """What run this is."""
+        """Return facts about the run by name, such as environment, seed and device."""
         config, start = self._config, self._run.read_json("command.json")
         machine, device = start.get("machine") or {}, start.get("device") or {}
         plugin = config.source if config.supervised else config.environment
@@ -189,7 +189,7 @@ class RunView:
         return {name: str(text) for name, text in about.items() if text}
 
     def _alerts(self, state: str) -> list[Alert]:
-        """The most severe first."""
+        """Return the alerts, the most severe first."""
         now, running = time.time(), state == "running"
         found = [*self._logs.alerts()]
         every = self._config.learner.log_every_s
@@ -204,7 +204,7 @@ class RunView:
 
 
 def _figures(last: Mapping[str, Any]) -> dict[str, str]:
-    """The newest figures, by name."""
+    """Return the newest figures, by name."""
     if not last:
         return {}
     figures = {

@@ -1,4 +1,4 @@
-"""What a run's steps, batches and updates cost, from the counts and the ledger that it logs."""
+"""Costs of a run's steps, batches and updates, from the counts and the ledger that it logs."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,25 +22,25 @@ _JITTER = 0.1  # of a job's work: what steps and batches vary by on a quiet mach
 
 @dataclass(frozen=True)
 class Window:
-    """What a learner did between two of its records, and what it took.
+    """Work of a learner between two of its records, and the processor time that it took.
 
     Attributes:
-        seconds: of it.
+        seconds: length of the window [s].
         messages: observation messages.
-        batches: that were acted on.
-        updates: made.
+        batches: inference batches.
+        updates: updates made.
         rows: environment rows received.
         trained: environment rows that updates took.
         env_steps: environment steps received.
         grpc_s: processor seconds of the event loop.
-        io_s: of gRPC's own threads.
-        host_s: of the inference thread, storing and replying.
-        copy_s: of the inference thread, copying observations.
-        act_s: of the inference thread, in the policy.
-        learn_s: of learning, and of what follows an update.
-        bytes: of observation messages.
+        io_s: processor seconds of gRPC's own threads.
+        host_s: seconds of the inference thread for storing and replying.
+        copy_s: seconds of the inference thread for copies of observations.
+        act_s: seconds of the inference thread in the policy.
+        learn_s: seconds of learning and of the steps after an update.
+        bytes: bytes of observation messages.
         workers_s: processor seconds of the environment servers; None: not known.
-        learner_s: of the learner's process.
+        learner_s: processor seconds of the learner's process.
         others: processors that other programs used meanwhile.
         eager: share of the learner's calls that ran without a CUDA graph; 0 on a CPU.
     """
@@ -71,15 +71,16 @@ class Window:
 
 
 def window(before: Mapping[str, Any], after: Mapping[str, Any]) -> Window:
-    """What happened between two records of progress.jsonl of one process.
+    """Return the work between two records of progress.jsonl of one process.
 
     Raises:
-        ConfigError: if nothing did.
+        ConfigError: if no environment row came between them.
     """
     work = {k: v - before["work"].get(k, 0.0) for k, v in after["work"].items()}
     spent = since(before["ledger"], after["ledger"])
     inference = spent.get("inference", {})
     cpu = {k.removeprefix("cpu_s/"): v for k, v in work.items() if k.startswith("cpu_s/")}
+    # The ledger has wall time by state: its shares divide the inference thread's CPU time.
     at_work = {s: v for s, v in inference.items() if s not in _WAITING}
     total = max(sum(at_work.values()), 1e-9)
     acting = sum(at_work.get(s, 0.0) for s in _ACTING) / total
@@ -116,7 +117,7 @@ def window(before: Mapping[str, Any], after: Mapping[str, Any]) -> Window:
 
 
 def _eager(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
-    """Share of the learner thread's calls without a graph, where some have one."""
+    """Return the share of the learner thread's calls without a graph, if some have one."""
 
     def counted(metric: str) -> float:
         first, last = before.get(metric, {}), after.get(metric, {})
@@ -127,10 +128,11 @@ def _eager(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
 
 
 def costs_of(windows: Sequence[Window], *, threads: int = 1) -> Costs:
-    """Costs from windows with batches of different sizes; of one, a share of them is assumed.
+    """Fit costs to windows with batches of different sizes; of one, a share of them is assumed.
 
     Args:
-        windows: of runs that differ in the number of sessions alone; workers_s is known of each.
+        windows: windows of runs that differ in the number of sessions alone; workers_s is known of
+            each.
         threads: torch threads of the learner.
     """
     messages = sum(w.messages for w in windows)
@@ -161,11 +163,11 @@ def costs_of(windows: Sequence[Window], *, threads: int = 1) -> Costs:
 
 
 def line(points: Iterable[tuple[float, float]], share: float) -> tuple[float, float]:
-    """The least-squares line through points: (value at 0, slope), neither negative.
+    """Fit a least-squares line through points: (value at 0, slope), neither negative.
 
     Args:
         points: (x, y); x is 1 or more.
-        share: of y that is the slope's, where the points have one x.
+        share: share of y that counts as the slope's if all points have one x.
     """
     found = list(points)
     n = len(found)
@@ -179,7 +181,7 @@ def line(points: Iterable[tuple[float, float]], share: float) -> tuple[float, fl
 
 
 def run_window(run: RunFolder) -> Window:
-    """What a run did in its last process, from its second third on: the first warms up.
+    """Return a run's work in its last process, without the warm-up in its first third.
 
     Raises:
         ConfigError: if its records are too few, or are of a version that did not count work.
@@ -210,7 +212,7 @@ def save(costs: Costs, path: Path) -> None:
 
 
 def load_costs(path: Path) -> Costs:
-    """Costs that were kept.
+    """Load costs from a file.
 
     Raises:
         ConfigError: if the file cannot be read, or holds something else.

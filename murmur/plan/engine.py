@@ -18,15 +18,15 @@ _NOTHING = 1e-12  # work below this is rounding
 
 
 class Engine:
-    """Runs events in the order of their times.
+    """Event loop that runs events in the order of their times.
 
     Attributes:
-        now: seconds since the begin.
-        stopped: set by an event to end the simulation.
+        now: simulated seconds since the start.
+        stopped: flag that an event sets to end the simulation.
     """
 
     def __init__(self) -> None:
-        """At time 0, with nothing to do."""
+        """Start at time 0 without events."""
         self.now = 0.0
         self.stopped = False
         self._timers: list[tuple[float, int, Done, Any]] = []
@@ -37,7 +37,7 @@ class Engine:
         heappush(self._timers, (self.now + seconds, next(self._numbers), done, argument))
 
     def run(self) -> None:
-        """Until an event stops it, or nothing is left to happen."""
+        """Run until an event stops it, or no event is left."""
         timers = self._timers
         while timers and not self.stopped:
             self.now, _, done, argument = heappop(timers)
@@ -48,16 +48,16 @@ class Pool:
     """Processors, or a device, on which threads take turns.
 
     Attributes:
-        size: how many of them.
-        engine: with the clock that it follows.
+        size: number of processors.
+        engine: engine with the clock that it follows.
     """
 
     def __init__(self, engine: Engine, size: int, slice_s: float = SLICE_S) -> None:
-        """All of them free.
+        """Start with all processors free.
 
         Args:
-            engine: of the simulation.
-            size: how many.
+            engine: engine of the simulation.
+            size: number of processors.
             slice_s: longest turn of a thread while others wait.
         """
         self.engine, self.size, self._slice_s = engine, size, slice_s
@@ -71,7 +71,7 @@ class Pool:
         return self._used_s + (self.engine.now - self._at) * (self.size - self._free)
 
     def ready(self, thread: "Thread") -> None:
-        """A thread has something to do."""
+        """Queue a thread that has a job."""
         if self._free:
             self._count()
             self._free -= 1
@@ -83,12 +83,12 @@ class Pool:
         self._used_s, self._at = self.used_s, self.engine.now
 
     def _run(self, thread: "Thread", turn_s: float) -> None:
-        """Let a thread, which has a processor, work on its first job."""
+        """Run a thread, which has a processor, on its first job."""
         span = min(thread.jobs[0][0], turn_s)
         self.engine.after(span, self._ran, (thread, span, turn_s - span))
 
     def _ran(self, turn: tuple["Thread", float, float]) -> None:
-        """It has; continue, or let the next one in line have its turn."""
+        """End a turn; continue the thread, or give the next one its turn."""
         thread, span, left = turn
         job = thread.jobs[0]
         job[0] -= span
@@ -110,7 +110,7 @@ class Pool:
 
 
 class Thread:
-    """Works off jobs on a pool, one after the other.
+    """Thread that works off jobs on a pool, one after the other.
 
     An interpreter is one too, whatever number of Python threads it has: they take turns on it.
     """
@@ -118,7 +118,7 @@ class Thread:
     __slots__ = ("_began", "_busy_s", "jobs", "pool")
 
     def __init__(self, pool: Pool) -> None:
-        """A thread without a job."""
+        """Start a thread without a job."""
         self.pool = pool
         self.jobs: deque[list[Any]] = deque()  # [work left, done, argument]
         self._busy_s = self._began = 0.0
@@ -136,5 +136,5 @@ class Thread:
             self.pool.ready(self)
 
     def rest(self) -> None:
-        """Called by the pool: it has run out of jobs."""
+        """Note that the thread has run out of jobs. The pool calls it."""
         self._busy_s += self.pool.engine.now - self._began

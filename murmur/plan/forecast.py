@@ -21,13 +21,13 @@ _MILLION = 1e6
 
 @dataclass(frozen=True)
 class Size:
-    """How large a system is.
+    """Size of a system.
 
     Attributes:
-        learners: ranks; on GPUs one each.
+        learners: number of ranks; on GPUs one each.
         cores: processors of all machines together.
-        workers: of all environment servers; 0: what the cores leave.
-        batch: times the configuration's batch size.
+        workers: workers of all environment servers; 0: as many as the cores allow.
+        batch: multiple of the configuration's batch size.
     """
 
     learners: int
@@ -38,22 +38,22 @@ class Size:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a system would do.
+    """Predicted performance of a system.
 
     Attributes:
-        size: of the system, workers chosen.
-        rate: agent-steps a second.
-        env_rate: environment steps a second.
-        updates: a second.
-        bottleneck: what sets the rate, as text.
+        size: size of the system, with the chosen number of workers.
+        rate: agent-steps per second.
+        env_rate: environment steps per second.
+        updates: updates per second.
+        bottleneck: name of what limits the rate.
         busy: share of the time that each resource works.
         blocked: share of the sessions that wait for the learner.
         peers: share of the time that ranks wait for each other or exchange gradients.
-        lag: of the rows learned from, in updates.
-        device_hours: of learners, for a million agent-steps.
-        core_hours: of all processors, for a million agent-steps.
-        learning: what an update of one rank takes.
-        outcome: of the simulation.
+        lag: mean policy lag of the rows learned from, in updates.
+        device_hours: hours of all learners for a million agent-steps.
+        core_hours: hours of all processors for a million agent-steps.
+        learning: needs of one rank's update.
+        outcome: result of the simulation.
     """
 
     size: Size
@@ -73,14 +73,14 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Basis:
-    """What all forecasts of a table have in common.
+    """Parts that all forecasts of a table have in common.
 
     Attributes:
         config: the experiment.
-        costs: measured, or stated of a GPU.
+        costs: costs, measured, or stated of a GPU.
         task: the environment.
-        network: between learners.
-        link_bytes_per_s: from the environment servers to a learner; 0: no limit.
+        network: network between learners.
+        link_bytes_per_s: bandwidth from the environment servers to a learner; 0: no limit.
         others: processors that other programs use.
     """
 
@@ -93,7 +93,7 @@ class Basis:
 
 
 def workers_for(size: Size, config: ExperimentConfig) -> int:
-    """Workers of a system: as given, or one for each processor that the learners leave.
+    """Return the workers of a system: as given, or one for each processor that the learners leave.
 
     No more than learner.max_sessions admits.
     """
@@ -106,7 +106,7 @@ def workers_for(size: Size, config: ExperimentConfig) -> int:
 
 
 def system_of(basis: Basis, size: Size, pace: Pace | None = None) -> System:
-    """The system to simulate; `pace` as learning_of takes it."""
+    """Build the system to simulate; `pace` as learning_of takes it."""
     config = scaled(basis.config, size.batch)
     server, ranks = config.env_server, size.learners
     workers = workers_for(size, config)
@@ -128,7 +128,7 @@ def system_of(basis: Basis, size: Size, pace: Pace | None = None) -> System:
 
 
 def scaled(config: ExperimentConfig, times: int) -> ExperimentConfig:
-    """The configuration, with all options of its algorithm and a batch this many times as large."""
+    """Return the configuration with all algorithm options and a batch this many times as large."""
     if times == 1:
         return config
     options = dict(config.algorithm.options)
@@ -156,7 +156,7 @@ def forecast(basis: Basis, size: Size, limits: Limits | None = None) -> Forecast
 
 
 def of_outcome(system: System, outcome: Outcome, task: Task, size: Size) -> Forecast:
-    """What an outcome means."""
+    """Return the forecast that follows from a simulation's outcome."""
     env_rate = outcome.rows * system.costs.steps_per_row
     rate = env_rate * task.agents
     hours = _MILLION / max(rate, 1e-9) / 3600
@@ -178,11 +178,11 @@ def of_outcome(system: System, outcome: Outcome, task: Task, size: Size) -> Fore
 
 
 def bottleneck(outcome: Outcome, *, eager: bool = False) -> str:
-    """What sets the rate: the fullest resource or, if none is full, what sessions wait for.
+    """Return the fullest resource or, if none is full, the reason why sessions wait.
 
     Args:
-        outcome: of a simulation.
-        eager: whether some updates launch their kernels one by one.
+        outcome: result of a simulation.
+        eager: True if some updates launch their kernels one by one.
     """
     busy = outcome.busy
     if busy["cores"] > _FULL:
@@ -203,12 +203,12 @@ def bottleneck(outcome: Outcome, *, eager: bool = False) -> str:
 
 
 def grow(basis: Basis, sizes: Iterable[Size], limits: Limits | None = None) -> list[Forecast]:
-    """A forecast of each size."""
+    """Forecast each size."""
     return [forecast(basis, size, limits) for size in sizes]
 
 
 def sizes_up_to(size: Size, *, scale_batch: bool = False) -> list[Size]:
-    """Halves of a system down to one learner; of one learner, halves of its processors."""
+    """Return halves of a system down to one learner; of one learner, halves of its cores."""
     counts = [size.learners]
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)
@@ -229,7 +229,7 @@ def sizes_up_to(size: Size, *, scale_batch: bool = False) -> list[Size]:
 
 
 def _part(size: Size, cores: int) -> int:
-    """Workers of a part of a system; 0: what the cores leave."""
+    """Return the workers of a part of a system; 0: as many as the cores allow."""
     return max(1, size.workers * cores // size.cores) if size.workers else 0
 
 
@@ -243,7 +243,7 @@ _TWICE: dict[str, Callable[[Basis, Size], tuple[Basis, Size]]] = {
 
 
 def _faster(costs: Costs, *prefixes: str) -> Costs:
-    """Half the cost of what begins so."""
+    """Halve the costs with a name that begins with this prefix."""
     halved = {
         name: value / 2
         for name, value in asdict(costs).items()
@@ -253,7 +253,7 @@ def _faster(costs: Costs, *prefixes: str) -> Costs:
 
 
 def gains(basis: Basis, now: Forecast) -> dict[str, float]:
-    """Times as fast with twice as much of each resource, by resource."""
+    """Return the speed-up by twice as much of each resource, by resource."""
     found = {}
     for what, double in _TWICE.items():
         twice, size = double(basis, now.size)
@@ -262,7 +262,7 @@ def gains(basis: Basis, now: Forecast) -> dict[str, float]:
 
 
 def as_dict(seen: Forecast) -> dict[str, Any]:
-    """For JSON."""
+    """Return the forecast as JSON values."""
     data = asdict(seen)
     data["learning"] |= {"kind": type(seen.learning).__name__.lower()}
     return data

@@ -1,4 +1,4 @@
-"""What an update of one rank takes, by a configuration and what was measured."""
+"""Needs of one rank's update, by the configuration and the measured pace."""
 
 import math
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ _PLANNED_LAG = 1  # until the first updates have chosen one
 
 @dataclass(frozen=True)
 class Task:
-    """What a forecast needs to know of the environment.
+    """Properties of the environment that a forecast needs.
 
     Attributes:
-        agents: of an environment.
-        max_episode_steps: 0: no end.
-        remembers: the policy has a memory.
+        agents: agents of an environment.
+        max_episode_steps: longest episode in steps; 0: no end.
+        remembers: True if the policy has a recurrent state.
     """
 
     agents: int
@@ -27,7 +27,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Pace:
-    """What a first simulation showed; see learner_service.storage.flight.Speed."""
+    """Pace of a first simulation; see learner_service.storage.flight.Speed."""
 
     turn_s: float
     learn_s: float
@@ -41,15 +41,15 @@ def learning_of(
     session: int,
     pace: Pace | None = None,
 ) -> Rollouts | Replays:
-    """The storage of one rank of a group; sizes in the configuration are of the whole group.
+    """Return the storage of one rank; sizes in the configuration are of the whole group.
 
     Args:
         config: the experiment.
         task: its environment.
-        ranks: N.
-        environments: that train, of one rank.
+        ranks: number of ranks, N.
+        environments: training environments of one rank.
         session: environments of a session.
-        pace: what was measured; None: what holds until then.
+        pace: measured pace; None: the values that hold before a measurement.
 
     Raises:
         ConfigError: if the batch size is not set.
@@ -90,7 +90,7 @@ def _require_batch(size: int, name: str) -> None:
 def _unmeasured(
     given: Rollouts, rows: int, environments: int, task: Task, *, sync: bool
 ) -> Rollouts:
-    """As RolloutStorage chooses before it has measured."""
+    """Choose the rollout as RolloutStorage does before it has measured."""
     from learner_service.storage.flight import transitions_in, unroll_length
 
     steps = task.max_episode_steps
@@ -109,7 +109,7 @@ def _unmeasured(
 def _measured(
     given: Rollouts, rows: int, environments: int, task: Task, session: int, pace: Pace
 ) -> Rollouts:
-    """As RolloutStorage chooses when it has."""
+    """Choose the rollout as RolloutStorage does after it has measured."""
     from learner_service.storage.flight import Demand, Flight, Speed, plan
 
     flight = plan(

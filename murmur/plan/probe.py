@@ -1,4 +1,4 @@
-"""Measures what a configuration costs, by training with it for some seconds on this machine."""
+"""Measurement of a configuration's costs by training with it for some seconds on this machine."""
 
 import json
 import time
@@ -21,12 +21,12 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Probe:
-    """What was measured with one number of workers.
+    """Measurement with one number of workers.
 
     Attributes:
-        workers: of one session or more each.
-        window: what the learner did and what everything took.
-        chosen: what the storage chose: environments, unroll_steps, unrolls_per_update, lag.
+        workers: number of workers, of one session or more each.
+        window: work of the learner, and the time that it took.
+        chosen: choice of the storage: environments, unroll_steps, unrolls_per_update, lag.
     """
 
     workers: int
@@ -35,7 +35,7 @@ class Probe:
 
 
 def small(config: ExperimentConfig, workers: int = 1) -> dict[str, Any]:
-    """The configuration's content for a probe: on the CPU, no evaluations, no end."""
+    """Return the configuration's content for a probe: on the CPU, no evaluations, no end."""
     data = plain_data(config)
     data["run"] |= {"max_updates": 0, "max_env_steps": 0, "max_minutes": 0, "name": "plan"}
     data["env_server"] |= {"num_workers": workers, "learner": "127.0.0.1:50051"}
@@ -56,9 +56,9 @@ def measure(
 
     Args:
         config: the experiment.
-        servers: how many, in rising order, when a window is measured.
-        seconds: of a window.
-        say: called with what takes time.
+        servers: numbers of servers, in rising order; a window is measured at each.
+        seconds: length of a window [s].
+        say: function called with a line about each slow step.
 
     Raises:
         ConfigError: if no update is made in time.
@@ -76,7 +76,7 @@ def measure(
 
 
 def look(processes: Processes, workers: int, config: ExperimentConfig, seconds: float) -> Probe:
-    """One window: once all sessions are there, and updates have warmed up.
+    """Measure one window once all sessions are there and updates have warmed up.
 
     Raises:
         ConfigError: if it does not come to that.
@@ -109,13 +109,13 @@ def _environments(processes: Processes, wanted: int) -> None:
 
 
 def machine_s() -> float:
-    """Processor seconds that all programs of this machine have used."""
+    """Return the processor seconds that all programs of this machine have used."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
 
 
 def _record(processes: Processes, enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The next line of progress.jsonl that is enough.
+    """Wait for the next line of progress.jsonl that is enough.
 
     Raises:
         ConfigError: if none comes in time.

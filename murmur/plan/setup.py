@@ -1,4 +1,4 @@
-"""Collects what a forecast starts from: the task, costs measured of a run or here, or stated."""
+"""Basis of a forecast: the task, costs measured of a run or here, or stated."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ _HALVINGS = 7
 
 
 def plan_config(config: ExperimentConfig) -> ExperimentConfig:
-    """The configuration with all options of its algorithm.
+    """Return the configuration with all options of its algorithm.
 
     Raises:
         ConfigError: if it has no environment.
@@ -46,7 +46,7 @@ def plan_config(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def environment_spec(config: ExperimentConfig, run: RunFolder | None) -> EnvSpec:
-    """The environment's spec, from a run's checkpoint or by making one.
+    """Return the environment's spec, from a run's checkpoint or by building one.
 
     Raises:
         MurmurError: if neither can be had.
@@ -65,7 +65,7 @@ def environment_spec(config: ExperimentConfig, run: RunFolder | None) -> EnvSpec
 
 
 def parameters_of(config: ExperimentConfig, spec: EnvSpec) -> int:
-    """Weights whose gradients ranks exchange."""
+    """Return the number of weights with gradients that ranks exchange."""
     import torch
 
     from learner_service.algorithms.base import build_algorithm
@@ -81,13 +81,13 @@ def parameters_of(config: ExperimentConfig, spec: EnvSpec) -> int:
 
 
 def task_of(config: ExperimentConfig, spec: EnvSpec) -> Task:
-    """What a forecast needs of the environment."""
+    """Return the environment's properties that a forecast needs."""
     remembers = bool(config.network.options.get("recurrent"))
     return Task(spec.num_agents, spec.max_episode_steps, remembers)
 
 
 def step_seconds(config: ExperimentConfig, envs: int) -> float:
-    """Processor seconds of a worker for a message: the environment's step, timed here, and gRPC.
+    """Return CPU seconds of a worker for a message: the environment's step, timed, and gRPC.
 
     What a message costs beside the step is stated: murmur bench transport.
     """
@@ -116,7 +116,7 @@ def step_seconds(config: ExperimentConfig, envs: int) -> float:
 
 
 def costs_of_run(config: ExperimentConfig, run: RunFolder) -> tuple[Costs, str]:
-    """Costs of a run, and where they are from. Its environment is timed here.
+    """Return the costs of a run, and their source. Its environment is timed here.
 
     Raises:
         MurmurError: if the run has logged too little.
@@ -135,7 +135,7 @@ def costs_of_run(config: ExperimentConfig, run: RunFolder) -> tuple[Costs, str]:
 def costs_by_probe(
     config: ExperimentConfig, task: Task, seconds: float, say: Callable[[str], None]
 ) -> tuple[Costs, str]:
-    """Costs measured by training here for a moment, and where they are from."""
+    """Measure costs by training here for a moment; return them and their source."""
     from murmur.plan.probe import measure
 
     probes = measure(config, _SERVERS, seconds, say)
@@ -146,7 +146,7 @@ def costs_by_probe(
 def calibrated(
     config: ExperimentConfig, task: Task, windows: Sequence[Window], workers: Sequence[int]
 ) -> Costs:
-    """Costs of windows, and the time on the way with which the first one comes out as measured."""
+    """Fit costs to windows, and the time on the way so that the first one comes out as measured."""
     costs = costs_of(windows, threads=max(1, config.learner.num_threads))
     from shared.cores import available_cores
 
@@ -185,18 +185,18 @@ def basis_of(
     learners: int,
     say: Callable[[str], None],
 ) -> tuple[Basis, list[str]]:
-    """What all forecasts start from, and where each part is from, a line each.
+    """Return the common basis of all forecasts, and the source of each part, a line each.
 
     Args:
         config: the experiment.
-        run: to take the costs from; None: they are measured here.
-        gpu: learners are on GPUs.
-        network: between learners, by name.
+        run: run with the costs; None: they are measured here.
+        gpu: True if learners are on GPUs.
+        network: name of the network between learners.
         costs_file: costs that were kept; None: measure.
-        seconds: of a probe's window.
+        seconds: length of a probe's window [s].
         link_gbit: Gbit/s from environment servers to a learner; 0: no limit.
-        learners: how many; one exchanges nothing.
-        say: called with what takes time.
+        learners: number of learners; one exchanges nothing.
+        say: function called with a line about each slow step.
 
     Raises:
         MurmurError: if the costs cannot be measured.

@@ -1,4 +1,4 @@
-"""Prints forecasts, within 80 columns."""
+"""Forecasts as text, within 80 columns."""
 
 from collections.abc import Mapping, Sequence
 
@@ -39,10 +39,10 @@ def show(
 
     Args:
         seen: forecasts, the smallest system first.
-        gains: times as fast with twice as much of each resource.
-        sources: where the costs come from, a line each.
-        console: where to print.
-        network: between learners, as text.
+        gains: speed-up by twice as much of each resource.
+        sources: sources of the costs, a line each.
+        console: console that prints the forecast.
+        network: network between learners, as text.
     """
     last = seen[-1]
     lines = [
@@ -77,7 +77,7 @@ def show(
 
 
 def table(seen: Sequence[Forecast]) -> Table:
-    """How it grows: a row for each size."""
+    """Return a table of the growth: a row for each size."""
     headings = ("learners", "cores", "workers", "agent-steps/s", "scales", "learn %", "core-h/M")
     shown = Table(*headings, "limited by", box=None, padding=(0, 1, 0, 0))
     for column in shown.columns[:-1]:
@@ -101,7 +101,7 @@ def table(seen: Sequence[Forecast]) -> Table:
 
 
 def _count(value: float) -> str:
-    """A rate: 12,300 or 1.23 M."""
+    """Format a rate: 12,300 or 1.23 M."""
     return f"{value / 1e6:.3g} M" if value >= 1e6 else f"{float(f'{value:.3g}'):,.0f}"
 
 

@@ -25,13 +25,14 @@ _STREAM_S = 1e-4  # two streams of a device take turns of this length
 
 @dataclass
 class Limits:
-    """How long to simulate.
+    """Length of a simulation.
 
     Attributes:
-        messages: after which it ends, with the next update if there is one.
-        warm: messages before the measurement begins, at the end of an update if there is one.
-        least: messages measured, at least.
-        updates: measured, at least, if the messages suffice.
+        messages: number of messages after which it ends, with the next update if there is one.
+        warm: number of messages before the measurement begins, at the end of an update if there is
+            one.
+        least: smallest number of messages measured.
+        updates: smallest number of updates measured, if the messages suffice.
     """
 
     messages: int = 15_000
@@ -80,7 +81,7 @@ class Simulation:
     """One run of the model. Of many equal ranks it simulates some, which stand for all."""
 
     def __init__(self, system: System, limits: Limits | None = None, seed: int = 1) -> None:
-        """Set up."""
+        """Set up the simulation."""
         self.system, self.limits = system, limits or Limits()
         self.engine = Engine()
         ranks = system.group.ranks
@@ -113,7 +114,7 @@ class Simulation:
         self._start: dict[str, float] | None = None
 
     def _continue(self, other: tuple[Thread, float, float]) -> None:
-        """Another program works for a slice, and again after its period or, if late, at once."""
+        """Use a slice for another program, and again after its period or, if late, at once."""
         thread, period, due = other
         following = thread, period, due + period
 
@@ -124,18 +125,19 @@ class Simulation:
         thread.add(SLICE_S, rest)
 
     def _multipliers(self, deviation: float) -> list[float]:
-        """Log-normal factors of mean 1; none without a deviation."""
+        """Draw log-normal factors of mean 1; none without a deviation."""
         if not deviation:
             return [1.0]
         sigma = math.sqrt(math.log(1 + deviation**2))
         return [self._random.lognormvariate(-(sigma**2) / 2, sigma) for _ in range(_MULTIPLIERS)]
 
     def run(self) -> Outcome:
-        """Simulate; returns the outcome."""
+        """Simulate the system and return the outcome."""
         system, engine = self.system, self.engine
         for session in self.sessions:
             self._step(session)
         engine.run()
+        # Differences to the counters at the end of the warm-up, as rates and shares of the span.
         start = self._start or dict.fromkeys(self._counts(), 0.0)
         counts = {name: value - start[name] for name, value in self._counts().items()}
         span = max(counts["seconds"], 1e-12)
@@ -169,7 +171,7 @@ class Simulation:
         )
 
     def _counts(self) -> dict[str, float]:
-        """All counters now."""
+        """Read all counters now."""
         now = self.engine.now
         blocked = self._blocked + sum(now - s.since for s in self.sessions if s.since >= 0)
         return {
@@ -215,13 +217,13 @@ class Simulation:
     # --- a session ----------------------------------------------------------------------------
 
     def _step(self, session: _Session) -> None:
-        """Its environments take a step, as soon as their worker is free."""
+        """Step the session's environments as soon as their worker is free."""
         costs = self.system.costs
         work = (costs.step_s + costs.step_row_s * self.system.envs) * self._jitter()
         session.worker.add(work, self._send, session)
 
     def _send(self, session: _Session) -> None:
-        """Its observations travel."""
+        """Send the session's observations."""
         costs, link, now = self.system.costs, self.system.link_bytes_per_s, self.engine.now
         delay = costs.hop_s
         if link:
@@ -232,7 +234,7 @@ class Simulation:
         self.engine.after(delay, self._arrive, session)
 
     def _arrive(self, session: _Session) -> None:
-        """They have; gRPC receives them."""
+        """Receive the observations by gRPC."""
         work = self.system.costs.io_message_s
         if work:
             session.io.add(work * self._jitter(), self._received, session)
@@ -240,12 +242,12 @@ class Simulation:
             self._received(session)
 
     def _received(self, session: _Session) -> None:
-        """The event loop reads them."""
+        """Read the observations by the event loop."""
         work = self.system.costs.message_s * self._jitter()
         session.rank.interpreter.add(work, self._submit, session)
 
     def _submit(self, session: _Session) -> None:
-        """They wait for a batch."""
+        """Submit the session to the batcher."""
         self._messages += 1
         session.rank.pending.append(session)
         self._serve(session.rank)
@@ -264,7 +266,7 @@ class Simulation:
         rank.interpreter.add(0.0, self._take, rank)
 
     def _take(self, rank: _Rank) -> None:
-        """Take what is pending by the time that it runs, and store its rows."""
+        """Take the pending sessions as a batch when the thread runs, and store their rows."""
         pending, system = rank.pending, self.system
         most = max(1, system.max_batch_envs // system.envs)
         batch = [pending.popleft() for _ in range(min(most, len(pending)))]
@@ -309,7 +311,7 @@ class Simulation:
         return filled
 
     def _stored(self, what: tuple[_Rank, float]) -> None:
-        """Rows are stored."""
+        """Store the rows."""
         self._learn_or_act(what[0])
 
     def _learn_or_act(self, rank: _Rank) -> None:
@@ -329,7 +331,7 @@ class Simulation:
         rank.policy.add(work, self._acted, rank)
 
     def _acted(self, rank: _Rank) -> None:
-        """Actions travel."""
+        """Send the actions."""
         now, hop = self.engine.now, self.system.costs.hop_s
         for session in rank.served:
             assert session.unroll is not None
@@ -348,7 +350,7 @@ class Simulation:
         self._serve(rank)
 
     def _wake(self, rank: _Rank) -> None:
-        """There may be room for those that wait."""
+        """Wake blocked sessions of a rank that may continue."""
         if rank.blocked and rank.storage.may_begin(0, 0):
             rank.pending.extend(rank.blocked)
             rank.blocked = []
@@ -367,8 +369,9 @@ class Simulation:
             self._begin_update()
 
     def _begin_update(self) -> None:
-        """All ranks have rows."""
+        """Begin an update on all ranks."""
         now, costs = self.engine.now, self.system.costs
+        # An update is eager each time that the share of eager updates adds up to 1.
         self._eager += costs.eager
         eager = self._eager >= 1
         self._eager -= eager
@@ -378,6 +381,7 @@ class Simulation:
             rows = rank.storage.sample(rank.version)
             self._update_rows += rows
             self._lags += rank.storage.lag
+            # More rows than the update is measured for: in proportion more minibatches.
             least = costs.update_rows / self.system.group.ranks
             times = max(1.0, rows / least) if least else 1.0
             work = costs.update_s * times + costs.update_row_s * rows

@@ -1,4 +1,4 @@
-"""Figures that are stated, not measured here: what a GPU would take, and networks between learners.
+"""Stated figures, not measured here: times of a GPU, and networks between learners.
 
 They come from counts of launches and from what `murmur bench gpu` measured on one H100, both in
 benchmarks/results, and from data sheets; docs/plan.md has the table. A forecast that uses them says
@@ -19,7 +19,7 @@ from shared.errors import ConfigError
 LAUNCH_S, KERNEL_S, REPLAY_S = 30e-6, 4e-6, 7.5e-6
 FLOPS = 60e12
 CPU_FLOPS = 87e9  # of one core in a large fp32 matrix product: at most so much was computed
-# Launches where no preset was counted: of an optimiser step on-policy, of an update off-policy.
+# Launches where no preset was counted: of an optimizer step on-policy, of an update off-policy.
 STEP_LAUNCHES, OFF_POLICY_LAUNCHES, ACT_LAUNCHES = 50, 180, 25
 BLOCK, BLOCK_LAUNCHES = 16, 4  # minibatches of a graph at most; copies into it and out of it
 # Of the host, outside an update's graphs: gathering and returns of rollouts; draws from a replay.
@@ -40,12 +40,12 @@ _PRESETS: Mapping[tuple[str, str], str] = {
 
 @dataclass(frozen=True)
 class Network:
-    """Between learners.
+    """Network between learners.
 
     Attributes:
-        what: as text.
-        step_s: of one of the 2 (N - 1) steps of a ring, without the bytes.
-        bytes_per_s: of a learner's link, as all-reduce sees it.
+        what: description of the network.
+        step_s: time of one of the 2 (N - 1) steps of a ring, without the bytes.
+        bytes_per_s: bandwidth of a learner's link, as all-reduce sees it.
     """
 
     what: str
@@ -65,7 +65,7 @@ NETWORKS: Mapping[str, Network] = {
 
 
 def network(name: str) -> Network:
-    """A network by name.
+    """Find a network by name.
 
     Raises:
         ConfigError: naming those that there are.
@@ -76,7 +76,7 @@ def network(name: str) -> Network:
 
 
 def all_reduce_s(net: Network, ranks: int, size: float) -> float:
-    """Seconds of a ring all-reduce: 2 (N - 1) steps, each of 1/N of the bytes.
+    """Return the seconds of a ring all-reduce: 2 (N - 1) steps, each of 1/N of the bytes.
 
     Patarasu and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
     """
@@ -87,7 +87,7 @@ def all_reduce_s(net: Network, ranks: int, size: float) -> float:
 
 
 def optimiser_steps(config: ExperimentConfig) -> int:
-    """All-reduces of gradients in an update: of policy and of critic, for each minibatch."""
+    """Count an update's all-reduces of gradients: of policy and of critic, for each minibatch."""
     from learner_service.algorithms.base import algorithm_config
     from learner_service.algorithms.options import OnPolicyConfig
 
@@ -98,7 +98,7 @@ def optimiser_steps(config: ExperimentConfig) -> int:
 
 
 def exchange_s(config: ExperimentConfig, net: Network, ranks: int, parameters: int) -> float:
-    """Seconds of an update in which ranks exchange gradients, none of it hidden by arithmetic."""
+    """Return the seconds of gradient exchange in an update, none hidden by arithmetic."""
     if ranks == 1:
         return 0.0
     steps = optimiser_steps(config)
@@ -107,16 +107,16 @@ def exchange_s(config: ExperimentConfig, net: Network, ranks: int, parameters: i
 
 
 def on_gpu(costs: Costs, config: ExperimentConfig, agents: int) -> Costs:
-    """The same with acting and updates on a GPU, as counted for a preset or by the rule of thumb.
+    """Move acting and updates to a GPU, as counted for a preset or by the rule of thumb.
 
     An update takes its kernels in captured graphs and its arithmetic. A rollout of more rows than
     an update needs is learned from in as many more minibatches; a rank's minibatches are smaller,
     not fewer.
 
     Args:
-        costs: measured on a CPU.
+        costs: costs measured on a CPU.
         config: the experiment, with all options of its algorithm.
-        agents: of an environment.
+        agents: agents of an environment.
     """
     from learner_service.algorithms.base import algorithm_config
     from learner_service.algorithms.options import OnPolicyConfig
@@ -151,13 +151,13 @@ def on_gpu(costs: Costs, config: ExperimentConfig, agents: int) -> Costs:
 
 
 def _preset(config: ExperimentConfig) -> str:
-    """The counted preset that a configuration is; empty if it is none."""
+    """Return the counted preset that a configuration is; empty if it is none."""
     return _PRESETS.get((config.environment.name, config.algorithm.name), "")
 
 
 @cache
 def counted() -> dict[str, tuple[float, int]]:
-    """Launches of an optimiser step (off-policy of an update) and of an act by preset, on the GPU.
+    """Return GPU launches by preset: of an optimizer step (off-policy: update), of an act.
 
     The newest saved result of `murmur bench gpu` that counted them.
     """

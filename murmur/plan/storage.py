@@ -1,4 +1,4 @@
-"""What the learner's storages decide, without rows: who may act, and when an update is due.
+"""Model of the learner's storages without rows: who may act, and when an update is due.
 
 The rules are those of learner_service.storage, where each is explained: RolloutStorage.may_begin,
 sample and _cut_open, ReplayStorage.may_begin and _due.
@@ -12,12 +12,12 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Learning from each unroll once.
+    """Settings of learning from each unroll once.
 
     Attributes:
         unroll_steps: L, transitions of an unroll.
-        unrolls_per_update: environments whose unrolls make an update, of one rank.
-        max_policy_lag: None: any, the sync pipeline.
+        unrolls_per_update: number of environments whose unrolls make an update, of one rank.
+        max_policy_lag: oldest policy of a row, in updates; None: any, the sync pipeline.
     """
 
     unroll_steps: int
@@ -27,15 +27,15 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Replays:
-    """Learning from a replay.
+    """Settings of learning from a replay.
 
     Attributes:
-        unroll_steps: L.
-        start_rows: before the first update, of one rank.
+        unroll_steps: transitions of an unroll, L.
+        start_rows: rows of one rank before the first update.
         interval: rows of one rank from one burst of updates to the next; may be a fraction.
-        updates: of a burst.
+        updates: updates of a burst.
         batch_rows: rows of one rank that an update draws.
-        ahead: unrolls of every environment that acting may be ahead; None: any, sync.
+        ahead: unrolls that acting may be ahead in every environment; None: any, sync.
     """
 
     unroll_steps: int
@@ -53,7 +53,7 @@ class Unroll:
         envs: environments of the session.
         cursor: rows written.
         start: first row that is still to be learned from.
-        versions: of the policy, of each row's action.
+        versions: policy version of each row's action.
         taken: environments that were learned from.
     """
 
@@ -66,57 +66,57 @@ class Unroll:
         self.versions: list[int] = []
 
     def act(self, version: int) -> None:
-        """An action for the newest row."""
+        """Note the policy version of the newest row's action."""
         self.versions.append(version)
 
     @property
     def first_version(self) -> int:
-        """Policy that acted on the row `start`; -1: none has yet."""
+        """Policy version that acted on the row `start`; -1: none yet."""
         return self.versions[self.start] if self.start < len(self.versions) else -1
 
     def cut(self) -> int:
-        """Learn from the transitions so far; returns how many there are of each environment."""
+        """Learn from the transitions so far; return how many there are of each environment."""
         rows = max(0, len(self.versions) - 1 - self.start)
         self.start += rows
         return rows
 
 
 class Storage(Protocol):
-    """What the simulation asks of a storage."""
+    """Methods of a storage that the simulation calls."""
 
     length: int
 
     @property
     def ready(self) -> bool:
-        """Whether an update is due."""
+        """Return whether an update is due."""
 
     def may_begin(self, filled: int, rows: int) -> bool:
-        """Whether a session may begin an unroll.
+        """Return whether a session may begin an unroll.
 
         Args:
             filled: environments of unrolls that are full and will be `add` next.
-            rows: of these.
+            rows: rows of these environments.
         """
 
     def begin(self, envs: int, filled: int) -> Unroll:
-        """A new unroll; `filled`: see may_begin."""
+        """Begin an unroll; `filled`: see may_begin."""
 
     def add(self, unroll: Unroll) -> None:
-        """Hand over a full unroll."""
+        """Add a full unroll."""
 
     def sample(self, version: int) -> float:
-        """Begin an update; returns the environment rows that it learns from."""
+        """Begin an update; return the number of environment rows that it learns from."""
 
     def done(self) -> None:
-        """The update has ended."""
+        """End the update."""
 
 
 class RolloutModel:
     """RolloutStorage's decisions.
 
     Attributes:
-        length: L.
-        lag: of the rows of the last update, its mean in updates.
+        length: transitions of an unroll, L.
+        lag: mean policy lag of the last update's rows, in updates.
     """
 
     def __init__(self, settings: Rollouts) -> None:
@@ -135,7 +135,7 @@ class RolloutModel:
         return self._ready_envs >= self._wanted
 
     def may_begin(self, filled: int, rows: int) -> bool:
-        """See Storage; those filled are still counted as open."""
+        """Return whether a session may begin an unroll; those filled are still counted as open."""
         if self._lag is None:
             return True
         ahead = self._ready_envs + self._open_envs
@@ -149,7 +149,7 @@ class RolloutModel:
         return unroll
 
     def add(self, unroll: Unroll) -> None:
-        """See Storage; those begun first are learned from first."""
+        """Add a full unroll; those begun first are learned from first."""
         self._open.remove(unroll)
         self._open_envs -= unroll.envs
         at = len(self._ready)
@@ -160,13 +160,15 @@ class RolloutModel:
         self._ready_envs += unroll.envs
 
     def sample(self, version: int) -> float:
-        """See Storage; what the next update would find too old is learned from too."""
+        """Take an update's rows and those that the next would find too old; return the number."""
         rows, lags, oldest = 0, 0.0, None if self._lag is None else version - self._lag
+        # 1. Open unrolls that the next update would find too old: their rows so far.
         for unroll in self._open if oldest is not None else ():
             if 0 <= unroll.first_version <= (oldest or 0):
                 age = version - unroll.first_version
                 cut = unroll.cut() * unroll.envs
                 rows, lags = rows + cut, lags + age * cut
+        # 2. Full unrolls, the oldest first: as many as wanted, and all that are overdue.
         wanted = self._wanted
         while self._ready:
             unroll = self._ready[0]
@@ -195,8 +197,8 @@ class ReplayModel:
     """ReplayStorage's decisions.
 
     Attributes:
-        length: L.
-        lag: 0: rows are never too old.
+        length: transitions of an unroll, L.
+        lag: policy lag, always 0: rows are never too old.
     """
 
     def __init__(self, settings: Replays) -> None:
@@ -245,5 +247,5 @@ class ReplayModel:
 
 
 def make_storage(settings: Rollouts | Replays) -> RolloutModel | ReplayModel:
-    """The storage of an algorithm."""
+    """Build the storage of an algorithm."""
     return RolloutModel(settings) if isinstance(settings, Rollouts) else ReplayModel(settings)

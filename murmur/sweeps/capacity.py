@@ -1,4 +1,4 @@
-"""How many runs a machine holds at once, and what each of them may take."""
+"""Capacity of a machine: the number of runs at once, and the resources of each."""
 
 import math
 import os
@@ -24,8 +24,8 @@ class Gpu:
     """A GPU that runs may use.
 
     Attributes:
-        name: of the device.
-        visible: what CUDA_VISIBLE_DEVICES calls it.
+        name: name of the device.
+        visible: entry of the device in CUDA_VISIBLE_DEVICES.
         free_gib: memory that no process uses now.
     """
 
@@ -36,15 +36,15 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a sweep may use at a time.
+    """Resources that a sweep may use at a time.
 
     Attributes:
-        parallel: runs at once.
-        reason: what limits their number, for the screen.
+        parallel: number of runs at once.
+        reason: reason for the limit of their number, for the screen.
         cores: processors of one run.
-        memory_gib: what one run is expected to take.
-        gpus: that the runs take in turns; empty: they use the CPU.
-        gpu_limit_gib: learner.memory_limit_gib of a run that sets none; 0: no limit.
+        memory_gib: expected memory of one run.
+        gpus: GPUs that the runs take in turns; empty: they use the CPU.
+        gpu_limit_gib: value of learner.memory_limit_gib for a run that sets none; 0: no limit.
     """
 
     parallel: int
@@ -55,7 +55,7 @@ class Capacity:
     gpu_limit_gib: float = 0.0
 
     def text(self) -> str:
-        """What is used, in one sentence for the screen."""
+        """Return the resources in use, in one sentence for the screen."""
         at_once = "1 run at a time" if self.parallel == 1 else f"{self.parallel} runs at once"
         cores = "1 core" if self.cores == 1 else f"{self.cores:.3g} cores"
         parts = [f"{at_once} ({self.reason}): {cores} each"]
@@ -69,12 +69,12 @@ class Capacity:
 def measure_capacity(
     configs: Sequence[ExperimentConfig], parallel: int, gpus: Sequence[Gpu] | None = None
 ) -> Capacity:
-    """How many of these runs the machine holds at once.
+    """Return the capacity of the machine for these runs.
 
     Args:
-        configs: of the runs; the most demanding one counts.
-        parallel: what the user says; 0: as many as cores, memory and GPUs hold.
-        gpus: that are there; None: look.
+        configs: configurations of the runs; the most demanding one counts.
+        parallel: number of runs that the user wants; 0: as many as cores, memory and GPUs hold.
+        gpus: GPUs of this machine; None: search for them.
 
     Raises:
         ConfigError: if a run needs a device that is not there.
@@ -88,6 +88,7 @@ def measure_capacity(
             "learner.device=cuda, but no GPU can be used here; see `murmur check`, or set "
             "learner.device=cpu"
         )
+    # Runs at once that each resource allows; the scarcest one limits them.
     most = {
         f"{cores:.3g} cores": math.floor(cores / max(cores_of(config) for config in configs)),
         f"{free_gib:.1f} GiB of memory free": math.floor(free_gib / memory_gib),
@@ -112,7 +113,7 @@ def measure_capacity(
 
 
 def _gpu_limit(gpus: Sequence[Gpu], count: int) -> float:
-    """GPU memory of one of `count` runs, GiB, rounded down; 0 without GPUs, or for one run each."""
+    """Return the GPU memory of one of `count` runs [GiB], rounded down; 0: no limit."""
     if not gpus or count <= len(gpus):
         return 0.0
     each = math.ceil(count / len(gpus))
@@ -120,7 +121,7 @@ def _gpu_limit(gpus: Sequence[Gpu], count: int) -> float:
 
 
 def cores_of(config: ExperimentConfig) -> float:
-    """Processors that a run keeps busy.
+    """Return the number of processors that a run keeps busy.
 
     In the sync pipeline acting and learning take turns. A run that leaves its workers and threads
     to murmur works with one of each.
@@ -131,14 +132,14 @@ def cores_of(config: ExperimentConfig) -> float:
 
 
 def memory_of(config: ExperimentConfig) -> float:
-    """Memory that a run is expected to take, GiB, if nothing is known of its environment."""
+    """Return the expected memory of a run [GiB], without knowledge of its environment."""
     evaluator = config.evaluation.every_updates > 0 and not config.supervised
     processes = (config.env_server.num_workers or 1) + evaluator
     return LEARNER_GIB + PROCESS_GIB * processes
 
 
 def shares(config: ExperimentConfig, capacity: Capacity) -> list[str]:
-    """The --set items that give a run its share of the machine; what it sets itself stays."""
+    """Return --set items that give a run its share of the machine, without those it sets."""
     choice = choose(config, capacity.cores)
     items = []
     if not config.env_server.num_workers:
@@ -151,7 +152,7 @@ def shares(config: ExperimentConfig, capacity: Capacity) -> list[str]:
 
 
 def find_gpus() -> list[Gpu]:
-    """The NVIDIA GPUs that torch can use here; those of CUDA_VISIBLE_DEVICES if that is set."""
+    """Return the NVIDIA GPUs that torch can use here, limited by CUDA_VISIBLE_DEVICES."""
     if find_spec("pynvml") is None or find_spec("torch") is None:
         return []
     import pynvml
@@ -177,7 +178,7 @@ def find_gpus() -> list[Gpu]:
 
 
 def _uuid(index: int) -> str:
-    """Its name for CUDA_VISIBLE_DEVICES: CUDA may count the devices in another order than NVML."""
+    """Return a GPU's name for CUDA_VISIBLE_DEVICES: CUDA and NVML may count in different orders."""
     import pynvml
 
     return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))

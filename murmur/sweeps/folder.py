@@ -48,15 +48,16 @@ class SweepRun:
     """A run of a sweep, as the index has it.
 
     Attributes:
-        name: of its folder.
-        config: the configuration it is made from.
-        settings: what the sweep sets in it, run.seed among them.
-        state: waiting; running; complete; failed; stopped, before its end; pruned by Optuna.
-        message: why it failed.
+        name: name of its folder.
+        config: configuration that it is made from.
+        settings: settings of the sweep for it, run.seed among them.
+        state: state of the run: waiting; running; complete; failed; stopped, before its end; pruned
+            by Optuna.
+        message: error of a failed run.
         trial: number of Optuna's trial.
         env_steps: environment steps learned from.
         last, best: score of the last and of the best evaluation.
-        minutes: of training.
+        minutes: minutes of training.
     """
 
     name: str
@@ -79,10 +80,10 @@ class SweepFolder:
     """A sweep on the disk. Used by one thread.
 
     Attributes:
-        path: its folder.
-        spec: what it consists of.
+        path: folder of the sweep.
+        spec: specification of the sweep.
         runs: all runs that are known so far.
-        lock: held by this process while it runs the sweep.
+        lock: lock that this process holds while it runs the sweep.
     """
 
     path: Path
@@ -123,11 +124,11 @@ class SweepFolder:
 
     @classmethod
     def open(cls, path: Path, *, lock: bool = False) -> "SweepFolder":
-        """The folder of a sweep that exists.
+        """Open the folder of a sweep that exists.
 
         Args:
-            path: the folder.
-            lock: whether to run it.
+            path: folder of the sweep.
+            lock: flag to lock it, in order to run it.
 
         Raises:
             ConfigError: if there is no sweep in it.
@@ -148,7 +149,7 @@ class SweepFolder:
 
     @classmethod
     def newest(cls, directory: Path) -> Path:
-        """The folder of the newest sweep.
+        """Find the folder of the newest sweep.
 
         Raises:
             ConfigError: if there is none.
@@ -173,15 +174,15 @@ class SweepFolder:
         write_whole(self.path / INDEX, json.dumps(index, indent=1))
 
     def folder_of(self, run: SweepRun) -> RunFolder:
-        """The folder of a run."""
+        """Return the folder of a run."""
         return RunFolder(self.path / run.name)
 
     def config_file(self, run: SweepRun) -> Path:
-        """The configuration that a run begins with."""
+        """Return the configuration that a run begins with."""
         return self.path / "configs" / f"{run.name}.yaml"
 
     def log_file(self, run: SweepRun) -> Path:
-        """What a run printed."""
+        """Return the file with a run's output."""
         return self.path / "logs" / f"{run.name}.log"
 
 
@@ -204,7 +205,7 @@ def _warnings_once() -> Iterator[None]:
 
 
 def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as JSON has them; what JSON cannot say as in --set."""
+    """Return settings as JSON values; those that JSON cannot say as in --set."""
     return {
         key: value if comparable(value) is value else one_line(value)
         for key, value in settings.items()
@@ -212,7 +213,7 @@ def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(spec: SweepConfig) -> dict[str, Any]:
-    """A sweep as its file has it."""
+    """Return a sweep as its file has it."""
     data = plain_data(spec)
     data["vary"] = {
         key: list(v.values) if v.kind == "choice" else {v.kind: [v.low, v.high]}
@@ -225,7 +226,7 @@ def _plain(spec: SweepConfig) -> dict[str, Any]:
 
 
 def _list_runs(spec: SweepConfig) -> list[SweepRun]:
-    """The runs of a grid or random search: the first seed of all settings, then the second."""
+    """Return the runs of a grid or random search: all with the first seed, then the second."""
     points = settings_to_try(spec)
     runs: dict[str, SweepRun] = {}
     for seed in spec.seeds:
@@ -245,14 +246,14 @@ def _list_runs(spec: SweepConfig) -> list[SweepRun]:
 
 
 def run_name(words: list[str], seed: int) -> str:
-    """Name of a run's folder: its varied values and its seed, without what shells mind."""
+    """Return a run folder's name: its varied values and its seed, safe in shells."""
     stems = [Path(word).stem if word.endswith((".yaml", ".yml")) else word for word in words]
     text = re.sub(r"[^A-Za-z0-9.+_-]+", "-", "-".join(stems)).strip("-.")
     return f"{text[:_LONGEST_NAME]}-seed-{seed}".lstrip("-")
 
 
 def short_value(value: object) -> str:
-    """A varied value in a few characters: of a plug-in its name."""
+    """Shorten a varied value to a few characters: of a plug-in its name."""
     if isinstance(value, Mapping):
         return str(value.get("name") or "-".join(f"{k}-{short_value(v)}" for k, v in value.items()))
     if isinstance(value, list | tuple):
@@ -261,13 +262,13 @@ def short_value(value: object) -> str:
 
 
 def find_runs(targets: Iterable[str]) -> tuple[list[RunFolder], list[str]]:
-    """The runs that paths mean.
+    """Return the runs at these paths, and notices.
 
     Args:
         targets: folders of runs or of sweeps, folders that hold them, or patterns with *, ? or [.
 
     Returns:
-        the runs, each once; a line for each run of a sweep that has no folder: it failed, or waits.
+        runs, each once; a line for each run of a sweep that has no folder: it failed, or waits.
 
     Raises:
         ConfigError: if a path means no run.
@@ -289,7 +290,7 @@ def find_runs(targets: Iterable[str]) -> tuple[list[RunFolder], list[str]]:
 
 
 def _runs_in(path: Path, missing: list[str]) -> list[RunFolder]:
-    """The runs in a folder; `missing` takes a line for each run of a sweep that has no folder."""
+    """Return the runs in a folder; `missing` takes a line for each run without a folder."""
     if (path / INDEX).is_file():
         sweep = SweepFolder.open(path)
         runs = []

@@ -25,10 +25,11 @@ def run_sweep(
     """Run what is left of a sweep, showing progress.
 
     Args:
-        sweep: its folder, which this process has locked.
-        console: where to show it.
-        parallel: runs at once, in place of the sweep's own; 0: as many as the machine holds.
-        gpus: that runs may use; None: those of this machine.
+        sweep: folder of the sweep, which this process has locked.
+        console: console that shows the progress.
+        parallel: number of runs at once, in place of the sweep's own; 0: as many as the machine
+            holds.
+        gpus: GPUs that runs may use; None: those of this machine.
 
     Returns:
         the number of runs that failed.
@@ -69,7 +70,7 @@ def _queue(sweep: SweepFolder) -> Queue:
 
 
 def _configs(sweep: SweepFolder) -> list[ExperimentConfig]:
-    """Configurations of the runs that are left; of a search one for each trial that is left."""
+    """Return the configurations of the runs that are left; of a search one per trial left."""
     left = [
         load(str(sweep.config_file(run)), environ={})
         for run in sweep.runs

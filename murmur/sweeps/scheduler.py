@@ -1,4 +1,4 @@
-"""Runs a sweep: each run is a `murmur train` process, as many at once as the machine holds.
+"""Runs of a sweep: each is a `murmur train` process, as many at once as the machine holds.
 
 A run that fails is noted with its message; the others continue. Processes die with the sweep. A
 sweep
@@ -33,16 +33,16 @@ _GIB = 2**30
 
 
 class Queue(Protocol):
-    """Which run comes next."""
+    """Source of the next run for a scheduler."""
 
     def next(self) -> SweepRun | None:
-        """A run to start, or None if there is none now."""
+        """Return a run to start, or None if there is none now."""
 
     def evaluated(self, run: SweepRun, record: Mapping[str, Any]) -> bool:
-        """Take an evaluation of a run; whether to stop the run."""
+        """Note an evaluation of a run; return whether to stop the run."""
 
     def ended(self, run: SweepRun) -> None:
-        """Take a run that has ended."""
+        """Note the end of a run."""
 
 
 class Listed:
@@ -71,15 +71,15 @@ class Active:
     """A run that is at work.
 
     Attributes:
-        run: its entry in the index.
-        config: its configuration.
-        process: `murmur train`.
-        log_start: where what it prints begins in its log.
-        tail: reads its progress.
-        gpu: that it uses; None: the CPU.
+        run: entry of the run in the index.
+        config: configuration of the run.
+        process: process of `murmur train`.
+        log_start: position in its log at which its output begins.
+        tail: reader of its progress.
+        gpu: GPU of the run; None: the CPU.
         progress: last record.
-        stopping: why it was told to stop; "" if it was not.
-        memory_kills: the kernel's counts when it started.
+        stopping: reason why it was told to stop; "" if it was not.
+        memory_kills: memory kills that the kernel had counted at its start.
     """
 
     run: SweepRun
@@ -94,12 +94,12 @@ class Active:
 
     @property
     def metric(self) -> Metric:
-        """What it is judged by."""
+        """Metric that judges the run."""
         return Metric.parse(self.config.evaluation.best_metric)
 
 
 class Scheduler:
-    """Starts and watches the runs of a sweep. All methods are called from one thread."""
+    """Scheduler that starts and watches a sweep's runs. All methods are called from one thread."""
 
     def __init__(
         self,
@@ -114,10 +114,10 @@ class Scheduler:
 
         Args:
             sweep: the sweep; its index is written after each change.
-            queue: says which run comes next.
-            capacity: what they may use.
-            say: takes lines about what happens to runs.
-            on_tick: takes the runs at work, several times a second.
+            queue: queue that chooses the next run.
+            capacity: resources that the runs may use.
+            say: function called with lines about events of runs.
+            on_tick: function called with the runs at work, several times a second.
         """
         self._sweep, self._queue, self._capacity = sweep, queue, capacity
         self._say, self._on_tick = say, on_tick
@@ -164,7 +164,7 @@ class Scheduler:
             self._sweep.save()
 
     def _has_memory(self) -> bool:
-        """Whether one more run fits beside those at work, by what the largest of them takes."""
+        """Return whether one more run fits beside those at work, by the largest memory of them."""
         free = available_bytes() / _GIB
         fits = free >= self._memory_gib
         if not fits and not self._waits_for_memory:
@@ -209,14 +209,14 @@ class Scheduler:
         )
 
     def _free_gpu(self, config: ExperimentConfig) -> Gpu | None:
-        """The GPU with the fewest runs; None for a run on the CPU."""
+        """Return the GPU with the fewest runs; None for a run on the CPU."""
         if config.learner.device == "cpu" or not self._capacity.gpus:
             return None
         used = [active.gpu for active in self._active]
         return min(self._capacity.gpus, key=used.count)
 
     def _look_at(self, active: Active) -> None:
-        """Take what a run reports, and its end."""
+        """Read a run's reports, and its end."""
         code = active.process.poll()
         for record in active.tail:
             self._take(active, record)
@@ -240,7 +240,7 @@ class Scheduler:
         self._sweep.save()
 
     def _take(self, active: Active, record: dict[str, Any]) -> None:
-        """Take a record of a run's progress."""
+        """Note a record of a run's progress."""
         if record.get("kind") == "progress":
             active.progress = record
             value = training_value(record, active.metric)
@@ -257,7 +257,7 @@ class Scheduler:
         return active.config.evaluation.every_updates > 0
 
     def _finish(self, run: SweepRun) -> None:
-        """Say how a run ended."""
+        """Print how a run ended, and note it."""
         if run.state == "failed":
             self._say(f"{run.name} failed: {run.message}")
         self._queue.ended(run)
@@ -279,7 +279,7 @@ class Scheduler:
             self._memory_gib = max(self._memory_gib, resident_bytes(active.process.pid) / _GIB)
 
     def _stop_all(self) -> None:
-        """End what is at work; each run saves a checkpoint first."""
+        """Stop the runs at work; each saves a checkpoint first."""
         for active in self._active:
             active.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + _STOP_S
@@ -298,7 +298,7 @@ class Scheduler:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that a process and all it started have in use."""
+    """Return the memory in use by a process and all its descendants [bytes]."""
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]

@@ -14,7 +14,7 @@ _DIGITS = 4  # significant ones of a drawn float, so that tables and folders can
 
 
 def settings_to_try(spec: SweepConfig) -> list[dict[str, Any]]:
-    """What a grid or a random search sets in addition to the configuration, without seeds.
+    """Return the settings of a grid or a random search beside the configuration, without seeds.
 
     Returns:
         one mapping of keys to values for each; [{}] if nothing varies.
@@ -27,7 +27,7 @@ def settings_to_try(spec: SweepConfig) -> list[dict[str, Any]]:
 
 
 def draw(vary: Mapping[str, Distribution], rng: np.random.Generator) -> dict[str, Any]:
-    """One value of each key, independently."""
+    """Draw one value of each key, independently."""
     return {key: _draw(values, rng) for key, values in vary.items()}
 
 
@@ -44,7 +44,7 @@ def _draw(values: Distribution, rng: np.random.Generator) -> Any:  # noqa: ANN40
 
 
 def example(spec: SweepConfig) -> ExperimentConfig:
-    """The configuration of a run with the first, or the lowest, of all values.
+    """Return the configuration of a run with the first, or the lowest, of all values.
 
     Raises:
         ConfigError: if they do not fit together.

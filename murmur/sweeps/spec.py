@@ -1,4 +1,4 @@
-"""What a sweep consists of: a YAML file, or the arguments of `murmur sweep`."""
+"""Specification of a sweep: a YAML file, or the arguments of `murmur sweep`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,11 +17,11 @@ OWN_KEYS = {"run.seed": "seeds", "run.name": "name", "run.directory": "directory
 
 
 class Distribution(Section):
-    """Where a random search draws a value from.
+    """Distribution from which a random search draws a value.
 
     Attributes:
-        kind: uniform and log_uniform give floats in [low, high], integers whole numbers from low to
-            high, both included, choice one of `values`.
+        kind: kind of the distribution: uniform and log_uniform give floats in [low, high], integers
+            whole numbers from low to high, both included, choice one of `values`.
     """
 
     kind: Literal["uniform", "log_uniform", "integers", "choice"]
@@ -31,7 +31,7 @@ class Distribution(Section):
 
 
 def _distribution(value: object) -> object:
-    """[1, 2] and {log_uniform: [1, 2]} as a Distribution."""
+    """Convert [1, 2] and {log_uniform: [1, 2]} to a Distribution."""
     if isinstance(value, Distribution):
         return value
     if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in DISTRIBUTIONS:
@@ -64,18 +64,18 @@ def _distribution(value: object) -> object:
 
 
 def _whole(value: object) -> object:
-    """1e3 as 1000."""
+    """Convert 1e3 to 1000."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _seeds(value: object) -> object:
-    """5 as the seeds 1 to 5."""
+    """Convert 5 to the seeds 1 to 5."""
     value = _whole(value)
     return tuple(range(1, value + 1)) if isinstance(value, int) and value > 0 else value
 
 
 def _names(value: object) -> object:
-    """One name as a list of one."""
+    """Convert one name to a list of one."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -152,7 +152,7 @@ class SweepConfig(Section):
 
 
 def load_spec(targets: list[str], changes: Mapping[str, Any]) -> SweepConfig:
-    """The sweep that the arguments of `murmur sweep` mean.
+    """Load the sweep that the arguments of `murmur sweep` mean.
 
     Args:
         targets: one sweep file, or configurations.
@@ -177,7 +177,7 @@ def load_spec(targets: list[str], changes: Mapping[str, Any]) -> SweepConfig:
 
 
 def is_sweep_file(target: str) -> bool:
-    """Whether a name is a YAML file with the key `configs`, which no configuration has."""
+    """Return whether a name is a YAML file with the key `configs`, which no configuration has."""
     path = Path(target)
     if target in config_names() or not path.is_file():
         return False
@@ -189,7 +189,7 @@ def is_sweep_file(target: str) -> bool:
 
 
 def varied(items: list[str]) -> dict[str, Any]:
-    """The `vary` of "KEY=VALUE,VALUE" items; values in YAML syntax.
+    """Parse `vary` from "KEY=VALUE,VALUE" items; values in YAML syntax.
 
     Raises:
         ConfigError: for an item that is not so.
@@ -212,15 +212,15 @@ def varied(items: list[str]) -> dict[str, Any]:
 def experiment(
     spec: SweepConfig, config: str, settings: Mapping[str, Any], name: str
 ) -> ExperimentConfig:
-    """The configuration of one run of a sweep.
+    """Build the configuration of one run of a sweep.
 
     Ports are any free ones: several runs share the machine.
 
     Args:
         spec: the sweep.
         config: one of its configurations.
-        settings: of this run, run.seed among them.
-        name: of the run.
+        settings: settings of this run, run.seed among them.
+        name: name of the run.
 
     Raises:
         ConfigError: if they do not fit together.

@@ -20,7 +20,7 @@ class Searched:
     """Runs that Optuna proposes one by one: the queue of a scheduler. Used by one thread.
 
     Attributes:
-        study: Optuna's, kept in the sweep's folder.
+        study: study of Optuna, kept in the sweep's folder.
     """
 
     def __init__(self, sweep: SweepFolder) -> None:
@@ -43,7 +43,7 @@ class Searched:
         self._again = [run for run in sweep.runs if run.state not in ("complete", "pruned")]
 
     def next(self) -> SweepRun | None:
-        """The next run: one that had begun, else a new trial, if not all have been proposed."""
+        """Return the next run: one that had begun, else a new trial; None if all are proposed."""
         if self._again:
             return self._again.pop(0)
         spec = self._sweep.spec
@@ -66,7 +66,7 @@ class Searched:
         return None
 
     def evaluated(self, run: SweepRun, record: Mapping[str, Any]) -> bool:
-        """Report an evaluation; returns whether the study's pruner gives the run up."""
+        """Report an evaluation; return whether the study's pruner gives the run up."""
         found = record.get("metrics", {}).get(self._metric.name)
         trial = self._trials.get(run.name)
         if found is None or trial is None or not self._sweep.spec.prune:
@@ -75,7 +75,7 @@ class Searched:
         return bool(trial.should_prune())
 
     def ended(self, run: SweepRun) -> None:
-        """Tell the study what a run came to: the score of its last evaluation."""
+        """Report a run's last evaluation to the study."""
         assert run.trial is not None
         value, state = None, self._states.FAIL
         if run.state == "complete" and run.last is not None:
@@ -108,7 +108,7 @@ def _open_study(sweep: SweepFolder, metric: Metric) -> "optuna.Study":
 
 
 def _suggest(trial: "optuna.Trial", key: str, values: Distribution) -> Any:  # noqa: ANN401
-    """The value of one key that the sampler proposes."""
+    """Return the value of one key that the sampler proposes."""
     if values.kind == "integers":
         return trial.suggest_int(key, int(values.low), int(values.high))
     if values.kind in ("uniform", "log_uniform"):

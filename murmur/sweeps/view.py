@@ -1,4 +1,4 @@
-"""What the user sees of a sweep: the runs at work, and one table at the end."""
+"""View of a sweep: the runs at work, and one table at the end."""
 
 import time
 from collections import Counter
@@ -21,7 +21,7 @@ _SHOWN = 200  # characters of a failed run's message in the table; sweep.json ha
 
 
 class SweepView(LiveView):
-    """Shows a sweep: a live table on a terminal, else plain lines every ten seconds."""
+    """View of a sweep: a live table on a terminal, else plain lines every ten seconds."""
 
     def __init__(self, sweep: SweepFolder, console: Console) -> None:
         """Show `sweep` on `console`."""
@@ -59,7 +59,7 @@ def _figures(active: Active) -> dict[str, str]:
 
 
 def _line(active: Active) -> str:
-    """A run at work as text."""
+    """Return a run at work as text."""
     share = _share(active)
     done = "starting" if not active.progress else "" if share is None else f"{100 * share:.0f} %"
     figures = (f"{name} {value}" for name, value in _figures(active).items())
@@ -67,7 +67,7 @@ def _line(active: Active) -> str:
 
 
 def _active_table(active: list[Active]) -> Table:
-    """The runs at work, one in each row."""
+    """Return the runs at work, one in each row."""
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
     names = list(dict.fromkeys(name for one in active for name in _figures(one)))
     for heading in ("run", "done", *names) if active else ():
@@ -82,12 +82,13 @@ def _active_table(active: list[Active]) -> Table:
 
 
 def end_table(sweep: SweepFolder, metric: Metric, width: int) -> Table:
-    """Every run with what it came to, the best of each configuration first.
+    """Return a table of every run with its scores, the best of each configuration first.
 
     Args:
         sweep: the sweep.
-        metric: that its runs are judged by.
-        width: of the screen, in characters; what varied is shown if there is room for it.
+        metric: metric that judges its runs.
+        width: width of the screen in characters; varied settings are shown if there is room for
+            them.
     """
     runs = sorted(sweep.runs, key=lambda run: _rank(run, metric))
     columns: dict[str, list[str]] = {
@@ -115,13 +116,13 @@ def end_table(sweep: SweepFolder, metric: Metric, width: int) -> Table:
 
 
 def _rank(run: SweepRun, metric: Metric) -> tuple[str, bool, float]:
-    """Sorts the runs of one configuration by their last score."""
+    """Return a key that sorts the runs of one configuration by their last score."""
     value = run.last if run.last is not None else 0.0
     return run.config, run.last is None, value if metric.less_is_better else -value
 
 
 def failures(sweep: SweepFolder) -> list[str]:
-    """A line for each failed run, with its message."""
+    """Return a line for each failed run, with its message."""
     return [
         f"{run.name} failed: {run.message[:_SHOWN]}{' …' if len(run.message) > _SHOWN else ''}"
         for run in sweep.runs

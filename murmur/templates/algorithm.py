@@ -18,7 +18,7 @@ from shared.spec import EnvSpec
 
 
 class Skeleton(ActorAlgorithm):
-    """See the module."""
+    """REINFORCE with returns normalized over the update."""
 
     class Config(AlgorithmConfig):
         """Options that a configuration sets beside the algorithm's name."""
@@ -38,7 +38,7 @@ class Skeleton(ActorAlgorithm):
         device: torch.device,
         seed: int,
     ) -> None:
-        """Build the actor and its optimiser."""
+        """Build the actor and its optimizer."""
         super().__init__(spec, network, precision, device, seed)
         self.config = config
         self.rows_per_update = config.batch_rows
@@ -47,7 +47,7 @@ class Skeleton(ActorAlgorithm):
         self.keep(optimizer=self.optimizer)  # in checkpoints
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """One step along the policy gradient; returns scalars for the logs."""
+        """Take one step along the policy gradient; return scalars for the logs."""
         c, t = self.config, transitions(batch)
         # 1. Returns G_t = r_{t+1} + gamma G_{t+1} of episodes that end within the unroll.
         zero = torch.zeros_like(t.reward)

@@ -15,7 +15,7 @@ from shared.timestep import Array, StepType, TimeStep
 
 
 class Skeleton(VectorEnvironment):
-    """Each agent sees both numbers, its own first; both are paid when the right one goes alone.
+    """Two agents at a crossing. Each sees both numbers; both are paid if the right one goes alone.
 
     Metrics:
         crossed: steps in which the right one went alone.

@@ -33,7 +33,7 @@ class Skeleton(nn.Module):
         self.decide = nn.Linear(2 * config.width, num_outputs)
 
     def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
-        """[B, A, F] -> [B, A, num_outputs] for B environments of A agents."""
+        """Map vectors [B, A, F] to outputs [B, A, num_outputs] for B environments of A agents."""
         own = self.encode(vector).relu()  # [B, A, W]
         query, key, value = self.attend(own).chunk(3, -1)
         score = query @ key.transpose(1, 2) / query.shape[-1] ** 0.5  # [B, A, A]

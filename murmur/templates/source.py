@@ -12,7 +12,7 @@ from shared.timestep import Array
 
 
 class Skeleton:
-    """Draws each sample when it is read."""
+    """Source that draws each sample when it is read."""
 
     class Config(Section):
         """Options that a configuration sets beside the source's name."""
@@ -22,7 +22,7 @@ class Skeleton:
         valid: int = Field(50, ge=1, description="samples to validate with")
 
     def __init__(self, config: Config) -> None:
-        """Say what there is; servers whose digests differ are refused."""
+        """Describe the data set; servers whose digests differ are refused."""
         self._size = config.size
         self.spec = SampleSpec(
             name="skeleton",
@@ -33,7 +33,7 @@ class Skeleton:
         )
 
     def read(self, split: str, index: int) -> dict[str, Array]:
-        """The image [3, H, W] and the mask [H, W] of one sample, by split and index alone."""
+        """Return one sample's image [3, H, W] and mask [H, W], by split and index alone."""
         random = np.random.default_rng([split == "valid", index])
         x, y, radius = random.uniform(0.2, 0.8, 3) * self._size
         rows, columns = np.mgrid[: self._size, : self._size]

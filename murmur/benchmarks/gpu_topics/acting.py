@@ -44,8 +44,8 @@ class Latencies:
     """Milliseconds from arrival to answer.
 
     Attributes:
-        idle: of acts during which the learner waited.
-        busy: of acts during which it made an update, or began or ended one.
+        idle: latencies of acts during which the learner waited.
+        busy: latencies of acts during which the learner began, made or ended an update.
     """
 
     idle: list[float] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Latencies:
 
 
 def plan_acting(context: Context) -> list[Figure]:
-    """Latency by sessions and environments."""
+    """Plan the latency figures by sessions and environments."""
     del context
     figures = []
     for sessions, envs, period_s in _SIZES:
@@ -93,7 +93,7 @@ def acting(context: Context) -> dict[str, Value]:
 
 
 def _config(context: Context) -> ExperimentConfig:
-    """terrain-reference; rows may be old, so that no session waits for updates."""
+    """Return terrain-reference; rows may be old, so that no session waits for updates."""
     terrain = next(case for case in CASES if case.name == "coma, terrain-reference")
     case = context.effort.choose(SMALL, terrain, terrain)
     fixed = (
@@ -115,12 +115,12 @@ def latencies(
     """Run a learner and ask it for actions.
 
     Args:
-        config: of the learner.
-        sessions: that ask at once.
-        envs: of each.
-        warm_up: answers that do not count, of each session.
-        seconds: to measure for.
-        period_s: from one turn of a session to its next; 0: all ask at once, again and again.
+        config: configuration of the learner.
+        sessions: number of sessions that ask at once.
+        envs: number of environments of each session.
+        warm_up: number of each session's answers that do not count.
+        seconds: length of the measurement [s].
+        period_s: interval between a session's requests [s]; 0: every session asks again at once.
     """
     spec = make_environment(config.environment, 1).spec
     with tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder:
@@ -166,7 +166,7 @@ async def _ask(
 async def _each(
     run: Run, spec: EnvSpec, count: int, envs: int, warm_up: int, seconds: float, period_s: float
 ) -> Latencies:
-    """As environments do that step on their own: every session has its turn once in a period."""
+    """Measure environments that step on their own: every session has its turn once in a period."""
     sessions = [run.admit(pb.Hello(worker_id=str(i), num_envs=envs), spec)[0] for i in range(count)]
     (learner,) = (ledger for ledger in run.metrics.ledgers() if ledger.thread == "learner")
     first, later = _row(spec, envs, StepType.FIRST), _row(spec, envs, StepType.MID)
@@ -196,7 +196,7 @@ def _updating(learner: Ledger) -> bool:
 
 
 async def _answers(run: Run, sessions: Sequence[Session], sequence: int, row: TimeStep) -> None:
-    """Hand in a row of every session and wait until all are answered."""
+    """Submit a row of every session and wait until all are answered."""
     loop = asyncio.get_running_loop()
     requests = [Request(s, sequence, row, loop.create_future()) for s in sessions]
     run.batcher.submit(*requests)

@@ -1,4 +1,4 @@
-"""How fast environments step where nothing else does: no learner, no wire, random actions.
+"""Speed of environments alone: no learner, no wire, random actions.
 
     python -m murmur.benchmarks.gpu_topics.alone CONFIG ENVIRONMENTS SECONDS
 
@@ -27,11 +27,11 @@ _STARTS_S = 60.0
 
 @dataclass(frozen=True)
 class Alone:
-    """How fast environments step alone.
+    """Speed of environments alone.
 
     Attributes:
-        rate: agent-steps a second.
-        cores: that their processes use.
+        rate: agent-steps per second.
+        cores: processor cores in use by their processes.
     """
 
     rate: float
@@ -39,7 +39,7 @@ class Alone:
 
 
 def rate_alone(config: ExperimentConfig, seconds: float) -> Alone:
-    """All workers' environments, each worker in a process of its own; all begin together."""
+    """Step all workers' environments, each worker in a process of its own; all begin together."""
     server = config.env_server
     envs = max(1, server.envs_per_worker // server.sessions_per_worker)
     plugin = json.dumps({"name": config.environment.name, **config.environment.options})
@@ -71,13 +71,13 @@ def rate_alone(config: ExperimentConfig, seconds: float) -> Alone:
 def step_alone(
     plugin: PluginConfig, num_envs: int, seconds: float, warm: Callable[[], object]
 ) -> Alone:
-    """Step in this process.
+    """Step the environments in this process.
 
     Args:
-        plugin: the environment.
-        num_envs: how many.
-        seconds: to measure for.
-        warm: called after the first steps.
+        plugin: environment to step.
+        num_envs: number of environments.
+        seconds: length of the measurement [s].
+        warm: function to call after the first steps.
     """
     environment = make_environment(plugin, num_envs)
     spec, generator = environment.spec, np.random.default_rng(0)

@@ -12,7 +12,7 @@ _CLAIM = 12.0
 
 
 def plan_augment(context: Context) -> list[Figure]:
-    """Times of both, and how often the device is as fast."""
+    """Plan the times of both, and the speed-up of the device."""
     del context
     images_gb = _COUNT * 3 * _SIDE**2 * 4 / 1e9
     figures = []
@@ -33,7 +33,7 @@ def plan_augment(context: Context) -> list[Figure]:
 
 
 def augment(context: Context) -> dict[str, Value]:
-    """The loop in CPU time, the device in wall time."""
+    """Measure the loop in CPU time, the device in wall time."""
     from murmur.benchmarks import augment as benchmark  # needs OpenCV, which other topics do not
 
     device = torch.device(context.device)

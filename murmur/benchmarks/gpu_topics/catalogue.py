@@ -11,13 +11,13 @@ from murmur.benchmarks.gpu_topics.topics import Context
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic.
+    """A topic: a plan and a measurement with time limits.
 
     Attributes:
         plan: its figures, with goals and predictions.
-        measure: gives their values.
-        limit_s: the longest that it may take.
-        likely_s: how long it is likely to take.
+        measure: function that returns their values.
+        limit_s: longest duration [s].
+        likely_s: expected duration [s].
     """
 
     plan: Callable[[Context], list[Figure]]

@@ -1,4 +1,4 @@
-"""Topic `costs`: what this device and this host charge for kernels, launches, replays and bytes.
+"""Topic `costs`: times of kernels, launches, replays and copies on this device and host.
 
 The predictions of all other topics assume such costs. And an act beside a thread that replays the
 kernels of an update, as one graph or as many, and reads its values: neither may hold up the other.
@@ -30,7 +30,7 @@ _BESIDE_S = 1.5
 
 
 def plan_costs(context: Context) -> list[Figure]:
-    """Costs as the predictions assume them, and acts beside updates."""
+    """Plan the costs that the predictions assume, and acts beside updates."""
     del context
     figures = [
         Figure(_NODE, expected=NODE_US),
@@ -84,7 +84,7 @@ def costs(context: Context) -> dict[str, Value]:
 
 
 def _chain(device: torch.device, kernels: int) -> Callable[[], Outputs]:
-    """A function of this number of small kernels, each of which needs the one before."""
+    """Return a function of this number of small kernels, each of which needs the one before."""
     x = torch.randn(_ROWS, _WIDTH, device=device)
     weight = torch.randn(_WIDTH, _WIDTH, device=device) * _WIDTH**-0.5
     product, positive = torch.empty_like(x), torch.empty_like(x)
@@ -103,13 +103,13 @@ def _chain(device: torch.device, kernels: int) -> Callable[[], Outputs]:
 def _microseconds(
     call: Callable[[], object], device: torch.device, repeats: int, *, wait: bool = True
 ) -> float:
-    """Mean time of a call after some that do not count.
+    """Measure the mean time of a call [µs] after some that do not count.
 
     Args:
-        call: which.
-        device: that it works on.
-        repeats: calls that count.
-        wait: whether the device's work counts; else the host's alone.
+        call: call to measure.
+        device: device on which the call works.
+        repeats: number of calls that count.
+        wait: flag to count the device's work; else the host's alone.
     """
     for _ in range(6):  # eager ones, the capture, a replay
         call()
@@ -127,20 +127,21 @@ def _microseconds(
 def _acts_beside(
     device: torch.device, kernels: int, pieces: int, read: str, seconds: float
 ) -> list[float]:
-    """Times of acts, ms, while another thread makes updates all the time.
+    """Measure times of acts [ms] while another thread makes updates all the time.
 
     Args:
-        device: that both use.
-        kernels: of a graph.
-        pieces: replays of an update.
-        read: "tolist" or "pinned": how values of an update come to the host.
-        seconds: to measure for.
+        device: device of acts and updates.
+        kernels: number of kernels of a graph.
+        pieces: number of replays of an update.
+        read: way of an update's values to the host, "tolist" or "pinned".
+        seconds: length of the measurement [s].
     """
     cuda = device.type == "cuda"
     stop, times = threading.Event(), list[float]()
     ready = threading.Event()
     failed: list[BaseException] = []
 
+    # Updates: one thread on a stream of low priority, as the learner thread has it.
     def learn() -> None:
         try:
             with torch.inference_mode(), _stream(device, 0):
@@ -179,6 +180,7 @@ def _acts_beside(
                 act({})
             ready.wait()
             end = time.monotonic() + seconds
+            # Acts, on a stream of high priority: copy in, replay, copy back, wait for the copy.
             while not times or time.monotonic() < end:
                 started = time.perf_counter()
                 here.copy_(to, non_blocking=cuda)
@@ -198,11 +200,11 @@ def _acts_beside(
 
 
 def _event(device: torch.device) -> torch.cuda.Event | None:
-    """An event of the device; of the CPU none."""
+    """Return an event of the device; None for the CPU."""
     return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 def _stream(device: torch.device, priority: int) -> "torch.cuda.StreamContext":
-    """A context of a stream of one's own; of the CPU none."""
+    """Return a context of a new stream; for the CPU one without effect."""
     stream = torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
     return torch.cuda.stream(stream)

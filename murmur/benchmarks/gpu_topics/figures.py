@@ -1,4 +1,4 @@
-"""Figures with goals, predictions from counts of operations, and what was measured before."""
+"""Figures with goals, predictions from counts of operations, and former measurements."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -27,13 +27,13 @@ class Figure:
     """One row of the result.
 
     Attributes:
-        name: what is measured, with its unit.
-        goal: to reach; None: there is none.
-        sense: whether a value must be at most or at least the goal.
-        expected: the prediction; None: there is none.
-        before: what an H100 measured with the code of before, where this figure had another name;
-            None: see `measured_before`.
-        old_goal: the goal that `goal` replaces, as text; "": none.
+        name: name of the quantity, with its unit.
+        goal: value to reach; None: there is none.
+        sense: required relation of a value to the goal.
+        expected: predicted value; None: there is none.
+        before: value of an H100 with the former code, if this figure had another name; None: see
+            `measured_before`.
+        old_goal: former goal that `goal` replaces, as text; "": none.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Figure:
     old_goal: str = ""
 
     def met(self, value: Value) -> bool | None:
-        """Whether a value reaches the goal; None without a goal or a value.
+        """Return whether a value reaches the goal; None without a goal or a value.
 
         Text and NaN reach none.
         """
@@ -60,10 +60,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Count:
-    """What is launched for some work, as `murmur bench launches` counts it.
+    """Number of launches of some work, as `murmur bench launches` counts them.
 
     Attributes:
-        launches: from Python, replays of graphs included.
+        launches: launches from Python, including replays of graphs.
         nodes: operations of the graphs that are replayed.
         graphs: replays among the launches.
         rows: environment rows of an update's batch; 0: unknown.
@@ -85,16 +85,16 @@ class Case:
     """One algorithm on one environment, with the batches of a run on 16 cores.
 
     Attributes:
-        name: as the table has it.
+        name: name in the tables.
         config: the preset.
-        changes: to it, KEY=VALUE.
+        changes: changes to the preset, KEY=VALUE.
         mflop_per_row: arithmetic of an update for each environment row of its batch, 1e6 additions
             and multiplications.
-        goal_ms: that a captured update may take; None: no goal.
-        old_goal: see Figure.
+        goal_ms: longest time of a captured update [ms] that meets the goal; None: no goal.
+        old_goal: former goal; see Figure.
         preset: its name in `murmur bench launches`; "": not counted.
-        workers: processes of environments that the update's batch is of; 0: the preset's own.
-        before_ms: of its captured update on an H100, with the code of before.
+        workers: number of environment processes behind the update's batch; 0: the preset's own.
+        before_ms: time of its captured update on an H100 with the former code [ms].
     """
 
     name: str
@@ -108,7 +108,7 @@ class Case:
     before_ms: float | None = None
 
     def counted(self, work: str) -> Count | None:
-        """What is launched for some work, as the newest saved result has it."""
+        """Return the launches of some work in the newest saved result."""
         return saved_launches().get(f"{self.preset}: {work}")
 
     @property
@@ -121,14 +121,14 @@ class Case:
 
     @property
     def arithmetic_bound(self) -> bool:
-        """Whether arithmetic takes longer than launches and small kernels."""
+        """Return whether arithmetic takes longer than launches and small kernels."""
         count = self.counted(OF_A_RUN)
         return count is not None and (self.captured_ms or 0.0) > count.ms
 
 
 @cache
 def saved_launches() -> dict[str, Count]:
-    """Launches by "preset: work", as the newest result of `murmur bench launches` that has it."""
+    """Return launches by "preset: work", as the newest saved result has them."""
     saved = []
     for file in RESULTS.glob("launches-*.json"):
         try:
@@ -151,7 +151,7 @@ def saved_launches() -> dict[str, Count]:
 
 @cache
 def measured_before() -> dict[str, Value]:
-    """Figures by name as an H100 had them, for those whose meaning is the same."""
+    """Return figures by name as an H100 had them, for those with the same meaning."""
     try:
         figures = json.loads((RESULTS / _BEFORE).read_text())["result"]["figures"]
     except (OSError, ValueError, KeyError):  # not part of the installed package
@@ -267,7 +267,7 @@ SMALL_REPLAY = Case(
 def rows(
     figures: Iterable[Figure], values: Mapping[str, Value]
 ) -> dict[str, dict[str, str | float | bool | None]]:
-    """The table: name -> value, goal, whether it is met, expected; figures without a plan last."""
+    """Return the table: name -> value, goal, whether met, expected; unplanned figures last."""
     planned = {figure.name: figure for figure in figures}
     names = [*planned, *(name for name in values if name not in planned)]
     return {

@@ -1,4 +1,4 @@
-"""What the topics share: an algorithm with synthetic rows, its updates and acts, timed."""
+"""Trials that the topics share: an algorithm with synthetic rows, its updates and acts timed."""
 
 import math
 import time
@@ -22,8 +22,8 @@ class Trial:
     """An algorithm of a case on a device, and synthetic rows for it.
 
     Attributes:
-        spec: of the environment.
-        probe: makes up rows and updates.
+        spec: specification of the environment.
+        probe: source of synthetic rows and updates.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Trial:
         """Build it as a run would.
 
         Args:
-            case: which.
+            case: case to build.
             device: "cuda" or "cpu".
-            precision: of the networks.
-            graphs: whether updates may be captured.
-            workers: processes of environments whose rows an update takes; None: the case's.
+            precision: precision of the networks.
+            graphs: flag to capture updates.
+            workers: number of environment processes behind an update's rows; None: the case's.
         """
         fixed = [
             *(f"learner.device={device}", f"learner.precision={precision}"),
@@ -61,14 +61,14 @@ class Trial:
         return self.probe.algorithm
 
     def sample(self) -> Any:  # noqa: ANN401 - a batch of any storage
-        """A batch of synthetic rows."""
+        """Return a batch of synthetic rows."""
         self.probe.fill()
         batch, _ = self.probe.storage.sample(0, 0.0)
         assert batch is not None
         return batch
 
     def update_ms(self, repeats: int, budget_s: float) -> float:
-        """Median time of an update, in milliseconds, the rows being there already.
+        """Measure the median time of an update [ms] on rows that are there already.
 
         The first updates, in which something is called eagerly or captured, do not count.
         """
@@ -91,12 +91,12 @@ class Trial:
         return 1e3 * (time.perf_counter() - started)
 
     def _made(self) -> tuple[float, float]:
-        """Eager calls and captures so far."""
+        """Return the number of eager calls and captures so far."""
         counts = self.algorithm.graphs.counts()
         return sum(counts["eager_calls"].values()), sum(counts["graph_captures"].values())
 
     def launch_ms(self, repeats: int, budget_s: float) -> float:
-        """Median time until the host is through with launching an update, in milliseconds.
+        """Measure the median time until the host has launched an update [ms].
 
         Where a graph has more kernels than the device's queue, the host waits within the launch,
         and other threads' launches wait for it.
@@ -112,27 +112,27 @@ class Trial:
         return quantile(times, 0.5)
 
     def captures(self) -> tuple[float, float]:
-        """Captures of graphs so far, and their seconds."""
+        """Return the number of captures of graphs so far, and their seconds."""
         counts = self.algorithm.graphs.counts()
         seconds = sum(counts["graph_capture_seconds"].values())
         return sum(counts["graph_captures"].values()), seconds
 
     def calls(self) -> tuple[float, str]:
-        """Replays of graphs so far, and text about the failed captures."""
+        """Return the number of replays of graphs so far, and text about the failed captures."""
         counts = self.algorithm.graphs.counts()
         failed = ", ".join(" ".join(labels) for labels in counts["graph_fallbacks"])
         return round(sum(counts["graph_replays"].values())), failed
 
 
 class Actor:
-    """Acts for synthetic rows: one copy in for each array, the policy, one copy back."""
+    """Actor on synthetic rows: one copy in for each array, the policy, one copy back."""
 
     def __init__(self, trial: Trial, rows: int) -> None:
         """Make the rows.
 
         Args:
-            trial: its policy acts.
-            rows: environments.
+            trial: trial with the policy that acts.
+            rows: number of environments.
         """
         self._device, self._policy = trial.device, trial.algorithm.make_policy()
         cuda = self._device.type == "cuda"
@@ -144,13 +144,13 @@ class Actor:
         self._memory = torch.zeros(shape, device=self._device) if size else None
 
     def __call__(self) -> Tensor:
-        """Actions on the host."""
+        """Act and return the actions on the host."""
         rows = {k: v.to(self._device, non_blocking=True) for k, v in self._rows.items()}
         action: Tensor = self._policy.act(rows, self._generator, self._memory)["action"].cpu()
         return action
 
     def milliseconds(self, count: int, budget_s: float) -> list[float]:
-        """Times of acts, in milliseconds, after ten that are not counted."""
+        """Measure times of acts [ms], after ten that are not counted."""
         deadline = time.monotonic() + budget_s
         times: list[float] = []
         for i in range(count + 10):
@@ -164,7 +164,7 @@ class Actor:
 
 
 def synthetic(spec: EnvSpec, rows: int) -> dict[str, Tensor]:
-    """Random observations of `rows` environments, on the host."""
+    """Return random observations of `rows` environments, on the host."""
     random = torch.Generator().manual_seed(0)
     made = {}
     for array in spec.observations:
@@ -186,7 +186,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def quantile(values: list[float], q: float) -> float:
-    """The smallest of the values that at least a share `q` of them does not exceed."""
+    """Return the smallest of the values that at least a share `q` of them does not exceed."""
     ordered = sorted(values)
     return ordered[max(math.ceil(q * len(ordered)) - 1, 0)]
 

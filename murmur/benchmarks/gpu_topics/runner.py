@@ -1,4 +1,4 @@
-"""Runs topics one after the other, each in a process with a time limit, and keeps what they give.
+"""Runs of topics one after the other, each in a process with a time limit, and their results.
 
 A topic that fails or takes too long is kept with its error, and the next one begins. Another call
 continues with the topics that have no result; once all have one, it begins again.
@@ -34,10 +34,10 @@ class Outcome:
     """The result of a topic.
 
     Attributes:
-        figures: by name.
-        seconds: it took.
-        error: why it has no figures, or not all; "" if it has.
-        settings: of its process.
+        figures: values by name.
+        seconds: duration [s].
+        error: reason for missing figures; "" if all are there.
+        settings: settings of the topic's process.
     """
 
     figures: dict[str, Any] = field(default_factory=dict)
@@ -53,13 +53,13 @@ class Store:
         """Use a file, which need not exist.
 
         Args:
-            file: of this source, this device and this effort.
-            copy: where what is kept is written, too; None: nowhere.
+            file: file for this source, this device and this effort.
+            copy: second file that receives the results, too; None: none.
         """
         self.file, self._copy = file, copy
 
     def load(self) -> dict[str, Outcome]:
-        """Outcomes by topic; none if the file cannot be read."""
+        """Load outcomes by topic; none if the file cannot be read."""
         try:
             record = json.loads(self.file.read_text())
             return {topic: Outcome(**outcome) for topic, outcome in record.items()}
@@ -81,7 +81,7 @@ class Store:
             write_whole(file, record)
 
     def missing(self, topics: Sequence[str]) -> list[str]:
-        """Topics without a result, in order; all of them if every one has a result."""
+        """Return topics without a result, in order; all of them if every topic has a result."""
         done = {name for name, outcome in self.load().items() if not outcome.error}
         left = [name for name in topics if name not in done]
         if left:
@@ -102,10 +102,10 @@ def run_topic(
     written "whole": true, what it was still busy with is not missed.
 
     Args:
-        command: without its last two arguments, the limit and the file.
-        limit_s: then it and all that it has started is ended.
+        command: command without its last two arguments, the limit and the file.
+        limit_s: time limit [s], after which the command and all its descendants are ended.
         known: figures of an earlier call, which the file holds when the command begins.
-        keep: called with what there is whenever the command has written.
+        keep: function called with the figures so far whenever the command has written.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder:
@@ -143,7 +143,7 @@ def _wait(
     known: Mapping[str, Any],
     keep: Callable[[Outcome], None],
 ) -> int | None:
-    """Wait for a topic, and keep what it writes; returns its exit code, None if time is over."""
+    """Wait for a topic, and keep what it writes; return its exit code, None if time is over."""
     seen = file.stat().st_mtime_ns
     while (left := end - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -156,7 +156,7 @@ def _wait(
 
 
 def _read(file: Path, known: Mapping[str, Any]) -> tuple[Outcome, bool]:
-    """What a topic has written, and whether that is all that it measures."""
+    """Return what a topic has written, and whether that is all that it measures."""
     try:
         record = json.loads(file.read_text())
         figures, settings = record["figures"], record.get("settings", {})
@@ -166,14 +166,14 @@ def _read(file: Path, known: Mapping[str, Any]) -> tuple[Outcome, bool]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End what is left of a child's process group: servers of a topic that was cut short."""
+    """End the rest of a child's process group: servers of a topic that was cut short."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
 
 def topic_command(topic: str, effort: str, device: str) -> list[str]:
-    """The command of a topic, but for its limit and its file."""
+    """Return the command of a topic, but for its limit and its file."""
     module = "murmur.benchmarks.gpu_topics"
     return [sys.executable, "-P", "-m", module, topic, effort, device]
 
@@ -186,15 +186,15 @@ def run_all(
     say: Callable[[str], None],
     kept: Callable[[], None] = lambda: None,
 ) -> dict[str, Outcome]:
-    """Run the topics that have no result; returns the outcomes of all.
+    """Run the topics that have no result; return the outcomes of all.
 
     Args:
-        store: where results of earlier calls are, and where each is kept at once.
-        limits: seconds by topic, in order.
-        command: of a topic, see run_topic.
-        budget_s: of all of them; a topic for which less than LEAST_S is left does not begin.
-        say: called with each step and its result.
-        kept: called after each topic.
+        store: store of results, of earlier calls and of this one.
+        limits: time limits [s] by topic, in order.
+        command: function from a topic to its command; see run_topic.
+        budget_s: time for all topics [s]; a topic with less than LEAST_S left does not begin.
+        say: function called with each step and its result.
+        kept: function called after each topic.
     """
     deadline = time.monotonic() + budget_s
     for name in store.missing(list(limits)):

@@ -14,7 +14,7 @@ _PASSED, _FAILED = "tests of the GPU: passed", "tests of the GPU: failed"
 
 
 def plan_tests(context: Context) -> list[Figure]:
-    """All tests marked `gpu`."""
+    """Plan the outcomes of all tests marked `gpu`."""
     del context
     return [Figure(_PASSED), Figure(_FAILED, 0, expected=0)]
 
@@ -32,14 +32,14 @@ def tests(context: Context) -> dict[str, Value]:
 
 
 def files() -> list[str]:
-    """Files with tests marked `gpu`: others may need packages that are not there."""
+    """Return files with tests marked `gpu`: others may need packages that are not installed."""
     folder = ROOT / "tests"
     found = (p for p in folder.rglob("test_*.py") if "mark.gpu" in p.read_text())
     return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
 def outcome(printed: str, errors: str = "") -> dict[str, Value]:
-    """Counts, and the tests that failed, from what pytest prints."""
+    """Return counts, and the tests that failed, from pytest's output."""
     lines = printed.strip().splitlines()
     last = lines[-1] if lines else ""
     counts = {

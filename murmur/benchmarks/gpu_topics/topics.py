@@ -41,14 +41,14 @@ _ERROR = "error: "
 
 @dataclass(frozen=True)
 class Context:
-    """How a topic measures.
+    """Settings of a topic's measurement.
 
     Attributes:
         device: "cuda" or "cpu".
-        effort: how carefully.
+        effort: extent of the measurement.
         known: figures of an earlier call, which are not measured again.
-        keep: given all figures so far, now and then, and whether these are all.
-        end: when the topic is ended, in time.monotonic() seconds.
+        keep: function called now and then with all figures so far, and whether these are all.
+        end: time of the topic's end, in time.monotonic() seconds.
     """
 
     device: str
@@ -58,36 +58,36 @@ class Context:
     end: float = math.inf
 
     def has(self, subject: str) -> bool:
-        """Whether an earlier call has measured a subject, whose figures begin with its name."""
+        """Return whether an earlier call measured a subject: figures that begin with its name."""
         return any(name.startswith(f"{subject}: ") for name in self.known)
 
     def save(self, figures: Mapping[str, Value], *, whole: bool = False) -> None:
-        """Keep what there is so far.
+        """Keep the figures so far.
 
         Args:
-            figures: measured by this call.
-            whole: nothing is left to measure; what the topic does next may be cut short.
+            figures: figures measured by this call.
+            whole: True if nothing is left to measure, and the rest of the topic may be cut short.
         """
         self.keep({**self.known, **figures}, whole)
 
     def left_s(self) -> float:
-        """Seconds until the topic is ended."""
+        """Return the seconds until the topic is ended."""
         return self.end - time.monotonic()
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """What is measured."""
+        """Return the cases to measure."""
         return self.effort.choose((SMALL, SMALL_REPLAY), CASES, CASES)
 
     def share(self, seconds: float) -> float:
-        """A time budget by effort."""
+        """Return a time budget by effort [s]."""
         return self.effort.choose(0.05, 0.4 * seconds, seconds)
 
 
 def _by_case(
     context: Context, measure: Callable[[Case], Iterator[tuple[str, Value]]]
 ) -> dict[str, Value]:
-    """Figures of all cases; one that fails has its error as a figure, and the others continue."""
+    """Return figures of all cases; the error of a case that fails is its figure."""
     values: dict[str, Value] = {}
     for case in context.cases:
         if context.has(case.name):
@@ -106,12 +106,12 @@ def _by_case(
 
 
 def is_error(value: Value) -> bool:
-    """Whether a figure is the error of what should have measured it."""
+    """Return whether a figure is an error instead of a measurement."""
     return str(value).startswith(_ERROR)
 
 
 def without_errors(known: Mapping[str, Value]) -> dict[str, Value]:
-    """Figures of the subjects that had no error: the others are measured again."""
+    """Return the figures of the subjects without an error; the others are measured again."""
     failed = {name.split(": ")[0] for name, value in known.items() if is_error(value)}
     return {name: v for name, v in known.items() if name.split(": ")[0] not in failed}
 
@@ -120,7 +120,7 @@ def without_errors(known: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def plan_launches(context: Context) -> list[Figure]:
-    """What an update and an act launch."""
+    """Plan the figures of the launches of an update and of an act."""
     figures = []
     for case in context.cases:
         update, act = case.counted(OF_A_RUN), case.counted("act, 1 sessions")
@@ -143,7 +143,7 @@ def plan_launches(context: Context) -> list[Figure]:
 
 
 def launches(context: Context) -> dict[str, Value]:
-    """Launches, copies and waits, on CUDA as its profiler sees them; elsewhere ATen operations."""
+    """Count launches, copies and waits on CUDA by its profiler; elsewhere ATen operations."""
 
     def counts(case: Case) -> Iterator[tuple[str, Value]]:
         trial = Trial(case, context.device)
@@ -159,7 +159,7 @@ def launches(context: Context) -> dict[str, Value]:
 
 
 def _launched(call: Callable[[], object], context: Context) -> tuple[int, int | None]:
-    """Launches of kernels and graphs, copies and memsets of a call; waits for the device."""
+    """Count launches of kernels and graphs, copies and memsets of a call; waits for the device."""
     if context.device != "cuda":
         return masac_update.count_operations(call).total(), None
     kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
@@ -171,7 +171,7 @@ def _launched(call: Callable[[], object], context: Context) -> tuple[int, int | 
 
 
 def calls_of(counted: Mapping[str, int]) -> tuple[int, int]:
-    """Launches, and waits that hold up other threads, among calls of CUDA's library.
+    """Count launches, and waits that hold up other threads, among calls of CUDA's library.
 
     Args:
         counted: calls by name, other operations among them.
@@ -186,7 +186,7 @@ def calls_of(counted: Mapping[str, int]) -> tuple[int, int]:
 
 
 def plan_updates(context: Context) -> list[Figure]:
-    """Captured updates of every algorithm, as a run makes them."""
+    """Plan captured updates of every algorithm, as a run makes them."""
     figures = []
     for case in context.cases:
         count, goal = case.counted(OF_A_RUN), case.goal_ms
@@ -210,7 +210,7 @@ def plan_updates(context: Context) -> list[Figure]:
 
 
 def updates(context: Context) -> dict[str, Value]:
-    """Median times, with the batch's drawing and the reading of scalars."""
+    """Measure median times, with the batch's drawing and the reading of scalars."""
     repeats = context.effort.choose(1, 10, 40)
 
     def update(case: Case) -> Iterator[tuple[str, Value]]:
@@ -248,7 +248,7 @@ def updates(context: Context) -> dict[str, Value]:
 
 
 def plan_masac(context: Context) -> list[Figure]:
-    """Eager and captured updates by the number of agents, and the sequential scheme beside them."""
+    """Plan eager and captured updates by the number of agents, and the sequential scheme."""
     (case,) = (case for case in CASES if case.preset == _MASAC)
     counted = case.counted(OF_A_RUN)
     nodes = counted.nodes if counted else 0
@@ -283,7 +283,7 @@ def _masac_sizes(context: Context) -> tuple[int, ...]:
 
 
 def masac(context: Context) -> dict[str, Value]:
-    """Batch 256, two layers of 256, networks of each agent's own: see masac_update."""
+    """Measure batch 256, two layers of 256, networks of each agent's own: see masac_update."""
     device = torch.device(context.device)
     repeats = context.effort.choose(1, 20, 200)
     compared = context.effort.choose(2, _COMPARED_AGENTS, _COMPARED_AGENTS)
@@ -313,7 +313,7 @@ def masac(context: Context) -> dict[str, Value]:
 
 
 def _call_ms(call: Callable[[], object], repeats: int, context: Context) -> float:
-    """Mean time of a call, waiting for the device once at the end."""
+    """Measure the mean time of a call [ms], waiting for the device once at the end."""
     device = torch.device(context.device)
 
     def wait() -> None:
@@ -334,7 +334,7 @@ def _call_ms(call: Callable[[], object], repeats: int, context: Context) -> floa
 
 
 def plan_precision(context: Context) -> list[Figure]:
-    """Time of a captured update in each precision, and the fastest."""
+    """Plan the time of a captured update in each precision, and the fastest."""
     figures = []
     for case in context.cases:
         figures += [Figure(f"{case.name}: {p}, ms") for p in _PRECISIONS]
@@ -345,7 +345,7 @@ def plan_precision(context: Context) -> list[Figure]:
 
 
 def precision(context: Context) -> dict[str, Value]:
-    """fp32 means TF32 on CUDA."""
+    """Measure updates by precision; fp32 means TF32 on CUDA."""
     repeats = context.effort.choose(1, 8, 20)
 
     def in_each(case: Case) -> Iterator[tuple[str, Value]]:
@@ -368,7 +368,7 @@ def precision(context: Context) -> dict[str, Value]:
 
 
 def plan_equality(context: Context) -> list[Figure]:
-    """Captured and eager updates of the same batches."""
+    """Plan captured and eager updates of the same batches."""
     figures = []
     for case in context.cases:
         figures.append(Figure(f"{case.name}: largest difference of a weight", 1e-3, expected=0.0))
@@ -377,7 +377,7 @@ def plan_equality(context: Context) -> list[Figure]:
 
 
 def equality(context: Context) -> dict[str, Value]:
-    """Two algorithms of one seed; after the last update their weights and generators."""
+    """Compare weights and generators of two algorithms of one seed after the last update."""
     count = context.effort.choose(2, _UPDATES_COMPARED, _UPDATES_COMPARED)
 
     def compare(case: Case) -> Iterator[tuple[str, Value]]:
@@ -408,7 +408,7 @@ def equality(context: Context) -> dict[str, Value]:
 
 
 def _pairs(a: Any, b: Any) -> Iterator[tuple[Tensor, Tensor]]:  # noqa: ANN401 - nested states
-    """Floating tensors of two equal structures, side by side."""
+    """Yield pairs of floating tensors at the same place of two equal structures."""
     if isinstance(a, Mapping):
         for key, value in a.items():
             yield from _pairs(value, b[key])

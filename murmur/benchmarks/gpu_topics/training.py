@@ -50,15 +50,15 @@ class WholeRun:
 
     Attributes:
         preset: its configuration.
-        changes: to it, KEY=VALUE.
-        most_workers: processes of environments, at most.
-        case: of CASES, whose update it makes.
-        scale: environments, as a multiple of the case's.
-        agents: of an environment.
-        goals: by figure: sense and value.
-        before: by figure, as an H100 had it with the code of before.
-        old_goals: by figure, those that `goals` replaces.
-        expected: by figure.
+        changes: changes to the preset, KEY=VALUE.
+        most_workers: largest number of environment processes.
+        case: name in CASES of the case with the same update.
+        scale: multiple of the case's number of environments.
+        agents: number of agents of an environment.
+        goals: sense and value by figure.
+        before: value of an H100 with the former code, by figure.
+        old_goals: replaced goals by figure.
+        expected: predictions by figure.
     """
 
     preset: str
@@ -74,7 +74,7 @@ class WholeRun:
 
     @property
     def name(self) -> str:
-        """What its figures begin with."""
+        """Return the prefix of the run's figures."""
         return f"run of {self.preset}"
 
 
@@ -131,7 +131,7 @@ RUNS = {
 
 
 def plan_run(context: Context, *, run: WholeRun) -> list[Figure]:
-    """The learner's own figures over _WINDOW_S."""
+    """Plan the learner's own figures over _WINDOW_S."""
     del context
     (case,) = (case for case in CASES if case.name == run.case)
     counted = case.counted(OF_A_RUN)
@@ -264,7 +264,7 @@ def _watch_window(
 def _so_far(
     before: Snapshot, after: Snapshot, looks: Sequence[Scrape], seconds: float, alone: float
 ) -> dict[str, Value]:
-    """The figures of a window."""
+    """Return the figures of a window."""
     first, last = looks[0], looks[-1]
     values = figures(looks, seconds)
     for histogram, what in (("inference_seconds", "inference p"), ("update_seconds", "update, ms")):
@@ -287,11 +287,11 @@ def _so_far(
 
 
 def graphs(before: Scrape, after: Scrape) -> dict[str, Value]:
-    """What ran as graphs between two looks, and what was captured and called eagerly, by function.
+    """Return counts of graph replays, captures and eager calls between two scrapes, by function.
 
     Args:
-        before: the window.
-        after: it.
+        before: metrics before the window.
+        after: metrics after the window.
     """
     first, last = before.metrics, after.metrics
 
@@ -319,7 +319,7 @@ def graphs(before: Scrape, after: Scrape) -> dict[str, Value]:
 
 
 def _configuration(context: Context, run: WholeRun) -> ExperimentConfig:
-    """The preset with environments on all cores but one; in smoke a small spread on the CPU."""
+    """Return the preset with environments on all cores but one; in smoke a small spread."""
     cores = max(min(int(available_cores()) - 1, run.most_workers), 1)
     of_cores = run.preset, (*run.changes, f"env_server.num_workers={cores}")
     small = (
@@ -332,7 +332,7 @@ def _configuration(context: Context, run: WholeRun) -> ExperimentConfig:
 
 
 def figures(looks: Sequence[Scrape], seconds: float) -> dict[str, Value]:
-    """Means over the looks, and rates between the first and the last."""
+    """Return means over the looks, and rates between the first and the last."""
     first, last = looks[0].metrics, looks[-1].metrics
 
     def mean(name: str) -> float | None:
@@ -369,7 +369,7 @@ def figures(looks: Sequence[Scrape], seconds: float) -> dict[str, Value]:
 
 
 def waits(before: Scrape, after: Scrape) -> dict[str, Value]:
-    """Quantiles of acting, by what the learner thread did meanwhile."""
+    """Return quantiles of acting, by what the learner thread did meanwhile."""
     values: dict[str, Value] = {}
     for phase in _PHASES:
         histogram = "acting_seconds", phase
@@ -380,14 +380,14 @@ def waits(before: Scrape, after: Scrape) -> dict[str, Value]:
 
 
 def quantiles(before: Mapping[float, float], after: Mapping[float, float]) -> list[float | None]:
-    """Median and 99th percentile between two states of a histogram, in ms; None of nothing."""
+    """Return median and 99th percentile between two states of a histogram [ms]; None of nothing."""
     counts = {le: count - before.get(le, 0.0) for le, count in after.items()}
     seconds = (latency.quantile(counts, q) for q in (0.5, 0.99))
     return [None if math.isnan(s) else 1e3 * s for s in seconds]
 
 
 def _bottleneck(url: str, window_s: float) -> str:
-    """What `murmur doctor` says that the run waits for."""
+    """Return the bottleneck that `murmur doctor` names."""
     from murmur.diagnosis import diagnose
     from murmur.snapshots import from_metrics
 
@@ -395,7 +395,7 @@ def _bottleneck(url: str, window_s: float) -> str:
 
 
 def _profile(processes: Processes, updates: int, deadline: float) -> Path | None:
-    """Have the learner trace its next updates; None if it does not by then."""
+    """Trace the learner's next updates; None if it does not answer by then."""
     folder = processes.folder / FOLDER
     folder.mkdir(exist_ok=True)
     request = folder / f"bench-{os.getpid()}{REQUEST}"
@@ -411,7 +411,7 @@ def _profile(processes: Processes, updates: int, deadline: float) -> Path | None
 
 
 def streams(trace: Path) -> dict[str, Value]:
-    """How busy each stream was, what ran beside each other, launches, kernels that took longest."""
+    """Return busy shares of streams, their overlap, launches, and the kernels that took longest."""
     with gzip.open(trace, "rt") as file:
         recorded = json.load(file)
     events = recorded["traceEvents"]
@@ -421,11 +421,11 @@ def streams(trace: Path) -> dict[str, Value]:
 
 
 def launched(events: Sequence[Mapping[str, Any]], updates: int) -> dict[str, Value]:
-    """What the learner's thread launched in an update; nothing if the trace does not name it.
+    """Return the launches of the learner's thread per update; none if the trace does not name it.
 
     Args:
-        events: of the trace.
-        updates: that it holds.
+        events: events of the trace.
+        updates: number of updates in the trace.
     """
     learners = {
         event["tid"]
@@ -448,7 +448,7 @@ def launched(events: Sequence[Mapping[str, Any]], updates: int) -> dict[str, Val
 
 
 def longest(spans: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
-    """The kernels that took longest in all, with their shares of the time of all and their counts.
+    """Return the kernels with the longest total times, with their shares and counts.
 
     Args:
         spans: kernels and copies: "name", and "dur" in µs.
@@ -464,7 +464,7 @@ def longest(spans: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
 
 
 def overlap(spans: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
-    """Busy time by stream against its union.
+    """Compare the busy time by stream with its union.
 
     Args:
         spans: kernels and copies: "ts" and "dur" in µs, the stream in "args" or "tid".
@@ -495,7 +495,7 @@ def overlap(spans: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
 
 
 def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same time without overlaps, in order."""
+    """Return the same spans without overlaps, in order."""
     joined: list[tuple[float, float]] = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:
