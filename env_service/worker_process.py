@@ -62,7 +62,9 @@ class WorkerProcess:
             mark: mark of the environment server, the prefix of the worker's mark.
         """
         self._job = Job(config, number, evaluate, os.getpid(), None)
-        self._server, self.number, self._folder = config.env_server, number, folder
+        self._server = config.env_server
+        self.number = number
+        self._folder = folder
         plugin = config.source if config.supervised else config.environment
         kind = "source" if config.supervised else "environment"
         factory = plugin.options.get("factory")
@@ -70,12 +72,17 @@ class WorkerProcess:
         if config.imitation.baseline and not evaluate:  # evaluations ask none
             self._name += f" or imitation.baseline={config.imitation.baseline}"
         self._backoff = Backoff(_RESTART_MIN_S, _RESTART_MAX_S, random.random)
-        self._due, self._started, self._starts, self._pause = 0.0, 0.0, 0, 0.0
+        self._due = 0.0
+        self._started = 0.0
+        self._starts = 0
+        self._pause = 0.0
         self._weighed, self._ended_at = 0.0, 0.0  # told to end because it grew too large
         self._memory = RawArray(ctypes.c_uint64, Heartbeat.size(self._job.num_envs))
         self._heartbeat = Heartbeat(self._memory, self._job.num_envs)
         self._mark_prefix, self._mark = f"{mark}{number}.", ""
-        self._hangs, self._start_hangs, self._failed_starts = 0, 0, 0  # in a row
+        self._hangs = 0
+        self._start_hangs = 0
+        self._failed_starts = 0  # in a row
         self._why_lost = "died"  # how the last process ended
         self._leader = 0  # process id of the latest process
         self._memory_kills = MemoryKills()
@@ -108,7 +115,9 @@ class WorkerProcess:
         with marked(self._mark, **worker_variables(self._folder)):
             process.start()
         assert process.pid is not None
-        self.process, self._started, self._leader = process, time.monotonic(), process.pid
+        self.process = process
+        self._started = time.monotonic()
+        self._leader = process.pid
         self._starts += 1
         return int(self._starts > 1)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from env_service.checks import Look, check_environment, describe_environment, look_at
 from env_service.environment import VectorEnvironment
@@ -308,10 +309,10 @@ class _Watched(VectorEnvironment):
         self.notices = environment.notices
         environment.watch(self._part.at)
 
+    @override
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """See VectorEnvironment.step."""
         self._part.seeds[restart] = seeds[restart]
         self._part.enter(restart)
         try:
@@ -322,6 +323,6 @@ class _Watched(VectorEnvironment):
         self._heartbeat.leave()  # not after SystemExit: the heartbeat then says where it came from
         return timestep
 
+    @override
     def close(self) -> None:
-        """See VectorEnvironment.close."""
         self._environment.close()

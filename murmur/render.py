@@ -51,7 +51,9 @@ class FrameRecorder:
 
     def _begin(self, rate: float) -> None:
         self.frames: list[NDArray[np.uint8]] = []
-        self._rate, self._every, self._rows = rate, 1, 0
+        self._rate = rate
+        self._every = 1
+        self._rows = 0
 
     @property
     def rate(self) -> float:

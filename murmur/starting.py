@@ -36,9 +36,16 @@ class Startup:
             several: True if its children do the work.
         """
         self._several = several
-        self._name, self._log, self._say = name, log, say
-        self._began = self._looked = self._said = time.monotonic()
-        self._pid, self._cpu_s, self._idle_s = 0, 0.0, 0.0
+        self._name = name
+        self._log = log
+        self._say = say
+        now = time.monotonic()
+        self._began = now
+        self._looked = now
+        self._said = now
+        self._pid = 0
+        self._cpu_s = 0.0
+        self._idle_s = 0.0
 
     def look(self, pid: int) -> None:
         """Look at the process, which runs and is not ready.

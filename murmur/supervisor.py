@@ -88,9 +88,13 @@ class Supervisor:
                 does.
         """
         self._stopping = stop or threading.Event()
-        self._run, self._config, self._resume = run, config, resume
+        self._run = run
+        self._config = config
+        self._resume = resume
         self._config_file = str(run.config_file(resume=resume))
-        self._say, self._on_progress, self._on_trouble = say, on_progress, on_trouble
+        self._say = say
+        self._on_progress = on_progress
+        self._on_trouble = on_trouble
         self._tail = ProgressTail(run.progress_file)
         self._notices, self._noticed = ProgressTail(run.path / NOTICES), set[str]()
         self._learners = learners

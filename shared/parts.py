@@ -80,7 +80,9 @@ class Assembly:
         """Reserve the buffer; the system provides its memory only as parts arrive."""
         self._frames = frames
         self._buffer = np.empty(num_bytes, np.uint8).data
-        self._part = self._filled = self._sequence = 0
+        self._part = 0
+        self._filled = 0
+        self._sequence = 0
 
     def add(self, message: bytes) -> tuple[int, memoryview] | None:
         """Add a part; return sequence number and payload once the observation is complete.

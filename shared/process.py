@@ -251,7 +251,9 @@ class Backoff:
 
     def __init__(self, first_s: float, longest_s: float, random: Callable[[], float]) -> None:
         """Set the shortest and longest pause; `random` returns numbers in [0, 1)."""
-        self._first, self._longest, self._random = first_s, longest_s, random
+        self._first = first_s
+        self._longest = longest_s
+        self._random = random
         self.reset()
 
     def reset(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from env_service.adapters.casts import (
     WHOLE,
@@ -81,7 +82,9 @@ class SequentialVectorEnv(VectorEnvironment):
         interface.check(config, self.notices)
         n, a = len(environments), len(interface.agents)
         self.num_envs, self.agents = n, interface.agents
-        self._environments, self._config, self._sharing = environments, config, interface.sharing
+        self._environments = environments
+        self._config = config
+        self._sharing = interface.sharing
         longest = interface.longest(config.max_episode_steps)
         self._limit, self._hint = config.max_episode_steps, interface.hint
         self._watch = CastWatch(self.notices)
@@ -104,7 +107,9 @@ class SequentialVectorEnv(VectorEnvironment):
         self._prepare, self._convert = interface.actions.prepare, interface.actions.convert
         self._make_views(interface)
 
-        self._seeds, self._ages, self._outcome = [0] * n, [0] * n, [FIRST] * n
+        self._seeds = [0] * n
+        self._ages = [0] * n
+        self._outcome = [FIRST] * n
         self._infos: list[Any] = [None] * n
         self._masking: set[int] = set()  # agents whose infos held a mask before
         self._failed: dict[int, Fault] = {}  # in this step
@@ -272,8 +277,8 @@ class SequentialVectorEnv(VectorEnvironment):
         if self._masks is not None and not self._masks_given:
             self._masks[i, agent] = self._usual[agent]
 
+    @override
     def watch(self, at: NDArray[np.int64]) -> None:
-        """See VectorEnvironment."""
         self._at = at
 
     def _unpack(self, i: int, result: Any, returns: str) -> Any:  # noqa: ANN401

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from typing_extensions import override
 
 from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
 from shared.config import Section
@@ -52,10 +53,10 @@ class Memory(VectorEnvironment):
         self._age = np.zeros(n, np.int64)
         self._cue = np.zeros((n, a), np.int64)
 
+    @override
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """See VectorEnvironment."""
         c = self._config
         self._age = np.where(restart, 0, self._age + 1)
         last = self._age == c.delay + 1

@@ -412,7 +412,9 @@ class _Evaluator:
             heartbeat: heartbeat of `copies` environments.
             copies: number of copies of the environment.
         """
-        self._config, self._metrics, self._heartbeat = config, metrics, heartbeat
+        self._config = config
+        self._metrics = metrics
+        self._heartbeat = heartbeat
         self._faults = FaultCount(config.env_server.max_faults_per_minute, metrics.drop_episodes)
         self._name = f"{socket.gethostname()}-{role}"
         self._copies, self._limit_key = copies, _limit_key(config)

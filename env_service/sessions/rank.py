@@ -25,7 +25,9 @@ class Rank:
 
     def __init__(self, address: str, connection: Connection, reconnect: ReconnectPolicy) -> None:
         """Prepare; nothing is connected yet."""
-        self.address, self.connection, self.backoff = address, connection, reconnect.backoff()
+        self.address = address
+        self.connection = connection
+        self.backoff = reconnect.backoff()
         self.lost_at: float | None = None
         self._full_until = 0.0
 

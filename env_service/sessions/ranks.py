@@ -78,7 +78,9 @@ class LearnerChoice:
 
     def __init__(self, ranks: "Ranks", turn: int, weight: int) -> None:
         """Make a choice; `turn` is its number, by which ties of load are broken."""
-        self._ranks, self.turn, self.weight = ranks, turn, weight
+        self._ranks = ranks
+        self.turn = turn
+        self.weight = weight
         self.rank: Rank | None = None
         self.target: Rank | None = None
         self.call: Call | None = None
@@ -207,8 +209,12 @@ class Ranks:
         Raises:
             ConfigError: if the addresses or the credentials cannot be used; see Connection.
         """
-        self._config, self._server, self._metrics = config, config.env_server, metrics
-        self._roles, self._number, self._look_up = roles, number, look_up
+        self._config = config
+        self._server = config.env_server
+        self._metrics = metrics
+        self._roles = roles
+        self._number = number
+        self._look_up = look_up
         self.reconnect = ReconnectPolicy(config.env_server, metrics)
         addresses = learner_addresses(config.env_server.learner)
         names = [name_and_port(address) for address in addresses]

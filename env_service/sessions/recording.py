@@ -33,7 +33,9 @@ class EpisodeRecorder:
         self._file = file
         self._snapshots: list[Snapshot] = []
         self._recording, self._off = False, False
-        self._bytes, self._every, self._rows = 0, 1, 0
+        self._bytes = 0
+        self._every = 1
+        self._rows = 0
         self._cost_s, self._due = 0.0, 0.0
 
     def take(self, environment: VectorEnvironment, timestep: TimeStep) -> None:
@@ -41,7 +43,10 @@ class EpisodeRecorder:
         kind = timestep.step_type[0]
         if kind == StepType.FIRST:  # also of an evaluation that broke and is played again
             self._snapshots.clear()
-            self._bytes, self._every, self._rows, self._cost_s = 0, 1, 0, 0.0
+            self._bytes = 0
+            self._every = 1
+            self._rows = 0
+            self._cost_s = 0.0
             self._recording = not self._off and time.monotonic() >= self._due
         if not self._recording:
             return

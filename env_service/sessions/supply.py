@@ -49,7 +49,9 @@ class SupplySession:
             stop: event that asks the worker to end.
             heartbeat: heartbeat of the worker.
         """
-        self._source, self._worker_id, self._stop = source, worker_id, stop
+        self._source = source
+        self._worker_id = worker_id
+        self._stop = stop
         self._heartbeat, self._at = heartbeat, heartbeat.part(0, 1)
         self._codec = SampleCodec(source.spec)
         self._broken_lines = 0

@@ -21,9 +21,13 @@ class Heartbeat:
     def __init__(self, memory: Any, num_envs: int) -> None:  # noqa: ANN401 - a buffer
         """Map the fields on `memory`, of `size(num_envs)` words of 64 bits."""
         words = np.frombuffer(memory, np.uint64)
-        self._turn, self._first, self._count = words[0:1], words[1:2], words[2:3]
+        self._turn = words[0:1]
+        self._first = words[1:2]
+        self._count = words[2:3]
         self.at = words[3:5].view(np.int64)
-        self._closing, self._gave_up, self._stop = words[5:6], words[6:7], words[7:8]
+        self._closing = words[5:6]
+        self._gave_up = words[6:7]
+        self._stop = words[7:8]
         rows = words[self._HEAD :].reshape(2, num_envs)
         self._seeds, self._steps = rows[0], rows[1].view(np.int64)
 

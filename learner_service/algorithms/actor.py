@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.algorithms.mappo_policy import (
@@ -100,12 +101,12 @@ class ActorAlgorithm(Algorithm[Batch]):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         return self._precision.step(loss, optimizer, parameters, max_norm)
 
+    @override
     def make_policy(self) -> MappoPolicy:
-        """See Algorithm."""
         return MappoPolicy(self.actor, self._inputs, self.spec, self._precision)
 
     @torch.no_grad()
+    @override
     def publish(self, policy: Policy) -> None:
-        """See Algorithm."""
         assert isinstance(policy, MappoPolicy)
         publish(self.actor, policy.actor)

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.algorithms.frozen import FrozenAgents
@@ -61,7 +62,9 @@ class SnapshotPolicy(Policy):
             exploration: see the class.
         """
         self.actor, self.memory_size = snapshot(actor, precision), memory_size(actor)
-        self._inputs, self._spec, self._precision = inputs, spec, precision
+        self._inputs = inputs
+        self._spec = spec
+        self._precision = precision
         if exploration is not None:
             self.exploration = exploration.clone()
 
@@ -104,7 +107,9 @@ class ActorCritic(Algorithm[B], Generic[B]):
             ConfigError: if options do not fit the agents, the network or each other.
         """
         super().__init__(precision, device, seed)
-        self._config, self._spec, self._network = config, spec, network
+        self._config = config
+        self._spec = spec
+        self._network = network
         self._slices = config.slices(spec.num_agents)
         self._num_slices = count_slices(self._slices)
         self._frozen = FrozenAgents(config.frozen_agents, self._slices, device)
@@ -193,14 +198,14 @@ class ActorCritic(Algorithm[B], Generic[B]):
         self._learned.append((adam, network))
         return adam
 
+    @override
     def make_policy(self) -> SnapshotPolicy:
-        """See Algorithm."""
         how = self._actor_inputs, self._spec, self._precision, self._explores_by
         return self.POLICY(self._acts, *how)
 
     @torch.no_grad()
+    @override
     def publish(self, policy: Policy) -> None:
-        """See Algorithm."""
         assert isinstance(policy, SnapshotPolicy)
         publish(self._acts, policy.actor)
         if self._explores_by is not None:

@@ -120,7 +120,9 @@ class Algorithm(ABC, Generic[B]):
 
         Subclasses `keep` their networks and optimisers, and add their counters to `_counts`.
         """
-        self._precision, self._device, self._group = precision, device, precision.group
+        self._precision = precision
+        self._device = device
+        self._group = precision.group
         self.graphs = Graphs(device, group=self._group)
         self._generator = torch.Generator(device).manual_seed(self._group.own_seed(seed + 1))
         self._parts: dict[str, Stateful] = {_SCALER: precision.scaler}

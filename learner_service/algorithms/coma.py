@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from learner_service.algorithms import options
 from learner_service.algorithms.base import require_discrete
@@ -171,8 +172,8 @@ class Coma(OnPolicyAlgorithm):
         sums = torch.cat([self._critic_sums(found), self._actor_sums(found)])
         return self._scalars(sums, of_batch)
 
+    @override
     def _blocks_of_steps(self) -> dict[str, Callable[[Mapping[str, Tensor]], Outputs]]:
-        """See OnPolicyAlgorithm."""
         self._choose = self._fixed.capture("choose", self._choose_block)
         return {"critic": self._critic_block, "actor": self._actor_block}
 
@@ -216,6 +217,7 @@ class Coma(OnPolicyAlgorithm):
         pi = policy_probabilities(logits, mask, self._epsilon)
         return {"action": sample(pi, self._generator).to(torch.int32)}
 
+    @override
     def _values_of_rows(
         self,
         inputs: tuple[Inputs, Inputs],
@@ -223,7 +225,6 @@ class Coma(OnPolicyAlgorithm):
         action: Tensor,
         obs: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
-        """See OnPolicyAlgorithm."""
         found = {"value": taken(self._forward(self.target, inputs[1], states[1]), action)}
         if self._config.clip_ratio:  # log pi_old(u | o)
             logits = self._forward(self.actor, inputs[0], states[0])
@@ -231,10 +232,10 @@ class Coma(OnPolicyAlgorithm):
             found["log_prob"] = taken(bounded_log(pi), action)
         return found
 
+    @override
     def _learnable(
         self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """See OnPolicyAlgorithm."""
         t = transitions(batch)
         weight = counted_actions(batch, t, self._spec.num_agents)
         columns = {"target": self._returns(t, values["value"][1:])}
@@ -242,8 +243,8 @@ class Coma(OnPolicyAlgorithm):
             columns["log_prob"] = uncounted_never_taken(values["log_prob"][:-1], weight)
         return columns, weight, self._of_targets(columns["target"], weight, t.valid.sum())
 
+    @override
     def _derived(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See OnPolicyAlgorithm."""
         mask = columns.pop("mask", None)
         if mask is None:
             return columns

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from learner_service.algorithms.actor_critic import SnapshotPolicy
 from learner_service.algorithms.exploration import policy_probabilities
@@ -17,13 +18,13 @@ class ComaPolicy(SnapshotPolicy):
     """The actor and its epsilon, frozen."""
 
     @torch.inference_mode()
+    @override
     def act(
         self,
         observation: Mapping[str, Tensor],
         generator: torch.Generator | None,
         memory: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """See Policy."""
         inputs = self._inputs(observation)
         with self._precision.autocast():
             hidden = None if memory is None else RecurrentState(memory)

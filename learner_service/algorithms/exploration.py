@@ -78,7 +78,9 @@ class Exploration(nn.Module):
     def __init__(self, start: float, end: float, over: int, num_actions: int) -> None:
         """Anneal epsilon linearly from `start` to `end` over `over` environment steps."""
         super().__init__()
-        self._start, self._end, self._over = start, end, over
+        self._start = start
+        self._end = end
+        self._over = over
         self.register_buffer("env_steps", torch.zeros(()))  # at most as many as matter
         self.register_buffer("epsilon", torch.tensor(start))
         for name, value in (("keep", 1 - start), ("floor", start / num_actions + LEAST)):

@@ -68,7 +68,9 @@ class FixedShapes:
         self._buffers: dict[str, Tensor] = {}
         self._layout: Layout = ()
         self._layout_of_last: Layout = ()
-        self._steps = self._envs = self._rows = 0  # there is room for
+        self._steps = 0
+        self._envs = 0
+        self._rows = 0  # there is room for
         self._now = (0, 0)  # rows of the unrolls, and environments, of the batch
         self._numbers = (0, 0, 0, 0)  # what the buffer holds
         self._loaded: object = None  # which block is in the buffers

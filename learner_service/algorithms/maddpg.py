@@ -131,7 +131,8 @@ class Actions:
         if isinstance(spec.action, Discrete):
             self.size = spec.action.num_actions
             return
-        self.size, (self._low, self._high) = spec.action.size, require_bounds("maddpg", spec)
+        self.size = spec.action.size
+        (self._low, self._high) = require_bounds("maddpg", spec)
         self._middle = (self._low + self._high) / 2
         self._half = (self._high - self._low) / 2
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from learner_service.algorithms import options
 from learner_service.algorithms.imitation import LOGGED, advice, expert_column, mean_of_told
@@ -137,8 +138,8 @@ class Mappo(OnPolicyAlgorithm):
         together = {name: torch.cat([of[name] for of in every]) for name in every[0]}
         return self._scalars(self._sums(together), of_batch)
 
+    @override
     def _blocks_of_steps(self) -> dict[str, Callable[[Mapping[str, Tensor]], Outputs]]:
-        """See OnPolicyAlgorithm."""
         return {"step": self._block_of_steps}
 
     def _block_of_steps(self, given: Mapping[str, Tensor]) -> Outputs:
@@ -155,8 +156,8 @@ class Mappo(OnPolicyAlgorithm):
             scalars[CLIPPED + "return"] = self.value_norm.clipped
         return scalars
 
+    @override
     def outliers(self) -> dict[str, str]:
-        """See Algorithm."""
         norm = self.value_norm
         if not self._config.normalize_values:
             return {}
@@ -243,6 +244,7 @@ class Mappo(OnPolicyAlgorithm):
         columns = {name: x.view(shape) for name, x in columns.items()}
         return columns, torch.stack([target_mean, std, explained]).mean(1)
 
+    @override
     def _values_of_rows(
         self,
         inputs: tuple[Inputs, Inputs],
@@ -250,7 +252,6 @@ class Mappo(OnPolicyAlgorithm):
         action: Tensor,
         obs: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
-        """See OnPolicyAlgorithm."""
         # 1. Values V of all rows, and V-trace: log pi(u | o).
         if self.critic is None:
             out = value = self._forward(self.actor.network, inputs[0], states[0])
@@ -264,10 +265,10 @@ class Mappo(OnPolicyAlgorithm):
             found["log_prob"] = pi.log_prob(action)
         return found
 
+    @override
     def _learnable(
         self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """See OnPolicyAlgorithm."""
         t, value, log_prob = transitions(batch), values["value"], values.get("log_prob")
         weight = counted_actions(batch, t, self._spec.num_agents)
         if self._config.normalize_values:

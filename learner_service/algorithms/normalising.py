@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.algorithms.options import SharingConfig
@@ -134,13 +135,13 @@ class NormalisingPolicy(WrappingPolicy):
         self.observation_norm = copy.deepcopy(norm)
 
     @torch.inference_mode()
+    @override
     def act(
         self,
         observation: Mapping[str, Tensor],
         generator: torch.Generator | None,
         memory: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """See Policy."""
         return self.inner.act(self.observation_norm.normalised(observation), generator, memory)
 
 
@@ -177,8 +178,8 @@ class Normalising(Wrapping[B], Generic[B]):
         if rewards is not None:
             inner.keep(reward_norm=rewards)
 
+    @override
     def update(self, batch: B) -> dict[str, Tensor]:
-        """See Algorithm."""
         assert isinstance(batch, Batch | ReplayBatch)
         arrays: dict[str, Tensor] = batch.arrays
         changes: dict[str, Any] = {"arrays": arrays}
@@ -218,8 +219,8 @@ class Normalising(Wrapping[B], Generic[B]):
             scalars[CLIPPED + "reward"] = self.rewards.clipped
         return scalars
 
+    @override
     def outliers(self) -> dict[str, str]:
-        """See Algorithm."""
         found = self.inner.outliers()
         if self.observations is not None:
             found |= self.observations.outliers()
@@ -247,14 +248,14 @@ class Normalising(Wrapping[B], Generic[B]):
         taken = (kinds[:-1] < _LAST) & (kinds[1:] != _ABORTED)
         return reward[1:], counted[:-1] * taken.unsqueeze(-1)
 
+    @override
     def make_policy(self) -> Policy:
-        """See Algorithm."""
         policy = self.inner.make_policy()
         return policy if self.observations is None else NormalisingPolicy(policy, self.observations)
 
     @torch.no_grad()
+    @override
     def publish(self, policy: Policy) -> None:
-        """See Algorithm."""
         if self.observations is None:
             self.inner.publish(policy)
             return

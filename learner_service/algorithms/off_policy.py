@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from learner_service.algorithms.actor_critic import ActorCritic
 from learner_service.algorithms.base import NEXT as NEXT
@@ -112,12 +113,12 @@ class OffPolicyConfig(SharingConfig, AlgorithmConfig):
     gamma: Gamma = 0.99
     max_grad_norm: GradNorm = 10.0
 
+    @override
     def open_batch_size(self) -> str:
-        """See AlgorithmConfig."""
         return "" if self.replay.batch_size else "replay.batch_size"
 
+    @override
     def with_batch_size(self, size: int) -> Self:
-        """See AlgorithmConfig."""
         replay = self.replay.model_copy(update={"batch_size": size})
         return self.model_copy(update={"replay": replay})
 
@@ -132,8 +133,8 @@ class OffPolicyConfig(SharingConfig, AlgorithmConfig):
             divided[name] = -(-getattr(replay, name) // size)
         return self.model_copy(update={"replay": replay.model_copy(update=divided)})
 
+    @override
     def learned_at_once(self, num_agents: int) -> int:
-        """See AlgorithmConfig."""
         return self.replay.batch_size * num_agents
 
     def batch_size_advice(self) -> str:
@@ -158,6 +159,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     _learn: Callable[..., Outputs]  # the update of the networks, on the device; see Captured
     _team = False  # see ReplayStorage
 
+    @override
     def __init__(
         self,
         config: OffPolicyConfig,
@@ -167,7 +169,6 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         device: torch.device,
         seed: int,
     ) -> None:
-        """See ActorCritic."""
         super().__init__(config, spec, network, precision, device, seed)
         # MASAC's option from before learner.cuda_graph.
         self.graphs.enabled &= getattr(config, "cuda_graph", True)

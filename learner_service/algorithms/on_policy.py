@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from learner_service.algorithms.actor_critic import ActorCritic
 from learner_service.algorithms.augmented import passes
@@ -58,6 +59,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
     _columns: tuple[str, ...]  # of numbers that `_learnable` returns
     _steps_in_graphs: tuple[Captured, ...]  # of a pass, each over all of its minibatches
 
+    @override
     def __init__(
         self,
         config: OnPolicyCriticConfig,
@@ -67,7 +69,6 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         device: torch.device,
         seed: int,
     ) -> None:
-        """See ActorCritic."""
         self._imitates = spec.observation(EXPERT_ACTION) is not None
         self._static = device.type != "cpu"  # no shape depends on what rows hold
         self._sharing = sharing_agents(config.slices(spec.num_agents), device)
@@ -127,8 +128,8 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
     def _learn(self, batch: Batch, number: int) -> Tensor:
         """See the class."""
 
+    @override
     def graph_bytes(self, rows: int) -> float:
-        """See Algorithm."""
         return self._fixed.expected_bytes(rows)
 
     def _learn_in_graphs(self, batch: Batch, number: int) -> Tensor:

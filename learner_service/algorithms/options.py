@@ -4,6 +4,7 @@ import math
 from typing import Annotated, Any, Self
 
 from pydantic import Field
+from typing_extensions import override
 
 from learner_service.networks.building import RESERVED
 from learner_service.networks.layers import LayersConfig
@@ -240,20 +241,20 @@ class OnPolicyConfig(AlgorithmConfig):
         "chosen, in the async pipeline so that all environments the learner can use act at once",
     )
 
+    @override
     def open_batch_size(self) -> str:
-        """See AlgorithmConfig."""
         return "" if self.batch_size else "batch_size"
 
+    @override
     def with_batch_size(self, size: int) -> Self:
-        """See AlgorithmConfig."""
         return self.model_copy(update={"batch_size": size})
 
+    @override
     def learned_at_once(self, num_agents: int) -> int:
-        """See AlgorithmConfig."""
         return self.batch_size
 
+    @override
     def for_trial(self) -> Self:
-        """See AlgorithmConfig."""
         return self.model_copy(update={"data_passes": 1})
 
     def for_rank(self, size: int) -> Self:
@@ -302,8 +303,8 @@ class OnPolicyConfig(AlgorithmConfig):
             return "set algorithm.unrolls_per_update=0, which chooses"
         return "raise algorithm.batch_number"
 
+    @override
     def with_flight(self, unroll_steps: int, unrolls_per_update: int) -> Self:
-        """See AlgorithmConfig."""
         return self.model_copy(
             update={"unroll_steps": unroll_steps, "unrolls_per_update": unrolls_per_update}
         )
@@ -324,8 +325,8 @@ class OnPolicyConfig(AlgorithmConfig):
             changes.append((what, {"data_passes": half}))
         return changes
 
+    @override
     def larger_updates(self, factor: float) -> Change | None:
-        """See AlgorithmConfig."""
         if self.unrolls_per_update:
             return "updates that take in all environments", {"unrolls_per_update": 0}
         larger = math.ceil(self.batch_number * factor)

@@ -5,6 +5,7 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.algorithms.wrapping import Wrapping, WrappingPolicy
@@ -48,11 +49,11 @@ class Stacking(Wrapping[B], Generic[B]):
         super().__init__(inner)
         self.memory_size = inner.memory_size + frames.memory_size
 
+    @override
     def make_policy(self) -> StackingPolicy:
-        """See Algorithm."""
         return StackingPolicy(self.inner.make_policy(), self._stacked)
 
+    @override
     def publish(self, policy: Policy) -> None:
-        """See Algorithm."""
         assert isinstance(policy, StackingPolicy)
         self.inner.publish(policy.inner)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from pydantic import Field
 from torch import nn
+from typing_extensions import override
 
 from learner_service.algorithms.averaging import averaged, decay_after
 from learner_service.algorithms.base import Policy
@@ -124,7 +125,9 @@ class SupervisedNetwork(Supervised):
             ConfigError: if the network or an option does not fit the samples.
         """
         super().__init__(precision, device, seed)
-        self._config, self._spec, self._network = config, spec, network
+        self._config = config
+        self._spec = spec
+        self._network = network
         self.rows_per_update = config.batch_size
         at_once = config.batch_size * self._group.size
         self._per_epoch = max(1, -(-spec.size("train") // at_once))
@@ -177,17 +180,17 @@ class SupervisedNetwork(Supervised):
         stale = self._counts["evaluations_since_best"]
         self.finished = 0 < self._config.patience <= stale
 
+    @override
     def make_policy(self) -> NetworkPolicy:
-        """See Algorithm."""
         return self.POLICY(self.average, self._precision)
 
     @torch.no_grad()
+    @override
     def publish(self, policy: Policy) -> None:
-        """See Algorithm."""
         assert isinstance(policy, NetworkPolicy)
         publish(self.average, policy.network)
 
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Algorithm."""
         super().load_state_dict(state)
         self._note_patience()

@@ -5,6 +5,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from learner_service.algorithms.base import Algorithm, Policy, Stateful
 from learner_service.storage.feed import Taken
@@ -35,47 +36,47 @@ class Wrapping(Algorithm[B], Generic[B]):
         self.memory_size, self.frames = inner.memory_size, inner.frames
 
     @property
+    @override
     def parts(self) -> Mapping[str, Stateful]:
-        """See Algorithm."""
         return self.inner.parts
 
     @property
+    @override
     def counts(self) -> dict[str, float]:
-        """See Algorithm."""
         return self.inner.counts
 
+    @override
     def keep(self, **parts: Stateful) -> None:
-        """See Algorithm."""
         self.inner.keep(**parts)
 
+    @override
     def precision_scalars(self) -> dict[str, torch.Tensor]:
-        """See Algorithm."""
         return self.inner.precision_scalars()
 
+    @override
     def outliers(self) -> dict[str, str]:
-        """See Algorithm."""
         return self.inner.outliers()
 
+    @override
     def graph_bytes(self, rows: int) -> float:
-        """See Algorithm."""
         return self.inner.graph_bytes(rows)
 
+    @override
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> Storage[Any]:
-        """See Algorithm."""
         return self.inner.make_storage(spec, max_policy_lag)
 
+    @override
     def update(self, batch: B) -> dict[str, torch.Tensor]:
-        """See Algorithm."""
         return self.inner.update(batch)
 
+    @override
     def compile(self, backend: str = "inductor") -> None:
-        """See Algorithm."""
         self.inner.compile(backend)
 
     def state_dict(self) -> dict[str, Any]:
         """See Algorithm: that of the algorithm inside."""
         return self.inner.state_dict()
 
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Algorithm."""
         self.inner.load_state_dict(state)

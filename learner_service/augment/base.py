@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 Batch = dict[str, Tensor]
 
@@ -51,17 +52,17 @@ class Chain(Augment):
         self._parts = tuple(parts)
 
     @property
+    @override
     def phase(self) -> str:
-        """See Augment."""
         return "".join(part.phase for part in self._parts)
 
+    @override
     def advance(self, epoch: int, update: int) -> None:
-        """See Augment."""
         for part in self._parts:
             part.advance(epoch, update)
 
+    @override
     def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:
-        """See Augment."""
         found = dict(batch)
         for part in self._parts:
             found = part(found, generator)
@@ -80,18 +81,21 @@ class Progressive(Augment):
             at: the number of an epoch or update.
             per: "epoch" or "update".
         """
-        self._first, self._then, self._at, self._per = first, then, at, per
+        self._first = first
+        self._then = then
+        self._at = at
+        self._per = per
         self._later = at == 0
 
     @property
+    @override
     def phase(self) -> str:
-        """See Augment."""
         return "then" if self._later else "first"
 
+    @override
     def advance(self, epoch: int, update: int) -> None:
-        """See Augment."""
         self._later = (epoch if self._per == "epoch" else update) >= self._at
 
+    @override
     def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:
-        """See Augment."""
         return (self._then if self._later else self._first)(batch, generator)

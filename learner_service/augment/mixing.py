@@ -45,7 +45,9 @@ class Mixing(Augment):
             cutmix: probability for each sample; with mixup at most 1.
             cutmix_beta: both parameters of the Beta distribution of the areas that stay.
         """
-        self._device, self._blends, self._cuts = device, mixup > 0, cutmix > 0
+        self._device = device
+        self._blends = mixup > 0
+        self._cuts = cutmix > 0
         # A uniform number in [0, mixup) blends, in [mixup, mixup + cutmix) cuts.
         self._from = torch.tensor([[0.0], [mixup]]).to(device)
         self._to = torch.tensor([[mixup], [mixup + cutmix]]).to(device)

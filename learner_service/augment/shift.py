@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from learner_service.augment import photometry
 from learner_service.augment.base import Augment, Batch
@@ -28,11 +29,13 @@ class RandomShift(Augment):
             pad: the largest shift, pixels.
             device: of all batches.
         """
-        self._names, self._pad, self._device = tuple(names), pad, device
+        self._names = tuple(names)
+        self._pad = pad
+        self._device = device
         self._edges: dict[int, Tensor] = {}
 
+    @override
     def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:
-        """See Augment."""
         found = dict(batch)
         for name in self._names:
             if name not in batch:

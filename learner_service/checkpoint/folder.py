@@ -42,7 +42,9 @@ class CheckpointFolder:
 
     def __init__(self, run_dir: Path, keep: int, group: Group = ALONE) -> None:
         """Keep the latest `keep` checkpoints beside the best; see checkpoint.parts for groups."""
-        self.path, self._keep, self._group = run_dir / "checkpoints", keep, group
+        self.path = run_dir / "checkpoints"
+        self._keep = keep
+        self._group = group
         self._prefix = prefix(group.rank)
         self._chunks: dict[str, str] = {}  # number -> file of the storage's chunks as last saved
         self._pending: dict[int, Callable[[], dict[str, Any]]] = {}  # chunks to be written

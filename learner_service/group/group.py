@@ -45,7 +45,9 @@ class Group:
         device: torch.device = _CPU,
     ) -> None:
         """Use `ALONE`, `from_environment` or `join`."""
-        self.rank, self.size, self._device = rank, size, device
+        self.rank = rank
+        self.size = size
+        self._device = device
         self.calls = self.bytes = 0
         self.waited_s = 0.0
         self.store = store

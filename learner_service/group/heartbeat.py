@@ -31,7 +31,9 @@ class Heartbeat:
             size: number of ranks.
             silent_s: longest silence of another rank.
         """
-        self._store, self._rank, self._next = store, rank, (rank + 1) % size
+        self._store = store
+        self._rank = rank
+        self._next = (rank + 1) % size
         self._size, self._silent_s = size, silent_s
         self._seen = 0  # the next rank's count, of which each change is a sign of life
         self._ended = threading.Event()

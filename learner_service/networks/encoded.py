@@ -43,7 +43,9 @@ class Encoded(nn.Module):
 
     def __init__(self, encoder: Encoder, head: "MLP", trains: bool) -> None:
         super().__init__()
-        self.encoder, self.head, self.trains = encoder, head, trains
+        self.encoder = encoder
+        self.head = head
+        self.trains = trains
 
     def forward(self, image: Tensor, vector: Tensor | None) -> Tensor:
         """[B, A, C, H, W] and [B, A, F] -> [B, A, outputs]."""

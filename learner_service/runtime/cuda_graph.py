@@ -83,7 +83,9 @@ class Graphs:
             priority: of the stream that kernels are captured on, which they keep when replayed.
             group: of the ranks that functions may exchange something with.
         """
-        self._device, self._priority, self.group = device, priority, group
+        self._device = device
+        self._priority = priority
+        self.group = group
         self.enabled = enabled and device.type == "cuda"
         self.replays: Counter[str] = Counter()
         self.eager_calls: Counter[str] = Counter()
@@ -265,9 +267,13 @@ class Captured:
                 changed.
         """
         assert warm_up_calls >= 1
-        self._name, self._function, self._graphs = name, function, graphs
+        self._name = name
+        self._function = function
+        self._graphs = graphs
         self._generators, self._warm_up_calls = tuple(generators), warm_up_calls
-        self._max_graphs, self._in_place, self._recover = max_graphs, in_place, recover
+        self._max_graphs = max_graphs
+        self._in_place = in_place
+        self._recover = recover
         self._failures = self._eager_for = 0  # failed captures; eager calls until the next
         self._exchanges = False  # with other ranks, as its first call shows
         self._signatures: OrderedDict[Hashable, _Signature] = OrderedDict()

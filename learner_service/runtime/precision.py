@@ -67,7 +67,9 @@ class Precision:
             grad_scaler: fp16: how the loss's scale is found, "conservative" or "aggressive".
             group: of the ranks that learn together.
         """
-        self.name, self.dtype, self._device = name, _DTYPES[name], device
+        self.name = name
+        self.dtype = _DTYPES[name]
+        self._device = device
         self.group = group
         scale, interval = _PRESETS[grad_scaler]
         self.scaler = _Scaler(

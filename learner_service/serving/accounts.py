@@ -30,7 +30,9 @@ class Accounts:
     ) -> None:
         """Nothing has been served yet."""
         self._num_agents, self._learns_once = spec.num_agents, storage.learns_once
-        self._batcher, self._progress, self._metrics = batcher, progress, metrics
+        self._batcher = batcher
+        self._progress = progress
+        self._metrics = metrics
         self._batch_ended = time.monotonic()
         self._usual_s = 0.0  # of an act
 

@@ -104,9 +104,15 @@ class InferenceLoop:
             graphs: CUDA graphs of acting.
             most_rows: of a batch.
         """
-        self._spec, self._batcher, self._storage = spec, batcher, storage
-        self._snapshots, self._generator, self._scheduler = snapshots, generator, scheduler
-        self._progress, self._metrics, self._learn_ready = progress, metrics, learn_ready
+        self._spec = spec
+        self._batcher = batcher
+        self._storage = storage
+        self._snapshots = snapshots
+        self._generator = generator
+        self._scheduler = scheduler
+        self._progress = progress
+        self._metrics = metrics
+        self._learn_ready = learn_ready
         self._clock, self._league = clock, league
         self._evaluation_generator = evaluation_generator
         self._accounts = Accounts(spec, batcher, storage, progress, metrics)

@@ -70,7 +70,9 @@ class _Trial:
 
     def __init__(self, limits: Limits, needed: float) -> None:
         self.limits, self._needed = limits, needed
-        self._envs, self._seconds, self._windows = [0, 0], [0.0, 0.0], 0
+        self._envs = [0, 0]
+        self._seconds = [0.0, 0.0]
+        self._windows = 0
 
     @property
     def trying(self) -> bool:
@@ -120,8 +122,12 @@ class LatencyTuner:
     def _begin(self) -> None:
         """Begin a window."""
         self._latencies: list[float] = []
-        self._late = self._batches = self._envs = 0
-        self._acting_s = self._seconds = self._waited = 0.0
+        self._late = 0
+        self._batches = 0
+        self._envs = 0
+        self._acting_s = 0.0
+        self._seconds = 0.0
+        self._waited = 0.0
 
     def observe(
         self, latencies: Sequence[float], envs: int, acting_s: float, seconds: float
@@ -176,7 +182,9 @@ class LatencyTuner:
     def _end_trial(self, *, passed: bool) -> None:
         assert self._trial is not None
         if passed:
-            self.kept, self._pause, self._failed = self._trial.limits, _PAUSES[0], 0
+            self.kept = self._trial.limits
+            self._pause = _PAUSES[0]
+            self._failed = 0
         else:
             self._pause, self._failed = min(2 * self._pause, _PAUSES[1]), self._failed + 1
         self._trial, self._left = None, self._pause

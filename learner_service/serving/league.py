@@ -162,7 +162,9 @@ class League:
             device: where opponents act.
             group: the learners of the run, which play the same opponents.
         """
-        self._config, self._seed, self._device = config, run_seed, device
+        self._config = config
+        self._seed = run_seed
+        self._device = device
         # A rank plays its share of the episodes; the ranks' mean then remembers as one learner.
         self._group, self._memory = group, max(1.0, _MEMORY / group.size)
         self._judging = threading.Lock()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from learner_service.algorithms.base import Policy
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
@@ -96,7 +97,9 @@ class _Buffer:
         self.data = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         records = Packet(self.data, record, num_rows).records
         self.views = {name: field.of(records).numpy() for name, field in record.fields.items()}
-        self.num_rows, self.copied, self.busy = num_rows, copied, False
+        self.num_rows = num_rows
+        self.copied = copied
+        self.busy = False
 
 
 class PackedStaging(Staging):
@@ -111,8 +114,12 @@ class PackedStaging(Staging):
         *,
         fills_up: bool,
     ) -> None:
-        self._storage, self._record, self._copied = storage, record, copied
-        self._device, self._graphs, self._fills_up = storage.device, graphs, fills_up
+        self._storage = storage
+        self._record = record
+        self._copied = copied
+        self._device = storage.device
+        self._graphs = graphs
+        self._fills_up = fills_up
         self._buffers: list[_Buffer] = []
         self._packet: Packet | None = None
         self._acting, self._on_graph = 0, False  # rows of it; whether a graph acts on it
@@ -123,8 +130,8 @@ class PackedStaging(Staging):
         self._before: dict[int, Tensor] = {}  # by size: what was remembered, which graphs read
         self._back, self._others_back = (Readback(storage.device, sleeps=False) for _ in range(2))
 
+    @override
     def load(self, acting: Sequence[RowTarget], others: Sequence[RowTarget] = ()) -> None:
-        """See Staging."""
         if others:
             self._write(self._send(others))
         self._acting = sum(p.num_envs for p in acting)
@@ -132,15 +139,15 @@ class PackedStaging(Staging):
         self._on_graph = fills_up and self._acting <= self._most
         self._packet = self._send(acting, fills_up=fills_up) if acting else None
 
+    @override
     def store(self) -> None:
-        """See Staging."""
         if self._packet is not None:
             self._write(self._packet)
 
+    @override
     def act(
         self, policy: Policy, generator: torch.Generator, memory: SlotMemory | None
     ) -> Tensor | None:
-        """See Staging."""
         packet = self._packet
         assert packet is not None
         before = None if memory is None else self._remembered(packet, memory)
@@ -246,8 +253,8 @@ class PackedStaging(Staging):
         with self._graphs.eager("act", size):
             return self._act(given, policy=policy)
 
+    @override
     def actions(self) -> Array:
-        """See Staging."""
         return self._arrived(self._back)
 
     def _act(self, given: Mapping[str, Tensor], *, policy: Policy) -> dict[str, Tensor]:
@@ -263,8 +270,8 @@ class PackedStaging(Staging):
         records = self._record.filled(packet.records, acted)
         return {"action": acted["action"], "records": records, **remembered}
 
+    @override
     def observation(self) -> dict[str, Tensor]:
-        """See Staging."""
         assert self._packet is not None
         return self._observation(self._packet)
 
@@ -275,17 +282,17 @@ class PackedStaging(Staging):
             if name.startswith(OBSERVATION)
         }
 
+    @override
     def step_type(self) -> Tensor:
-        """See Staging."""
         assert self._packet is not None
         return self._record.fields["step_type"].of(self._packet.records)
 
+    @override
     def gather(self, parts: Sequence[TimeStep]) -> dict[str, Tensor]:
-        """See Staging."""
         return self._observation(self._send([RowTarget(part) for part in parts]))
 
+    @override
     def to_host(self, action: Tensor) -> Array:
-        """See Staging."""
         self._return(self._others_back, action)
         return self._arrived(self._others_back)
 

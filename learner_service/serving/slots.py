@@ -43,7 +43,9 @@ class SlotTable:
             rank: of several learners: its slots are no other's, so no two play one seed.
         """
         self._offset = rank * SLOTS
-        self._exact, self._progress, self._max_remembered = exact, progress, max_remembered
+        self._exact = exact
+        self._progress = progress
+        self._max_remembered = max_remembered
         self._first_episode = 0  # of a slot that is not in the table
         self._lock = threading.Lock()
         self._sessions: list[Session] = []

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from learner_service.algorithms.base import Policy
 from learner_service.serving.slot_memory import SlotMemory
@@ -132,8 +133,8 @@ class HostStaging(Staging):
         self._actions: Array | None = None
         self._gathered: dict[str, tuple[Array, Tensor]] = {}
 
+    @override
     def load(self, acting: Sequence[RowTarget], others: Sequence[RowTarget] = ()) -> None:
-        """See Staging."""
         for timestep, unroll, row, _ in (*acting, *others):
             if unroll is not None:
                 write_rows(unroll.host, row, timestep)
@@ -151,10 +152,10 @@ class HostStaging(Staging):
     ) -> None:
         """See Staging: there is nothing to do."""
 
+    @override
     def act(
         self, policy: Policy, generator: torch.Generator, memory: SlotMemory | None
     ) -> Tensor | None:
-        """See Staging."""
         before = None
         if memory is not None:
             slots = np.concatenate([np.arange(p.num_envs) + p.first_slot for p in self._acting])
@@ -167,8 +168,8 @@ class HostStaging(Staging):
         self._actions = acted["action"].numpy()
         return before
 
+    @override
     def actions(self) -> Array:
-        """See Staging."""
         assert self._actions is not None
         return self._actions
 
@@ -192,19 +193,19 @@ class HostStaging(Staging):
             for name in acting[0].timestep.observation
         }
 
+    @override
     def step_type(self) -> Tensor:
-        """See Staging."""
         return self._gather("", [p.timestep.step_type for p in self._acting])
 
+    @override
     def gather(self, parts: Sequence[TimeStep]) -> dict[str, Tensor]:
-        """See Staging."""
         return {
             name: self._gather(f"other {name}", [part.observation[name] for part in parts])
             for name in parts[0].observation
         }
 
+    @override
     def to_host(self, action: Tensor) -> Array:
-        """See Staging."""
         array: Array = action.numpy()
         return array
 

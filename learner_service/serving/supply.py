@@ -76,7 +76,9 @@ class SupplyDesk:
 
     def __init__(self, host: SupplyHost, config: ExperimentConfig, metrics: LearnerMetrics) -> None:
         """Work for a run."""
-        self._host, self._window, self._metrics = host, config.supply.window, metrics
+        self._host = host
+        self._window = config.supply.window
+        self._metrics = metrics
         self.notices = metrics.notices
         self._timeout_s = config.learner.session_timeout_s or None
         self._received = metrics.counter("samples_received")
@@ -220,7 +222,9 @@ class _Session:
         size: int,
         window: int,
     ) -> None:
-        self._desk, self._store, self._spec = desk, store, spec
+        self._desk = desk
+        self._store = store
+        self._spec = spec
         self._context, self._stream = context, stream
         self._size, self._window = size, window
         self._codec = SampleCodec(spec)

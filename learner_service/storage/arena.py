@@ -116,11 +116,16 @@ class Arena:
             device: where the memory is.
             records: a row is one record; these of it a policy gives. None: it is not.
         """
-        self._layout, self._firsts, self._device = layout, firsts, device
+        self._layout = layout
+        self._firsts = firsts
+        self._device = device
         self.record = None if records is None else Record(layout, records)
         self.arrays: dict[str, Tensor] = {}
         self.records = torch.empty(0)
-        self.columns, self._rows, self._taken, self.grown = 0, 0, 1, 0
+        self.columns = 0
+        self._rows = 0
+        self._taken = 1
+        self.grown = 0
 
     def allocate(self, num_envs: int, rows: int, at_least: int) -> int:
         """Set a block of columns aside; returns the first one.

@@ -86,7 +86,9 @@ class Epochs:
         """
         self._rank, self._ranks = rank, size
         self._own = [np.arange(count) % size == rank for count in sizes]
-        self._sizes, self._seed, self._batch_size = sizes, seed, batch_size
+        self._sizes = sizes
+        self._seed = seed
+        self._batch_size = batch_size
         self._cached, self._ordered = places == 0, ordered
         self._free = list(range(places - 1, -1, -1))
         self._place: dict[tuple[int, int], int] = {}  # streaming: (epoch, index) -> place

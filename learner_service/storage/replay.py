@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from learner_service.group.group import ALONE, Group
 from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
@@ -98,7 +99,9 @@ class ReplayStorage(Storage[ReplayBatch]):
             SpecError: if it has it for the ring, but not for a batch beside it.
         """
         super().__init__(spec, config.unroll_steps, device, extras, memory_size, frames)
-        self._config, self._section, self._group = config, section, group
+        self._config = config
+        self._section = section
+        self._group = group
         self._ahead = max_unrolls_ahead
         self._mortal = not team and any(o.name == AGENT_MASK for o in spec.observations)
         self._returns = ReplayReturns(gamma, config.n_step, self.length, mortal=self._mortal)
@@ -110,7 +113,9 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._age = torch.zeros(self._columns, dtype=torch.long, device=device)
         self._max_priority = torch.ones((), device=device)
         self._generator = torch.Generator(device).manual_seed(seed)
-        self._cursor = self._filled = self._updates = 0  # columns, columns, updates taken
+        self._cursor = 0
+        self._filled = 0
+        self._updates = 0  # columns, columns, updates taken
         self._peak_open = 0  # environments with an open unroll, at most
         self._has_transitions = False  # whether there was ever a row to draw
         self._first_burst = self._rate()[0], 0  # rows put and updates taken where it is due
@@ -142,10 +147,10 @@ class ReplayStorage(Storage[ReplayBatch]):
         """Rows there is room for."""
         return self._columns * self.length
 
+    @override
     def begin(
         self, num_envs: int, first_slot: int, sequence: int, filled: Sequence[Unroll] = ()
     ) -> Unroll:
-        """See Storage."""
         unroll = super().begin(num_envs, first_slot, sequence, filled)
         open_envs = self._open_envs - sum(u.num_envs for u in filled)
         self._peak_open = max(self._peak_open, open_envs)
@@ -217,8 +222,8 @@ class ReplayStorage(Storage[ReplayBatch]):
         return ((step_type[:, :-1] < _LAST) & (step_type[:, 1:] != _ABORTED)).flatten()
 
     @property
+    @override
     def ready(self) -> bool:
-        """See Storage."""
         return self._due() > 0
 
     @property
@@ -388,8 +393,8 @@ class ReplayStorage(Storage[ReplayBatch]):
             arrays, next_arrays, reward, discount, weight, index, age, largest_weight=largest
         )
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """See Storage."""
         with self._changed, self.turns.take():
             state = {
                 "columns": self._columns,
@@ -490,8 +495,8 @@ class ReplayStorage(Storage[ReplayBatch]):
             copies = {name: array[columns].clone() for name, array in self._arrays.items()}
         return to_host(copies)
 
+    @override
     def load_chunk(self, number: int, arrays: Mapping[str, Tensor]) -> None:
-        """See Storage."""
         start = number * self._chunk_columns
         stop = start + len(arrays["step_type"])
         for name, array in arrays.items():

@@ -24,7 +24,9 @@ class ReplayReturns:
             length: L, transitions of one column.
             mortal: whether an agent's rewards end with its life.
         """
-        self._gamma, self._n_step, self._length = gamma, n_step, length
+        self._gamma = gamma
+        self._n_step = n_step
+        self._length = length
         self._mortal = mortal
 
     def __call__(

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from learner_service.group.group import ALONE, Group
 from learner_service.runtime.readback import to_host
@@ -74,7 +75,9 @@ class RolloutStorage(Storage[Batch]):
         self._speed: Speed | None = None
         self._rows_wanted = math.ceil(rows_per_update / spec.num_agents)  # joint transitions
         self._max_lag = max_policy_lag
-        self._expected = self._connected = self._largest_session = 0
+        self._expected = 0
+        self._connected = 0
+        self._largest_session = 0
         self._resize()
         self._open: list[Unroll] = []
         self._ready: deque[Unroll] = deque()
@@ -125,8 +128,8 @@ class RolloutStorage(Storage[Batch]):
         )
 
     @property
+    @override
     def _expected_envs(self) -> int:
-        """See Storage."""
         return self._expected
 
     def _resize(self) -> None:
@@ -158,8 +161,8 @@ class RolloutStorage(Storage[Batch]):
         return self._unrolls_per_update if self._given.unrolls_per_update else 0
 
     @property
+    @override
     def chosen(self) -> dict[str, int]:
-        """See Storage."""
         return {
             "environments": self._connected,
             "unroll_steps": self.length,
@@ -181,10 +184,10 @@ class RolloutStorage(Storage[Batch]):
             before = ahead // self._unrolls_per_update + int(self.learning)
         return before <= self._max_lag
 
+    @override
     def begin(
         self, num_envs: int, first_slot: int, sequence: int, filled: Sequence[Unroll] = ()
     ) -> Unroll:
-        """See Storage."""
         unroll = super().begin(num_envs, first_slot, sequence, filled)
         with self._changed:
             self._open.append(unroll)
@@ -199,8 +202,8 @@ class RolloutStorage(Storage[Batch]):
             self._open_envs -= unroll.num_envs
             self._line_up(unroll)
 
+    @override
     def release(self, unroll: Unroll) -> None:
-        """See Storage."""
         with self._changed:
             self._open.remove(unroll)
             super().release(unroll)

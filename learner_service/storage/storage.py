@@ -83,7 +83,9 @@ class Unroll:
     """
 
     def __init__(self, arena: Arena, first_column: int, length: int, num_envs: int) -> None:
-        self.length, self.num_envs, self.first_column = length, num_envs, first_column
+        self.length = length
+        self.num_envs = num_envs
+        self.first_column = first_column
         self.place(arena)
         self.begin(0, 0)
 
@@ -98,8 +100,13 @@ class Unroll:
 
     def begin(self, first_slot: int, sequence: int) -> None:
         """Start from the first row."""
-        self.cursor, self.start, self.first_version, self.rows = 0, 0, -1, self.length
-        self.first_slot, self.sequence, self.taken = first_slot, sequence, 0
+        self.cursor = 0
+        self.start = 0
+        self.first_version = -1
+        self.rows = self.length
+        self.first_slot = first_slot
+        self.sequence = sequence
+        self.taken = 0
         self.versions = [-1] * (self.length + 1)
         self._acted: tuple[int, Tensor | None] = (0, None)
 
@@ -207,7 +214,9 @@ class Storage(Feed[B]):
         """Make an empty storage; extras, memory_size and frames: see Algorithm."""
         super().__init__(device)
         self.spec, self.length = spec, length
-        self._extras, self._memory_size, self._frames = extras, memory_size, frames
+        self._extras = extras
+        self._memory_size = memory_size
+        self._frames = frames
         self._open_envs = 0
         self._free: dict[int, list[Unroll]] = {}
         self._unrolls: list[Unroll] = []  # all there are

@@ -199,7 +199,9 @@ class KeptCounter:
 
     def __init__(self, counter: Counter, kept: PersistentCounters, name: str) -> None:
         """Start from the persistent count, and keep the count there from now on."""
-        self._counter, self._kept, self._slot = counter, kept, kept.slot(name)
+        self._counter = counter
+        self._kept = kept
+        self._slot = kept.slot(name)
         self._lock = threading.Lock()
         counter.inc(kept[self._slot])
 

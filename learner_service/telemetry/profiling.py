@@ -47,7 +47,9 @@ class Profiling:
             ledgers: those of the threads to be recorded.
             cuda: whether kernels are to be recorded too.
         """
-        self._folder, self._ledgers, self._cuda = run_dir / FOLDER, ledgers, cuda
+        self._folder = run_dir / FOLDER
+        self._ledgers = ledgers
+        self._cuda = cuda
         self._profiler: profile | None = None
         self._running = Path()
         self._watchers: dict[Ledger, Callable[[str], None] | None] = {}  # as they were before

@@ -54,10 +54,15 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self.updates = self.env_steps = self.env_steps_received = self.episodes = 0
+        self.updates = 0
+        self.env_steps = 0
+        self.env_steps_received = 0
+        self.episodes = 0
         self.others_env_steps = 0
         self.updates_skipped = self.epochs = 0
-        self.rows_received = self.rows_trained = self.rows_inserted = 0
+        self.rows_received = 0
+        self.rows_trained = 0
+        self.rows_inserted = 0
         self.rows_dropped: dict[str, int] = {}
         self.losses: dict[str, float] = {}
         self.policy_lag = 0.0

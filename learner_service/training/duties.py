@@ -100,7 +100,9 @@ class ActingDuties:
             group: the learners of the run; rank 0 offers evaluations.
         """
         self._algorithm, self._storage = algorithm, storage
-        self._snapshots, self._checkpoints, self._scheduler = snapshots, checkpoints, scheduler
+        self._snapshots = snapshots
+        self._checkpoints = checkpoints
+        self._scheduler = scheduler
         self._inference, self._progress = inference, progress
         self._state, self._league = state, league
         self._evaluate_every = 0 if group.rank else config.evaluation.every_updates

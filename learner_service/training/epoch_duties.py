@@ -65,8 +65,13 @@ class EpochDuties:
             group: the learners of the run; each evaluates its share of the validation split.
         """
         self._group = group
-        self._options, self._algorithm, self._store = options, algorithm, store
-        self._progress, self._clock, self._state, self._stop = progress, clock, state, stop
+        self._options = options
+        self._algorithm = algorithm
+        self._store = store
+        self._progress = progress
+        self._clock = clock
+        self._state = state
+        self._stop = stop
         wanted = config.evaluation.best_metric
         self.best_metric = algorithm.metrics[0] if wanted == "return" else wanted
         self._epochs = 0  # seen by `after`

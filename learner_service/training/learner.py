@@ -84,10 +84,17 @@ class Learner:
             profiling: notified of every update.
             group: the learners of the run; they make each update together.
         """
-        self._config, self._algorithm, self._storage = config, algorithm, storage
+        self._config = config
+        self._algorithm = algorithm
+        self._storage = storage
         self._checkpoints, self._duties = checkpoints, duties
-        self._progress, self._log, self._metrics = progress, log, metrics
-        self._clock, self._state, self._profiling, self._group = clock, state, profiling, group
+        self._progress = progress
+        self._log = log
+        self._metrics = metrics
+        self._clock = clock
+        self._state = state
+        self._profiling = profiling
+        self._group = group
         self.rounds = Rounds(group, progress, stop)
         self.finished = threading.Event()
         self.best: float | None = None

@@ -61,7 +61,9 @@ class RunProcess(ABC):
         stop: threading.Event,
         group: Group = ALONE,
     ) -> None:
-        self._config, self._run_dir, self._stop = config, run_dir, stop
+        self._config = config
+        self._run_dir = run_dir
+        self._stop = stop
         self.group, self.gathering = group, Gathering(group)
         self._checkpoint, self._serve_only = checkpoint, serve_only
         self._plugins = plugin_files(config.model_dump(mode="json"))

@@ -32,7 +32,9 @@ class Report:
         rounds: Rounds,
     ) -> None:
         """Begin to measure; the arguments are those of Learner."""
-        self._log, self._progress, self._metrics = log, progress, metrics
+        self._log = log
+        self._progress = progress
+        self._metrics = metrics
         self._storage, self._clock = storage, clock
         self._duties, self._rounds = duties, rounds
         self._process = psutil.Process()

@@ -28,7 +28,9 @@ class Rounds:
             progress: of this rank; includes the others' environment steps.
             stop: set from outside to end the run.
         """
-        self._group, self._progress, self._stop = group, progress, stop
+        self._group = group
+        self._progress = progress
+        self._stop = stop
         self._stopping, self._env_steps = False, 0
         self.log_due = self.time_up = False
 

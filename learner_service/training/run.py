@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from learner_service.algorithms.base import (
     Algorithm,
@@ -71,8 +72,8 @@ class Run(RunProcess):
     The server's Host. `open` runs once; `admit` and `end` on the event loop.
     """
 
+    @override
     def _prepare(self) -> None:
-        """See RunProcess."""
         config, group = self._config, self.group
         self._environments = environments_of(config, group)
         self.scheduler = EvaluationScheduler(lambda evaluation: None)
@@ -88,8 +89,8 @@ class Run(RunProcess):
         opponents = [self._folder.find(path) for path in config.league.checkpoints]
         self._opponents = [str(path.resolve()) for path in opponents]
 
+    @override
     def _open_saved(self, state: dict[str, Any]) -> None:
-        """See RunProcess."""
         self._open(saved_spec(state))
 
     def open(self, spec: EnvSpec) -> None:
@@ -432,8 +433,8 @@ class Run(RunProcess):
         """See RunProcess: whether an evaluation is under way."""
         return self.scheduler.busy
 
+    @override
     def _completed(self) -> ExperimentConfig:
-        """See RunProcess."""
         return completed(self._config, self.spec, self._flight)
 
     def end(self, session: Session) -> None:

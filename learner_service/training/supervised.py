@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from typing_extensions import override
+
 from learner_service.algorithms.base import algorithm_options
 from learner_service.algorithms.supervised import (
     Supervised,
@@ -37,8 +39,8 @@ class SupervisedRun(RunProcess):
         supply: serves the sessions.
     """
 
+    @override
     def _prepare(self) -> None:
-        """See RunProcess."""
         if self._serve_only:
             raise ConfigError(
                 "a run with a source has no evaluation sessions to serve; `murmur evaluate` takes "
@@ -49,8 +51,8 @@ class SupervisedRun(RunProcess):
         self._choice: CacheChoice | None = None
         self.supply = SupplyDesk(self, self._config, self.metrics)
 
+    @override
     def _open_saved(self, state: dict[str, Any]) -> None:
-        """See RunProcess."""
         self._open(saved_source(state))
 
     def open_source(self, spec: SampleSpec) -> None:

@@ -53,7 +53,9 @@ class WarmUp:
         """
         self._group, self._unsettled = group, unsettled
         self._seen = self._eager = 0
-        self._storage, self._metrics, self._any_lag = storage, metrics, any_lag
+        self._storage = storage
+        self._metrics = metrics
+        self._any_lag = any_lag
         self._keep, self._clock = keep, clock
         self._skip = _SKIPPED
         self._environments = -1

@@ -69,7 +69,9 @@ class Processes:
             start_s: longest time [s] until the learner listens.
         """
         self._start_s = start_s
-        self._config, self._credentials, self._servers = config, credentials, servers
+        self._config = config
+        self._credentials = credentials
+        self._servers = servers
         self._folder = tempfile.TemporaryDirectory(prefix="murmur-bench-")
         self._children: list[subprocess.Popen[bytes]] = []
         self._workers_url: str | None = None

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from learner_service.group.group import ALONE, Extreme, Group
 from learner_service.runtime.device import keep_freed_memory
@@ -57,8 +58,8 @@ class TimedGroup(Group):
         exchanges: seconds of each exchange, in order.
     """
 
-    def __init__(self, *how: Any) -> None:  # noqa: ANN401 - as Group takes them
-        """See Group."""
+    @override
+    def __init__(self, *how: Any) -> None:
         super().__init__(*how)
         self.exchanges: list[float] = []
 
@@ -67,8 +68,8 @@ class TimedGroup(Group):
         super()._reduce(tensors, how, scale)
         self.exchanges.append(time.perf_counter() - started)
 
+    @override
     def agree(self, values: Mapping[str, float], how: Extreme) -> dict[str, float]:
-        """See Group."""
         started = time.perf_counter()
         agreed = super().agree(values, how)
         self.exchanges.append(time.perf_counter() - started)

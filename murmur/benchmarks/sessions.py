@@ -75,7 +75,9 @@ class Player:
 
     def __init__(self, address: str, number: int, pause_s: float = 0.0) -> None:
         """Prepare to connect."""
-        self._address, self._number, self._pause_s = address, number, pause_s
+        self._address = address
+        self._number = number
+        self._pause_s = pause_s
         self._environment = make_environment(PluginConfig(name="spread"), ENVS)
         self.rows = 0
 

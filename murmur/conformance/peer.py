@@ -153,7 +153,9 @@ class Peer:
         self, host: str, port: int, door: Door, credentials: CredentialFolder | None
     ) -> None:
         """Prepare to listen; `door` decides about every stream."""
-        self._host, self.port, self._door = host, port, door
+        self._host = host
+        self.port = port
+        self._door = door
         self._credentials = credentials
         self._server: aio.Server | None = None
         self._inner_port = 0

@@ -88,7 +88,9 @@ class Play:
             fresh: True if all episodes begin here; else Welcome says that some are under way.
         """
         n = num_envs
-        self.spec, self.num_envs, self.session = spec, n, session
+        self.spec = spec
+        self.num_envs = n
+        self.session = session
         self.checklist, self._patience_s = checklist, patience_s
         self._observations, self._actions = ObservationCodec(spec, n), ActionCodec(spec, n)
         self._rules = RowRules(spec, self.checklist, fresh)

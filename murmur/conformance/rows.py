@@ -30,7 +30,9 @@ class RowRules:
             checklist: checklist that receives the findings.
             fresh: True if all episodes begin here; else Welcome says that some are under way.
         """
-        self._spec, self._checklist, self._fresh = spec, checklist, fresh
+        self._spec = spec
+        self._checklist = checklist
+        self._fresh = fresh
         self._row, self.longer = 0, False
         self._ended: NDArray[np.bool_] | None = None  # [N] by the last row
         self._age: NDArray[np.int64] | None = None  # [N] decisions since FIRST; negative: unknown

@@ -179,7 +179,9 @@ class _Supply:
             patience_s: longest wait for one message.
             seen: digests of every sample so far, by split and index; new ones are added.
         """
-        self._spec, self._session, self._checklist = spec, session, checklist
+        self._spec = spec
+        self._session = session
+        self._checklist = checklist
         self._patience_s, self._seen = patience_s, seen
         self._codec = SampleCodec(spec)
         self._sequence = 0

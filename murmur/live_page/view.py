@@ -59,7 +59,9 @@ class RunView:
             self._baselines = Baselines(self._run, self._config, self._metric)
 
     def _begin(self) -> None:
-        self._curves, self._moved, self._logs = Curves(), Movement(), LogWatch(self._run)
+        self._curves = Curves()
+        self._moved = Movement()
+        self._logs = LogWatch(self._run)
         self._reading: Iterator[None] | None = None
         self._tail = ProgressTail(self._run.progress_file)
         self._last: dict[str, Any] = {}

@@ -60,7 +60,9 @@ class Pool:
             size: number of processors.
             slice_s: longest turn of a thread while others wait.
         """
-        self.engine, self.size, self._slice_s = engine, size, slice_s
+        self.engine = engine
+        self.size = size
+        self._slice_s = slice_s
         self._free = size
         self._line: deque[Thread] = deque()
         self._used_s, self._at = 0.0, 0.0

@@ -70,9 +70,13 @@ class _Rank:
         self.pending: deque[_Session] = deque()
         self.blocked: list[_Session] = []
         self.version = 0
-        self.acting = self.updating = self.waiting = False
+        self.acting = False
+        self.updating = False
+        self.waiting = False
         self.left = 0  # threads of an update that are still at work
-        self.began = self.free_at = self.serving = 0.0
+        self.began = 0.0
+        self.free_at = 0.0
+        self.serving = 0.0
         self.sessions = 0
         self.served: list[_Session] = []
 
@@ -107,9 +111,19 @@ class Simulation:
             rank = self.ranks[i % self.together]
             rank.sessions += system.sessions
             self.sessions += [_Session(rank, worker) for _ in range(system.sessions)]
-        self._messages = self._batches = self._batched = self._updates = 0
-        self._turns = self._turned = self._blocked = self._peers = self._acting = 0.0
-        self._update_s = self._update_rows = self._lags = self._bytes = 0.0
+        self._messages = 0
+        self._batches = 0
+        self._batched = 0
+        self._updates = 0
+        self._turns = 0.0
+        self._turned = 0.0
+        self._blocked = 0.0
+        self._peers = 0.0
+        self._acting = 0.0
+        self._update_s = 0.0
+        self._update_rows = 0.0
+        self._lags = 0.0
+        self._bytes = 0.0
         self._eager = 0.0  # updates that are to be eager and were not yet
         self._start: dict[str, float] | None = None
 
@@ -377,7 +391,9 @@ class Simulation:
         self._eager -= eager
         for rank in self.ranks:
             self._peers += now - rank.began
-            rank.waiting, rank.updating, rank.began = False, True, now
+            rank.waiting = False
+            rank.updating = True
+            rank.began = now
             rows = rank.storage.sample(rank.version)
             self._update_rows += rows
             self._lags += rank.storage.lag

@@ -62,7 +62,9 @@ class Unroll:
     def __init__(self, envs: int) -> None:
         """Empty."""
         self.envs = envs
-        self.cursor = self.start = self.taken = 0
+        self.cursor = 0
+        self.start = 0
+        self.taken = 0
         self.versions: list[int] = []
 
     def act(self, version: int) -> None:

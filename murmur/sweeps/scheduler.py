@@ -119,7 +119,9 @@ class Scheduler:
             say: function called with lines about events of runs.
             on_tick: function called with the runs at work, several times a second.
         """
-        self._sweep, self._queue, self._capacity = sweep, queue, capacity
+        self._sweep = sweep
+        self._queue = queue
+        self._capacity = capacity
         self._say, self._on_tick = say, on_tick
         self._active: list[Active] = []
         self._next: SweepRun | None = None

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from env_service.compiled import compiled
 from env_service.environment import VectorEnvironment
@@ -248,10 +249,10 @@ class Snakes(VectorEnvironment):
             metrics=dict(zip(reward.METRICS, self._rows.metrics.T, strict=True)),
         )
 
+    @override
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """See VectorEnvironment."""
         over, own = self.games.over, self._action[:, : self.spec.num_agents]
         own[:] = np.where(restart[:, None], 0, action)
         self._restart[:], self._seeds[:] = restart, seeds  # arrays of one kind: compiled once

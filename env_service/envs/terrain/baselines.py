@@ -160,7 +160,9 @@ class Planner:
     """
 
     def __init__(self, environment: TerrainEnvironment, width: int, *, shared: bool) -> None:
-        self._env, self._width, self._shared = environment, width, shared
+        self._env = environment
+        self._width = width
+        self._shared = shared
         self._game = game_of(environment.config, environment.mission)
         self._weigh = weigher(environment.config, self._game)
         blocks = len(self._game.rows), len(self._game.columns)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from env_service.environment import VectorEnvironment
 from env_service.envs.terrain import simulation
@@ -112,10 +113,10 @@ class TerrainEnvironment(VectorEnvironment):
         self._plans = np.zeros((num_envs, self._decisions, agents, 3), np.int32)
         self._planned = np.zeros(num_envs, np.bool_)
 
+    @override
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """See VectorEnvironment."""
         state, num_actions = self.state, self.config.num_actions
         chosen = action.astype(np.int32, copy=False)
         assert restart.all() or 0 <= chosen[~restart].min() <= chosen[~restart].max() < num_actions

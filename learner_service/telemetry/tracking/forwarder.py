@@ -85,7 +85,9 @@ class Forwarder:
 
     def __init__(self, run_dir: Path, tracker: str, config: TrackingConfig) -> None:
         """Continue where the last forwarder of this run and tracker stopped."""
-        self._run_dir, self._tracker, self._config = run_dir, tracker, config
+        self._run_dir = run_dir
+        self._tracker = tracker
+        self._config = config
         self._progress = run_dir / "progress.jsonl"
         self._file = run_dir / "tracking" / f"{tracker}.json"
         self.state = State.load(self._file)
@@ -210,9 +212,14 @@ class Forwarder:
         run_id = state.run_id if opened.id_is_ours or store == state.store else ""
         self._sink = sink = opened(self._run_dir, self._config, run_id)
         if not store or store != state.store:
-            state.offset, state.points, state.torn, state.media = 0, 0, 0, {}
+            state.offset = 0
+            state.points = 0
+            state.torn = 0
+            state.media = {}
             self._sent_s, self._held = -float("inf"), None
-        state.run_id, state.where, state.store = sink.run_id, sink.where, store
+        state.run_id = sink.run_id
+        state.where = sink.where
+        state.store = store
         self._configured = 0.0
         self._save()
         logger.info("%s: %s", self._tracker, state.where)
