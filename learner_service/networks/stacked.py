@@ -9,7 +9,7 @@ kernel: torch.baddbmm and grouped convolution, not vmap over modules, which lose
 
 import math
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -130,7 +130,9 @@ class Layers(nn.Sequential):
     """torch's Sequential; a linear layer and the ReLU after it are one kernel where they can be."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs of the last layer."""
+        """Return the outputs of the last layer."""
+        if x.device.type != "cuda":
+            return cast(Tensor, super().forward(x))
         layers, done = list(self), False
         for layer, after in zip_longest(layers, layers[1:]):
             if done:
