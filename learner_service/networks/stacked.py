@@ -9,7 +9,7 @@ kernel: torch.baddbmm and grouped convolution, not vmap over modules, which lose
 
 import math
 from itertools import zip_longest
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -132,7 +132,8 @@ class Layers(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs of the last layer."""
         if x.device.type != "cuda":
-            return cast(Tensor, super().forward(x))
+            plain: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+            return plain
         layers, done = list(self), False
         for layer, after in zip_longest(layers, layers[1:]):
             if done:
