@@ -4,14 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from learner_service.algorithms.base import algorithm_options
+from learner_service.runtime.precision import Precision
 from learner_service.tools import batch_size
 from learner_service.tools.batch_size import _Meter, fit_batch_size, largest
 from shared.config import ExperimentConfig, PluginConfig, load
@@ -121,16 +120,18 @@ def replay_config(capacity: int = 128, start: int = 100, *more: str) -> Experime
 
 
 @pytest.fixture
-def steps() -> Iterator[list[float]]:
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """For every step that any optimiser makes meanwhile: how many it has made."""
     made: list[float] = []
+    apply = Precision.apply
 
-    def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        made.append(max(float(state["step"]) for state in optimizer.state.values()))
+    def note(precision: Precision, *optimizers: torch.optim.Optimizer) -> None:
+        apply(precision, *optimizers)
+        for optimizer in optimizers:
+            made.append(max(float(state["step"]) for state in optimizer.state.values()))
 
-    handle = register_optimizer_step_post_hook(note)
-    yield made
-    handle.remove()
+    monkeypatch.setattr(Precision, "apply", note)
+    return made
 
 
 @pytest.mark.parametrize("capacity", [96, 1000])
