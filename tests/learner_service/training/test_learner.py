@@ -94,7 +94,9 @@ def test_a_learner_that_is_told_to_stop_loses_no_row(tmp_path: Path) -> None:
     assert balance(state) == sent - 3
     more = experiment(algorithm={"batch_number": 8})
     with running_learner(tmp_path, more, resume=True) as learner:
-        wait_until(lambda: learner.metric("updates_total") == 1)  # of four environments
+        wait_until(
+            lambda: learner.metric("updates_total") >= 1
+        )  # of four environments; more if it took long to stop
         assert learner.metric("rows_received_total") == sent
         assert learner.metric("rows_undone_total") == 0
         assert learner.metric("rows_dropped_total", reason="restart") == 0
