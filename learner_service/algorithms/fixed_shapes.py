@@ -181,7 +181,7 @@ class FixedShapes:
             return max(steps, configured + 1)
         longest = min(MOST_STEPS, self._algorithm._spec.max_episode_steps or MOST_STEPS) + 1
         # Unrolls get longer when sessions are lost: others fill what an update wants.
-        return max(steps + steps // 4, longest + 1)
+        return max(2 * steps, longest + 1)
 
     @property
     def _spread(self) -> int:
