@@ -1,5 +1,6 @@
 """Notices of changes that reading makes to images and masks, once per kind, for the first file."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from env_service.sources.decode import Header
@@ -10,6 +11,15 @@ _TURNED = 5  # orientations of EXIF from here on swap width and height
 _SAME_SHAPE = 0.01  # difference of two ratios of width and height that is rounding
 
 
+def _sayer(notices: Notices, subject: str, file: Path) -> Callable[[str, str], None]:
+    """Return a function that gives a notice of a kind, with its text, and names the file."""
+
+    def say(kind: str, text: str) -> None:
+        notices.say(kind, subject, f"{text}; the first such file is {file}")
+
+    return say
+
+
 def say_image_changes(notices: Notices, header: Header, file: Path) -> None:
     """Give notices of an image's losses in the conversion to RGB of 8 bits.
 
@@ -18,10 +28,7 @@ def say_image_changes(notices: Notices, header: Header, file: Path) -> None:
         header: header of the image's file.
         file: path for the text.
     """
-
-    def say(kind: str, text: str) -> None:
-        notices.say(kind, _IMAGES, f"{text}; the first such file is {file}")
-
+    say = _sayer(notices, _IMAGES, file)
     if header.orientation != 1 and not notices.said("orientation", _IMAGES):
         say(
             "orientation",
@@ -61,7 +68,7 @@ def say_resized(notices: Notices, header: Header, file: Path, size: tuple[int, i
     )
     if abs(width / height * rows / columns - 1) > _SAME_SHAPE:
         text += f", and proportions change from {width / height:.2f} to {columns / rows:.2f}"
-    notices.say("resized", _IMAGES, f"{text}; the first such file is {file}")
+    _sayer(notices, _IMAGES, file)("resized", text)
 
 
 def say_mask_changes(notices: Notices, header: Header, file: Path) -> None:
@@ -72,10 +79,7 @@ def say_mask_changes(notices: Notices, header: Header, file: Path) -> None:
         header: header of the mask's file.
         file: path for the text.
     """
-
-    def say(kind: str, text: str) -> None:
-        notices.say(kind, _MASKS, f"{text}; the first such file is {file}")
-
+    say = _sayer(notices, _MASKS, file)
     if header.palette:
         say("palette", "of masks with a palette the indices are the classes, not the colors")
     elif header.channels >= 3:

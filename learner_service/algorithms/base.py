@@ -172,7 +172,7 @@ class Algorithm(ABC, Generic[B]):
         Args:
             name: for metrics and the log.
             function: see Captured.
-            in_place: see Captured.
+            in_place: True to capture on the caller's own tensors, without a copy.
         """
         generators, recover = (self._generator,), self._precision.recover
         return Captured(name, function, self.graphs, generators, in_place=in_place, recover=recover)

@@ -251,7 +251,7 @@ class Coma(OnPolicyAlgorithm):
         return columns | self._of_mask(mask)
 
     def _of_mask(self, legal: Tensor) -> dict[str, Tensor]:
-        """What makes a policy of logits where some actions are illegal."""
+        """Return penalties of illegal actions and the floor of exploration, [M, A, K] each."""
         return {"penalty": penalties(legal), "floor": self._epsilon * uniform(legal) + LEAST}
 
     @torch.no_grad()
@@ -397,7 +397,7 @@ class Coma(OnPolicyAlgorithm):
         """Weights of the gradient by the softmax, for all minibatches together.
 
         Args:
-            given: see `_actor_pass`.
+            given: tensors of a minibatch as `_actor_pass` names them.
 
         Returns:
             [n, M, A] 1 / pi_old(u | o), and weights of the probability taken and of the entropy.
@@ -414,7 +414,7 @@ class Coma(OnPolicyAlgorithm):
         """Improve the policy by a minibatch.
 
         Args:
-            given: see `_actor_pass` and `_before_improving`.
+            given: tensors of a minibatch as `_actor_pass` and `_before_improving` name them.
 
         Returns:
             probabilities, advantages and what advice logs, [M, A, ...], and the gradient's norm.
@@ -460,7 +460,7 @@ class Coma(OnPolicyAlgorithm):
 
     @torch.no_grad()
     def _after_improving(self, given: Mapping[str, Tensor], found: Outputs) -> Outputs:
-        """What `_actor_sums` needs of minibatches, [n, M, A]: gains, their weights, ..."""
+        """Return the terms of `_actor_sums`, [n, M, A]: gains, their weights, and others."""
         pi, pi_taken = found.pop("pi"), found.pop("taken")
         scaled, cost = found.pop("scaled"), given["cost"]
         if "told 1" in found:

@@ -55,8 +55,8 @@ class FixedShapes:
         """Make and capture nothing yet.
 
         Args:
-            algorithm: that learns.
-            columns: that its `_learnable` returns, in any order.
+            algorithm: on-policy algorithm whose updates are captured.
+            columns: names of the columns that its `_learnable` returns, in any order.
         """
         self._algorithm = algorithm
         remembers = (_FIRST,) if algorithm.memory_size else ()
@@ -131,7 +131,7 @@ class FixedShapes:
         """Copy the small arrays of a batch.
 
         Args:
-            arrays: of the batch, [T, B, ...].
+            arrays: arrays of the batch by name, [T, B, ...].
             number: of minibatches in each pass.
         """
         steps, envs = arrays["step_type"].shape
@@ -191,7 +191,7 @@ class FixedShapes:
     # --- 2. rows ------------------------------------------------------------------------------
 
     def pack(self, arrays: Arrays, *, again: bool = False) -> Tensor:
-        """What minibatches are gathered from, [R, A, W] of all rows; values of rows go to buffers.
+        """Pack the data of all rows, [R, A, W], to gather minibatches from; values go to buffers.
 
         Args:
             arrays: [T, B, ...] observations, actions, and what networks remembered.
@@ -215,7 +215,7 @@ class FixedShapes:
         return words
 
     def _part_of(self, whole: Tensor, x: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Where a block's rows go, and those that count."""
+        """Return the place of a block's rows in the whole, and the rows without padding."""
         if not self._algorithm.memory_size:
             return whole[start:stop], x[: stop - start]
         steps, envs = self._now
@@ -357,7 +357,7 @@ class FixedShapes:
 
     @torch.no_grad()
     def _prepared(self, given: Arrays, *, steps: int, envs: int) -> Outputs:
-        """What `prepare` calls, which may be captured."""
+        """Find returns, weights and orders for `prepare`; may be captured."""
         algorithm, device = self._algorithm, self._algorithm._device
         t1, b, _, _ = numbers = given["numbers"].unbind()
         # Rows [steps, envs] of rows as they come, one behind the other, time outermost.

@@ -347,7 +347,7 @@ class Mappo(OnPolicyAlgorithm):
 
     @torch.no_grad()
     def _after(self, given: Mapping[str, Tensor], found: Outputs) -> Outputs:
-        """What `_sums` needs of minibatches, [n, M, A]: gains, entropies, ..."""
+        """Return the terms of `_sums`, [n, M, A]: gains, entropies, and others."""
         gain = clipped_surrogate(
             found["log_ratio"], given["column/advantage"], self._config.clip_ratio
         )

@@ -187,7 +187,9 @@ class Tracer:
             root: checkout with our packages.
             mode: "data", "stack" for the functions around backward alone, or "settings".
         """
-        self._folder, self._root, self._mode = folder, f"{root}/", mode
+        self._folder = folder
+        self._root = f"{root}/"
+        self._mode = mode
         self._codes: dict[CodeType, int] = {}
         self._own_types: dict[type, bool] = {}
         self._here = Here()

@@ -241,7 +241,9 @@ def leaking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "room":
 
         def exactly(self: FixedShapes, steps: int, envs: int, number: int) -> None:
-            self._steps, self._envs, self._rows = steps, envs, steps * envs
+            self._steps = steps
+            self._envs = envs
+            self._rows = steps * envs
 
         monkeypatch.setattr(FixedShapes, "_make_room", exactly)
     else:

@@ -185,7 +185,9 @@ class Largest(VectorEnvironment):
     SPEC = EnvSpec("largest", 2, (ArraySpec("view", "float32", (3,)),), Discrete(3), (), 20)
 
     def __init__(self, num_envs: int, outlier: int) -> None:
-        self.num_envs, self.spec, self._outlier = num_envs, self.SPEC, outlier
+        self.num_envs = num_envs
+        self.spec = self.SPEC
+        self._outlier = outlier
         self._random, self._steps = np.random.default_rng(1), 0
         self._age = np.zeros(num_envs, np.int64)
         self._view = np.zeros((num_envs, 2, 3), np.float32)

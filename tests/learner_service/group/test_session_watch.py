@@ -20,7 +20,9 @@ class Ranks:
     """
 
     def __init__(self) -> None:
-        self.sessions, self.updates, self.learns = [0, 0], 0, False
+        self.sessions = [0, 0]
+        self.updates = 0
+        self.learns = False
         self.gauge = Gauge("ranks", "", registry=None)
         store = HashStore()
         self._watches = [
