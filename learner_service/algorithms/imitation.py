@@ -81,7 +81,7 @@ def advice(
     Args:
         columns: of the minibatch.
         log_prob: log pi [M, A] of actions [M, A].
-        cost: [M, A] of Minibatch.
+        cost: [M, A] of a minibatch; see Pass.
     """
     expert = columns.get(EXPERT_ACTION)
     if expert is None:

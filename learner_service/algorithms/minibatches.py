@@ -10,7 +10,6 @@ the group is that of all ranks together; where a rank has no row for it, rows of
 """
 
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
@@ -26,35 +25,6 @@ from shared.spec import AGENT_MASK
 
 
 @dataclass
-class Minibatch:
-    """Some joint transitions of a batch, [M, A, ...]; a row is one of them.
-
-    Attributes:
-        actor: the policy's inputs.
-        critic: the critic's inputs.
-        columns: name -> [M, A, ...].
-        share: [M, A] 1 / (rows of the agent's parameter group that count here), 0 for a row that
-            does not count: a sum weighted by it is the sum of the parameter groups' means. With
-            ranks: N / (those that count on its N ranks), so that the mean of the ranks' sums is.
-        cost: [M, A] -share, for what is to be maximised.
-        counts: scalar, 1 if any row counts, of any rank, else 0.
-        sharing: [S, A] of `sharing_agents`.
-        actor_state: what the policy remembers before the rows; None without memory.
-        critic_state: the same of the critic.
-    """
-
-    actor: Inputs
-    critic: Inputs
-    columns: dict[str, Tensor]
-    share: Tensor
-    cost: Tensor
-    counts: Tensor
-    sharing: Tensor
-    actor_state: RecurrentState | None
-    critic_state: RecurrentState | None
-
-
-@dataclass
 class Pass:
     """All minibatches of a pass over the rows, one behind the other.
 
@@ -63,10 +33,13 @@ class Pass:
         actor: the policy's inputs, [n * M, A, ...].
         critic: the critic's; may be the same object.
         columns: name -> [n * M, A, ...].
-        share: [n, M, A] theirs; see Minibatch, also for what follows.
-        cost: [n, M, A].
-        counts: [n].
-        sharing: [S, A].
+        share: [n, M, A] 1 / (rows of the agent's parameter group that count in the minibatch), or
+            0 for a row that does not count: a sum weighted by it is the sum of the parameter
+            groups' means. With N ranks: N / (those that count on all ranks), so that the mean of
+            the ranks' sums is.
+        cost: [n, M, A] -share, for what is to be maximised.
+        counts: [n] 1 if any row of the minibatch counts, of any rank, else 0.
+        sharing: [S, A] of `sharing_agents`.
         actor_state: of n * m environments.
         critic_state: the same.
     """
@@ -96,34 +69,6 @@ class Pass:
             return None
         first = state.first.view(len(state.first), self.number, -1).transpose(0, 1)
         return RecurrentState(self.each(state.memory), first)
-
-    @property
-    def parts(self) -> list[Minibatch]:
-        """The minibatches."""
-        if not self.number:
-            return []
-        actor, critic = self.inputs(self.actor), self.inputs(self.critic)
-        states = self.state(self.actor_state), self.state(self.critic_state)
-
-        def of(state: RecurrentState | None, k: int) -> RecurrentState | None:
-            if state is None or state.first is None:
-                return None
-            return RecurrentState(state.memory[k], state.first[k])
-
-        return [
-            Minibatch(
-                actor.each(itemgetter(k)),
-                critic.each(itemgetter(k)),
-                {name: self.each(x)[k] for name, x in self.columns.items()},
-                self.share[k],
-                self.cost[k],
-                self.counts[k],
-                self.sharing,
-                of(states[0], k),
-                of(states[1], k),
-            )
-            for k in range(self.number)
-        ]
 
 
 def number_of_minibatches(

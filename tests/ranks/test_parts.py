@@ -18,6 +18,7 @@ from learner_service.storage.replay_config import ReplayConfig
 from shared.config import PluginConfig
 from shared.errors import ConfigError
 from shared.spec import ArraySpec, Discrete, EnvSpec
+from tests.learner_service.algorithms.apart import apart
 from tests.learner_service.toys import CPU, MID
 from tests.ranks import jobs
 from tests.ranks.cases import Case
@@ -134,7 +135,7 @@ def _dealt(group: Group, counts: tuple[int, int], number: int) -> Any:
     inputs = Inputs(None, torch.zeros(rows, 1, 1))
     columns = {"row": torch.arange(rows).unsqueeze(1) + 100 * group.rank}
     every = Rows(inputs, inputs, columns, weight, torch.ones(1, 1), group=group)
-    parts = every.shuffled(number, torch.Generator().manual_seed(group.rank)).parts
+    parts = apart(every.shuffled(number, torch.Generator().manual_seed(group.rank)))
     return [
         (p.columns["row"][p.share > 0].tolist(), p.share[p.share > 0].tolist(), float(p.counts))
         for p in parts

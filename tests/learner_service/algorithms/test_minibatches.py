@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.algorithms.minibatches import Minibatch, Rows, deviations
+from learner_service.algorithms.minibatches import Rows, deviations
 from learner_service.algorithms.returns import sharing_agents
 from learner_service.networks.inputs import Inputs
 from learner_service.networks.recurrent import RecurrentState
+from tests.learner_service.algorithms.apart import Minibatch, apart
 from tests.learner_service.toys import CPU
 
 
@@ -33,7 +34,7 @@ def make_rows(weight: Tensor, slices: tuple[int, ...], num_envs: int = 0) -> Row
 
 
 def parts_of(rows: Rows, number: int) -> list[Minibatch]:
-    return rows.shuffled(number, torch.Generator().manual_seed(0)).parts
+    return apart(rows.shuffled(number, torch.Generator().manual_seed(0)))
 
 
 @pytest.mark.parametrize("number", [1, 3, 4, 7])

@@ -17,6 +17,7 @@ from learner_service.networks.inputs import Inputs, InputShape
 from learner_service.runtime.precision import Precision
 from shared.config import PluginConfig
 from shared.errors import CheckpointError, ConfigError
+from tests.learner_service.algorithms.apart import apart
 from tests.learner_service.algorithms.test_contract import ALIVE, ENTRIES, make_spec, numbers
 from tests.learner_service.networks.plugged import ATTENTION, install
 from tests.learner_service.toys import CPU
@@ -66,7 +67,7 @@ def test_coma_minibatches_hold_whole_joint_rows() -> None:
     rows.columns["joint"] = joint
     with torch.no_grad():
         every = coma.actor(rows.actor.image, rows.actor.vector)
-        for part in rows.shuffled(3, coma._generator).parts:
+        for part in apart(rows.shuffled(3, coma._generator)):
             some = coma.actor(part.actor.image, part.actor.vector)
             torch.testing.assert_close(some, every[part.columns["joint"]])
 
