@@ -20,11 +20,7 @@ from typing_extensions import override
 from learner_service.algorithms import options
 from learner_service.algorithms.base import require_discrete
 from learner_service.algorithms.coma_policy import ComaPolicy
-from learner_service.algorithms.counterfactual import (
-    bounded_log,
-    counterfactual_advantage,
-    taken,
-)
+from learner_service.algorithms.counterfactual import bounded_log, taken
 from learner_service.algorithms.exploration import (
     LEAST,
     Exploration,
@@ -53,7 +49,7 @@ from learner_service.algorithms.returns import (
 from learner_service.algorithms.steps import fed, named
 from learner_service.networks.building import is_stacked
 from learner_service.networks.casting import cast_weights
-from learner_service.networks.distributions import one_hot, sample, uniform
+from learner_service.networks.distributions import sample, uniform
 from learner_service.networks.forward import forward
 from learner_service.networks.inputs import CriticInputs, Inputs
 from learner_service.networks.recurrent import RecurrentState, memory_size, recurrent_states
@@ -95,6 +91,7 @@ _NORMS = ("critic_grad_norm", "actor_grad_norm")
 _OF_THE_BATCH = ("target_mean", "target_std", "explained_variance", "epsilon")
 
 
+_LEAST_DEVIATION = 1e-6  # what is added to deviations that advantages are divided by
 _LAST = "last/"  # buffers of unrolls' last rows
 _Log = dict[str, Tensor]  # what steps return, by name: [n, ...]
 
@@ -332,14 +329,16 @@ class Coma(OnPolicyAlgorithm):
     def _critic_pass(self, shuffled: Pass, rates: Mapping[str, Tensor]) -> _Log:
         """Fit the critic; returns squared errors and values of the actions taken, and norms.
 
-        With g = 2 share of the action taken and 0 of the others, the gradient of
-        sum share (q - target)^2 is g (q - target).
+        With g = -2 share of the action taken and 0 of the others, the gradient of
+        sum share (q - target)^2 is g target - g q.
         """
         # 3. Critic: L = E[(Q(s, u) - y)^2], one minibatch after the other.
         action, target = shuffled.columns["action"], shuffled.columns["target"]
-        g = one_hot(action, self._num_actions) * (2 * shuffled.share).flatten(0, 1).unsqueeze(-1)
+        g = torch.zeros(*action.shape, self._num_actions, device=action.device)
+        g.scatter_(-1, action.unsqueeze(-1), (2 * shuffled.cost).view(*action.shape, 1))
+        of_goal = g * target.unsqueeze(-1)
         inputs, state = shuffled.inputs(shuffled.critic), shuffled.state(shuffled.critic_state)
-        given = {"goal": shuffled.each(target).unsqueeze(-1), "of_error": shuffled.each(g), **rates}
+        given = {"of_goal": shuffled.each(of_goal), "of_q": shuffled.each(g), **rates}
         found = each(self._fit, named("critic", inputs, state) | given)
         q_taken = taken(found["q"].flatten(0, 1), action).view_as(shuffled.share)
         error = (q_taken - target.view_as(q_taken)).square()
@@ -358,8 +357,9 @@ class Coma(OnPolicyAlgorithm):
         with cast_weights(self._precision, self.critic):
             out, _ = forward(self.critic, *fed("critic", given))
         q = out.float()
+        of_q = torch.addcmul(given["of_goal"], q.detach(), given["of_q"], value=-1)
         (norm,) = self._precision.step_together(
-            [(q, (q.detach() - given["goal"]) * given["of_error"])],
+            [(q, of_q)],
             [(self._critic_optimizer, self.critic)],
             self._config.max_grad_norm,
             self._num_slices,
@@ -394,21 +394,30 @@ class Coma(OnPolicyAlgorithm):
 
     @torch.no_grad()
     def _before_improving(self, given: Mapping[str, Tensor]) -> Outputs:
-        """Weights of the gradient by the softmax, for all minibatches together.
+        """Weights of probabilities and of the gradient, for all minibatches together.
 
         Args:
             given: tensors of a minibatch as `_actor_pass` names them.
 
         Returns:
-            [n, M, A] 1 / pi_old(u | o), and weights of the probability taken and of the entropy.
+            [n, M, A, J, K] weights of probabilities, whose sums are, in order: the advantage; the
+            ratio pi / pi_old of the action taken, or without a clip its pi; the advantage times
+            what its log-probability, or the ratio, weighs; and the advantage times the root of
+            share, if it is normalised. [n, M, A] weights of the entropy, and minus that root.
         """
-        keep, found = self._exploration.keep, {}
-        of_taken = given["cost"] * keep
-        if self._config.clip_ratio:
-            found["inverse"] = (-given["column/log_prob"]).exp()
-            of_taken = of_taken * found["inverse"]
-        of_order = given["share"] * (self._schedule.entropy_weight * keep)
-        return found | {"of_taken": of_taken, "of_order": of_order}
+        keep, lead, action = self._exploration.keep, given["lead"], given["column/action"]
+        of_taken, chosen = given["cost"] * keep, torch.ones_like(given["cost"])
+        if self._config.clip_ratio:  # 1 / pi_old(u | o)
+            chosen = (-given["column/log_prob"]).exp()
+            of_taken = of_taken * chosen
+        taken_alone = torch.zeros_like(lead)
+        taken_alone.scatter_(-1, action.unsqueeze(-1), chosen.unsqueeze(-1))
+        of_pi = [lead, taken_alone, lead * of_taken.unsqueeze(-1)]
+        found = {"of_order": given["share"] * (self._schedule.entropy_weight * keep)}
+        if self._one_deviation:
+            found["minus_root"] = -given["share"].sqrt()
+            of_pi.append(lead * -found["minus_root"].unsqueeze(-1))
+        return found | {"of_pi": torch.stack(of_pi, -2)}
 
     def _improve(self, given: Mapping[str, Tensor]) -> Outputs:
         """Improve the policy by a minibatch.
@@ -417,11 +426,12 @@ class Coma(OnPolicyAlgorithm):
             given: tensors of a minibatch as `_actor_pass` and `_before_improving` name them.
 
         Returns:
-            probabilities, advantages and what advice logs, [M, A, ...], and the gradient's norm.
+            probabilities, their weighted sums, the advantage's deviation if it is normalised, and
+            what advice logs, [M, A, ...], and the gradient's norm.
         """
         self._schedule.step(given)
         # 5. pi(u | o), epsilon included, [M, A, K].
-        c, share = self._config, given["share"]
+        c = self._config
         columns = {k.removeprefix("column/"): v for k, v in given.items() if k[:7] == "column/"}
         with cast_weights(self._precision, self.actor):
             logits, _ = forward(self.actor, *fed("actor", given))
@@ -430,23 +440,24 @@ class Coma(OnPolicyAlgorithm):
         with torch.no_grad():
             floor = columns.get("floor", self._exploration.floor)
             softmax, pi = mixture(logits, penalty, self._exploration.keep, floor)
-            pi_taken = taken(pi, columns["action"])
             # 6. A = Q(s, u) - sum_k pi(k) Q(s, (u_others, k)) (section 4).
-            advantage = scaled = counterfactual_advantage(given["lead"], pi)
+            sums = (pi.unsqueeze(-2) * given["of_pi"]).sum(-1)
+            advantage, ratio, of_taken = sums[..., 0], sums[..., 1], sums[..., 2]
+            found = {"pi": pi, "sums": sums}
             if c.normalize_advantage:
-                sharing = self._sharing[:, :1] if self._single else self._sharing
-                deviation = deviations(advantage, share, sharing, self._group) + 1e-6
-                scaled = advantage / of_agents(deviation, sharing)
+                found["deviation"] = self._deviation(sums, given)
+                of_taken = of_taken / of_agents(found["deviation"] + _LEAST_DEVIATION, self._sets)
             # 7. Actor: up E[log pi(u | o) A], or PPO's surrogate r A, r = pi / pi_old, where it is
             # not clipped, and the entropy: -E[pi log pi]; their gradient by the softmax.
-            of_taken = expert.spared(given["of_taken"]) * scaled
-            if c.clip_ratio:
-                free = pi_taken * given["inverse"] * scaled <= most_gain(scaled, c.clip_ratio)
-                of_taken = of_taken * free
+            if c.clip_ratio:  # not clipped: (1 - r) sign(A) > -clip
+                sign = advantage.sign()
+                inside = torch.addcmul(sign, ratio, sign, value=-1)
+                of_taken = torch.ops.aten.threshold_backward(of_taken, inside, -c.clip_ratio)
             else:
-                of_taken = of_taken / pi_taken
+                of_taken = of_taken / ratio
+            of_taken = expert.spared(of_taken)
             if c.entropy_weight:  # softmax's gradient is free of constants, as that of log pi is
-                of_softmax = pi.log() * expert.spared(given["of_order"]).unsqueeze(-1)
+                of_softmax = torch.xlogy(expert.spared(given["of_order"]).unsqueeze(-1), pi)
             else:
                 of_softmax = torch.zeros_like(pi)
             of_softmax.scatter_add_(-1, columns["action"].unsqueeze(-1), of_taken.unsqueeze(-1))
@@ -455,22 +466,53 @@ class Coma(OnPolicyAlgorithm):
             terms, [(self._actor_optimizer, self.actor)], c.max_grad_norm, self._num_slices
         )
         told = {f"told {i}": x for i, x in enumerate(expert.logged)}
-        found = {"pi": pi, "taken": pi_taken, "advantage": advantage, "scaled": scaled}
         return found | told | {"actor_norm": norm}
+
+    @property
+    def _sets(self) -> Tensor:
+        """`_sharing` of what minibatches are of."""
+        return self._sharing[:, :1] if self._single else self._sharing
+
+    @property
+    def _one_deviation(self) -> bool:
+        """Whether all rows by which advantages are normalised are here, and there is one set."""
+        one = len(self._sharing) == 1 and self._group.size == 1
+        return self._config.normalize_advantage and one
+
+    def _deviation(self, sums: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+        """[S] deviations of a minibatch's advantages; of one set by three kernels.
+
+        Args:
+            sums: [M, A, J], see `_before_improving`.
+            given: see `_improve`.
+        """
+        share = given["share"]
+        if not self._one_deviation:
+            return deviations(sums[..., 0], share, self._sets, self._group)
+        mean = sums[..., 0].reshape(1, -1) @ share.reshape(-1, 1)
+        return torch.linalg.vector_norm(
+            torch.addcmul(sums[..., 3], mean, given["minus_root"])
+        ).view(1)
 
     @torch.no_grad()
     def _after_improving(self, given: Mapping[str, Tensor], found: Outputs) -> Outputs:
         """Return the terms of `_actor_sums`, [n, M, A]: gains, their weights, and others."""
-        pi, pi_taken = found.pop("pi"), found.pop("taken")
-        scaled, cost = found.pop("scaled"), given["cost"]
+        pi, sums, cost = found.pop("pi"), found.pop("sums"), given["cost"]
+        advantage, ratio = sums[..., 0], sums[..., 1]
+        deviation = found.get("deviation")
+        if deviation is None:
+            scaled = advantage
+            found["deviation"] = deviations(advantage, given["share"], self._sets, self._group)
+        else:
+            of_each = of_agents(deviation + _LEAST_DEVIATION, self._sets)
+            scaled = advantage / of_each.unsqueeze(1)
         if "told 1" in found:
             cost = cost * (1 - found["told 1"])
         if self._config.clip_ratio:
-            most = most_gain(scaled, self._config.clip_ratio)
-            gain = torch.minimum(pi_taken * given["inverse"] * scaled, most)
+            gain = torch.minimum(ratio * scaled, most_gain(scaled, self._config.clip_ratio))
         else:
-            gain, cost = pi_taken.log(), cost * scaled
-        return found | {"gain": gain, "cost": cost, "order": (pi * pi.log()).sum(-1)}
+            gain, cost = ratio.log(), cost * scaled
+        return found | {"gain": gain, "cost": cost, "order": torch.xlogy(pi, pi).sum(-1)}
 
     @torch.no_grad()
     def _critic_sums(self, found: Mapping[str, Tensor]) -> Tensor:
@@ -486,8 +528,7 @@ class Coma(OnPolicyAlgorithm):
         Entropy, loss, deviation of the advantage, what advice logs, norm, number.
         """
         share, entropy = found["share"], -found["order"]  # [N, M, A]
-        sharing = self._sharing[:, :1] if self._single else self._sharing
-        deviation = deviations(found["advantage"], share, sharing, self._group).sum()
+        deviation = found["deviation"].sum()
         told = [x for k, x in found.items() if k[:4] == "told"]
         # Of the entropy what the loss contains.
         more = [*told, entropy * (1 - told[1])] if told else []

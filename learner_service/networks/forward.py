@@ -176,4 +176,4 @@ def forward_rows(
         for start in range(0, inputs.batch, step):
             part = inputs.rows(slice(start, start + step))
             outputs.append(network(part.image, part.vector).float())
-    return torch.cat(outputs)
+    return torch.cat(outputs) if len(outputs) > 1 else outputs[0]

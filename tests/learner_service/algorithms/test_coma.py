@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learner_service.algorithms.base import build_algorithm
 from learner_service.algorithms.coma import Coma
-from learner_service.algorithms.counterfactual import counterfactual_advantage, taken
+from learner_service.algorithms.counterfactual import taken
 from learner_service.algorithms.exploration import policy_probabilities
 from learner_service.algorithms.returns import clipped_surrogate, lambda_returns
 from learner_service.networks.distributions import sample
@@ -36,14 +36,27 @@ from tests.learner_service.toys import (
 )
 
 
-def test_counterfactual_advantage_by_hand() -> None:
-    q = torch.tensor([[1.0, 3.0], [2.0, 0.0]], requires_grad=True)
-    pi = torch.tensor([[0.5, 0.5], [0.25, 0.75]], requires_grad=True)
-    # 3 - (0.5*1 + 0.5*3) = 1.0;  2 - (0.25*2 + 0.75*0) = 1.5
-    lead = taken(q, torch.tensor([1, 0])).unsqueeze(-1) - q
-    got = counterfactual_advantage(lead, pi)
-    torch.testing.assert_close(got, torch.tensor([1.0, 1.5]))
-    assert not got.requires_grad
+def test_sums_of_probabilities_by_hand() -> None:
+    coma = make_coma(vector_spec(), clip_ratio=0.2, normalize_advantage=True, epsilon_start=0.0)
+    q = torch.tensor([[1.0, 3.0], [2.0, 0.0]]).unsqueeze(1)
+    pi = torch.tensor([[0.5, 0.5], [0.25, 0.75]]).unsqueeze(1)
+    action, share = torch.tensor([[1], [0]]), torch.tensor([[0.25], [0.25]])
+    given = {
+        "lead": taken(q, action).unsqueeze(-1) - q,
+        "cost": -share,
+        "share": share,
+        "column/action": action,
+        "column/log_prob": torch.tensor([[0.25], [0.5]]).log(),
+    }
+    found = coma._before_improving(given)
+    sums = (pi.unsqueeze(-2) * found["of_pi"]).sum(-1).squeeze(1)
+    # 3 - (0.5*1 + 0.5*3) = 1.0;  2 - (0.25*2 + 0.75*0) = 1.5; the ratios are 2 and 0.5; weights of
+    # the ratios -0.25 / 0.25 and -0.25 / 0.5
+    expected = torch.tensor([[1.0, 2.0, -1.0, 0.5], [1.5, 0.5, -0.75, 0.75]])
+    torch.testing.assert_close(sums, expected)
+    # of 1 and 1.5 at a quarter each, about the mean 0.625
+    deviation = coma._deviation(sums.unsqueeze(1), {"share": share, **found})
+    torch.testing.assert_close(deviation, torch.tensor([math.sqrt(0.25 * (0.375**2 + 0.875**2))]))
 
 
 def test_policy_probabilities_by_hand() -> None:
