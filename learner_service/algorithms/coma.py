@@ -55,7 +55,7 @@ from learner_service.networks.inputs import CriticInputs, Inputs
 from learner_service.networks.recurrent import RecurrentState, memory_size, recurrent_states
 from learner_service.runtime.cuda_graph import Outputs
 from learner_service.storage.rollout import Batch, Transitions, transitions
-from shared.spec import ACTION_MASK
+from shared.spec import ACTION_MASK, EXPERT_ACTION
 from shared.timestep import StepType
 
 
@@ -92,6 +92,7 @@ _OF_THE_BATCH = ("target_mean", "target_std", "explained_variance", "epsilon")
 
 
 _LEAST_DEVIATION = 1e-6  # what is added to deviations that advantages are divided by
+_OF_ACTOR = ("actor/stored", "actor/vector", "mask", "log_prob", EXPERT_ACTION)
 _LAST = "last/"  # buffers of unrolls' last rows
 _Log = dict[str, Tensor]  # what steps return, by name: [n, ...]
 
@@ -176,7 +177,7 @@ class Coma(OnPolicyAlgorithm):
 
     def _critic_block(self, given: Mapping[str, Tensor]) -> Outputs:
         """Fit the critic to the minibatches of a block; may be captured."""
-        own = self._fixed.of_block(given)
+        own = self._fixed.of_block(given, _OF_ACTOR)
         found = self._critic_pass(own, self._schedule.rates(own.counts))
         sums = self._critic_sums(found | {"share": own.share})
         self._total[: len(sums)].add_(sums)
@@ -184,7 +185,7 @@ class Coma(OnPolicyAlgorithm):
 
     def _actor_block(self, given: Mapping[str, Tensor]) -> Outputs:
         """Improve the policy by the minibatches of a block; may be captured."""
-        own = self._fixed.of_block(given)
+        own = self._fixed.of_block(given, ("target",))
         found = self._actor_pass(own, self._schedule.rates(own.counts))
         sums = self._actor_sums(found | {"share": own.share, "counts": own.counts})
         self._total[-len(sums) :].add_(sums)

@@ -13,7 +13,7 @@ again: `prepare` alone.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -472,13 +472,18 @@ class FixedShapes:
         out = self.buffer(name, (size or len(index), *x.shape[1:]), x.dtype)
         torch.index_select(x, 0, index, out=out[: len(index)])
 
-    def of_block(self, given: Arrays) -> Pass:
-        """The minibatches that were gathered, as a pass of their own; may be captured."""
+    def of_block(self, given: Arrays, without: Container[str] = ()) -> Pass:
+        """Take the minibatches that were gathered as a pass of their own; may be captured.
+
+        Args:
+            given: buffers of the block by name.
+            without: names of inputs and columns that are not needed.
+        """
         algorithm = self._algorithm
         words, memory = given[_BLOCK + _WORDS], given.get(_BLOCK + "memory")
-        found = unpacked(self._layout, words)
+        found = unpacked(tuple(part for part in self._layout if part.name not in without), words)
         prepared = words[..., -len(self.columns) :]
-        found |= {k: prepared[..., i].contiguous() for i, k in enumerate(self.columns)}
+        found |= {k: prepared[..., i] for i, k in enumerate(self.columns) if k not in without}
         weight, number = found.pop(_COUNTED), algorithm._block
         sharing = algorithm._sharing[:, :1] if algorithm._single else algorithm._sharing
         share, counts = shares(weight.view(number, -1, weight.shape[1]), sharing, algorithm._group)

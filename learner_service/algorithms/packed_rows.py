@@ -59,14 +59,16 @@ def packed(arrays: Mapping[str, Tensor], spare: int = 0) -> tuple[Layout, Tensor
 
 
 def unpacked(layout: Layout, words: Tensor) -> dict[str, Tensor]:
-    """Take apart what `packed` laid side by side: name -> [R, A, ...], copies."""
+    """Take apart what `packed` laid side by side: name -> [R, A, ...], numbers as copies."""
     found = {}
     for name, start, stop, shape, dtype in layout:
-        x = words[..., start:stop].contiguous()
+        x = words[..., start:stop]
         if dtype.itemsize == 1:
             x = x.view(torch.uint8)[..., : math.prod(shape)].view(dtype)
         elif not dtype.is_floating_point:
             x = x.view(torch.int32).to(dtype)
+        else:
+            x = x.contiguous()
         found[name] = x.reshape(*x.shape[:2], *shape).to(dtype)
     return found
 
