@@ -92,7 +92,7 @@ _OF_THE_BATCH = ("target_mean", "target_std", "explained_variance", "epsilon")
 
 
 _LEAST_DEVIATION = 1e-6  # what is added to deviations that advantages are divided by
-_OF_ACTOR = ("actor/stored", "actor/vector", "mask", "log_prob", EXPERT_ACTION)
+_OF_ACTOR = ("actor/stored", "actor/vector", "penalty", "floor", "inverse", EXPERT_ACTION)
 _LAST = "last/"  # buffers of unrolls' last rows
 _Log = dict[str, Tensor]  # what steps return, by name: [n, ...]
 
@@ -126,7 +126,7 @@ class Coma(OnPolicyAlgorithm):
         self._critic_optimizer = self._adam(self.critic, c.critic_lr)
         falls = c.epsilon_start, c.epsilon_end, c.epsilon_env_steps
         self._exploration = Exploration(*falls, k).to(self._device)
-        self._columns = ("target", "log_prob") if c.clip_ratio else ("target",)
+        self._columns = ("target", "inverse") if c.clip_ratio else ("target",)
         self._of_steps = (*_BY_ROW, *(LOGGED if self._imitates else ()), *_NORMS)
         self._logged = (*self._of_steps, *_OF_THE_BATCH)
 
@@ -238,7 +238,7 @@ class Coma(OnPolicyAlgorithm):
         weight = counted_actions(batch, t, self._spec.num_agents)
         columns = {"target": self._returns(t, values["value"][1:])}
         if self._config.clip_ratio:
-            columns["log_prob"] = uncounted_never_taken(values["log_prob"][:-1], weight)
+            columns["inverse"] = _inverse(values["log_prob"][:-1], weight)
         return columns, weight, self._of_targets(columns["target"], weight, t.valid.sum())
 
     @override
@@ -276,7 +276,7 @@ class Coma(OnPolicyAlgorithm):
             logits = self._network_outputs(self.actor, actor_inputs, hidden[0]).flatten(0, 1)
             pi = policy_probabilities(logits, rows_mask, self._epsilon)
             log_prob = taken(bounded_log(pi).view(*action.shape, -1), action)
-            columns["log_prob"] = uncounted_never_taken(log_prob[:-1].flatten(0, 1), weight)
+            columns["inverse"] = _inverse(log_prob[:-1].flatten(0, 1), weight)
         return self._rows((actor_inputs, critic_inputs), columns, weight, hidden)
 
     def _fed(self, obs: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
@@ -335,7 +335,7 @@ class Coma(OnPolicyAlgorithm):
         """
         # 3. Critic: L = E[(Q(s, u) - y)^2], one minibatch after the other.
         action, target = shuffled.columns["action"], shuffled.columns["target"]
-        g = torch.zeros(*action.shape, self._num_actions, device=action.device)
+        g = target.new_zeros(*action.shape, self._num_actions)
         g.scatter_(-1, action.unsqueeze(-1), (2 * shuffled.cost).view(*action.shape, 1))
         of_goal = g * target.unsqueeze(-1)
         inputs, state = shuffled.inputs(shuffled.critic), shuffled.state(shuffled.critic_state)
@@ -404,20 +404,21 @@ class Coma(OnPolicyAlgorithm):
             [n, M, A, J, K] weights of probabilities, whose sums are, in order: the advantage; the
             ratio pi / pi_old of the action taken, or without a clip its pi; the advantage times
             what its log-probability, or the ratio, weighs; and the advantage times the root of
-            share, if it is normalised. [n, M, A] weights of the entropy, and minus that root.
+            share, if it is normalised. [n, M, A] weights of the entropy, and that root.
         """
         keep, lead, action = self._exploration.keep, given["lead"], given["column/action"]
-        of_taken, chosen = given["cost"] * keep, torch.ones_like(given["cost"])
-        if self._config.clip_ratio:  # 1 / pi_old(u | o)
-            chosen = (-given["column/log_prob"]).exp()
-            of_taken = of_taken * chosen
-        taken_alone = torch.zeros_like(lead)
-        taken_alone.scatter_(-1, action.unsqueeze(-1), chosen.unsqueeze(-1))
-        of_pi = [lead, taken_alone, lead * of_taken.unsqueeze(-1)]
+        of_taken, of_action = given["cost"] * keep, torch.zeros_like(lead)
+        if self._config.clip_ratio:
+            inverse = given["column/inverse"]
+            of_taken = of_taken * inverse
+            of_action.scatter_(-1, action.unsqueeze(-1), inverse.unsqueeze(-1))
+        else:
+            of_action.scatter_(-1, action.unsqueeze(-1), 1.0)
+        of_pi = [lead, of_action, lead * of_taken.unsqueeze(-1)]
         found = {"of_order": given["share"] * (self._schedule.entropy_weight * keep)}
         if self._one_deviation:
-            found["minus_root"] = -given["share"].sqrt()
-            of_pi.append(lead * -found["minus_root"].unsqueeze(-1))
+            found["root"] = given["share"].sqrt()
+            of_pi.append(lead * found["root"].unsqueeze(-1))
         return found | {"of_pi": torch.stack(of_pi, -2)}
 
     def _improve(self, given: Mapping[str, Tensor]) -> Outputs:
@@ -491,54 +492,58 @@ class Coma(OnPolicyAlgorithm):
         if not self._one_deviation:
             return deviations(sums[..., 0], share, self._sets, self._group)
         mean = sums[..., 0].reshape(1, -1) @ share.reshape(-1, 1)
-        return torch.linalg.vector_norm(
-            torch.addcmul(sums[..., 3], mean, given["minus_root"])
-        ).view(1)
+        centred = torch.addcmul(sums[..., 3], mean, given["root"], value=-1)
+        return torch.linalg.vector_norm(centred).view(1)
 
     @torch.no_grad()
     def _after_improving(self, given: Mapping[str, Tensor], found: Outputs) -> Outputs:
-        """Return the terms of `_actor_sums`, [n, M, A]: gains, their weights, and others."""
-        pi, sums, cost = found.pop("pi"), found.pop("sums"), given["cost"]
+        """Return the terms of `_actor_sums`, [n, M, A]: minus entropies, gains, and others."""
+        pi, sums = found.pop("pi"), found.pop("sums")
         advantage, ratio = sums[..., 0], sums[..., 1]
-        deviation = found.get("deviation")
-        if deviation is None:
-            scaled = advantage
-            found["deviation"] = deviations(advantage, given["share"], self._sets, self._group)
-        else:
-            of_each = of_agents(deviation + _LEAST_DEVIATION, self._sets)
+        if "deviation" in found:
+            of_each = of_agents(found["deviation"] + _LEAST_DEVIATION, self._sets)
             scaled = advantage / of_each.unsqueeze(1)
-        if "told 1" in found:
-            cost = cost * (1 - found["told 1"])
+        else:
+            found["deviation"] = deviations(advantage, given["share"], self._sets, self._group)
+            scaled = advantage
         if self._config.clip_ratio:
             gain = torch.minimum(ratio * scaled, most_gain(scaled, self._config.clip_ratio))
         else:
-            gain, cost = ratio.log(), cost * scaled
-        return found | {"gain": gain, "cost": cost, "order": torch.xlogy(pi, pi).sum(-1)}
+            gain = ratio.log() * scaled
+        order = torch.xlogy(pi, pi).sum(-1)
+        return found | {"gain": gain, "cost": given["cost"], "order": order}
 
     @torch.no_grad()
     def _critic_sums(self, found: Mapping[str, Tensor]) -> Tensor:
         """The critic's part of `_of_steps`, summed over minibatches: loss, value, norm."""
         by_row = torch.stack([found["error"], found["q"]]).flatten(1)
-        by_row = by_row @ found["share"].flatten() / self._num_slices
+        by_row = self._of_slices(by_row @ found["share"].flatten())
         return torch.cat([by_row, found["critic_norm"].sum().view(1)])
 
     @torch.no_grad()
     def _actor_sums(self, found: Mapping[str, Tensor]) -> Tensor:
         """The actor's part, and the number of minibatches that count.
 
-        Entropy, loss, deviation of the advantage, what advice logs, norm, number.
+        Entropy, loss, what advice logs, deviation of the advantage, norm, number.
         """
-        share, entropy = found["share"], -found["order"]  # [N, M, A]
-        deviation = found["deviation"].sum()
-        told = [x for k, x in found.items() if k[:4] == "told"]
-        # Of the entropy what the loss contains.
-        more = [*told, entropy * (1 - told[1])] if told else []
-        entropy, *told = torch.stack([entropy, *more]).flatten(1) @ share.flatten()
-        of_loss = told.pop() if told else entropy
-        loss = (found["gain"] * found["cost"]).sum() - self._schedule.entropy_weight * of_loss
-        summed = torch.stack([entropy, loss, deviation, *told]) / self._num_slices
-        last = torch.stack([found["actor_norm"].sum(), found["counts"].sum()])
-        return torch.cat([summed, last])
+        order, gain, told = found["order"], found["gain"], "told 1" in found
+        rows = [order, gain]
+        if told:  # of gains and of the entropy what the loss contains
+            others = 1 - found["told 1"]
+            rows = [order, gain * others, order * others, -found["told 0"], -found["told 1"]]
+        # Not a product of matrices, which rounds by the number of rows.
+        entropy, loss, *more = (torch.stack(rows) * found["cost"]).flatten(1).sum(1)
+        of_loss = more.pop(0) if told else entropy
+        loss = torch.addcmul(loss, of_loss, self._schedule.entropy_weight, value=-1)
+        by_row = self._of_slices(torch.stack([entropy, loss, *more]))
+        deviation = found["deviation"]
+        deviation = deviation.mean(-1) if self._num_slices > 1 else deviation.flatten()
+        by_step = torch.stack([deviation, found["actor_norm"], found["counts"]]).sum(1)
+        return torch.cat([by_row, by_step])
+
+    def _of_slices(self, sums: Tensor) -> Tensor:
+        """Means over parameter groups of sums over them."""
+        return sums / self._num_slices if self._num_slices > 1 else sums
 
     @torch.no_grad()
     def _of_targets(self, target: Tensor, weight: Tensor, env_steps: Tensor) -> Tensor:
@@ -557,13 +562,18 @@ class Coma(OnPolicyAlgorithm):
     def _scalars(self, total: Tensor, of_batch: Tensor) -> Tensor:
         """See OnPolicyAlgorithm; means over the minibatches in which anything counts."""
         # Of `_critic_sums` and `_actor_sums`, in the order of `_of_steps`.
-        order = (0, 1, 3, 4, 5, *range(6, len(total) - 2), 2, len(total) - 2)
+        order = (0, 1, 3, 4, len(total) - 3, *range(5, len(total) - 3), 2, len(total) - 2)
         means = torch.stack([total[i] for i in order]) / total[-1].clamp_min(1)
         if self._imitates:
             means = mean_of_told(means, [means], len(_BY_ROW))
         mean, variance, deviation = of_batch
         explained = 1 - means[0] / variance.clamp_min(1e-8)
         return torch.cat([means, torch.stack([mean, deviation, explained, self._epsilon])])
+
+
+def _inverse(log_prob: Tensor, weight: Tensor) -> Tensor:
+    """1 / pi_old(u | o) of what counts, else 0."""
+    return (-uncounted_never_taken(log_prob, weight)).exp()
 
 
 def last_written(step_type: Tensor) -> Tensor:

@@ -113,7 +113,8 @@ class FixedShapes:
         fed = algorithm._actor_inputs, algorithm._critic_inputs
         numbers = sum(math.prod(of.shape.image or (0,)) + of.shape.vector for of in fed)
         spec = algorithm._spec.action
-        actions = spec.num_actions if isinstance(spec, Discrete) else 4 * spec.size
+        # Of a mask what follows from it: two numbers of each action.
+        actions = 8 * spec.num_actions if isinstance(spec, Discrete) else 4 * spec.size
         packed_row = agents * (4 * (numbers + len(self.columns)) + actions)
         minibatch = algorithm._config.batch_size / agents * (1 + 1 / 16)
         in_block = minibatch * algorithm._block
@@ -312,7 +313,7 @@ class FixedShapes:
         for name, column in ((ACTION_MASK, "mask"), (EXPERT_ACTION, EXPERT_ACTION)):
             if name in obs:
                 arrays[column] = obs[name]
-        self._layout, words = packed(arrays, len(self.columns))
+        self._layout, words = packed(algorithm._derived(arrays), len(self.columns))
         return {_WORDS: words} | {_VALUE + name: x for name, x in values.items()}
 
     def _augmented(
@@ -487,8 +488,7 @@ class FixedShapes:
         weight, number = found.pop(_COUNTED), algorithm._block
         sharing = algorithm._sharing[:, :1] if algorithm._single else algorithm._sharing
         share, counts = shares(weight.view(number, -1, weight.shape[1]), sharing, algorithm._group)
-        actor = Inputs(found.pop("actor/stored", None), found.pop("actor/vector", None))
-        critic = Inputs(found.pop("critic/stored", None), found.pop("critic/vector", None))
+        actor, critic = _inputs("actor", found), _inputs("critic", found)
         if critic.stored is None and critic.vector is None:
             critic = actor
         state = None
@@ -499,8 +499,7 @@ class FixedShapes:
             state = RecurrentState(memory, begins)
         if EXPERT_ACTION in found:
             found[EXPERT_ACTION] = found[EXPERT_ACTION].long()
-        columns = algorithm._derived(found)
-        return Pass(number, actor, critic, columns, share, -share, counts, sharing, *_both(state))
+        return Pass(number, actor, critic, found, share, -share, counts, sharing, *_both(state))
 
 
 def dealt_to(place: Tensor, width: int, number: Tensor | int, skipped: Tensor | int) -> Tensor:
@@ -527,6 +526,15 @@ def _both(state: RecurrentState | None) -> tuple[RecurrentState | None, Recurren
 def _room_for(count: int) -> int:
     """The power of two that holds a few times as many."""
     return 1 << math.ceil(math.log2(_HEADROOM * count))
+
+
+def _inputs(name: str, found: dict[str, Tensor]) -> Inputs:
+    """Take what `_named_inputs` named out of arrays; a layer reads it as it lies in memory."""
+    stored, vector = (found.pop(f"{name}/{part}", None) for part in ("stored", "vector"))
+    return Inputs(
+        None if stored is None else stored.contiguous(),
+        None if vector is None else vector.contiguous(),
+    )
 
 
 def _named_inputs(name: str, inputs: Inputs) -> dict[str, Tensor]:

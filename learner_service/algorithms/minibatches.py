@@ -134,9 +134,13 @@ def shares(weight: Tensor, sharing: Tensor, group: Group = ALONE) -> tuple[Tenso
     Returns:
         [n, rows, A], which a minibatch's loss is summed with, and [n] 1 or 0.
     """
+    fewest = 1 / group.size
+    if len(sharing) == 1:
+        of_all = weight.sum((1, 2), keepdim=True)
+        group.mean_([of_all])
+        return weight / of_all.clamp_min(fewest), (of_all.flatten() > 0).float()
     counted = weight.sum(1)  # [n, A]
     group.mean_([counted])
-    fewest = 1 / group.size
     share = (counted @ sharing.T).clamp_min(fewest).reciprocal() @ sharing
     return weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
 

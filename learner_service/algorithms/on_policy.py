@@ -238,7 +238,8 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         self, network: nn.Module, inputs: Inputs, state: RecurrentState | None = None
     ) -> Tensor:
         """[B, A, K] float32 for any number of joint rows; nothing here carries gradient."""
-        return forward_rows(network, inputs, self._precision, inputs.agents, state)
+        how = {"most": _MOST_ROWS} if self._static else {}
+        return forward_rows(network, inputs, self._precision, inputs.agents, state, **how)
 
     @torch.no_grad()
     def _forward_block(self, given: Mapping[str, Tensor], *, network: nn.Module) -> Outputs:

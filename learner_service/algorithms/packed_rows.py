@@ -59,7 +59,7 @@ def packed(arrays: Mapping[str, Tensor], spare: int = 0) -> tuple[Layout, Tensor
 
 
 def unpacked(layout: Layout, words: Tensor) -> dict[str, Tensor]:
-    """Take apart what `packed` laid side by side: name -> [R, A, ...], numbers as copies."""
+    """Take apart what `packed` laid side by side: name -> [R, A, ...], 64-bit integers as copies."""
     found = {}
     for name, start, stop, shape, dtype in layout:
         x = words[..., start:stop]
@@ -67,8 +67,6 @@ def unpacked(layout: Layout, words: Tensor) -> dict[str, Tensor]:
             x = x.view(torch.uint8)[..., : math.prod(shape)].view(dtype)
         elif not dtype.is_floating_point:
             x = x.view(torch.int32).to(dtype)
-        else:
-            x = x.contiguous()
         found[name] = x.reshape(*x.shape[:2], *shape).to(dtype)
     return found
 

@@ -162,15 +162,16 @@ def forward_rows(
     precision: Precision,
     num_agents: int,
     hidden: RecurrentState | None = None,
+    most: int = _CHUNK_ROWS,
 ) -> Tensor:
-    """[B, A, outputs] float32 for many joint rows, in chunks: bounds memory."""
+    """[B, A, outputs] float32 for many joint rows, `most` agents' rows at once: bounds memory."""
     if isinstance(network, Recurrent):
         assert hidden is not None
-        features = forward_rows(network.body, inputs, precision, num_agents)
+        features = forward_rows(network.body, inputs, precision, num_agents, None, most)
         with cast_weights(precision, network.gru, network.head):
             out, _ = network.remember(features, hidden)
         return out.float()
-    step = max(1, chunk_rows(inputs) // num_agents)
+    step = max(1, chunk_rows(inputs, most) // num_agents)
     outputs = []
     with cast_weights(precision, network):
         for start in range(0, inputs.batch, step):

@@ -46,7 +46,7 @@ def test_sums_of_probabilities_by_hand() -> None:
         "cost": -share,
         "share": share,
         "column/action": action,
-        "column/log_prob": torch.tensor([[0.25], [0.5]]).log(),
+        "column/inverse": torch.tensor([[4.0], [2.0]]),
     }
     found = coma._before_improving(given)
     sums = (pi.unsqueeze(-2) * found["of_pi"]).sum(-1).squeeze(1)
