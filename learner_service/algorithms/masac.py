@@ -15,11 +15,13 @@ stack. One backward pass and one optimiser step serve all of it.
 
 import math
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from learner_service.algorithms import options
 from learner_service.algorithms.actor_critic import SnapshotPolicy
@@ -43,6 +45,7 @@ from learner_service.networks.forward import forward_agents, forward_agents_twic
 from learner_service.networks.inputs import Inputs, JointInputs, with_action
 from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 
+Term = tuple[Tensor, Tensor]  # values and their weights in the loss
 _MIN_STD = 1e-3  # of an action scaled to [-1, 1], before squashing
 
 
@@ -92,7 +95,7 @@ def soft_value(q: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
     Returns:
         [B, A].
     """
-    return q - temperature * log_prob
+    return torch.addcmul(q, temperature, log_prob, value=-1)
 
 
 def expected_soft_value(q: Tensor, log_probs: Tensor, temperature: Tensor) -> Tensor:
@@ -123,24 +126,24 @@ def soft_q_target(reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
     Returns:
         [B, A].
     """
-    return (reward + discount * value).detach()
+    return torch.addcmul(reward, discount, value).detach()
 
 
-def temperature_loss(log_temperature: Tensor, entropy: Tensor, wanted: Tensor | float) -> Tensor:
-    """Falls by cooling a policy that has more entropy than wanted, and by warming one with less.
+def temperature_gradient(entropy: Tensor, wanted: Tensor | float) -> Tensor:
+    """Cools a policy that has more entropy than wanted, and warms one with less: H - H_wanted.
 
-    log alpha (H - H_wanted). Haarnoja et al. 2018, section 5, with log alpha in place of alpha: the
-    sign is that of equation 18, and the step does not fade as alpha does.
+    Gradient of log alpha (H - H_wanted) with respect to log alpha. Haarnoja et al. 2018, section 5,
+    with log alpha in place of alpha: the sign is that of equation 18, and the step does not fade as
+    alpha does.
 
     Args:
-        log_temperature: [A] or [1]; alone carries gradient.
         entropy: [B, A] of the policy.
         wanted: [B, A] or a number.
 
     Returns:
         [B, A].
     """
-    return log_temperature * (entropy - wanted).detach()
+    return entropy - wanted
 
 
 class Actor(nn.Module):
@@ -160,6 +163,57 @@ def squashed_normal(outputs: Tensor) -> SquashedNormal:
     """The policy of an actor's outputs [..., 2 U]: means, and deviations before softplus."""
     mean, raw = outputs.chunk(2, -1)
     return SquashedNormal(mean, F.softplus(raw) + _MIN_STD)
+
+
+class Sampled(torch.autograd.Function):
+    """Actions of a squashed normal policy now and next; gradient, by formula, of those now.
+
+    With a = tanh(x), x = mean + std noise: dx gets da (1 - a^2) + 2 a dlog_pi, std gets noise dx -
+    dlog_pi / std. Six kernels, where autograd takes nineteen.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's own
+        out: Tensor,
+        next_out: Tensor,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Sample.
+
+        Args:
+            ctx: torch's.
+            out: [B, A, 2 U] of `squashed_normal`, float32.
+            next_out: of the next observation.
+            noise: [2, B, A, U] standard normal, now and next.
+
+        Returns:
+            [B, A, U] actions and [B, A] their log densities now, and the same next.
+        """
+        pi = squashed_normal(torch.stack([out, next_out]))
+        sampled, log_probs = pi.sample(noise)
+        (action, next_action), (log_prob, next_log_prob) = sampled.unbind(), log_probs.unbind()
+        ctx.save_for_backward(action, out.chunk(2, -1)[1], pi.std[0], noise[0])
+        ctx.mark_non_differentiable(next_action, next_log_prob)
+        ctx.set_materialize_grads(False)
+        return action, log_prob, next_action, next_log_prob
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any,  # noqa: ANN401 - torch's own
+        of_action: Tensor,
+        of_log_prob: Tensor,
+        *_: Tensor,
+    ) -> tuple[Tensor, None, None]:
+        """Gradient of the outputs now."""
+        action, raw, std, noise = ctx.saved_tensors
+        weight = of_log_prob.unsqueeze(-1)
+        of_x = torch.ops.aten.tanh_backward(of_action, action)
+        of_x = torch.addcmul(of_x, action, weight, value=2)
+        of_std = torch.addcdiv(of_x * noise, weight, std, value=-1)
+        of_raw = torch.ops.aten.softplus_backward(of_std, raw, 1, 20)
+        return torch.cat([of_x, of_raw], -1), None, None
 
 
 class Temperature(nn.Module):
@@ -199,6 +253,26 @@ def action_range(spec: EnvSpec) -> tuple[float, float]:
     """Middle and half width of the bounds of continuous actions."""
     low, high = require_bounds("masac", spec)
     return (low + high) / 2, (high - low) / 2
+
+
+class Found(NamedTuple):
+    """What the losses of an update need.
+
+    Attributes:
+        q: [B, A, 2] values of the actions taken.
+        value: [B, A] soft values now, without gradient.
+        terms: of the policies' loss, outputs with their gradients.
+        next_value: [B, A] soft values next.
+        entropy: [B, A] of the policies.
+        wanted: the entropy to keep, [B, A] or a number.
+    """
+
+    q: Tensor
+    value: Tensor
+    terms: list[Term]
+    next_value: Tensor
+    entropy: Tensor
+    wanted: Tensor | float
 
 
 class Masac(OffPolicyAlgorithm):
@@ -258,69 +332,83 @@ class Masac(OffPolicyAlgorithm):
                 next_out = self.actor(self._actor_inputs(next_obs))
         # 2. Their values: q [B, A, 2] of the actions taken, else [B, A].
         learn = self._discrete if isinstance(self._spec.action, Discrete) else self._continuous
-        q, value, next_value, entropy, wanted = learn(
-            rows["action"], obs, next_obs, out, next_out, temperature
+        q, value, terms, next_value, entropy, wanted = learn(
+            rows["action"], obs, next_obs, (out, next_out), temperature, share
         )
-        # 3. Critics: J_Q = w (Q - y)^2, y = r + gamma V(o') (equation 5).
-        target = soft_q_target(reward, discount, next_value)
-        error = F.mse_loss(q, target.unsqueeze(-1).expand_as(q), reduction="none")
-        critic_loss = error.sum(-1) * rows["weight"].unsqueeze(1)
-        # 4. Policies: J_pi = -V(o) (equation 7).
-        loss = critic_loss - value
-        # 5. Temperatures: J_alpha = log alpha (H - H_wanted) (equation 18).
-        if c.learn_temperature:
-            loss = loss + temperature_loss(self.temperature.log, entropy, wanted)
+        with torch.no_grad():
+            # 3. Critics: J_Q = w (Q - y)^2, y = r + gamma V(o') (equation 5).
+            target = soft_q_target(reward, discount, next_value)
+            error = q.detach() - target.unsqueeze(-1)
+            of_error = (2 * share * rows["weight"].unsqueeze(1)).unsqueeze(-1)
+            of_q = error * of_error
+            terms += [(q, of_q)]
+            # 5. Temperatures: J_alpha = log alpha (H - H_wanted) (equation 18).
+            if c.learn_temperature:
+                of_log = temperature_gradient(entropy, wanted) * share
+                terms += [(self._log_temperatures(of_log), of_log)]
         # 6. One backward pass and one step of all; targets follow.
-        share = share.flatten()
-        actor_norm, critic_norm = self._step(torch.dot(loss.flatten(), share))
+        actor_norm, critic_norm = self._step(terms)
         # 7. Logs, and the new priorities [B].
         with torch.no_grad():
-            td_error = error.sqrt().mean(-1)
-            names = ("critic_loss", "actor_loss", "entropy", "q_mean", "target_mean", "td_error")
-            logged = torch.stack([critic_loss, -value, entropy, q[..., 0], target, td_error])
-            means = logged.flatten(1) @ share / self._num_slices
+            td_error = error.abs().mean(-1)
+            names = ("actor_loss", "entropy", "q_mean", "target_mean", "td_error")
+            logged = torch.stack([-value, entropy, q[..., 0], target, td_error])
+            means = logged.flatten(1) @ share.flatten()
+            critic_loss = torch.dot(of_q.flatten(), error.flatten())
             if AGENT_MASK in obs:
                 alive_agents = alive.sum(1, keepdim=True).clamp_min(1)
                 td_error = td_error * alive * (td_error.shape[1] / alive_agents)
         return {
-            **dict(zip(names, means.unbind(), strict=True)),
+            "critic_loss": critic_loss / (2 * self._num_slices),
+            **dict(zip(names, (means / self._num_slices).unbind(), strict=True)),
             "temperature": temperature.mean(),
             "actor_grad_norm": actor_norm,
             "critic_grad_norm": critic_norm,
             PRIORITY: td_error.mean(1),
         }
 
-    def _step(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+    def _log_temperatures(self, like: Tensor) -> Tensor:
+        """Logarithms of the temperatures [B, A] of rows like these."""
+        with torch.enable_grad():
+            return self.temperature.log.expand_as(like)
+
+    def _step(self, terms: list[Term]) -> list[Tensor]:
         """Step 6 of `_learn`; returns the norms of the policies' and the critics' gradients."""
-        self._precision.backward(loss, self._optimizer)
-        policy = learned_parameters(self.actor)
-        actor_norm = self._precision.clip(policy, self._config.max_grad_norm, self._num_slices)
-        critic_norm = self._precision.clip(
-            self.critic.parameters(),
+        norms = self._precision.step_sets(
+            terms,
+            self._optimizer,
+            [
+                (learned_parameters(self.actor), self._num_slices),
+                (list(self.critic.parameters()), weight_sets(self.critic, 2 * self._num_slices)),
+            ],
             self._config.max_grad_norm,
-            weight_sets(self.critic, 2 * self._num_slices),
         )
-        self._precision.apply(self._optimizer)
         polyak_update(self.target, self.critic, self._config.target_tau)
-        return actor_norm, critic_norm
+        return norms
 
     def _continuous(
         self,
         action: Tensor,
         obs: Mapping[str, Tensor],
         next_obs: Mapping[str, Tensor],
-        out: Tensor,
-        next_out: Tensor,
+        outs: tuple[Tensor, Tensor],
         temperature: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | float]:
-        """[B, A, 2] values of the actions taken; [B, A] soft values now and next, and entropy."""
+        share: Tensor,
+    ) -> Found:
+        """What the losses need, see Found.
+
+        Args:
+            action: [B, A, U].
+            obs: name -> [B, A, ...] or [B, ...].
+            next_obs: the same.
+            outs: of the actors, for both.
+            temperature: [A] or [1].
+            share: [B, A] what each row counts for.
+        """
         # 2. V(o) = min Q(o, a) - alpha log pi(a | o), a ~ pi, and V(o') by targets (equation 3).
         noise = torch.empty((2, *action.shape), device=action.device)
         noise.normal_(generator=self._generator)
-        # [2, B, A, U] and [2, B, A], of o and of o'
-        sampled, log_prob = squashed_normal(torch.stack([out, next_out])).sample(noise)
-        own, next_action = sampled.unbind()
-        log_prob, next_log_prob = log_prob.unbind()
+        own, log_prob, next_action, next_log_prob = Sampled.apply(*outs, noise)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             joint = self._joint_inputs(next_obs, next_action)
             next_q = self._critics(self.target, with_action(joint, next_action))
@@ -331,22 +419,27 @@ class Masac(OffPolicyAlgorithm):
         q, own_q = forward_agents_twice(
             self.critic, joint, change, self._precision, self._spec.num_agents, 2
         )  # [B, A, 2]
-        value = soft_value(own_q.amin(2), log_prob, temperature)
-        return q, value, next_value, -log_prob.detach(), self._wanted
+        with torch.no_grad():
+            least, which = own_q.min(2, keepdim=True)
+            value = soft_value(least.squeeze(2), log_prob, temperature)
+            # 4. Policies: J_pi = -V(o) (equation 7).
+            of_q = torch.zeros_like(own_q).scatter_(2, which, -share.unsqueeze(2))
+            terms = [(own_q, of_q), (log_prob, share * temperature)]
+        return Found(q, value, terms, next_value, -log_prob.detach(), self._wanted)
 
     def _discrete(
         self,
         action: Tensor,
         obs: Mapping[str, Tensor],
         next_obs: Mapping[str, Tensor],
-        out: Tensor,
-        next_out: Tensor,
+        outs: tuple[Tensor, Tensor],
         temperature: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | float]:
+        share: Tensor,
+    ) -> Found:
         """As `_continuous`; over all own actions, the others' as taken, and next as drawn."""
         # 2. V(o) = sum_k pi(k | o) (min Q(o, k) - alpha log pi(k | o)): Christodoulou, equation 10.
         k, mask = self._num_outputs, obs.get(ACTION_MASK)
-        pi, next_pi = Categorical(out, mask), Categorical(next_out, next_obs.get(ACTION_MASK))
+        pi, next_pi = Categorical(outs[0], mask), Categorical(outs[1], next_obs.get(ACTION_MASK))
         with torch.no_grad():
             joint = self._joint_inputs(next_obs, one_hot(next_pi.sample(self._generator), k))
             next_q = self._critics(self.target, joint).amin(2)
@@ -357,7 +450,9 @@ class Masac(OffPolicyAlgorithm):
         q = every.gather(-1, taken).squeeze(-1)
         value = expected_soft_value(every.detach().amin(2), pi.logits, temperature)
         wanted = self._config.target_entropy_share * _log_legal(mask, k)
-        return q, value, next_value, pi.entropy().detach(), wanted
+        # 4. Policies: J_pi = -V(o) (equation 7).
+        terms = [(value, -share)]
+        return Found(q, value.detach(), terms, next_value, pi.entropy().detach(), wanted)
 
     def _critics(self, network: nn.Module, inputs: Inputs) -> Tensor:
         """[B, A, 2, outputs] values by both critics of inputs [B, A, ...]."""

@@ -217,11 +217,15 @@ def logged_entropy(logged: dict[str, Tensor]) -> Tensor:
 
 
 class SquashedNormal:
-    """tanh of U independent normal variables: actions within (-1, 1)."""
+    """tanh of U independent normal variables: actions within (-1, 1).
+
+    Attributes:
+        std: [..., U] deviations before squashing.
+    """
 
     def __init__(self, mean: Tensor, std: Tensor) -> None:
         """Take means and deviations [..., U], before squashing."""
-        self._mean, self._std = mean.float(), std.float()
+        self._mean, self.std = mean.float(), std.float()
 
     def sample(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """An action made from noise, differentiable by what made the distribution.
@@ -237,17 +241,17 @@ class SquashedNormal:
         Returns:
             [..., U] action and [...] its log density.
         """
-        x = torch.addcmul(self._mean, self._std, noise)
+        x = torch.addcmul(self._mean, self.std, noise)
         # softplus(-2x) = -2 F.softplus(x, beta=-2), so this is log(1 - tanh(x)^2) / -2 + log 2.
         squashing = torch.sub(x, F.softplus(x, beta=-2), alpha=2)
         constant = (0.5 * math.log(2 * math.pi) + 2 * math.log(2)) * noise.shape[-1]
-        spread = torch.sub(self._std.log(), squashing, alpha=2).sum(-1)
-        return x.tanh(), (-constant - spread).sub(noise.square().sum(-1), alpha=0.5)
+        spread = torch.sub(self.std.log(), squashing, alpha=2)
+        return x.tanh(), -constant - torch.addcmul(spread, noise, noise, value=0.5).sum(-1)
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """[..., U] an action alone, as `sample` makes it: without the density it costs a tenth."""
         noise = torch.empty_like(self._mean).normal_(generator=generator)
-        return torch.addcmul(self._mean, self._std, noise).tanh()
+        return torch.addcmul(self._mean, self.std, noise).tanh()
 
     def mode(self) -> Tensor:
         """[..., U]: the median, which the squashing keeps; the squashed density may peak apart."""

@@ -23,8 +23,9 @@ _SLOW = 1.5  # times as long as in fp32
 _PRESETS = {"conservative": (2.0**10, 2000), "aggressive": (2.0**16, 1000)}
 
 
-Widths = tuple[tuple[int, ...], ...]  # numbers of a slice of each parameter of each network
-Spreads = dict[Widths, Tensor]
+# Of each parameter of each network: slices, and numbers of each.
+Shapes = tuple[tuple[tuple[int, ...], ...], ...]
+Spreads = dict[Shapes, Tensor]
 
 
 class _Scaler(torch.amp.GradScaler):
@@ -171,6 +172,35 @@ class Precision:
         self.apply(*optimizers)
         return norms
 
+    def step_sets(
+        self,
+        terms: Sequence[tuple[Tensor, Tensor]],
+        optimizer: torch.optim.Optimizer,
+        sets: Sequence[tuple[list[nn.Parameter], int]],
+        max_norm: float,
+    ) -> list[Tensor]:
+        """As `step_together`, for networks that one optimiser steps.
+
+        Args:
+            terms: see `step_together`.
+            optimizer: of all of them.
+            sets: parameters of each network, with its number of slices.
+            max_norm: see `step`.
+
+        Returns:
+            each network's norm, as `step` returns it.
+        """
+        values, weights = zip(*terms, strict=True)
+        self._backward(values, [self.scaler.scale(weight) for weight in weights], [optimizer])
+        if all(slices > 1 for _, slices in sets):
+            grads = [(_gradients(of_one), slices) for of_one, slices in sets]
+            by_slice = clip_slices(grads, max_norm or float("inf"), self._spreads)
+            norms = [of_one.amax() for of_one in by_slice]
+        else:
+            norms = [self._clip([of_one], max_norm, slices)[0] for of_one, slices in sets]
+        self.apply(optimizer)
+        return [self._finite(norm) for norm in norms]
+
     def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
         """The first part of `step`: gradients of the loss, unscaled."""
         self._backward([self.scaler.scale(loss)], None, [optimizer])
@@ -202,13 +232,6 @@ class Precision:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         self.group.mean_([p.grad for p in learned if p.grad is not None])
-
-    def clip(
-        self, parameters: Iterable[nn.Parameter], max_norm: float, num_slices: int = 1
-    ) -> Tensor:
-        """The second: see `step`. May be called for several sets of the optimiser's parameters."""
-        norms = self._clip([list(parameters)], max_norm, num_slices)
-        return self._finite(norms[0])
 
     def _clip(
         self, parameters: list[list[nn.Parameter]], max_norm: float, num_slices: int
@@ -287,45 +310,65 @@ def clip_gradients(
             for of_one, scale in zip(grads, scales.unbind(), strict=True):
                 torch._foreach_div_(of_one, scale)
         return norms
-    by_slice = [[grad.view(num_slices, -1) for grad in of_one] for of_one in grads]
-    every = [grad for of_one in by_slice for grad in of_one]
-    parts = torch._foreach_norm([row for grad in every for row in grad.unbind(0)])
-    by_part = torch.stack(parts).view(len(every), num_slices)
-    each = torch.split(by_part, [len(of_one) for of_one in grads])
-    by_network = _stacked([torch.linalg.vector_norm(of_one, dim=0) for of_one in each])  # [n, S]
+    norms = clip_slices([(of_one, num_slices) for of_one in grads], max_norm, spreads)
+    return _stacked(norms).amax(1)
+
+
+def clip_slices(
+    grads: Sequence[tuple[list[Tensor], int]], max_norm: float, spreads: Spreads | None = None
+) -> list[Tensor]:
+    """Scale each slice's gradients down to a norm.
+
+    Args:
+        grads: those of each network, with its number of slices, more than one.
+        max_norm: largest norm; infinity: no clipping.
+        spreads: keeps what is the same in every call.
+
+    Returns:
+        the norms before of each network's slices.
+    """
+    by_slice = [[grad.view(slices, -1) for grad in of_one] for of_one, slices in grads]
+    norms = [_slice_norms(of_one) for of_one in by_slice]
     if max_norm < math.inf:
-        scales = (by_network / max_norm).clamp_min(1)
+        scales = (torch.cat(norms) / max_norm).clamp_min(1)
         _divide(by_slice, scales, {} if spreads is None else spreads)
-    return by_network.amax(1)
+    return norms
+
+
+def _slice_norms(grads: list[Tensor]) -> Tensor:
+    """[S] the norm of each row of all gradients [S, ...] of a network together."""
+    if grads[0].device.type != "cpu":  # two kernels, where norms of each and of them are five
+        return torch.linalg.vector_norm(torch.cat(grads, 1), dim=1)
+    parts = torch._foreach_norm([row for grad in grads for row in grad.unbind(0)])
+    by_part = torch.stack(parts).view(len(grads), -1)
+    norms: Tensor = torch.linalg.vector_norm(by_part, dim=0)
+    return norms
 
 
 def _divide(by_slice: list[list[Tensor]], scales: Tensor, spreads: Spreads) -> None:
-    """Divide gradients [S, ...] of networks by numbers [n, S]."""
+    """Divide gradients [S, ...] of networks by the numbers of their slices, one by one."""
     every = [grad for of_one in by_slice for grad in of_one]
     if scales.device.type == "cpu":
-        rows = [
-            row.unsqueeze(1)
-            for of_one, row in zip(by_slice, scales.unbind(), strict=True)
-            for _ in of_one
-        ]
+        each = torch.split(scales.unsqueeze(1), [len(of_one[0]) for of_one in by_slice])
+        rows = [row for of_one, row in zip(by_slice, each, strict=True) for _ in of_one]
     else:  # operations on lists are one kernel where shapes are equal, else one for each tensor
-        widths = tuple(tuple(grad.shape[1] for grad in of_one) for of_one in by_slice)
-        if widths not in spreads:
-            spreads[widths] = _spread(widths, len(scales[0]), scales.device)
-        spread = scales.view(-1).index_select(0, spreads[widths])
+        shapes = tuple(tuple(tuple(grad.shape) for grad in of_one) for of_one in by_slice)
+        if shapes not in spreads:
+            spreads[shapes] = _spread(shapes, scales.device)
+        spread = scales.index_select(0, spreads[shapes])
         parts = torch.split(spread, [grad.numel() for grad in every])
         rows = [part.view_as(grad) for part, grad in zip(parts, every, strict=True)]
     torch._foreach_div_(every, rows)
 
 
-def _spread(widths: Widths, slices: int, device: torch.device) -> Tensor:
+def _spread(shapes: Shapes, device: torch.device) -> Tensor:
     """The number of its scale for each of all networks' gradients, which lie one by one."""
-    numbers = torch.arange(len(widths) * slices, device=device).view(len(widths), slices, 1)
-    each = [
-        numbers[i].expand(-1, width).flatten()
-        for i, of_one in enumerate(widths)
-        for width in of_one
-    ]
+    each, first = [], 0
+    for of_one in shapes:
+        slices = of_one[0][0]
+        numbers = torch.arange(first, first + slices, device=device).unsqueeze(1)
+        each += [numbers.expand(-1, width).flatten() for _, width in of_one]
+        first += slices
     return torch.cat(each)
 
 

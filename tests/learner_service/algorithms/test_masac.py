@@ -20,11 +20,12 @@ from env_service.envs.spread.environment import Config as SpreadConfig
 from learner_service.algorithms.masac import (
     Config,
     Masac,
+    Sampled,
     expected_soft_value,
     soft_q_target,
     soft_value,
     squashed_normal,
-    temperature_loss,
+    temperature_gradient,
 )
 from learner_service.networks.distributions import SquashedNormal
 from learner_service.runtime.precision import Precision
@@ -126,10 +127,9 @@ def test_soft_values_targets_and_temperature_by_hand() -> None:
         torch.tensor([[1.0, 2.0]]), torch.tensor([[0.9], [0.0]]), torch.tensor([[10.0, 20.0]])
     )
     torch.testing.assert_close(target, torch.tensor([[10.0, 20.0], [1.0, 2.0]]))
-    log_alpha = torch.tensor([0.0], requires_grad=True)
-    temperature_loss(log_alpha, torch.tensor([[1.5, 0.5]]), 0.7).mean().backward()
+    found = temperature_gradient(torch.tensor([[1.5, 0.5]]), 0.7).mean()
     # Mean of 1.5 - 0.7 and 0.5 - 0.7: more entropy than wanted, so descent cools.
-    torch.testing.assert_close(log_alpha.grad, torch.tensor([0.3]))
+    torch.testing.assert_close(found, torch.tensor(0.3))
 
 
 def test_an_illegal_action_adds_nothing_to_a_value() -> None:
@@ -161,6 +161,22 @@ def test_squashed_normal_equals_torchs_and_bears_extremes() -> None:
     log_prob.sum().backward()
     assert far.grad is not None
     torch.testing.assert_close(far.grad, torch.tensor([[2.0], [-2.0]]))
+
+
+def test_gradient_of_samples_equals_autograds() -> None:
+    start, noise = 3 * torch.randn(2, 40, 3, 4), torch.randn(2, 40, 3, 2)
+    weights = torch.randn(40, 3, 2), torch.randn(40, 3)
+    ours, theirs = (start[0].clone().requires_grad_() for _ in range(2))
+    action, log_prob, *after = Sampled.apply(ours, start[1], noise)
+    torch.autograd.backward((action, log_prob), weights)
+    expected = squashed_normal(theirs).sample(noise[0])
+    torch.autograd.backward(expected, weights)
+    assert torch.equal(action, expected[0])
+    assert torch.equal(log_prob, expected[1])
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-6)
+    following = squashed_normal(start[1]).sample(noise[1])
+    assert all(torch.equal(a, b) for a, b in zip(after, following, strict=True))
+    assert not any(x.requires_grad for x in after)
 
 
 def test_drawn_action_is_the_sampled_one() -> None:

@@ -170,7 +170,7 @@ def test_networks_clipped_together_are_clipped_as_alone(num_slices: int) -> None
 
 
 def test_each_gradient_finds_the_scale_of_its_slice() -> None:
-    widths = ((2, 1), (3,))
-    scales = torch.tensor([[1.0, 2.0], [3.0, 4.0]])  # of two networks of two slices
-    spread = scales.view(-1)[_spread(widths, 2, CPU)]
-    assert spread.tolist() == [1, 1, 2, 2, 1, 2, 3, 3, 3, 4, 4, 4]
+    shapes = (((2, 2), (2, 1)), ((3, 1),))
+    scales = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])  # of networks of two and of three slices
+    spread = scales[_spread(shapes, CPU)]
+    assert spread.tolist() == [1, 1, 2, 2, 1, 2, 3, 4, 5]
