@@ -42,7 +42,8 @@ from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, SquashedNormal, one_hot
 from learner_service.networks.encoded import learned_parameters
 from learner_service.networks.forward import forward_agents, forward_agents_twice
-from learner_service.networks.inputs import Inputs, JointInputs, with_action
+from learner_service.networks.inputs import Inputs, JointInputs
+from learner_service.networks.stacked import count_slices
 from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 
 Term = tuple[Tensor, Tensor]  # values and their weights in the loss
@@ -129,7 +130,7 @@ def soft_q_target(reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
     return torch.addcmul(reward, discount, value).detach()
 
 
-def temperature_gradient(entropy: Tensor, wanted: Tensor | float) -> Tensor:
+def temperature_gradient(order: Tensor, wanted: Tensor | float, share: Tensor) -> Tensor:
     """Cools a policy that has more entropy than wanted, and warms one with less: H - H_wanted.
 
     Gradient of log alpha (H - H_wanted) with respect to log alpha. Haarnoja et al. 2018, section 5,
@@ -137,13 +138,14 @@ def temperature_gradient(entropy: Tensor, wanted: Tensor | float) -> Tensor:
     alpha does.
 
     Args:
-        entropy: [B, A] of the policy.
+        order: [B, A] minus the entropy of the policy.
         wanted: [B, A] or a number.
+        share: [B, A] what each row counts for.
 
     Returns:
         [B, A].
     """
-    return entropy - wanted
+    return (-wanted - order) * share
 
 
 class Actor(nn.Module):
@@ -263,7 +265,7 @@ class Found(NamedTuple):
         value: [B, A] soft values now, without gradient.
         terms: of the policies' loss, outputs with their gradients.
         next_value: [B, A] soft values next.
-        entropy: [B, A] of the policies.
+        order: [B, A] minus the policies' entropy.
         wanted: the entropy to keep, [B, A] or a number.
     """
 
@@ -271,7 +273,7 @@ class Found(NamedTuple):
     value: Tensor
     terms: list[Term]
     next_value: Tensor
-    entropy: Tensor
+    order: Tensor
     wanted: Tensor | float
 
 
@@ -304,6 +306,9 @@ class Masac(OffPolicyAlgorithm):
             c.initial_temperature,
             c.learn_temperature,
         ).to(self._device)
+        # Of what is logged: values and minus entropies are logged as minus that.
+        signs = torch.tensor([-1.0, -1, 1, 1, 1], device=self._device)
+        self._signs = signs / count_slices(self._slices)
         # One optimiser for all that is learned, with learning rates by group.
         groups = [
             {"params": learned_parameters(self.actor), "lr": c.actor_lr},
@@ -327,24 +332,26 @@ class Masac(OffPolicyAlgorithm):
         # 1. Policies pi(. | o) and pi(. | o') before the update; [B, A, K] or [B, A, 2 U].
         temperature = self.temperature.log.detach().exp()  # alpha: [A] or [1]
         with cast_weights(self._precision, self.actor):
-            out = self.actor(self._actor_inputs(obs))
+            inputs = self._actor_inputs(obs), self._actor_inputs(next_obs)
+            out = self.actor(inputs[0])
             with torch.no_grad():
-                next_out = self.actor(self._actor_inputs(next_obs))
+                next_out = self.actor(inputs[1])
         # 2. Their values: q [B, A, 2] of the actions taken, else [B, A].
         learn = self._discrete if isinstance(self._spec.action, Discrete) else self._continuous
-        q, value, terms, next_value, entropy, wanted = learn(
-            rows["action"], obs, next_obs, (out, next_out), temperature, share
+        q, value, terms, next_value, order, wanted = learn(
+            rows["action"], (obs, next_obs), inputs, (out, next_out), temperature, share
         )
         with torch.no_grad():
             # 3. Critics: J_Q = w (Q - y)^2, y = r + gamma V(o') (equation 5).
             target = soft_q_target(reward, discount, next_value)
-            error = q.detach() - target.unsqueeze(-1)
-            of_error = (2 * share * rows["weight"].unsqueeze(1)).unsqueeze(-1)
-            of_q = error * of_error
+            goal = target.unsqueeze(-1).expand_as(q)
+            error = q.detach() - goal
+            of_error = (share * rows["weight"].unsqueeze(1)).unsqueeze(-1).expand_as(q)
+            of_q = torch.ops.aten.mse_loss_backward(of_error, q.detach(), goal, 0)  # no mean
             terms += [(q, of_q)]
             # 5. Temperatures: J_alpha = log alpha (H - H_wanted) (equation 18).
             if c.learn_temperature:
-                of_log = temperature_gradient(entropy, wanted) * share
+                of_log = temperature_gradient(order, wanted, share)
                 terms += [(self._log_temperatures(of_log), of_log)]
         # 6. One backward pass and one step of all; targets follow.
         actor_norm, critic_norm = self._step(terms)
@@ -352,15 +359,15 @@ class Masac(OffPolicyAlgorithm):
         with torch.no_grad():
             td_error = error.abs().mean(-1)
             names = ("actor_loss", "entropy", "q_mean", "target_mean", "td_error")
-            logged = torch.stack([-value, entropy, q[..., 0], target, td_error])
-            means = logged.flatten(1) @ share.flatten()
+            logged = torch.stack([value, order, q[..., 0], target, td_error])
+            means = (logged.flatten(1) @ share.flatten()) * self._signs
             critic_loss = torch.dot(of_q.flatten(), error.flatten())
             if AGENT_MASK in obs:
                 alive_agents = alive.sum(1, keepdim=True).clamp_min(1)
                 td_error = td_error * alive * (td_error.shape[1] / alive_agents)
         return {
             "critic_loss": critic_loss / (2 * self._num_slices),
-            **dict(zip(names, (means / self._num_slices).unbind(), strict=True)),
+            **dict(zip(names, means.unbind(), strict=True)),
             "temperature": temperature.mean(),
             "actor_grad_norm": actor_norm,
             "critic_grad_norm": critic_norm,
@@ -389,8 +396,8 @@ class Masac(OffPolicyAlgorithm):
     def _continuous(
         self,
         action: Tensor,
-        obs: Mapping[str, Tensor],
-        next_obs: Mapping[str, Tensor],
+        seen: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+        inputs: tuple[Inputs, Inputs],
         outs: tuple[Tensor, Tensor],
         temperature: Tensor,
         share: Tensor,
@@ -399,8 +406,8 @@ class Masac(OffPolicyAlgorithm):
 
         Args:
             action: [B, A, U].
-            obs: name -> [B, A, ...] or [B, ...].
-            next_obs: the same.
+            seen: observations now and next, name -> [B, A, ...] or [B, ...].
+            inputs: of the actors, for both.
             outs: of the actors, for both.
             temperature: [A] or [1].
             share: [B, A] what each row counts for.
@@ -410,11 +417,12 @@ class Masac(OffPolicyAlgorithm):
         noise.normal_(generator=self._generator)
         own, log_prob, next_action, next_log_prob = Sampled.apply(*outs, noise)  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            joint = self._joint_inputs(next_obs, next_action)
-            next_q = self._critics(self.target, with_action(joint, next_action))
+            joint = self._joint_inputs(seen[1], next_action, inputs[1], whole=True)
+            next_q = self._critics(self.target, joint)
             next_value = soft_value(next_q.squeeze(-1).amin(2), next_log_prob, temperature)
-        action = (action - self._middle) / self._half
-        joint = with_action(self._joint_inputs(obs, action), action)
+        if (self._middle, self._half) != (0, 1):
+            action = (action - self._middle) / self._half
+        joint = self._joint_inputs(seen[0], action, inputs[0], whole=True)
         change = own - action  # the actor's loss moves no critic
         q, own_q = forward_agents_twice(
             self.critic, joint, change, self._precision, self._spec.num_agents, 2
@@ -425,34 +433,36 @@ class Masac(OffPolicyAlgorithm):
             # 4. Policies: J_pi = -V(o) (equation 7).
             of_q = torch.zeros_like(own_q).scatter_(2, which, -share.unsqueeze(2))
             terms = [(own_q, of_q), (log_prob, share * temperature)]
-        return Found(q, value, terms, next_value, -log_prob.detach(), self._wanted)
+        return Found(q, value, terms, next_value, log_prob.detach(), self._wanted)
 
     def _discrete(
         self,
         action: Tensor,
-        obs: Mapping[str, Tensor],
-        next_obs: Mapping[str, Tensor],
+        seen: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+        inputs: tuple[Inputs, Inputs],
         outs: tuple[Tensor, Tensor],
         temperature: Tensor,
         share: Tensor,
     ) -> Found:
         """As `_continuous`; over all own actions, the others' as taken, and next as drawn."""
         # 2. V(o) = sum_k pi(k | o) (min Q(o, k) - alpha log pi(k | o)): Christodoulou, equation 10.
-        k, mask = self._num_outputs, obs.get(ACTION_MASK)
-        pi, next_pi = Categorical(outs[0], mask), Categorical(outs[1], next_obs.get(ACTION_MASK))
+        k, (mask, next_mask) = self._num_outputs, (of_one.get(ACTION_MASK) for of_one in seen)
+        pi, next_pi = Categorical(outs[0], mask), Categorical(outs[1], next_mask)
         with torch.no_grad():
-            joint = self._joint_inputs(next_obs, one_hot(next_pi.sample(self._generator), k))
+            drawn = one_hot(next_pi.sample(self._generator), k)
+            joint = self._joint_inputs(seen[1], drawn, inputs[1])
             next_q = self._critics(self.target, joint).amin(2)
             next_value = expected_soft_value(next_q, next_pi.logits, temperature)
         action = action.long()
-        every = self._critics(self.critic, self._joint_inputs(obs, one_hot(action, k)))
+        joint = self._joint_inputs(seen[0], one_hot(action, k), inputs[0])
+        every = self._critics(self.critic, joint)
         taken = action[..., None, None].expand(*action.shape, 2, 1)
         q = every.gather(-1, taken).squeeze(-1)
         value = expected_soft_value(every.detach().amin(2), pi.logits, temperature)
         wanted = self._config.target_entropy_share * _log_legal(mask, k)
         # 4. Policies: J_pi = -V(o) (equation 7).
         terms = [(value, -share)]
-        return Found(q, value.detach(), terms, next_value, pi.entropy().detach(), wanted)
+        return Found(q, value.detach(), terms, next_value, -pi.entropy().detach(), wanted)
 
     def _critics(self, network: nn.Module, inputs: Inputs) -> Tensor:
         """[B, A, 2, outputs] values by both critics of inputs [B, A, ...]."""

@@ -59,7 +59,7 @@ def packed(arrays: Mapping[str, Tensor], spare: int = 0) -> tuple[Layout, Tensor
 
 
 def unpacked(layout: Layout, words: Tensor) -> dict[str, Tensor]:
-    """Take apart what `packed` laid side by side: name -> [R, A, ...], 64-bit integers as copies."""
+    """Take apart what `packed` laid side by side: name -> [R, A, ...], of integers copies."""
     found = {}
     for name, start, stop, shape, dtype in layout:
         x = words[..., start:stop]

@@ -349,18 +349,27 @@ class JointInputs:
         self.shape = InputShape(image, vector)
         self.with_action_shape = InputShape(image, vector + size)
 
-    def __call__(self, observation: Mapping[str, Tensor], action: Tensor) -> Inputs:
+    def __call__(
+        self,
+        observation: Mapping[str, Tensor],
+        action: Tensor,
+        own: Inputs | None = None,
+        *,
+        whole: bool = False,
+    ) -> Inputs:
         """[B, A, ...].
 
         Args:
             observation: name -> [B, A, ...] or [B, ...].
             action: [B, A, U] float32, or [B, A, K] one-hot or probabilities; no gradient reaches
                 it.
+            own: what ActorInputs gives for it, if that is known.
+            whole: flag to add the agent's own action.
         """
         observation = self._derive(observation)
-        own, a = self._actor(observation), self._num_agents
+        own, a = self._actor(observation) if own is None else own, self._num_agents
         if not self._centralised:
-            return own
+            return with_action(own, action) if whole else own
         b = len(action)
         images = [] if own.stored is None else [own.stored]
         for i in self._state_images:
@@ -376,6 +385,8 @@ class JointInputs:
             # Row a of the windows: a, a + 1, ..., and round to a - 1.
             windows = torch.cat([each, each[:, :-1]], 1).unfold(1, a, 1)  # [B, A, F + U, A]
             vectors.append(windows[..., 1:].transpose(2, 3).flatten(2))
+        if whole:
+            vectors.append(action)
         return Inputs(_cat(images), _cat(vectors))
 
 

@@ -53,24 +53,32 @@ class MLP(nn.Module):
         Returns:
             Two of [B, A, outputs].
         """
+        if self._agents == vector.shape[1] > 1 and vector.device.type != "cpu":
+            both = self._twice(vector.transpose(0, 1), change.transpose(0, 1))
+            return both[0].transpose(0, 1), both[1].transpose(0, 1)
         first, second = self.twice_of_rows(vector.flatten(0, 1), change.flatten(0, 1))
         shape = *vector.shape[:2], first.shape[-1]
         return first.view(shape), second.view(shape)
 
     def twice_of_rows(self, rows: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
-        """`twice` of rows [R, F] and changes [R, U]; the agent is the innermost index.
+        """`twice` of rows [R, F] and changes [R, U]; the agent is the innermost index."""
+        first, second = self._twice(self._by_agent(rows), self._by_agent(change))
+        return self._by_row(first), self._by_row(second)
+
+    def _twice(self, stacked: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+        """`twice` as the stacked layers have it.
 
         The first layer's sums are formed once, then the change's part is added. What comes second
         passes gradient on to the change alone: weights and rows are constants there.
         """
         first, rest = self.layers[0], self.layers[1:]
         assert isinstance(first, StackedLinear)
-        sums = first(self._by_agent(rows))
-        changed = first.changed(sums, self._by_agent(change))
+        sums = first(stacked)
+        changed = first.changed(sums, change)
         with frozen(self):
             second = rest(changed)
         # Last: it overwrites the sums.
-        return self._by_row(rest(sums)), self._by_row(second)
+        return rest(sums), second
 
     def _by_agent(self, rows: Tensor) -> Tensor:
         """[R, F] -> [A, B, F], as the stacked layers want it; as it is if all agents share."""

@@ -127,7 +127,7 @@ def test_soft_values_targets_and_temperature_by_hand() -> None:
         torch.tensor([[1.0, 2.0]]), torch.tensor([[0.9], [0.0]]), torch.tensor([[10.0, 20.0]])
     )
     torch.testing.assert_close(target, torch.tensor([[10.0, 20.0], [1.0, 2.0]]))
-    found = temperature_gradient(torch.tensor([[1.5, 0.5]]), 0.7).mean()
+    found = temperature_gradient(torch.tensor([[-1.5, -0.5]]), 0.7, torch.tensor(0.5)).sum()
     # Mean of 1.5 - 0.7 and 0.5 - 0.7: more entropy than wanted, so descent cools.
     torch.testing.assert_close(found, torch.tensor(0.3))
 
@@ -402,8 +402,10 @@ def test_discrete_values_by_hand() -> None:
     out = torch.tensor([[[0.25, 0.75, 9.0], [0.25, 0.25, 0.5]]]).log().requires_grad_(True)
     out_after = torch.tensor([[[0.5, 9.0, 0.5], [0.3, 0.3, 0.4]]]).log()
     action, alpha = torch.tensor([[0, 1]], dtype=torch.int32), torch.tensor([0.5, 2.0])
-    q, value, next_value, entropy, wanted = masac._discrete(
-        action, now, later, out, out_after, alpha
+    seen, share = (now, later), torch.ones(1, 2)
+    inputs = masac._actor_inputs(now), masac._actor_inputs(later)
+    q, value, terms, next_value, order, wanted = masac._discrete(
+        action, seen, inputs, (out, out_after), alpha, share
     )
     # The first agent sees the other do 1: 100 more; the other sees 0. Taken are 0 and 1.
     assert q.tolist() == [[[110.0, 140.0], [20.0, 5.0]]]
@@ -412,15 +414,18 @@ def test_discrete_values_by_hand() -> None:
     # Lesser values 10, 5, 25; of the first agent 100 more, and it has no third action.
     mine, its = 100 + 0.25 * 10 + 0.75 * 5 + 0.5 * both, 0.25 * 10 + 0.25 * 5 + 0.5 * 25 + 2 * three
     torch.testing.assert_close(value, torch.tensor([[mine, its]]))
-    torch.testing.assert_close(entropy, torch.tensor([[both, three]]))
+    torch.testing.assert_close(order, -torch.tensor([[both, three]]))
     # Lesser values 1, 0, 3. The other can do but 2, which the first sees; it sees 0 or 2 itself.
     expected = 1000 + 0.5 * 1 + 0.5 * 3 + 0.5 * math.log(2)
     assert float(next_value[0, 0]) == pytest.approx(expected)
     assert float(next_value[0, 1]) in (3.0, 1003.0)
     torch.testing.assert_close(wanted, 0.2 * torch.tensor([[2.0, 3.0]]).log())
     assert not next_value.requires_grad
-    assert not entropy.requires_grad
-    moved = torch.autograd.grad(value.sum(), [out, *masac.critic.parameters()], allow_unused=True)
+    assert not order.requires_grad
+    assert not value.requires_grad
+    ((loss, weights),) = terms
+    assert torch.equal(weights, -share)
+    moved = torch.autograd.grad(loss.sum(), [out, *masac.critic.parameters()], allow_unused=True)
     assert moved[0] is not None
     assert all(gradient is None for gradient in moved[1:])  # the actor's loss moves no critic
 
