@@ -378,11 +378,14 @@ def gradient_norms(grads: list[list[Tensor]]) -> Tensor:
     if every[0].device.type != "cpu":  # two kernels, where norms of each and of them are five
         each = torch.cat([grad.flatten() for grad in every])
         numbers = [sum(grad.numel() for grad in of_one) for of_one in grads]
-        return _stacked([torch.linalg.vector_norm(x) for x in torch.split(each, numbers)])
+        norms = each.new_empty(len(grads))
+        for x, norm in zip(torch.split(each, numbers), norms.unbind(), strict=True):
+            torch.linalg.vector_norm(x, out=norm)
+        return norms
     parts = torch.stack(torch._foreach_norm(every))
     sizes = [len(of_one) for of_one in grads]
     if len(set(sizes)) == 1:
-        norms: Tensor = torch.linalg.vector_norm(parts.view(len(grads), -1), dim=1)
+        norms = torch.linalg.vector_norm(parts.view(len(grads), -1), dim=1)
         return norms
     return _stacked([torch.linalg.vector_norm(part) for part in torch.split(parts, sizes)])
 
