@@ -493,7 +493,8 @@ class Coma(OnPolicyAlgorithm):
             return deviations(sums[..., 0], share, self._sets, self._group)
         mean = sums[..., 0].reshape(1, -1) @ share.reshape(-1, 1)
         centred = torch.addcmul(sums[..., 3], mean, given["root"], value=-1)
-        return torch.linalg.vector_norm(centred).view(1)
+        found: Tensor = torch.linalg.vector_norm(centred).view(1)
+        return found
 
     @torch.no_grad()
     def _after_improving(self, given: Mapping[str, Tensor], found: Outputs) -> Outputs:

@@ -310,8 +310,8 @@ def clip_gradients(
             for of_one, scale in zip(grads, scales.unbind(), strict=True):
                 torch._foreach_div_(of_one, scale)
         return norms
-    norms = clip_slices([(of_one, num_slices) for of_one in grads], max_norm, spreads)
-    return _stacked(norms).amax(1)
+    by_slice = clip_slices([(of_one, num_slices) for of_one in grads], max_norm, spreads)
+    return _stacked(by_slice).amax(1)
 
 
 def clip_slices(
@@ -338,10 +338,10 @@ def clip_slices(
 def _slice_norms(grads: list[Tensor]) -> Tensor:
     """[S] the norm of each row of all gradients [S, ...] of a network together."""
     if grads[0].device.type != "cpu":  # two kernels, where norms of each and of them are five
-        return torch.linalg.vector_norm(torch.cat(grads, 1), dim=1)
+        norms: Tensor = torch.linalg.vector_norm(torch.cat(grads, 1), dim=1)
+        return norms
     parts = torch._foreach_norm([row for grad in grads for row in grad.unbind(0)])
-    by_part = torch.stack(parts).view(len(grads), -1)
-    norms: Tensor = torch.linalg.vector_norm(by_part, dim=0)
+    norms = torch.linalg.vector_norm(torch.stack(parts).view(len(grads), -1), dim=0)
     return norms
 
 
@@ -378,7 +378,7 @@ def gradient_norms(grads: list[list[Tensor]]) -> Tensor:
     if every[0].device.type != "cpu":  # two kernels, where norms of each and of them are five
         each = torch.cat([grad.flatten() for grad in every])
         numbers = [sum(grad.numel() for grad in of_one) for of_one in grads]
-        norms = each.new_empty(len(grads))
+        norms: Tensor = each.new_empty(len(grads))
         for x, norm in zip(torch.split(each, numbers), norms.unbind(), strict=True):
             torch.linalg.vector_norm(x, out=norm)
         return norms
