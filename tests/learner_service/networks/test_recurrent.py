@@ -252,7 +252,7 @@ def test_comas_actor_is_unrolled_from_what_it_acted_with() -> None:
             pi = policy_probabilities(logits.flatten(0, 1), None, policy.exploration)
             action = batch.arrays["action"][t].flatten().long()
             want = pi.gather(1, action.unsqueeze(1)).squeeze(1).log()
-            got = rows.columns["log_prob"].view(4, -1)[t]
+            got = -rows.columns["inverse"].view(4, -1)[t].log()
             counts = rows.weight.view(4, -1)[t] > 0
             torch.testing.assert_close(got[counts], want[counts], rtol=0, atol=1e-6)
 
