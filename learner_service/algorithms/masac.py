@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from learner_service.algorithms import options
-from learner_service.algorithms.actor_critic import SnapshotPolicy
 from learner_service.algorithms.base import require_bounds
 from learner_service.algorithms.off_policy import (
     NEXT,
@@ -34,6 +34,7 @@ from learner_service.algorithms.off_policy import (
     observed,
     of_alive,
 )
+from learner_service.algorithms.policies import SnapshotPolicy
 from learner_service.algorithms.returns import polyak_update, target_of
 from learner_service.networks.building import weight_sets
 from learner_service.networks.casting import cast_weights
@@ -171,26 +172,22 @@ class Temperature(nn.Module):
 
 
 class MasacPolicy(SnapshotPolicy):
-    """The actor, frozen."""
+    """The actor, frozen: samples the distribution that is learned, nothing clipped or added."""
 
-    @torch.inference_mode()
-    def act(
-        self,
-        observation: Mapping[str, Tensor],
-        generator: torch.Generator | None,
-        memory: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """See Policy. Sampled from the distribution that is learned, nothing clipped or added."""
-        inputs = self._inputs(observation)
-        with self._precision.autocast():
-            out = self.actor(inputs)
-        if isinstance(self._spec.action, Discrete):
-            pi = Categorical(out, observation.get(ACTION_MASK))
-            if generator is None:
-                return {"action": pi.mode().int(), "logits": pi.logits}
-            return {"action": pi.sample(generator).int()}
-        squashed = squashed_normal(out)
-        action = squashed.mode() if generator is None else squashed.draw(generator)
+    actor: Actor
+
+    @property
+    @override
+    def network(self) -> nn.Module:
+        return self.actor.network
+
+    @override
+    def distribution(self, out: Tensor, mask: Tensor | None) -> Categorical | SquashedNormal:
+        discrete = isinstance(self._spec.action, Discrete)
+        return Categorical(out, mask) if discrete else squashed_normal(out)
+
+    @override
+    def in_bounds(self, action: Tensor) -> dict[str, Tensor]:
         middle, half = action_range(self._spec)
         return {"action": middle + half * action}
 
@@ -318,7 +315,7 @@ class Masac(OffPolicyAlgorithm):
         noise = torch.empty((2, *action.shape), device=action.device)
         noise.normal_(generator=self._generator)
         # [2, B, A, U] and [2, B, A], of o and of o'
-        sampled, log_prob = squashed_normal(torch.stack([out, next_out])).sample(noise)
+        sampled, log_prob = squashed_normal(torch.stack([out, next_out])).rsample(noise)
         own, next_action = sampled.unbind()
         log_prob, next_log_prob = log_prob.unbind()
         with torch.no_grad():
