@@ -142,7 +142,7 @@ class ActorCritic(Algorithm[B], Generic[B]):
         encoder: Encoder | None,
         slices: tuple[int, ...],
     ) -> nn.Module:
-        """`number` critics for each agent, side by side as slices, for `forward_agents`."""
+        """Build `number` critics for each agent, side by side as slices."""
         twins = tuple(number * s + twin for s in slices for twin in range(number))
         network = self._network_of_critic(encoder)
         made = build_twins(network, shape, num_outputs, self._slices, twins, number, encoder)

@@ -49,7 +49,7 @@ from learner_service.networks.distributions import (
     sample,
 )
 from learner_service.networks.encoded import learned_parameters
-from learner_service.networks.forward import forward_agents
+from learner_service.networks.forward import forward
 from learner_service.networks.inputs import Inputs, JointInputs, with_action
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, Discrete, EnvSpec
@@ -354,9 +354,7 @@ class Maddpg(OffPolicyAlgorithm):
 
     def _act(self, actor: nn.Module, obs: Mapping[str, Tensor]) -> Tensor:
         """[B, A, size] outputs, before tanh or softmax."""
-        return forward_agents(
-            actor, self._actor_inputs(obs), self._precision, self._spec.num_agents
-        )
+        return forward(actor, self._actor_inputs(obs), precision=self._precision)[0]
 
     def _choose(self, out: Tensor, obs: Mapping[str, Tensor]) -> Tensor:
         """[B, A, size] actions as the critics see them, differentiable."""
@@ -368,7 +366,7 @@ class Maddpg(OffPolicyAlgorithm):
     def _q(self, critic: nn.Module, joint: Inputs, own: Tensor) -> Tensor:
         """[B, A, C] float32 of own actions [B, A, size]: a twin is one more slice, fed alike."""
         inputs = with_action(joint, own)
-        return forward_agents(critic, inputs, self._precision, self._spec.num_agents, self._critics)
+        return forward(critic, inputs, precision=self._precision)[0]
 
 
 build = Maddpg

@@ -40,7 +40,7 @@ from learner_service.networks.building import weight_sets
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, SquashedNormal, one_hot
 from learner_service.networks.encoded import learned_parameters
-from learner_service.networks.forward import forward_agents, forward_agents_twice
+from learner_service.networks.forward import forward, forward_twice
 from learner_service.networks.inputs import Inputs, JointInputs, with_action
 from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 
@@ -325,9 +325,7 @@ class Masac(OffPolicyAlgorithm):
         action = (action - self._middle) / self._half
         joint = with_action(self._joint_inputs(obs, action), action)
         change = own - action  # the actor's loss moves no critic
-        q, own_q = forward_agents_twice(
-            self.critic, joint, change, self._precision, self._spec.num_agents, 2
-        )  # [B, A, 2]
+        q, own_q = forward_twice(self.critic, joint, change, self._precision)  # [B, A, 2]
         value = soft_value(own_q.amin(2), log_prob, temperature)
         return q, value, next_value, -log_prob.detach(), self._wanted
 
@@ -358,7 +356,7 @@ class Masac(OffPolicyAlgorithm):
 
     def _critics(self, network: nn.Module, inputs: Inputs) -> Tensor:
         """[B, A, 2, outputs] values by both critics of inputs [B, A, ...]."""
-        q = forward_agents(network, inputs, self._precision, self._spec.num_agents, 2)
+        q, _ = forward(network, inputs, precision=self._precision)
         return q.view(-1, self._spec.num_agents, 2, self._num_outputs)
 
 

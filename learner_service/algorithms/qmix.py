@@ -35,9 +35,8 @@ from learner_service.algorithms.off_policy import (
 )
 from learner_service.algorithms.policies import SnapshotPolicy
 from learner_service.algorithms.returns import polyak_update, target_of
-from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import ILLEGAL
-from learner_service.networks.forward import forward, forward_agents
+from learner_service.networks.forward import forward
 from learner_service.networks.inputs import StateInputs
 from learner_service.networks.recurrent import RecurrentState
 from shared.spec import ACTION_MASK, AGENT_MASK
@@ -291,12 +290,7 @@ class Qmix(OffPolicyAlgorithm):
         hidden: RecurrentState | None = None,
     ) -> Tensor:
         """[B, A, K] float32; with a recurrent state of joint rows B = T * S, time outermost."""
-        inputs = self._actor_inputs(obs)
-        if hidden is None:
-            return forward_agents(agents, inputs, self._precision, self._spec.num_agents)
-        with cast_weights(self._precision, agents):
-            out, _ = forward(agents, inputs, hidden)
-        return out.float()
+        return forward(agents, self._actor_inputs(obs), hidden, self._precision)[0]
 
     def _mix(
         self, values: Values, q: Tensor, alive: Tensor | None, obs: Mapping[str, Tensor]

@@ -57,23 +57,12 @@ class Inputs:
         """The same rows as [B * A / agents, agents, ...]."""
         return self.each(lambda x: x.reshape(-1, agents, *x.shape[2:]))
 
-    def repeated(self, times: int) -> "Inputs":
-        """Every agent's row `times` times side by side, for twin networks: [B, A * times, ...]."""
-        return self if times == 1 else self.each(lambda x: x.repeat_interleave(times, 1))
-
     @property
-    def batch(self) -> int:
-        """B; not by len(), which would bind a policy that is exported to as many rows."""
+    def size(self) -> tuple[int, int]:
+        """B and A."""
         some = self.stored if self.stored is not None else self.vector
         assert some is not None
-        return some.shape[0]
-
-    @property
-    def agents(self) -> int:
-        """A."""
-        some = self.stored if self.stored is not None else self.vector
-        assert some is not None
-        return some.shape[1]
+        return some.shape[0], some.shape[1]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
         """The same with all tensors changed."""

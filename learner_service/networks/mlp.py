@@ -31,55 +31,47 @@ class MLP(nn.Module):
         self.layers = linear_layers(widths, slices, config)
 
     def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
-        """[B, A, F] -> [B, A, outputs]."""
-        if self._agents == vector.shape[1] > 1 and vector.device.type != "cpu":
-            # As they lie in memory; a CPU reads them faster in order.
-            out: Tensor = self.layers(vector.transpose(0, 1))
-            return out.transpose(0, 1)
-        return self.of_rows(vector.flatten(0, 1)).view(*vector.shape[:2], -1)
+        """Return [B, A, outputs] of [B, A, F].
 
-    def of_rows(self, rows: Tensor) -> Tensor:
-        """[R, F] -> [R, outputs]; the agent is the innermost index of R = B * A rows."""
-        return self._by_row(self.layers(self._by_agent(rows)))
+        Layers that stand side by side want agents outermost, [A, B, F].
+        """
+        if self._agents == 1:
+            return self.layers(vector.flatten(0, 1)).view(*vector.shape[:2], -1)
+        stacked = vector.reshape(-1, self._agents, vector.shape[2]).transpose(0, 1)
+        out: Tensor = self.layers(stacked).transpose(0, 1)
+        if vector.device.type == "cpu":  # which reads them faster in order
+            out = out.contiguous()
+        return out.reshape(*vector.shape[:2], -1)
 
     def twice(self, image: Tensor | None, vector: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs of the inputs, and of the same with the last of them changed.
+        """Return the outputs of the inputs, and of the same with the last of them changed.
+
+        The first layer's sums are formed once, then the change's part is added. What comes second
+        passes gradient on to the change alone: weights and rows are constants there.
 
         Args:
             image: None.
-            vector: [B, A, F].
-            change: [B, A, U] what is added to the last U of the F inputs.
+            vector: [B, A, F] inputs.
+            change: [B, A, U] summand of the last U of the F inputs.
 
         Returns:
             Two of [B, A, outputs].
         """
-        first, second = self.twice_of_rows(vector.flatten(0, 1), change.flatten(0, 1))
-        shape = *vector.shape[:2], first.shape[-1]
-        return first.view(shape), second.view(shape)
-
-    def twice_of_rows(self, rows: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
-        """`twice` of rows [R, F] and changes [R, U]; the agent is the innermost index.
-
-        The first layer's sums are formed once, then the change's part is added. What comes second
-        passes gradient on to the change alone: weights and rows are constants there.
-        """
         first, rest = self.layers[0], self.layers[1:]
         assert isinstance(first, StackedLinear)
-        sums = first(self._by_agent(rows))
-        changed = first.changed(sums, self._by_agent(change))
+        shared, shape = self._agents == 1, vector.shape[:2]
+        vector, change = (
+            x.flatten(0, 1) if shared else x.reshape(-1, self._agents, x.shape[2]).transpose(0, 1)
+            for x in (vector, change)
+        )
+        sums = first(vector)
+        changed = first.changed(sums, change)
         with frozen(self):
             second = rest(changed)
         # Last: it overwrites the sums.
-        return self._by_row(rest(sums)), self._by_row(second)
-
-    def _by_agent(self, rows: Tensor) -> Tensor:
-        """[R, F] -> [A, B, F], as the stacked layers want it; as it is if all agents share."""
-        if self._agents == 1:
-            return rows
-        return rows.view(-1, self._agents, rows.shape[1]).transpose(0, 1)
-
-    def _by_row(self, stacked: Tensor) -> Tensor:
-        return stacked if self._agents == 1 else stacked.transpose(0, 1).flatten(0, 1)
+        outputs = rest(sums), second
+        same, other = (x if shared else x.transpose(0, 1).flatten(0, 1) for x in outputs)
+        return same.view(*shape, -1), other.view(*shape, -1)
 
 
 def build(config: Config, shape: "InputShape", num_outputs: int, slices: tuple[int, ...]) -> MLP:
