@@ -41,7 +41,7 @@ from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, SquashedNormal, one_hot
 from learner_service.networks.encoded import learned_parameters
 from learner_service.networks.forward import forward, forward_twice
-from learner_service.networks.inputs import Inputs, JointInputs, with_action
+from learner_service.networks.inputs import Inputs, JointInputs
 from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 
 _MIN_STD = 1e-3  # of an action scaled to [-1, 1], before squashing
@@ -319,11 +319,11 @@ class Masac(OffPolicyAlgorithm):
         own, next_action = sampled.unbind()
         log_prob, next_log_prob = log_prob.unbind()
         with torch.no_grad():
-            joint = self._joint_inputs(next_obs, next_action)
-            next_q = self._critics(self.target, with_action(joint, next_action))
+            joint = self._joint_inputs(next_obs, next_action, with_own=True)
+            next_q = self._critics(self.target, joint)
             next_value = soft_value(next_q.squeeze(-1).amin(2), next_log_prob, temperature)
         action = (action - self._middle) / self._half
-        joint = with_action(self._joint_inputs(obs, action), action)
+        joint = self._joint_inputs(obs, action, with_own=True)
         change = own - action  # the actor's loss moves no critic
         q, own_q = forward_twice(self.critic, joint, change, self._precision)  # [B, A, 2]
         value = soft_value(own_q.amin(2), log_prob, temperature)

@@ -173,7 +173,9 @@ def forward_rows(
         with cast_weights(precision, network.gru, network.head):
             out, _ = network.remember(features, hidden)
         return out.float()
-    rows, agents = inputs.size
+    some = inputs.stored if inputs.stored is not None else inputs.vector
+    assert some is not None
+    rows, agents = some.shape[:2]
     image = None if inputs.stored is None else inputs.stored.shape[-3:]
     step = max(1, chunk_of(image, _CHUNK_ROWS) // agents)
     with cast_weights(precision, network):

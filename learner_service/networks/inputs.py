@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner_service.networks.derived import Derivation
+from learner_service.networks.derived import derivation
 from learner_service.networks.distributions import one_hot
 from learner_service.networks.maps import centred, check_centred, others_action_map, stacked_shape
 from shared.errors import ConfigError, SpecError
@@ -57,13 +57,6 @@ class Inputs:
         """The same rows as [B * A / agents, agents, ...]."""
         return self.each(lambda x: x.reshape(-1, agents, *x.shape[2:]))
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """B and A."""
-        some = self.stored if self.stored is not None else self.vector
-        assert some is not None
-        return some.shape[0], some.shape[1]
-
     def each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
         """The same with all tensors changed."""
         return Inputs(
@@ -87,21 +80,21 @@ class InputOptions:
     centred_state: tuple[int, ...] = ()
 
 
-def to_float(x: Tensor) -> Tensor:
-    """Wire dtype to float32; bytes become 0..1."""
-    if x.dtype == torch.uint8:
-        return x.float().div_(255)
-    return x.float()
+def to_float(x: Tensor, leading: int | None = None) -> Tensor:
+    """Convert wire dtype to float32; bytes become 0..1.
+
+    Args:
+        x: array of an observation.
+        leading: number of dimensions to keep, with all others as one, [..., F]; None: all.
+    """
+    if leading is not None:
+        x = x.unsqueeze(-1).flatten(leading)  # F is 1 of an observation ()
+    return x.float().div_(255) if x.dtype == torch.uint8 else x.float()
 
 
 def _pixels(x: Tensor) -> Tensor:
     """Small images as float32; large ones as they are, to be converted a minibatch at a time."""
     return x if math.prod(x.shape[-3:]) >= _LARGE_IMAGE else to_float(x)
-
-
-def _numbers(x: Tensor, leading: int) -> Tensor:
-    """All but the leading dimensions as one, [..., F] float32; F is 1 of an observation ()."""
-    return to_float(x).unsqueeze(-1).flatten(leading)
 
 
 def _split(spec: EnvSpec, *, per_agent: bool) -> tuple[list[ArraySpec], list[ArraySpec]]:
@@ -137,8 +130,7 @@ class StateInputs:
 
     def __init__(self, spec: EnvSpec) -> None:
         """Decide what goes in."""
-        self._derive = Derivation(spec)
-        spec = self._derive.spec
+        self._derive, spec = derivation(spec)
         known = [o for o in spec.observations if o.name not in NO_INPUTS]
         shared = [o for o in known if not o.per_agent]
         self._arrays = shared if spec.observation(STATE) else known
@@ -148,8 +140,9 @@ class StateInputs:
 
     def __call__(self, observation: Mapping[str, Tensor]) -> Tensor:
         """[B, S] of observations [B, ...]."""
-        observation = self._derive(observation)
-        parts = [_numbers(observation[o.name], 1) for o in self._arrays]
+        if self._derive is not None:
+            observation = self._derive(observation)
+        parts = [to_float(observation[o.name], 1) for o in self._arrays]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
@@ -168,8 +161,7 @@ class ActorInputs:
             SpecError: if images of different size would have to be stacked.
             ConfigError: if maps are to be centred that are not there.
         """
-        self._derive = Derivation(spec)
-        spec = self._derive.spec
+        self._derive, spec = derivation(spec)
         self._images, self.vectors = _split(spec, per_agent=True)
         self._num_agents = spec.num_agents
         self._agent_id = options.agent_id and spec.num_agents > 1
@@ -184,27 +176,29 @@ class ActorInputs:
 
     def __call__(self, observation: Mapping[str, Tensor]) -> Inputs:
         """[B, A, ...] of observations [B, A, ...]."""
-        observation = self._derive(observation)
+        if self._derive is not None:
+            observation = self._derive(observation)
         images = [_pixels(observation[i.name]) for i in self._images]
         if self._centred:
             stacked = torch.cat([to_float(image) for image in images], 2)
             images = [stacked, centred(stacked, self._centred, observation[AGENT_CELL])]
-        vectors = [_numbers(observation[v.name], 2) for v in self.vectors]
+        vectors = [to_float(observation[v.name], 2) for v in self.vectors]
         if self._agent_id:
-            any_array = next(iter(observation.values()))
-            vectors.append(self._agent_numbers(any_array.device).expand(any_array.shape[0], -1, -1))
+            some = next(iter(observation.values()))
+            key = threading.get_ident(), some.device
+            numbers = self._numbers.get(key)
+            if numbers is None:
+                numbers = self._agent_numbers(*key)
+            vectors.append(numbers.expand(some.shape[0], -1, -1))
         return Inputs(_cat(images), _cat(vectors))
 
-    def _agent_numbers(self, device: torch.device) -> Tensor:
-        """[A, A] agents' numbers, one-hot; a copy for each thread, as it has its own stream."""
-        key = threading.get_ident(), device
-        known = self._numbers.get(key)
-        if known is None:
-            with torch.inference_mode(False):
-                known = torch.eye(self._num_agents, device=device)
-            if type(known) is Tensor:  # not one that only traces
-                self._numbers[key] = known
-        return known
+    def _agent_numbers(self, thread: int, device: torch.device) -> Tensor:
+        """Make one-hot numbers [A, A]; a copy for each thread, which has a stream of its own."""
+        with torch.inference_mode(False):
+            numbers = torch.eye(self._num_agents, device=device)
+        if type(numbers) is Tensor:  # not one that only traces
+            self._numbers[thread, device] = numbers
+        return numbers
 
 
 class CriticInputs:
@@ -232,8 +226,7 @@ class CriticInputs:
                 that are not discrete.
             ConfigError: if maps are to be centred that are not there.
         """
-        self._derive = Derivation(spec)
-        spec = self._derive.spec
+        self._derive, spec = derivation(spec)
         self._num_actions = 0
         if actions:
             if not isinstance(spec.action, Discrete):
@@ -259,7 +252,8 @@ class CriticInputs:
 
     def __call__(self, observation: Mapping[str, Tensor], action: Tensor | None = None) -> Inputs:
         """[B, A, ...] of observations [B, A, ...] and the joint action [B, A] int64."""
-        observation = self._derive(observation)
+        if self._derive is not None:
+            observation = self._derive(observation)
         b, a = len(next(iter(observation.values()))), self._num_agents
         own = self._actor(observation)
         images = [] if own.stored is None else [own.stored]
@@ -271,8 +265,8 @@ class CriticInputs:
             images.append(state)
             if self._centred:
                 images.append(centred(to_float(state), self._centred, observation[AGENT_CELL]))
-        shared = [_numbers(observation[v.name], 1) for v in self._state_vectors]
-        shared += [_numbers(observation[v.name], 1) for v in self._joint]
+        shared = [to_float(observation[v.name], 1) for v in self._state_vectors]
+        shared += [to_float(observation[v.name], 1) for v in self._joint]
         vectors += [s.unsqueeze(1).expand(b, a, s.shape[1]) for s in shared]
         if action is None:
             return Inputs(_cat(images), _cat(vectors))
@@ -323,8 +317,7 @@ class JointInputs:
                 f"network.centred_state = {list(options.centred_state)} is for critics of "
                 "counterfactual actions; leave it out"
             )
-        self._derive = Derivation(spec)
-        spec = self._derive.spec
+        self._derive, spec = derivation(spec)
         self._actor, self._centralised = ActorInputs(spec, options), centralised
         self._num_agents = spec.num_agents
         self._state_images, self._state_vectors = _split(spec, per_agent=False)
@@ -338,33 +331,38 @@ class JointInputs:
         self.shape = InputShape(image, vector)
         self.with_action_shape = InputShape(image, vector + size)
 
-    def __call__(self, observation: Mapping[str, Tensor], action: Tensor) -> Inputs:
-        """[B, A, ...].
+    def __call__(
+        self, observation: Mapping[str, Tensor], action: Tensor, *, with_own: bool = False
+    ) -> Inputs:
+        """Return inputs [B, A, ...].
 
         Args:
             observation: name -> [B, A, ...] or [B, ...].
             action: [B, A, U] float32, or [B, A, K] one-hot or probabilities; no gradient reaches
                 it.
+            with_own: append each agent's own action.
         """
-        observation = self._derive(observation)
-        own, a = self._actor(observation), self._num_agents
-        if not self._centralised:
-            return own
-        b = len(action)
+        if self._derive is not None:
+            observation = self._derive(observation)
+        own, a, action = self._actor(observation), self._num_agents, action.detach()
         images = [] if own.stored is None else [own.stored]
-        for i in self._state_images:
-            image = _pixels(observation[i.name])
-            images.append(image.unsqueeze(1).expand(b, a, *image.shape[1:]))
         vectors = [] if own.vector is None else [own.vector]
-        for v in self._state_vectors:
-            state = _numbers(observation[v.name], 1)
-            vectors.append(state.unsqueeze(1).expand(b, a, state.shape[1]))
-        if a > 1:
-            parts = [_numbers(observation[v.name], 2) for v in self._others]
-            each = torch.cat([*parts, action.detach()], 2)  # [B, A, F + U]
+        if self._centralised:
+            b = len(action)
+            for i in self._state_images:
+                image = _pixels(observation[i.name])
+                images.append(image.unsqueeze(1).expand(b, a, *image.shape[1:]))
+            for v in self._state_vectors:
+                state = to_float(observation[v.name], 1)
+                vectors.append(state.unsqueeze(1).expand(b, a, state.shape[1]))
+        if self._centralised and a > 1:
+            parts = [to_float(observation[v.name], 2) for v in self._others]
+            each = torch.cat([*parts, action], 2)  # [B, A, F + U]
             # Row a of the windows: a, a + 1, ..., and round to a - 1.
             windows = torch.cat([each, each[:, :-1]], 1).unfold(1, a, 1)  # [B, A, F + U, A]
             vectors.append(windows[..., 1:].transpose(2, 3).flatten(2))
+        if with_own:
+            vectors.append(action)
         return Inputs(_cat(images), _cat(vectors))
 
 
