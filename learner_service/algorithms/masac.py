@@ -319,11 +319,11 @@ class Masac(OffPolicyAlgorithm):
         own, next_action = sampled.unbind()
         log_prob, next_log_prob = log_prob.unbind()
         with torch.no_grad():
-            joint = self._joint_inputs(next_obs, next_action, with_own=True)
+            joint = self._joint_inputs(next_obs, next_action, whole=True)
             next_q = self._critics(self.target, joint)
             next_value = soft_value(next_q.squeeze(-1).amin(2), next_log_prob, temperature)
         action = (action - self._middle) / self._half
-        joint = self._joint_inputs(obs, action, with_own=True)
+        joint = self._joint_inputs(obs, action, whole=True)
         change = own - action  # the actor's loss moves no critic
         q, own_q = forward_twice(self.critic, joint, change, self._precision)  # [B, A, 2]
         value = soft_value(own_q.amin(2), log_prob, temperature)

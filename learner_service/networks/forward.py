@@ -165,11 +165,20 @@ def forward_rows(
     inputs: Inputs,
     precision: Precision,
     hidden: RecurrentState | None = None,
+    most: int = _CHUNK_ROWS,
 ) -> Tensor:
-    """[B, A, outputs] float32 for many joint rows, in chunks: bounds memory."""
+    """Return [B, A, outputs] float32 for many joint rows, in chunks: bounds memory.
+
+    Args:
+        network: module from `build_network`.
+        inputs: inputs [B, A, ...].
+        precision: precision of the pass.
+        hidden: recurrent state before them, of a recurrent network.
+        most: agents' rows of a chunk, at most.
+    """
     if isinstance(network, Recurrent):
         assert hidden is not None
-        features = forward_rows(network.body, inputs, precision)
+        features = forward_rows(network.body, inputs, precision, most=most)
         with cast_weights(precision, network.gru, network.head):
             out, _ = network.remember(features, hidden)
         return out.float()
@@ -177,7 +186,7 @@ def forward_rows(
     assert some is not None
     rows, agents = some.shape[:2]
     image = None if inputs.stored is None else inputs.stored.shape[-3:]
-    step = max(1, chunk_of(image, _CHUNK_ROWS) // agents)
+    step = max(1, chunk_of(image, most) // agents)
     with cast_weights(precision, network):
         outputs = [
             forward(network, inputs.rows(slice(start, start + step)))[0].float()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from learner_service.networks.derived import derivation
 from learner_service.networks.distributions import one_hot
@@ -149,13 +150,19 @@ class StateInputs:
 class ActorInputs:
     """Each agent's own observations: images stacked by channel, the rest as one vector.
 
+    Inputs of critics derive from it: they add what all agents share, then what the others do.
+
     Attributes:
-        shape: what the actor network is fed.
+        shape: inputs of the network for an agent.
         vectors: specs of the observations that are no images.
     """
 
     def __init__(self, spec: EnvSpec, options: InputOptions) -> None:
         """Decide what goes where.
+
+        Args:
+            spec: spec of the run.
+            options: options of the network about its inputs.
 
         Raises:
             SpecError: if images of different size would have to be stacked.
@@ -166,6 +173,11 @@ class ActorInputs:
         self._num_agents = spec.num_agents
         self._agent_id = options.agent_id and spec.num_agents > 1
         self._numbers: dict[tuple[int, torch.device], Tensor] = {}
+        # What all agents share; of those without shape [C, H, W] all numbers go to each agent.
+        self._shared_images: list[ArraySpec] = []
+        self._shared: list[ArraySpec] = []
+        self._centred_state: tuple[int, ...] = ()
+        self._sees_others = False
         vector = _width(self.vectors) + (spec.num_agents if self._agent_id else 0)
         image = stacked_shape(self._images)
         self._centred = options.centred
@@ -174,23 +186,71 @@ class ActorInputs:
             image = (image[0] + len(self._centred), *image[1:])
         self.shape = InputShape(image, vector)
 
-    def __call__(self, observation: Mapping[str, Tensor]) -> Inputs:
-        """[B, A, ...] of observations [B, A, ...]."""
+    def __call__(
+        self,
+        observation: Mapping[str, Tensor],
+        action: Tensor | None = None,
+        own: Inputs | None = None,
+        *,
+        whole: bool = False,
+    ) -> Inputs:
+        """Return inputs [B, A, ...].
+
+        Args:
+            observation: name -> [B, A, ...] or [B, ...].
+            action: joint action, as the class wants it; no gradient reaches it.
+            own: inputs that ActorInputs makes of the observation, if that is known.
+            whole: flag to append each agent's own action, as `with_action` does.
+        """
         if self._derive is not None:
             observation = self._derive(observation)
-        images = [_pixels(observation[i.name]) for i in self._images]
-        if self._centred:
-            stacked = torch.cat([to_float(image) for image in images], 2)
-            images = [stacked, centred(stacked, self._centred, observation[AGENT_CELL])]
-        vectors = [to_float(observation[v.name], 2) for v in self.vectors]
-        if self._agent_id:
-            some = next(iter(observation.values()))
-            key = threading.get_ident(), some.device
-            numbers = self._numbers.get(key)
-            if numbers is None:
-                numbers = self._agent_numbers(*key)
-            vectors.append(numbers.expand(some.shape[0], -1, -1))
+        # 1. Each agent's own observations.
+        if own is None:
+            images = [_pixels(observation[i.name]) for i in self._images]
+            if self._centred:
+                stacked = torch.cat([to_float(image) for image in images], 2)
+                images = [stacked, centred(stacked, self._centred, observation[AGENT_CELL])]
+            vectors = [to_float(observation[v.name], 2) for v in self.vectors]
+            if self._agent_id:
+                some = next(iter(observation.values()))
+                key = threading.get_ident(), some.device
+                numbers = self._numbers.get(key)
+                if numbers is None:
+                    numbers = self._agent_numbers(*key)
+                vectors.append(numbers.expand(some.shape[0], -1, -1))
+        else:
+            images = [] if own.stored is None else [own.stored]
+            vectors = [] if own.vector is None else [own.vector]
+        # 2. What all agents share.
+        if self._shared_images:
+            state = _cat([_pixels(observation[i.name]) for i in self._shared_images], 1)
+            assert state is not None
+            state = state.unsqueeze(1).expand(-1, self._num_agents, -1, -1, -1)
+            images.append(state)
+            if self._centred_state:
+                cell = observation[AGENT_CELL]
+                images.append(centred(to_float(state), self._centred_state, cell))
+        for v in self._shared:
+            numbers = to_float(observation[v.name], 1)
+            vectors.append(numbers.unsqueeze(1).expand(-1, self._num_agents, -1))
+        # 3. What the other agents do.
+        if action is not None:
+            action = action.detach()
+            if self._sees_others:
+                self._add_others(images, vectors, observation, action)
+            if whole:
+                vectors.append(action)
         return Inputs(_cat(images), _cat(vectors))
+
+    def _add_others(
+        self,
+        images: list[Tensor],
+        vectors: list[Tensor],
+        observation: Mapping[str, Tensor],
+        action: Tensor,
+    ) -> None:
+        """Append what each agent is shown of the others: one more image, or one more vector."""
+        raise NotImplementedError
 
     def _agent_numbers(self, thread: int, device: torch.device) -> Tensor:
         """Make one-hot numbers [A, A]; a copy for each thread, which has a stream of its own."""
@@ -201,24 +261,21 @@ class ActorInputs:
         return numbers
 
 
-class CriticInputs:
+class CriticInputs(ActorInputs):
     """What a centralised critic sees for each agent: own inputs, global state, others' actions.
 
-    The others' actions come as a map where the environment observes maps and says where each
-    agent stands on them (`agent_cell`): (action + 1) / K at each other agent's cell. Elsewhere as
-    one-hot vectors, the own one zero. Where the environment gives no `state`, the vectors that all
-    agents observe stand for it (but not their images).
-
-    Attributes:
-        shape: what the critic network is fed.
+    The joint action is [B, A] int64. The others' actions come as a map where the environment
+    observes maps and says where each agent stands on them (`agent_cell`): (action + 1) / K at each
+    other agent's cell. Elsewhere as one-hot vectors, the own one zero. Where the environment gives
+    no `state`, the vectors that all agents observe stand for it (but not their images).
     """
 
     def __init__(self, spec: EnvSpec, options: InputOptions, *, actions: bool = True) -> None:
         """Decide what goes where.
 
         Args:
-            spec: the run's spec.
-            options: what the network wants to be fed.
+            spec: spec of the run.
+            options: options of the network about its inputs.
             actions: whether the others' actions are among the inputs.
 
         Raises:
@@ -226,50 +283,41 @@ class CriticInputs:
                 that are not discrete.
             ConfigError: if maps are to be centred that are not there.
         """
-        self._derive, spec = derivation(spec)
-        self._num_actions = 0
+        super().__init__(spec, options)
+        _, spec = derivation(spec)
+        self._sees_others, self._num_actions = actions, 0
         if actions:
             if not isinstance(spec.action, Discrete):
                 raise SpecError("a critic over counterfactual actions needs discrete actions")
             self._num_actions = spec.action.num_actions
-        self._actor, self._num_agents = ActorInputs(spec, options), spec.num_agents
-        self._state_images, self._state_vectors = _split(spec, per_agent=False)
-        self._joint = [] if spec.observation(STATE) else self._actor.vectors
-        own = self._actor.shape
+        own, num_agents = self.shape, spec.num_agents
+        self._shared_images, self._shared = _split(spec, per_agent=False)
         standing = own.image is not None and spec.observation(AGENT_CELL) is not None
         self._action_map = actions and standing
-        image, extra = own.image, stacked_shape(self._state_images)
-        self._centred = options.centred_state
-        check_centred("centred_state", self._centred, extra, spec)
+        image, extra = own.image, stacked_shape(self._shared_images)
+        self._centred_state = options.centred_state
+        check_centred("centred_state", self._centred_state, extra, spec)
         if extra is not None:
-            extra = (extra[0] + len(self._centred), *extra[1:])
+            extra = (extra[0] + len(self._centred_state), *extra[1:])
         image = _joined_shape(image, extra)
         if image is not None:
             image = (image[0] + int(self._action_map), *image[1:])
-        vector = own.vector + _width(self._state_vectors) + spec.num_agents * _width(self._joint)
-        vector += 0 if self._action_map else spec.num_agents * self._num_actions
+        vector = own.vector + _width(self._shared)
+        if not spec.observation(STATE):
+            self._shared = [*self._shared, *self.vectors]
+            vector += num_agents * _width(self.vectors)
+        vector += 0 if self._action_map else num_agents * self._num_actions
         self.shape = InputShape(image, vector)
 
-    def __call__(self, observation: Mapping[str, Tensor], action: Tensor | None = None) -> Inputs:
-        """[B, A, ...] of observations [B, A, ...] and the joint action [B, A] int64."""
-        if self._derive is not None:
-            observation = self._derive(observation)
-        b, a = len(next(iter(observation.values()))), self._num_agents
-        own = self._actor(observation)
-        images = [] if own.stored is None else [own.stored]
-        vectors = [] if own.vector is None else [own.vector]
-        if self._state_images:
-            state = _cat([_pixels(observation[i.name]) for i in self._state_images], 1)
-            assert state is not None
-            state = state.unsqueeze(1).expand(b, a, *state.shape[1:])
-            images.append(state)
-            if self._centred:
-                images.append(centred(to_float(state), self._centred, observation[AGENT_CELL]))
-        shared = [to_float(observation[v.name], 1) for v in self._state_vectors]
-        shared += [to_float(observation[v.name], 1) for v in self._joint]
-        vectors += [s.unsqueeze(1).expand(b, a, s.shape[1]) for s in shared]
-        if action is None:
-            return Inputs(_cat(images), _cat(vectors))
+    @override
+    def _add_others(
+        self,
+        images: list[Tensor],
+        vectors: list[Tensor],
+        observation: Mapping[str, Tensor],
+        action: Tensor,
+    ) -> None:
+        b, a = action.shape
         if self._action_map:
             assert self.shape.image is not None
             _, h, w = self.shape.image
@@ -280,32 +328,30 @@ class CriticInputs:
             joint = each.unsqueeze(1).expand(b, a, a, self._num_actions)
             others = 1 - torch.eye(a, device=action.device).view(1, a, a, 1)
             vectors.append((joint * others).flatten(2))
-        return Inputs(_cat(images), _cat(vectors))
 
 
-class JointInputs:
+class JointInputs(ActorInputs):
     """What a critic of joint actions is fed for each agent, but for that agent's own action.
 
     Centralised: the agent's own inputs, the environment's state, or the vectors that the other
     agents observe where it gives none, and the other agents' actions; the others come in turn, the
     next agent first. So the critic of agent a sees all that is observed and done, from where a
     stands, and agents that share a network are distinguished. Otherwise the agent's own inputs
-    alone.
+    alone. The joint action is [B, A, U] float32, or [B, A, K] one-hot or probabilities.
 
     The own action is left out: a critic of discrete actions has an output for each; one of
     continuous actions gets it by `with_action`; the rest serves for any own action.
 
     Attributes:
-        shape: what this gives.
-        with_action_shape: the same, own action added.
+        with_action_shape: `shape`, own action added.
     """
 
     def __init__(self, spec: EnvSpec, options: InputOptions, *, centralised: bool = True) -> None:
         """Decide what goes where.
 
         Args:
-            spec: the run's spec.
-            options: what the network wants to be fed.
+            spec: spec of the run.
+            options: options of the network about its inputs.
             centralised: false: own inputs alone.
 
         Raises:
@@ -317,53 +363,33 @@ class JointInputs:
                 f"network.centred_state = {list(options.centred_state)} is for critics of "
                 "counterfactual actions; leave it out"
             )
-        self._derive, spec = derivation(spec)
-        self._actor, self._centralised = ActorInputs(spec, options), centralised
-        self._num_agents = spec.num_agents
-        self._state_images, self._state_vectors = _split(spec, per_agent=False)
-        others = self._others = [] if spec.observation(STATE) else self._actor.vectors
+        super().__init__(spec, options)
+        _, spec = derivation(spec)
+        self._sees_others = centralised and spec.num_agents > 1
         size = spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
-        image, vector = self._actor.shape.image, self._actor.shape.vector
+        image, vector = self.shape.image, self.shape.vector
+        self._others: list[ArraySpec] = [] if spec.observation(STATE) else self.vectors
         if centralised:
-            image = _joined_shape(image, stacked_shape(self._state_images))
-            vector += _width(self._state_vectors)
-            vector += (spec.num_agents - 1) * (size + _width(others))
+            self._shared_images, self._shared = _split(spec, per_agent=False)
+            image = _joined_shape(image, stacked_shape(self._shared_images))
+            vector += _width(self._shared)
+            vector += (spec.num_agents - 1) * (size + _width(self._others))
         self.shape = InputShape(image, vector)
         self.with_action_shape = InputShape(image, vector + size)
 
-    def __call__(
-        self, observation: Mapping[str, Tensor], action: Tensor, *, with_own: bool = False
-    ) -> Inputs:
-        """Return inputs [B, A, ...].
-
-        Args:
-            observation: name -> [B, A, ...] or [B, ...].
-            action: [B, A, U] float32, or [B, A, K] one-hot or probabilities; no gradient reaches
-                it.
-            with_own: append each agent's own action.
-        """
-        if self._derive is not None:
-            observation = self._derive(observation)
-        own, a, action = self._actor(observation), self._num_agents, action.detach()
-        images = [] if own.stored is None else [own.stored]
-        vectors = [] if own.vector is None else [own.vector]
-        if self._centralised:
-            b = len(action)
-            for i in self._state_images:
-                image = _pixels(observation[i.name])
-                images.append(image.unsqueeze(1).expand(b, a, *image.shape[1:]))
-            for v in self._state_vectors:
-                state = to_float(observation[v.name], 1)
-                vectors.append(state.unsqueeze(1).expand(b, a, state.shape[1]))
-        if self._centralised and a > 1:
-            parts = [to_float(observation[v.name], 2) for v in self._others]
-            each = torch.cat([*parts, action], 2)  # [B, A, F + U]
-            # Row a of the windows: a, a + 1, ..., and round to a - 1.
-            windows = torch.cat([each, each[:, :-1]], 1).unfold(1, a, 1)  # [B, A, F + U, A]
-            vectors.append(windows[..., 1:].transpose(2, 3).flatten(2))
-        if with_own:
-            vectors.append(action)
-        return Inputs(_cat(images), _cat(vectors))
+    @override
+    def _add_others(
+        self,
+        images: list[Tensor],
+        vectors: list[Tensor],
+        observation: Mapping[str, Tensor],
+        action: Tensor,
+    ) -> None:
+        parts = [to_float(observation[v.name], 2) for v in self._others]
+        each = torch.cat([*parts, action], 2)  # [B, A, F + U]
+        # Row a of the windows: a, a + 1, ..., and round to a - 1.
+        windows = torch.cat([each, each[:, :-1]], 1).unfold(1, self._num_agents, 1)
+        vectors.append(windows[..., 1:].transpose(2, 3).flatten(2))  # of [B, A, F + U, A]
 
 
 def with_action(inputs: Inputs, action: Tensor) -> Inputs:
