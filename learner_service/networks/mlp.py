@@ -2,12 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.networks.casting import frozen
 from learner_service.networks.layers import LayersConfig, NetworkConfig, linear_layers
-from learner_service.networks.stacked import StackedLinear, count_slices
+from learner_service.networks.stacked import StackedLinear, count_slices, per_agent
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class MLP(nn.Module):
     def __init__(self, widths: list[int], slices: tuple[int, ...], config: LayersConfig) -> None:
         super().__init__()
         self._agents = len(slices) if count_slices(slices) > 1 else 1
+        self._slices = slices
         self.layers = linear_layers(widths, slices, config)
 
     def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
@@ -59,19 +61,26 @@ class MLP(nn.Module):
         """
         first, rest = self.layers[0], self.layers[1:]
         assert isinstance(first, StackedLinear)
-        shared, shape = self._agents == 1, vector.shape[:2]
-        vector, change = (
+        shared, last = self._agents == 1, change.shape[2]
+        rows, moved = (
             x.flatten(0, 1) if shared else x.reshape(-1, self._agents, x.shape[2]).transpose(0, 1)
             for x in (vector, change)
         )
-        sums = first(vector)
-        changed = first.changed(sums, change)
+        sums = first(rows)
+        weight = per_agent(first.weight.detach()[:, -last:], self._slices)  # [A, U, O], or [1, ...]
+        if shared:
+            changed = torch.addmm(sums.detach(), moved, weight.squeeze(0))
+        else:
+            changed = torch.baddbmm(sums.detach(), moved, weight)
         with frozen(self):
             second = rest(changed)
-        # Last: it overwrites the sums.
-        outputs = rest(sums), second
-        same, other = (x if shared else x.transpose(0, 1).flatten(0, 1) for x in outputs)
-        return same.view(*shape, -1), other.view(*shape, -1)
+        outputs = [rest(sums), second]  # in this order: it overwrites the sums
+        if not shared:
+            outputs = [out.transpose(0, 1) for out in outputs]
+        if vector.device.type == "cpu":
+            outputs = [out.contiguous() for out in outputs]
+        same, other = (out.reshape(*vector.shape[:2], -1) for out in outputs)
+        return same, other
 
 
 def build(config: Config, shape: "InputShape", num_outputs: int, slices: tuple[int, ...]) -> MLP:

@@ -115,18 +115,6 @@ class StackedLinear(nn.Module):
             return None
         return linear_relu(x, self.weight.squeeze(0), self.bias.view(-1))
 
-    def changed(self, out: Tensor, change: Tensor) -> Tensor:
-        """Outputs if the last U inputs were others; gradient reaches the change alone.
-
-        Args:
-            out: [R, O] or [A, B, O] outputs of the inputs as they are.
-            change: [R, U] or [A, B, U] what is added to the last U inputs.
-        """
-        weight = self.weight.detach()[:, -change.shape[-1] :]
-        if len(self.weight) == 1:
-            return torch.addmm(out.detach(), change, weight.squeeze(0))
-        return torch.baddbmm(out.detach(), change, per_agent(weight, self._slices))
-
 
 class Layers(nn.Sequential):
     """torch's Sequential; a linear layer and the ReLU after it are one kernel where they can be."""
