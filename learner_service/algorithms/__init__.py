@@ -14,7 +14,6 @@ SUPPORT = {
         "augmented",
         "averaging",
         "base",
-        "coma_policy",
         "confusion",
         "counterfactual",
     ),
@@ -24,7 +23,6 @@ SUPPORT = {
         "frozen",
         "imitation",
         "labelled_images",
-        "mappo_policy",
         "minibatches",
         "normalising",
         "off_policy",
@@ -33,6 +31,7 @@ SUPPORT = {
     *(
         "options",
         "packed_rows",
+        "policies",
         "returns",
         "running_moments",
         "schedule",

@@ -5,13 +5,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from learner_service.algorithms.base import Algorithm, Policy
-from learner_service.algorithms.mappo_policy import (
+from learner_service.algorithms.minibatches import counted_actions
+from learner_service.algorithms.policies import (
     Actor,
     MappoPolicy,
     policy_extras,
     policy_outputs,
 )
-from learner_service.algorithms.minibatches import counted_actions
 from learner_service.networks.building import build_network, input_options
 from learner_service.networks.inputs import ActorInputs
 from learner_service.networks.recurrent import memory_size, recurrent_states

@@ -14,6 +14,7 @@ from typing_extensions import override
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.algorithms.frozen import FrozenAgents
 from learner_service.algorithms.options import CriticConfig, SharingConfig
+from learner_service.algorithms.policies import SnapshotPolicy
 from learner_service.networks.building import (
     build_network,
     build_twins,
@@ -23,7 +24,7 @@ from learner_service.networks.building import (
 from learner_service.networks.encoded import Encoder, learned_parameters
 from learner_service.networks.inputs import ActorInputs, InputShape
 from learner_service.networks.recurrent import memory_size
-from learner_service.networks.snapshot import publish, snapshot
+from learner_service.networks.snapshot import publish
 from learner_service.networks.stacked import count_slices
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
@@ -32,41 +33,6 @@ from shared.config import PluginConfig
 from shared.spec import EnvSpec
 
 B = TypeVar("B", bound=Taken)
-
-
-class SnapshotPolicy(Policy):
-    """A frozen copy of an actor; a subclass acts with it.
-
-    Attributes:
-        actor: the copy.
-        exploration: numbers on the device that the algorithm explores by, if it has any.
-    """
-
-    exploration: Tensor
-
-    def __init__(
-        self,
-        actor: nn.Module,
-        inputs: ActorInputs,
-        spec: EnvSpec,
-        precision: Precision,
-        exploration: Tensor | None = None,
-    ) -> None:
-        """Copy the actor and what it explores by.
-
-        Args:
-            actor: with weights in fp32.
-            inputs: what the actor is fed of observations.
-            spec: of the environment.
-            precision: of forward passes.
-            exploration: see the class.
-        """
-        self.actor, self.memory_size = snapshot(actor, precision), memory_size(actor)
-        self._inputs = inputs
-        self._spec = spec
-        self._precision = precision
-        if exploration is not None:
-            self.exploration = exploration.clone()
 
 
 class ActorCritic(Algorithm[B], Generic[B]):
@@ -176,7 +142,7 @@ class ActorCritic(Algorithm[B], Generic[B]):
         encoder: Encoder | None,
         slices: tuple[int, ...],
     ) -> nn.Module:
-        """`number` critics for each agent, side by side as slices, for `forward_agents`."""
+        """Build `number` critics for each agent, side by side as slices."""
         twins = tuple(number * s + twin for s in slices for twin in range(number))
         network = self._network_of_critic(encoder)
         made = build_twins(network, shape, num_outputs, self._slices, twins, number, encoder)

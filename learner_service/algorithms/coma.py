@@ -19,7 +19,6 @@ from typing_extensions import override
 
 from learner_service.algorithms import options
 from learner_service.algorithms.base import require_discrete
-from learner_service.algorithms.coma_policy import ComaPolicy
 from learner_service.algorithms.counterfactual import bounded_log, taken
 from learner_service.algorithms.exploration import (
     LEAST,
@@ -39,6 +38,7 @@ from learner_service.algorithms.minibatches import (
     uncounted_never_taken,
 )
 from learner_service.algorithms.on_policy import OnPolicyAlgorithm, RecurrentStates, each
+from learner_service.algorithms.policies import ComaPolicy
 from learner_service.algorithms.returns import (
     lambda_returns,
     most_gain,

@@ -1,9 +1,19 @@
 """Exploration of discrete actions: a share of uniform random ones that falls with experience."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from learner_service.networks.distributions import ILLEGAL, explore, over_actions
+from learner_service.networks.distributions import (
+    ILLEGAL,
+    ActionDistribution,
+    explore,
+    one_hot,
+    over_actions,
+    sample,
+)
 
 LEAST = 1e-10  # probability in logarithms, where a saturated policy underflows to zero
 
@@ -22,6 +32,59 @@ def policy_probabilities(logits: Tensor, mask: Tensor | None, epsilon: Tensor | 
     if mask is not None:
         logits = logits.masked_fill(mask == 0, ILLEGAL)
     return explore(over_actions(torch.softmax, logits), mask, epsilon)
+
+
+@dataclass
+class EpsilonSoftmax(ActionDistribution):
+    """`policy_probabilities`; its mode is the most probable legal action.
+
+    Attributes:
+        logits: [..., K] float32.
+        mask: [..., K] 1 = legal, or None if all are.
+        epsilon: scalar share of uniform random actions.
+    """
+
+    logits: Tensor
+    mask: Tensor | None
+    epsilon: Tensor
+
+    @override
+    def sample(self, generator: torch.Generator) -> Tensor:
+        return sample(policy_probabilities(self.logits, self.mask, self.epsilon), generator)
+
+    @override
+    def mode(self) -> Tensor:
+        return self.greedy_by()["logits"].argmax(-1)
+
+    @override
+    def greedy_by(self) -> dict[str, Tensor]:
+        if self.mask is None:
+            return {"logits": self.logits}
+        return {"logits": self.logits.masked_fill(self.mask == 0, float("-inf"))}
+
+
+@dataclass
+class EpsilonGreedy(ActionDistribution):
+    """The legal action of the highest value, or a uniform random one with probability epsilon.
+
+    Attributes:
+        values: [..., K] float32, those of illegal actions below all others.
+        mask: [..., K] 1 = legal, or None if all are.
+        epsilon: scalar share of uniform random actions.
+    """
+
+    values: Tensor
+    mask: Tensor | None
+    epsilon: Tensor
+
+    @override
+    def sample(self, generator: torch.Generator) -> Tensor:
+        greedy = one_hot(self.mode(), self.values.shape[-1])
+        return sample(explore(greedy, self.mask, self.epsilon), generator)
+
+    @override
+    def mode(self) -> Tensor:
+        return self.values.argmax(-1)
 
 
 def penalties(mask: Tensor) -> Tensor:

@@ -15,14 +15,15 @@ Gumbel-softmax (Jang et al. 2017, arXiv:1611.01144, section 2.2, straight-throug
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from learner_service.algorithms import options
-from learner_service.algorithms.actor_critic import SnapshotPolicy
 from learner_service.algorithms.base import require_bounds
 from learner_service.algorithms.off_policy import (
     NEXT,
@@ -36,12 +37,19 @@ from learner_service.algorithms.off_policy import (
     observed,
     of_alive,
 )
+from learner_service.algorithms.policies import SnapshotPolicy
 from learner_service.algorithms.returns import polyak_update, target_of
 from learner_service.networks.building import weight_sets
 from learner_service.networks.casting import frozen
-from learner_service.networks.distributions import ILLEGAL, explore, one_hot, sample
+from learner_service.networks.distributions import (
+    ILLEGAL,
+    ActionDistribution,
+    explore,
+    one_hot,
+    sample,
+)
 from learner_service.networks.encoded import learned_parameters
-from learner_service.networks.forward import forward_agents
+from learner_service.networks.forward import forward
 from learner_service.networks.inputs import Inputs, JointInputs, with_action
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, Discrete, EnvSpec
@@ -147,41 +155,82 @@ class Actions:
         return (self._middle + self._half * unit).clamp(self._low, self._high)
 
 
+@dataclass
+class Noisy(ActionDistribution):
+    """Actions with Gaussian noise, or uniform random ones with probability epsilon.
+
+    Attributes:
+        unit: [B, A, U] actions in [-1, 1].
+        noise: scalar deviation of the noise.
+        epsilon: scalar share of uniform random actions.
+    """
+
+    unit: Tensor
+    noise: Tensor
+    epsilon: Tensor
+
+    @override
+    def sample(self, generator: torch.Generator) -> Tensor:
+        noise = torch.empty_like(self.unit).normal_(generator=generator)
+        unit = self.unit + self.noise * noise
+        uniform = torch.empty_like(unit).uniform_(-1, 1, generator=generator)
+        chance = torch.empty_like(unit[..., :1]).uniform_(generator=generator)
+        return torch.where(chance < self.epsilon, uniform, unit.clamp(-1, 1))
+
+    @override
+    def mode(self) -> Tensor:
+        return self.unit
+
+
+@dataclass
+class ExploringSoftmax(ActionDistribution):
+    """A softmax over legal actions, mixed with uniform random ones.
+
+    Attributes:
+        logits: [B, A, K] float32, those of illegal actions below all others.
+        mask: [B, A, K] 1 = legal, or None if all are.
+        epsilon: scalar share of uniform random actions.
+        even: scalar 1 / K.
+    """
+
+    logits: Tensor
+    mask: Tensor | None
+    epsilon: Tensor
+    even: Tensor
+
+    @override
+    def sample(self, generator: torch.Generator) -> Tensor:
+        pi = explore(self.logits.softmax(-1), self.mask, self.epsilon, self.even)
+        return sample(pi, generator)
+
+    @override
+    def mode(self) -> Tensor:
+        return self.logits.argmax(-1)
+
+
 class MaddpgPolicy(SnapshotPolicy):
-    """The actor with epsilon and, if continuous, the noise, frozen."""
+    """The actor with epsilon and, if continuous, the noise, frozen.
+
+    Greedy actions are tanh of the outputs, or the largest of them that is legal.
+    """
 
     def __init__(self, *how: Any) -> None:  # noqa: ANN401 - those of SnapshotPolicy
         super().__init__(*how)
         self._actions = Actions(self._spec)
         self._even = self.exploration.new_tensor(1 / self._actions.size)
 
-    @torch.inference_mode()
-    def act(
-        self,
-        observation: Mapping[str, Tensor],
-        generator: torch.Generator | None,
-        memory: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """See Policy; greedy: tanh of the outputs, or the largest of them that is legal."""
-        inputs = self._inputs(observation)
-        out = forward_agents(self.actor, inputs, self._precision, self._spec.num_agents)
+    @override
+    def distribution(self, out: Tensor, mask: Tensor | None) -> ActionDistribution:
         epsilon = self.exploration[0]
-        if self._actions.discrete:  # out: logits [B, A, K]
-            mask = observation.get(ACTION_MASK)
-            if mask is not None:
-                out = out.masked_fill(mask == 0, ILLEGAL)
-            if generator is None:
-                return {"action": out.argmax(-1).int()}
-            pi = explore(out.softmax(-1), mask, epsilon, self._even)
-            return {"action": sample(pi, generator).int()}
-        unit = out.tanh()  # [B, A, U] in [-1, 1]
-        if generator is not None:
-            noise = self.exploration[1]
-            unit = unit + noise * torch.empty_like(unit).normal_(generator=generator)
-            uniform = torch.empty_like(unit).uniform_(-1, 1, generator=generator)
-            chance = torch.empty_like(unit[..., :1]).uniform_(generator=generator)
-            unit = torch.where(chance < epsilon, uniform, unit.clamp(-1, 1))
-        return {"action": self._actions.decode(unit)}
+        if not self._actions.discrete:
+            return Noisy(out.tanh(), self.exploration[1], epsilon)
+        if mask is not None:
+            out = out.masked_fill(mask == 0, ILLEGAL)
+        return ExploringSoftmax(out, mask, epsilon, self._even)
+
+    @override
+    def in_bounds(self, action: Tensor) -> dict[str, Tensor]:
+        return {"action": self._actions.decode(action)}
 
 
 class Maddpg(OffPolicyAlgorithm):
@@ -305,9 +354,7 @@ class Maddpg(OffPolicyAlgorithm):
 
     def _act(self, actor: nn.Module, obs: Mapping[str, Tensor]) -> Tensor:
         """[B, A, size] outputs, before tanh or softmax."""
-        return forward_agents(
-            actor, self._actor_inputs(obs), self._precision, self._spec.num_agents
-        )
+        return forward(actor, self._actor_inputs(obs), precision=self._precision)[0]
 
     def _choose(self, out: Tensor, obs: Mapping[str, Tensor]) -> Tensor:
         """[B, A, size] actions as the critics see them, differentiable."""
@@ -319,7 +366,7 @@ class Maddpg(OffPolicyAlgorithm):
     def _q(self, critic: nn.Module, joint: Inputs, own: Tensor) -> Tensor:
         """[B, A, C] float32 of own actions [B, A, size]: a twin is one more slice, fed alike."""
         inputs = with_action(joint, own)
-        return forward_agents(critic, inputs, self._precision, self._spec.num_agents, self._critics)
+        return forward(critic, inputs, precision=self._precision)[0]
 
 
 build = Maddpg

@@ -17,13 +17,6 @@ from typing_extensions import override
 
 from learner_service.algorithms import options
 from learner_service.algorithms.imitation import LOGGED, advice, expert_column, mean_of_told
-from learner_service.algorithms.mappo_policy import (
-    Actor,
-    MappoPolicy,
-    policy_extras,
-    policy_outputs,
-    require_one_trunk,
-)
 from learner_service.algorithms.minibatches import (
     Pass,
     Rows,
@@ -31,6 +24,12 @@ from learner_service.algorithms.minibatches import (
     uncounted_never_taken,
 )
 from learner_service.algorithms.on_policy import OnPolicyAlgorithm, RecurrentStates, each
+from learner_service.algorithms.policies import (
+    Actor,
+    MappoPolicy,
+    policy_extras,
+    policy_outputs,
+)
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
@@ -42,6 +41,7 @@ from learner_service.algorithms.returns import (
 from learner_service.algorithms.running_moments import CLIPPED
 from learner_service.algorithms.steps import fed, named
 from learner_service.algorithms.value_norm import ValueNorm
+from learner_service.networks.building import ImageShape, is_stacked
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, Normal, logged_entropy
 from learner_service.networks.forward import forward, forward_both
@@ -50,6 +50,8 @@ from learner_service.networks.recurrent import RecurrentState, recurrent_states
 from learner_service.runtime.cuda_graph import Outputs
 from learner_service.runtime.readback import to_host
 from learner_service.storage.rollout import Batch, Transitions, transitions
+from shared.config import PluginConfig
+from shared.errors import ConfigError
 from shared.spec import ACTION_MASK
 
 
@@ -84,6 +86,39 @@ class Config(options.OnPolicyCriticConfig):
 _BY_ROW = ("actor_loss", "critic_loss", "entropy", "clip_fraction", "kl")
 _NORMS = ("actor_grad_norm", "critic_grad_norm")
 _OF_THE_BATCH = ("return_mean", "advantage_std", "explained_variance")
+
+
+def require_one_trunk(options: Config, network: PluginConfig, image: ImageShape) -> None:
+    """Check that one network can give a policy and its values.
+
+    Args:
+        options: options of MAPPO.
+        network: name and options of the policy's network.
+        image: shape of the image that the policy sees, or None.
+
+    Raises:
+        ConfigError: if the value function sees something else than the policy.
+    """
+    problem = ""
+    if options.centralised:
+        problem = (
+            "a centralised value function sees the state, the policy does not; set "
+            "algorithm.centralised=false, or share_trunk=false"
+        )
+    elif options.share_encoder:
+        problem = "policy and values share everything already; set algorithm.share_encoder=false"
+    elif options.critic_network:
+        problem = (
+            "policy and values come from one network; leave out algorithm.critic_network, or set "
+            "share_trunk=false"
+        )
+    elif not is_stacked(network, image):
+        problem = (
+            f"network '{network.name}' mixes agents, and an agent's value must come from its own "
+            "observation; use a network that declares STACKED, or set share_trunk=false"
+        )
+    if problem:
+        raise ConfigError(f"algorithm.share_trunk = true: {problem}")
 
 
 class Mappo(OnPolicyAlgorithm):

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from typing_extensions import override
 
 from learner_service.algorithms import options
-from learner_service.algorithms.actor_critic import SnapshotPolicy
 from learner_service.algorithms.base import require_bounds
 from learner_service.algorithms.off_policy import (
     NEXT,
@@ -36,12 +36,13 @@ from learner_service.algorithms.off_policy import (
     observed,
     of_alive,
 )
+from learner_service.algorithms.policies import SnapshotPolicy
 from learner_service.algorithms.returns import polyak_update, target_of
 from learner_service.networks.building import weight_sets
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, SquashedNormal, one_hot
 from learner_service.networks.encoded import learned_parameters
-from learner_service.networks.forward import forward_agents, forward_agents_twice
+from learner_service.networks.forward import forward, forward_twice
 from learner_service.networks.inputs import Inputs, JointInputs
 from learner_service.networks.stacked import count_slices
 from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
@@ -193,7 +194,7 @@ class Sampled(torch.autograd.Function):
             [B, A, U] actions and [B, A] their log densities now, and the same next.
         """
         pi = squashed_normal(torch.stack([out, next_out]))
-        sampled, log_probs = pi.sample(noise)
+        sampled, log_probs = pi.rsample(noise)
         (action, next_action), (log_prob, next_log_prob) = sampled.unbind(), log_probs.unbind()
         ctx.save_for_backward(action, out.chunk(2, -1)[1], pi.std[0], noise[0])
         ctx.mark_non_differentiable(next_action, next_log_prob)
@@ -227,26 +228,22 @@ class Temperature(nn.Module):
 
 
 class MasacPolicy(SnapshotPolicy):
-    """The actor, frozen."""
+    """The actor, frozen: samples the distribution that is learned, nothing clipped or added."""
 
-    @torch.inference_mode()
-    def act(
-        self,
-        observation: Mapping[str, Tensor],
-        generator: torch.Generator | None,
-        memory: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """See Policy. Sampled from the distribution that is learned, nothing clipped or added."""
-        inputs = self._inputs(observation)
-        with self._precision.autocast():
-            out = self.actor(inputs)
-        if isinstance(self._spec.action, Discrete):
-            pi = Categorical(out, observation.get(ACTION_MASK))
-            if generator is None:
-                return {"action": pi.mode().int(), "logits": pi.logits}
-            return {"action": pi.sample(generator).int()}
-        squashed = squashed_normal(out)
-        action = squashed.mode() if generator is None else squashed.draw(generator)
+    actor: Actor
+
+    @property
+    @override
+    def network(self) -> nn.Module:
+        return self.actor.network
+
+    @override
+    def distribution(self, out: Tensor, mask: Tensor | None) -> Categorical | SquashedNormal:
+        discrete = isinstance(self._spec.action, Discrete)
+        return Categorical(out, mask) if discrete else squashed_normal(out)
+
+    @override
+    def in_bounds(self, action: Tensor) -> dict[str, Tensor]:
         middle, half = action_range(self._spec)
         return {"action": middle + half * action}
 
@@ -424,9 +421,7 @@ class Masac(OffPolicyAlgorithm):
             action = (action - self._middle) / self._half
         joint = self._joint_inputs(seen[0], action, inputs[0], whole=True)
         change = own - action  # the actor's loss moves no critic
-        q, own_q = forward_agents_twice(
-            self.critic, joint, change, self._precision, self._spec.num_agents, 2
-        )  # [B, A, 2]
+        q, own_q = forward_twice(self.critic, joint, change, self._precision)  # [B, A, 2]
         with torch.no_grad():
             least, which = own_q.min(2, keepdim=True)
             value = soft_value(least.squeeze(2), log_prob, temperature)
@@ -466,7 +461,7 @@ class Masac(OffPolicyAlgorithm):
 
     def _critics(self, network: nn.Module, inputs: Inputs) -> Tensor:
         """[B, A, 2, outputs] values by both critics of inputs [B, A, ...]."""
-        q = forward_agents(network, inputs, self._precision, self._spec.num_agents, 2)
+        q, _ = forward(network, inputs, precision=self._precision)
         return q.view(-1, self._spec.num_agents, 2, self._num_outputs)
 
 

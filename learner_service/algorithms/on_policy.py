@@ -21,7 +21,6 @@ from learner_service.algorithms.options import OnPolicyCriticConfig
 from learner_service.algorithms.returns import sharing_agents
 from learner_service.algorithms.schedule import Schedule
 from learner_service.algorithms.steps import fed
-from learner_service.networks.casting import cast_weights
 from learner_service.networks.forward import chunk_of, forward, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import RecurrentState
@@ -239,7 +238,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
     ) -> Tensor:
         """[B, A, K] float32 for any number of joint rows; nothing here carries gradient."""
         how = {"most": _MOST_ROWS} if self._static else {}
-        return forward_rows(network, inputs, self._precision, inputs.agents, state, **how)
+        return forward_rows(network, inputs, self._precision, state, **how)
 
     @torch.no_grad()
     def _forward_block(self, given: Mapping[str, Tensor], *, network: nn.Module) -> Outputs:
@@ -248,9 +247,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
 
     def _forward(self, network: nn.Module, inputs: Inputs, state: RecurrentState | None) -> Tensor:
         """As `_network_outputs`, all rows at once."""
-        with cast_weights(self._precision, network):
-            out, _ = forward(network, inputs, state)
-        return out.float()
+        return forward(network, inputs, state, self._precision)[0]
 
     def _call(self, step: Captured, given: Mapping[str, Tensor], **options: int) -> Outputs:
         """Run a graph, a few of them ahead of the device at most.

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from learner_service.algorithms import options
-from learner_service.algorithms.actor_critic import SnapshotPolicy
 from learner_service.algorithms.base import require_discrete
+from learner_service.algorithms.exploration import EpsilonGreedy
 from learner_service.algorithms.off_policy import (
     NEXT,
     PRIORITY,
@@ -32,10 +33,10 @@ from learner_service.algorithms.off_policy import (
     observed,
     of_alive,
 )
+from learner_service.algorithms.policies import SnapshotPolicy
 from learner_service.algorithms.returns import polyak_update, target_of
-from learner_service.networks.casting import cast_weights
-from learner_service.networks.distributions import ILLEGAL, explore, one_hot, sample
-from learner_service.networks.forward import forward, forward_agents
+from learner_service.networks.distributions import ILLEGAL
+from learner_service.networks.forward import forward
 from learner_service.networks.inputs import StateInputs
 from learner_service.networks.recurrent import RecurrentState
 from shared.spec import ACTION_MASK, AGENT_MASK
@@ -130,28 +131,9 @@ def legal_values(q: Tensor, mask: Tensor | None) -> Tensor:
 class QmixPolicy(SnapshotPolicy):
     """The agents' networks and epsilon, frozen."""
 
-    @torch.inference_mode()
-    def act(
-        self,
-        observation: Mapping[str, Tensor],
-        generator: torch.Generator | None,
-        memory: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """See Policy: epsilon-greedy over legal actions."""
-        inputs, remembered = self._inputs(observation), None
-        if memory is None:
-            q = forward_agents(self.actor, inputs, self._precision, self._spec.num_agents)
-        else:
-            with cast_weights(self._precision, self.actor):
-                out, remembered = forward(self.actor, inputs, RecurrentState(memory))
-            q = out.float()  # [B, A, K]
-        mask = observation.get(ACTION_MASK)
-        action = legal_values(q, mask).argmax(-1)
-        if generator is not None:
-            greedy = one_hot(action, q.shape[-1])
-            action = sample(explore(greedy, mask, self.exploration[0]), generator)
-        acted = {"action": action.int()}
-        return acted if remembered is None else acted | {"memory": remembered}
+    @override
+    def distribution(self, out: Tensor, mask: Tensor | None) -> EpsilonGreedy:
+        return EpsilonGreedy(legal_values(out, mask), mask, self.exploration[0])
 
 
 class Qmix(OffPolicyAlgorithm):
@@ -308,12 +290,7 @@ class Qmix(OffPolicyAlgorithm):
         hidden: RecurrentState | None = None,
     ) -> Tensor:
         """[B, A, K] float32; with a recurrent state of joint rows B = T * S, time outermost."""
-        inputs = self._actor_inputs(obs)
-        if hidden is None:
-            return forward_agents(agents, inputs, self._precision, self._spec.num_agents)
-        with cast_weights(self._precision, agents):
-            out, _ = forward(agents, inputs, hidden)
-        return out.float()
+        return forward(agents, self._actor_inputs(obs), hidden, self._precision)[0]
 
     def _mix(
         self, values: Values, q: Tensor, alive: Tensor | None, obs: Mapping[str, Tensor]

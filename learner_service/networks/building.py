@@ -31,7 +31,7 @@ slices repeat along it. Without that promise all agents share one parameter grou
 must not see another agent's inputs are fed each agent's row alone, with A = 1.
 
 It may have a method twice(image, vector, change), which saves work where rows are valued for two
-actions: see `forward_agents_twice`, which does without, too.
+actions: see `forward_twice`, which does without, too.
 
 `auto` is `mlp` if the environment observes no images ([C, H, W] arrays), `cnn` if they are small
 maps, and `nature` from 36 pixels a side.
@@ -41,7 +41,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -297,7 +297,7 @@ def build_twins(
     num_twins: int,
     encoder: Encoder | None = None,
 ) -> nn.Module:
-    """Networks side by side for `forward_agents`: one stack, or several that keep agents apart.
+    """Build networks side by side: one stack with the attribute `twins`, or a `Twins` module.
 
     Args:
         config: name and options.
@@ -315,7 +315,9 @@ def build_twins(
         # In a stack each agent's row is fed to all of its networks.
         rows, device, itemsize = learning()
         with learning_from(num_twins * rows, device, itemsize):
-            return build_network(config, shape, num_outputs, twins, encoder=encoder)
+            stack = build_network(config, shape, num_outputs, twins, encoder=encoder)
+        cast(Any, stack).twins = num_twins
+        return stack
     each = [build_network(config, shape, num_outputs, slices, apart=True) for _ in range(num_twins)]
     return Twins(each)
 

@@ -32,8 +32,6 @@ class Derivation:
 
     def __call__(self, observation: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Observations by name, [B, A, ...] or [B, ...], as `spec` lists them."""
-        if not self._maps:
-            return observation
         seen = {n: x for n, x in observation.items() if n not in self._sources}
         return {m.name: self._compute(m, observation) for m in self._maps} | seen
 
@@ -79,6 +77,12 @@ class Derivation:
                 return values
             known[key] = values
         return known[key]
+
+
+def derivation(spec: EnvSpec) -> tuple[Derivation | None, EnvSpec]:
+    """Return what computes derived maps, None without any, and the spec that networks see."""
+    derive = Derivation(spec)
+    return derive if spec.derived else None, derive.spec
 
 
 def weighted_entropy(probability: Tensor, p_min: float, low: float, high: float) -> Tensor:

@@ -4,7 +4,9 @@ All are plain tensor arithmetic with no argument checks, because those synchroni
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -16,21 +18,18 @@ ILLEGAL = -1e9  # a logit no legal one comes near; finite, so that 0 log 0 has a
 def sample(pi: Tensor, generator: torch.Generator) -> Tensor:
     """Draw an action from each row of probabilities, none of an impossible one.
 
+    On a CPU by the first action whose cumulative sum reaches a number, one for each row: a race
+    needs a logarithm for each action, which is most of a CPU's time for it.
+
     Args:
-        pi: [..., K].
-        generator: of pi's device.
+        pi: [..., K] probabilities.
+        generator: generator of pi's device.
 
     Returns:
         [...] int64.
     """
-    return (invert if pi.device.type == "cpu" else race)(pi, generator)
-
-
-def invert(pi: Tensor, generator: torch.Generator) -> Tensor:
-    """As `sample`, by the first action whose cumulative sum reaches a number, one for each row.
-
-    A race needs a logarithm for each action, which is most of a CPU's time for it.
-    """
+    if pi.device.type != "cpu":
+        return race(pi, generator)
     # In (0, 1]: above the 0 before the first possible action, not above the sum of them all.
     number = 1 - pi.new_empty((*pi.shape[:-1], 1)).uniform_(generator=generator)
     cumulative = pi.cumsum(-1)
@@ -89,7 +88,23 @@ def explore(
     return torch.lerp(pi, uniform(mask).to(pi.dtype), epsilon)
 
 
-class Categorical:
+class ActionDistribution(ABC):
+    """Distribution of actions that a policy samples from, or takes the mode of."""
+
+    @abstractmethod
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """Return [...] int64, or [..., U]."""
+
+    @abstractmethod
+    def mode(self) -> Tensor:
+        """Return [...] int64, or [..., U]."""
+
+    def greedy_by(self) -> dict[str, Tensor]:
+        """Return the numbers that `mode` goes by, if exported policies give them; see Policy."""
+        return {}
+
+
+class Categorical(ActionDistribution):
     """One of K actions, only legal ones."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None, illegal: Tensor | None = None) -> None:
@@ -119,6 +134,10 @@ class Categorical:
     def mode(self) -> Tensor:
         """[...] int64."""
         return self._log_pi.argmax(-1)
+
+    def greedy_by(self) -> dict[str, Tensor]:
+        """Return the logits."""
+        return {"logits": self._log_pi}
 
     def log_prob(self, action: Tensor) -> Tensor:
         """[...] of actions [...] int64."""
@@ -154,7 +173,7 @@ class Categorical:
         return [(self._outputs, backward(found, log_pi, -1, log_pi.dtype))]
 
 
-class Normal:
+class Normal(ActionDistribution):
     """U independent normal variables."""
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
@@ -172,6 +191,10 @@ class Normal:
     def mode(self) -> Tensor:
         """[..., U]."""
         return self._mean
+
+    def greedy_by(self) -> dict[str, Tensor]:
+        """Return the mean."""
+        return {"mean": self._mean}
 
     def log_prob(self, action: Tensor) -> Tensor:
         """[...] of actions [..., U]: the joint density's logarithm."""
@@ -216,19 +239,20 @@ def logged_entropy(logged: dict[str, Tensor]) -> Tensor:
     return (logged.pop("log_std") + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
 
-class SquashedNormal:
+@dataclass
+class SquashedNormal(ActionDistribution):
     """tanh of U independent normal variables: actions within (-1, 1).
 
     Attributes:
-        std: [..., U] deviations before squashing.
+        mean: [..., U] float32 means before squashing.
+        std: [..., U] float32 deviations before squashing.
     """
 
-    def __init__(self, mean: Tensor, std: Tensor) -> None:
-        """Take means and deviations [..., U], before squashing."""
-        self._mean, self.std = mean.float(), std.float()
+    mean: Tensor
+    std: Tensor
 
-    def sample(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """An action made from noise, differentiable by what made the distribution.
+    def rsample(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Make an action from noise, differentiable by what made the distribution.
 
         a = tanh(x), x = mean + std * noise;
         log pi(a) = sum log N(x) - log(1 - tanh(x)^2), the latter as 2 (log 2 - x - softplus(-2x)),
@@ -241,18 +265,18 @@ class SquashedNormal:
         Returns:
             [..., U] action and [...] its log density.
         """
-        x = torch.addcmul(self._mean, self.std, noise)
+        x = torch.addcmul(self.mean, self.std, noise)
         # softplus(-2x) = -2 F.softplus(x, beta=-2), so this is log(1 - tanh(x)^2) / -2 + log 2.
         squashing = torch.sub(x, F.softplus(x, beta=-2), alpha=2)
         constant = (0.5 * math.log(2 * math.pi) + 2 * math.log(2)) * noise.shape[-1]
         spread = torch.sub(self.std.log(), squashing, alpha=2)
         return x.tanh(), -constant - torch.addcmul(spread, noise, noise, value=0.5).sum(-1)
 
-    def draw(self, generator: torch.Generator) -> Tensor:
-        """[..., U] an action alone, as `sample` makes it: without the density it costs a tenth."""
-        noise = torch.empty_like(self._mean).normal_(generator=generator)
-        return torch.addcmul(self._mean, self.std, noise).tanh()
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """Return an action [..., U] alone: without the density it costs a tenth of `rsample`."""
+        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return torch.addcmul(self.mean, self.std, noise).tanh()
 
     def mode(self) -> Tensor:
-        """[..., U]: the median, which the squashing keeps; the squashed density may peak apart."""
-        return self._mean.tanh()
+        """Return the median [..., U], which squashing keeps; the density may peak elsewhere."""
+        return self.mean.tanh()

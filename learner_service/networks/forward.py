@@ -52,13 +52,32 @@ class Twins(nn.Module):
 
 
 def forward(
-    network: nn.Module, inputs: Inputs, hidden: RecurrentState | None = None
+    network: nn.Module,
+    inputs: Inputs,
+    hidden: RecurrentState | None = None,
+    precision: Precision | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """[B, A, outputs], and what is remembered after it if the network remembers."""
+    """Return the outputs [B, A, outputs] of a network and, if it is recurrent, its next state.
+
+    Args:
+        network: module from `build_network`, or twins [B, A, twins * outputs] from `build_twins`.
+        inputs: inputs [B, A, ...].
+        hidden: recurrent state before them, of a recurrent network.
+        precision: precision of the pass, which then gives float32; None: the caller has set it.
+    """
+    if precision is not None:
+        with cast_weights(precision, network):
+            out, memory = forward(network, inputs, hidden)
+        return out.float(), memory
     if isinstance(network, Recurrent):
         out, memory = network(inputs.image, inputs.vector, hidden)
         return out, memory
-    return network(inputs.image, inputs.vector), None
+    twins = number_of_twins(network)
+    if twins == 1:
+        return network(inputs.image, inputs.vector), None
+    network, inputs = _side_by_side(network, inputs, twins)
+    out = network(inputs.image, inputs.vector)
+    return out.unflatten(1, (-1, twins)).flatten(2), None
 
 
 def forward_both(
@@ -82,57 +101,27 @@ def forward_both(
     return forward(first, inputs[0])[0], forward(second, inputs[1])[0]
 
 
-def forward_agents(
-    network: nn.Module, inputs: Inputs, precision: Precision, num_agents: int, twins: int = 1
-) -> Tensor:
-    """[B, A, twins * outputs] float32 of inputs [B, A, ...], from each agent's `twins` networks."""
-    with cast_weights(precision, network):
-        network, inputs = _encoded(network, inputs)
-        inputs = _for_twins(network, inputs, twins)
-        out: Tensor = network(inputs.image, inputs.vector)
-    return out.float().reshape(inputs.batch, num_agents, -1)
-
-
-def _encoded(network: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
-    """After a shared encoder, which twins have in common: what follows it, and its inputs."""
-    if isinstance(network, Encoded):
-        return network.head, network.encode(inputs)
-    return network, inputs
-
-
-def _for_twins(network: nn.Module, inputs: Inputs, twins: int) -> Inputs:
-    """In a stack twins are agents side by side: each row is there once for each of them."""
-    return inputs if isinstance(network, Twins) else inputs.repeated(twins)
-
-
-def forward_agents_twice(
-    network: nn.Module,
-    inputs: Inputs,
-    change: Tensor,
-    precision: Precision,
-    num_agents: int,
-    twins: int = 1,
+def forward_twice(
+    network: nn.Module, inputs: Inputs, change: Tensor, precision: Precision
 ) -> tuple[Tensor, Tensor]:
-    """`forward_agents`, and the same with the last inputs changed, for critics of another action.
+    """`forward`, and the same with the last inputs changed, for critics of another action.
 
     Gradient of the second goes to the change alone.
 
     Args:
-        network: from `build_network`.
-        inputs: of `forward_agents`.
-        change: [B, A, U] what is added to the last U numbers of each agent's vector.
-        precision: that of the pass.
-        num_agents: A.
-        twins: networks of each agent.
+        network: module from `build_network` or `build_twins`.
+        inputs: inputs [B, A, ...].
+        change: [B, A, U] summand of the last U numbers of each agent's vector.
+        precision: precision of the pass.
 
     Returns:
         Two of [B, A, twins * outputs] float32.
     """
-    if not isinstance(network, Twins):
-        change = change.repeat_interleave(twins, 1)
+    twins = number_of_twins(network)
     with cast_weights(precision, network):
-        network, inputs = _encoded(network, inputs)
-        inputs = _for_twins(network, inputs, twins)
+        if twins > 1:
+            network, inputs = _side_by_side(network, inputs, twins)
+            change = change.repeat_interleave(twins, 1)
         twice = getattr(network, "twice", None)
         if twice is not None:
             first, second = twice(inputs.image, inputs.vector, change)
@@ -142,17 +131,32 @@ def forward_agents_twice(
             first = network(inputs.image, inputs.vector)
             with frozen(network):
                 second = network(inputs.image, inputs.vector + F.pad(change, (same, 0)))
-    shape = inputs.batch, num_agents, -1
-    return first.float().reshape(shape), second.float().reshape(shape)
+    first, second = (x.float().unflatten(1, (-1, twins)).flatten(2) for x in (first, second))
+    return first, second
 
 
-def chunk_rows(inputs: Inputs, most: int = _CHUNK_ROWS) -> int:
-    """Agents' rows that a network is fed at once where there are many, `most` at most."""
-    return chunk_of(None if inputs.stored is None else inputs.stored.shape[-3:], most)
+def number_of_twins(network: nn.Module) -> int:
+    """Return the number of networks that a stack has for each agent, see `build_twins`."""
+    return getattr(network, "twins", 1)
+
+
+def _side_by_side(network: nn.Module, inputs: Inputs, twins: int) -> tuple[nn.Module, Inputs]:
+    """Feed each agent's row to each of its twins, which a stack has as agents side by side.
+
+    A shared encoder sees each row once: returned is what follows it, and its inputs.
+    """
+    if isinstance(network, Encoded):
+        network, inputs = network.head, network.encode(inputs)
+    return network, inputs.each(lambda x: x.repeat_interleave(twins, 1))
 
 
 def chunk_of(image: tuple[int, ...] | None, most: int) -> int:
-    """`chunk_rows` of images of this shape [C, H, W]; None: of vectors alone."""
+    """Return the number of agents' rows that a network is fed at once where there are many.
+
+    Args:
+        image: shape [C, H, W] of an agent's image; None: vectors alone.
+        most: rows at most.
+    """
     return most if image is None else min(most, _CHUNK_PIXELS // math.prod(image))
 
 
@@ -160,21 +164,32 @@ def forward_rows(
     network: nn.Module,
     inputs: Inputs,
     precision: Precision,
-    num_agents: int,
     hidden: RecurrentState | None = None,
     most: int = _CHUNK_ROWS,
 ) -> Tensor:
-    """[B, A, outputs] float32 for many joint rows, `most` agents' rows at once: bounds memory."""
+    """Return [B, A, outputs] float32 for many joint rows, in chunks: bounds memory.
+
+    Args:
+        network: module from `build_network`.
+        inputs: inputs [B, A, ...].
+        precision: precision of the pass.
+        hidden: recurrent state before them, of a recurrent network.
+        most: agents' rows of a chunk, at most.
+    """
     if isinstance(network, Recurrent):
         assert hidden is not None
-        features = forward_rows(network.body, inputs, precision, num_agents, None, most)
+        features = forward_rows(network.body, inputs, precision, most=most)
         with cast_weights(precision, network.gru, network.head):
             out, _ = network.remember(features, hidden)
         return out.float()
-    step = max(1, chunk_rows(inputs, most) // num_agents)
-    outputs = []
+    some = inputs.stored if inputs.stored is not None else inputs.vector
+    assert some is not None
+    rows, agents = some.shape[:2]
+    image = None if inputs.stored is None else inputs.stored.shape[-3:]
+    step = max(1, chunk_of(image, most) // agents)
     with cast_weights(precision, network):
-        for start in range(0, inputs.batch, step):
-            part = inputs.rows(slice(start, start + step))
-            outputs.append(network(part.image, part.vector).float())
+        outputs = [
+            forward(network, inputs.rows(slice(start, start + step)))[0].float()
+            for start in range(0, rows, step)
+        ]
     return torch.cat(outputs) if len(outputs) > 1 else outputs[0]

@@ -56,19 +56,19 @@ class ImageNetwork(nn.Module):
 
     def forward(self, image: Tensor, vector: Tensor | None) -> Tensor:
         """[B, A, C, H, W] and [B, A, F] -> [B, A, outputs]."""
-        return self.head.of_rows(self._features(image, vector)).view(*image.shape[:2], -1)
+        out: Tensor = self.head(None, self._features(image, vector))
+        return out
 
     def twice(self, image: Tensor, vector: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
         """See MLP: the convolutions are common, `change` is of the last inputs of `vector`."""
-        features = self._features(image, vector)
-        first, second = self.head.twice_of_rows(features, change.flatten(0, 1))
-        shape = *image.shape[:2], first.shape[-1]
-        return first.view(shape), second.view(shape)
+        return self.head.twice(None, self._features(image, vector), change)
 
     def _features(self, image: Tensor, vector: Tensor | None) -> Tensor:
-        """[B * A, F'] what the linear layers are fed."""
+        """Return the inputs [B, A, F'] of the linear layers."""
         x: Tensor = self.convolutions(image.flatten(0, 1)).flatten(1)
-        return x if vector is None else torch.cat([x, vector.flatten(0, 1).to(x.dtype)], 1)
+        if vector is not None:
+            x = torch.cat([x, vector.flatten(0, 1).to(x.dtype)], 1)
+        return x.view(*image.shape[:2], -1)
 
 
 def image_of(shape: "InputShape", network: str) -> tuple[int, int, int]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from learner_service.networks.derived import Derivation
+from learner_service.networks.derived import derivation
 from learner_service.networks.distributions import one_hot
 from learner_service.networks.maps import centred, check_centred, others_action_map, stacked_shape
 from shared.errors import ConfigError, SpecError
@@ -57,24 +58,6 @@ class Inputs:
         """The same rows as [B * A / agents, agents, ...]."""
         return self.each(lambda x: x.reshape(-1, agents, *x.shape[2:]))
 
-    def repeated(self, times: int) -> "Inputs":
-        """Every agent's row `times` times side by side, for twin networks: [B, A * times, ...]."""
-        return self if times == 1 else self.each(lambda x: x.repeat_interleave(times, 1))
-
-    @property
-    def batch(self) -> int:
-        """B; not by len(), which would bind a policy that is exported to as many rows."""
-        some = self.stored if self.stored is not None else self.vector
-        assert some is not None
-        return some.shape[0]
-
-    @property
-    def agents(self) -> int:
-        """A."""
-        some = self.stored if self.stored is not None else self.vector
-        assert some is not None
-        return some.shape[1]
-
     def each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
         """The same with all tensors changed."""
         return Inputs(
@@ -98,21 +81,21 @@ class InputOptions:
     centred_state: tuple[int, ...] = ()
 
 
-def to_float(x: Tensor) -> Tensor:
-    """Wire dtype to float32; bytes become 0..1."""
-    if x.dtype == torch.uint8:
-        return x.float().div_(255)
-    return x.float()
+def to_float(x: Tensor, leading: int | None = None) -> Tensor:
+    """Convert wire dtype to float32; bytes become 0..1.
+
+    Args:
+        x: array of an observation.
+        leading: number of dimensions to keep, with all others as one, [..., F]; None: all.
+    """
+    if leading is not None:
+        x = x.unsqueeze(-1).flatten(leading)  # F is 1 of an observation ()
+    return x.float().div_(255) if x.dtype == torch.uint8 else x.float()
 
 
 def _pixels(x: Tensor) -> Tensor:
     """Small images as float32; large ones as they are, to be converted a minibatch at a time."""
     return x if math.prod(x.shape[-3:]) >= _LARGE_IMAGE else to_float(x)
-
-
-def _numbers(x: Tensor, leading: int) -> Tensor:
-    """All but the leading dimensions as one, [..., F] float32; F is 1 of an observation ()."""
-    return to_float(x).unsqueeze(-1).flatten(leading)
 
 
 def _split(spec: EnvSpec, *, per_agent: bool) -> tuple[list[ArraySpec], list[ArraySpec]]:
@@ -148,8 +131,7 @@ class StateInputs:
 
     def __init__(self, spec: EnvSpec) -> None:
         """Decide what goes in."""
-        self._derive = Derivation(spec)
-        spec = self._derive.spec
+        self._derive, spec = derivation(spec)
         known = [o for o in spec.observations if o.name not in NO_INPUTS]
         shared = [o for o in known if not o.per_agent]
         self._arrays = shared if spec.observation(STATE) else known
@@ -159,32 +141,43 @@ class StateInputs:
 
     def __call__(self, observation: Mapping[str, Tensor]) -> Tensor:
         """[B, S] of observations [B, ...]."""
-        observation = self._derive(observation)
-        parts = [_numbers(observation[o.name], 1) for o in self._arrays]
+        if self._derive is not None:
+            observation = self._derive(observation)
+        parts = [to_float(observation[o.name], 1) for o in self._arrays]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 class ActorInputs:
     """Each agent's own observations: images stacked by channel, the rest as one vector.
 
+    Inputs of critics derive from it: they add what all agents share, then what the others do.
+
     Attributes:
-        shape: what the actor network is fed.
+        shape: inputs of the network for an agent.
         vectors: specs of the observations that are no images.
     """
 
     def __init__(self, spec: EnvSpec, options: InputOptions) -> None:
         """Decide what goes where.
 
+        Args:
+            spec: spec of the run.
+            options: options of the network about its inputs.
+
         Raises:
             SpecError: if images of different size would have to be stacked.
             ConfigError: if maps are to be centred that are not there.
         """
-        self._derive = Derivation(spec)
-        spec = self._derive.spec
+        self._derive, spec = derivation(spec)
         self._images, self.vectors = _split(spec, per_agent=True)
         self._num_agents = spec.num_agents
         self._agent_id = options.agent_id and spec.num_agents > 1
         self._numbers: dict[tuple[int, torch.device], Tensor] = {}
+        # What all agents share; of those without shape [C, H, W] all numbers go to each agent.
+        self._shared_images: list[ArraySpec] = []
+        self._shared: list[ArraySpec] = []
+        self._centred_state: tuple[int, ...] = ()
+        self._sees_others = False
         vector = _width(self.vectors) + (spec.num_agents if self._agent_id else 0)
         image = stacked_shape(self._images)
         self._centred = options.centred
@@ -193,49 +186,96 @@ class ActorInputs:
             image = (image[0] + len(self._centred), *image[1:])
         self.shape = InputShape(image, vector)
 
-    def __call__(self, observation: Mapping[str, Tensor]) -> Inputs:
-        """[B, A, ...] of observations [B, A, ...]."""
-        observation = self._derive(observation)
-        images = [_pixels(observation[i.name]) for i in self._images]
-        if self._centred:
-            stacked = torch.cat([to_float(image) for image in images], 2)
-            images = [stacked, centred(stacked, self._centred, observation[AGENT_CELL])]
-        vectors = [_numbers(observation[v.name], 2) for v in self.vectors]
-        if self._agent_id:
-            any_array = next(iter(observation.values()))
-            vectors.append(self._agent_numbers(any_array.device).expand(any_array.shape[0], -1, -1))
+    def __call__(
+        self,
+        observation: Mapping[str, Tensor],
+        action: Tensor | None = None,
+        own: Inputs | None = None,
+        *,
+        whole: bool = False,
+    ) -> Inputs:
+        """Return inputs [B, A, ...].
+
+        Args:
+            observation: name -> [B, A, ...] or [B, ...].
+            action: joint action, as the class wants it; no gradient reaches it.
+            own: inputs that ActorInputs makes of the observation, if that is known.
+            whole: flag to append each agent's own action, as `with_action` does.
+        """
+        if self._derive is not None:
+            observation = self._derive(observation)
+        # 1. Each agent's own observations.
+        if own is None:
+            images = [_pixels(observation[i.name]) for i in self._images]
+            if self._centred:
+                stacked = torch.cat([to_float(image) for image in images], 2)
+                images = [stacked, centred(stacked, self._centred, observation[AGENT_CELL])]
+            vectors = [to_float(observation[v.name], 2) for v in self.vectors]
+            if self._agent_id:
+                some = next(iter(observation.values()))
+                key = threading.get_ident(), some.device
+                numbers = self._numbers.get(key)
+                if numbers is None:
+                    numbers = self._agent_numbers(*key)
+                vectors.append(numbers.expand(some.shape[0], -1, -1))
+        else:
+            images = [] if own.stored is None else [own.stored]
+            vectors = [] if own.vector is None else [own.vector]
+        # 2. What all agents share.
+        if self._shared_images:
+            state = _cat([_pixels(observation[i.name]) for i in self._shared_images], 1)
+            assert state is not None
+            state = state.unsqueeze(1).expand(-1, self._num_agents, -1, -1, -1)
+            images.append(state)
+            if self._centred_state:
+                cell = observation[AGENT_CELL]
+                images.append(centred(to_float(state), self._centred_state, cell))
+        for v in self._shared:
+            numbers = to_float(observation[v.name], 1)
+            vectors.append(numbers.unsqueeze(1).expand(-1, self._num_agents, -1))
+        # 3. What the other agents do.
+        if action is not None:
+            action = action.detach()
+            if self._sees_others:
+                self._add_others(images, vectors, observation, action)
+            if whole:
+                vectors.append(action)
         return Inputs(_cat(images), _cat(vectors))
 
-    def _agent_numbers(self, device: torch.device) -> Tensor:
-        """[A, A] agents' numbers, one-hot; a copy for each thread, as it has its own stream."""
-        key = threading.get_ident(), device
-        known = self._numbers.get(key)
-        if known is None:
-            with torch.inference_mode(False):
-                known = torch.eye(self._num_agents, device=device)
-            if type(known) is Tensor:  # not one that only traces
-                self._numbers[key] = known
-        return known
+    def _add_others(
+        self,
+        images: list[Tensor],
+        vectors: list[Tensor],
+        observation: Mapping[str, Tensor],
+        action: Tensor,
+    ) -> None:
+        """Append what each agent is shown of the others: one more image, or one more vector."""
+        raise NotImplementedError
+
+    def _agent_numbers(self, thread: int, device: torch.device) -> Tensor:
+        """Make one-hot numbers [A, A]; a copy for each thread, which has a stream of its own."""
+        with torch.inference_mode(False):
+            numbers = torch.eye(self._num_agents, device=device)
+        if type(numbers) is Tensor:  # not one that only traces
+            self._numbers[thread, device] = numbers
+        return numbers
 
 
-class CriticInputs:
+class CriticInputs(ActorInputs):
     """What a centralised critic sees for each agent: own inputs, global state, others' actions.
 
-    The others' actions come as a map where the environment observes maps and says where each
-    agent stands on them (`agent_cell`): (action + 1) / K at each other agent's cell. Elsewhere as
-    one-hot vectors, the own one zero. Where the environment gives no `state`, the vectors that all
-    agents observe stand for it (but not their images).
-
-    Attributes:
-        shape: what the critic network is fed.
+    The joint action is [B, A] int64. The others' actions come as a map where the environment
+    observes maps and says where each agent stands on them (`agent_cell`): (action + 1) / K at each
+    other agent's cell. Elsewhere as one-hot vectors, the own one zero. Where the environment gives
+    no `state`, the vectors that all agents observe stand for it (but not their images).
     """
 
     def __init__(self, spec: EnvSpec, options: InputOptions, *, actions: bool = True) -> None:
         """Decide what goes where.
 
         Args:
-            spec: the run's spec.
-            options: what the network wants to be fed.
+            spec: spec of the run.
+            options: options of the network about its inputs.
             actions: whether the others' actions are among the inputs.
 
         Raises:
@@ -243,50 +283,41 @@ class CriticInputs:
                 that are not discrete.
             ConfigError: if maps are to be centred that are not there.
         """
-        self._derive = Derivation(spec)
-        spec = self._derive.spec
-        self._num_actions = 0
+        super().__init__(spec, options)
+        _, spec = derivation(spec)
+        self._sees_others, self._num_actions = actions, 0
         if actions:
             if not isinstance(spec.action, Discrete):
                 raise SpecError("a critic over counterfactual actions needs discrete actions")
             self._num_actions = spec.action.num_actions
-        self._actor, self._num_agents = ActorInputs(spec, options), spec.num_agents
-        self._state_images, self._state_vectors = _split(spec, per_agent=False)
-        self._joint = [] if spec.observation(STATE) else self._actor.vectors
-        own = self._actor.shape
+        own, num_agents = self.shape, spec.num_agents
+        self._shared_images, self._shared = _split(spec, per_agent=False)
         standing = own.image is not None and spec.observation(AGENT_CELL) is not None
         self._action_map = actions and standing
-        image, extra = own.image, stacked_shape(self._state_images)
-        self._centred = options.centred_state
-        check_centred("centred_state", self._centred, extra, spec)
+        image, extra = own.image, stacked_shape(self._shared_images)
+        self._centred_state = options.centred_state
+        check_centred("centred_state", self._centred_state, extra, spec)
         if extra is not None:
-            extra = (extra[0] + len(self._centred), *extra[1:])
+            extra = (extra[0] + len(self._centred_state), *extra[1:])
         image = _joined_shape(image, extra)
         if image is not None:
             image = (image[0] + int(self._action_map), *image[1:])
-        vector = own.vector + _width(self._state_vectors) + spec.num_agents * _width(self._joint)
-        vector += 0 if self._action_map else spec.num_agents * self._num_actions
+        vector = own.vector + _width(self._shared)
+        if not spec.observation(STATE):
+            self._shared = [*self._shared, *self.vectors]
+            vector += num_agents * _width(self.vectors)
+        vector += 0 if self._action_map else num_agents * self._num_actions
         self.shape = InputShape(image, vector)
 
-    def __call__(self, observation: Mapping[str, Tensor], action: Tensor | None = None) -> Inputs:
-        """[B, A, ...] of observations [B, A, ...] and the joint action [B, A] int64."""
-        observation = self._derive(observation)
-        b, a = len(next(iter(observation.values()))), self._num_agents
-        own = self._actor(observation)
-        images = [] if own.stored is None else [own.stored]
-        vectors = [] if own.vector is None else [own.vector]
-        if self._state_images:
-            state = _cat([_pixels(observation[i.name]) for i in self._state_images], 1)
-            assert state is not None
-            state = state.unsqueeze(1).expand(b, a, *state.shape[1:])
-            images.append(state)
-            if self._centred:
-                images.append(centred(to_float(state), self._centred, observation[AGENT_CELL]))
-        shared = [_numbers(observation[v.name], 1) for v in self._state_vectors]
-        shared += [_numbers(observation[v.name], 1) for v in self._joint]
-        vectors += [s.unsqueeze(1).expand(b, a, s.shape[1]) for s in shared]
-        if action is None:
-            return Inputs(_cat(images), _cat(vectors))
+    @override
+    def _add_others(
+        self,
+        images: list[Tensor],
+        vectors: list[Tensor],
+        observation: Mapping[str, Tensor],
+        action: Tensor,
+    ) -> None:
+        b, a = action.shape
         if self._action_map:
             assert self.shape.image is not None
             _, h, w = self.shape.image
@@ -297,32 +328,30 @@ class CriticInputs:
             joint = each.unsqueeze(1).expand(b, a, a, self._num_actions)
             others = 1 - torch.eye(a, device=action.device).view(1, a, a, 1)
             vectors.append((joint * others).flatten(2))
-        return Inputs(_cat(images), _cat(vectors))
 
 
-class JointInputs:
+class JointInputs(ActorInputs):
     """What a critic of joint actions is fed for each agent, but for that agent's own action.
 
     Centralised: the agent's own inputs, the environment's state, or the vectors that the other
     agents observe where it gives none, and the other agents' actions; the others come in turn, the
     next agent first. So the critic of agent a sees all that is observed and done, from where a
     stands, and agents that share a network are distinguished. Otherwise the agent's own inputs
-    alone.
+    alone. The joint action is [B, A, U] float32, or [B, A, K] one-hot or probabilities.
 
     The own action is left out: a critic of discrete actions has an output for each; one of
     continuous actions gets it by `with_action`; the rest serves for any own action.
 
     Attributes:
-        shape: what this gives.
-        with_action_shape: the same, own action added.
+        with_action_shape: `shape`, own action added.
     """
 
     def __init__(self, spec: EnvSpec, options: InputOptions, *, centralised: bool = True) -> None:
         """Decide what goes where.
 
         Args:
-            spec: the run's spec.
-            options: what the network wants to be fed.
+            spec: spec of the run.
+            options: options of the network about its inputs.
             centralised: false: own inputs alone.
 
         Raises:
@@ -334,60 +363,33 @@ class JointInputs:
                 f"network.centred_state = {list(options.centred_state)} is for critics of "
                 "counterfactual actions; leave it out"
             )
-        self._derive = Derivation(spec)
-        spec = self._derive.spec
-        self._actor, self._centralised = ActorInputs(spec, options), centralised
-        self._num_agents = spec.num_agents
-        self._state_images, self._state_vectors = _split(spec, per_agent=False)
-        others = self._others = [] if spec.observation(STATE) else self._actor.vectors
+        super().__init__(spec, options)
+        _, spec = derivation(spec)
+        self._sees_others = centralised and spec.num_agents > 1
         size = spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
-        image, vector = self._actor.shape.image, self._actor.shape.vector
+        image, vector = self.shape.image, self.shape.vector
+        self._others: list[ArraySpec] = [] if spec.observation(STATE) else self.vectors
         if centralised:
-            image = _joined_shape(image, stacked_shape(self._state_images))
-            vector += _width(self._state_vectors)
-            vector += (spec.num_agents - 1) * (size + _width(others))
+            self._shared_images, self._shared = _split(spec, per_agent=False)
+            image = _joined_shape(image, stacked_shape(self._shared_images))
+            vector += _width(self._shared)
+            vector += (spec.num_agents - 1) * (size + _width(self._others))
         self.shape = InputShape(image, vector)
         self.with_action_shape = InputShape(image, vector + size)
 
-    def __call__(
+    @override
+    def _add_others(
         self,
+        images: list[Tensor],
+        vectors: list[Tensor],
         observation: Mapping[str, Tensor],
         action: Tensor,
-        own: Inputs | None = None,
-        *,
-        whole: bool = False,
-    ) -> Inputs:
-        """[B, A, ...].
-
-        Args:
-            observation: name -> [B, A, ...] or [B, ...].
-            action: [B, A, U] float32, or [B, A, K] one-hot or probabilities; no gradient reaches
-                it.
-            own: what ActorInputs gives for it, if that is known.
-            whole: flag to add the agent's own action.
-        """
-        observation = self._derive(observation)
-        own, a = self._actor(observation) if own is None else own, self._num_agents
-        if not self._centralised:
-            return with_action(own, action) if whole else own
-        b = len(action)
-        images = [] if own.stored is None else [own.stored]
-        for i in self._state_images:
-            image = _pixels(observation[i.name])
-            images.append(image.unsqueeze(1).expand(b, a, *image.shape[1:]))
-        vectors = [] if own.vector is None else [own.vector]
-        for v in self._state_vectors:
-            state = _numbers(observation[v.name], 1)
-            vectors.append(state.unsqueeze(1).expand(b, a, state.shape[1]))
-        if a > 1:
-            parts = [_numbers(observation[v.name], 2) for v in self._others]
-            each = torch.cat([*parts, action.detach()], 2)  # [B, A, F + U]
-            # Row a of the windows: a, a + 1, ..., and round to a - 1.
-            windows = torch.cat([each, each[:, :-1]], 1).unfold(1, a, 1)  # [B, A, F + U, A]
-            vectors.append(windows[..., 1:].transpose(2, 3).flatten(2))
-        if whole:
-            vectors.append(action)
-        return Inputs(_cat(images), _cat(vectors))
+    ) -> None:
+        parts = [to_float(observation[v.name], 2) for v in self._others]
+        each = torch.cat([*parts, action], 2)  # [B, A, F + U]
+        # Row a of the windows: a, a + 1, ..., and round to a - 1.
+        windows = torch.cat([each, each[:, :-1]], 1).unfold(1, self._num_agents, 1)
+        vectors.append(windows[..., 1:].transpose(2, 3).flatten(2))  # of [B, A, F + U, A]
 
 
 def with_action(inputs: Inputs, action: Tensor) -> Inputs:

@@ -88,7 +88,10 @@ class StackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, I] -> [R, O], or [A, B, I] -> [A, B, O]."""
-        narrow = _is_narrow(self.weight, x)
+        on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        # A CPU multiplies a matrix of few columns, and forms its weights' gradient, at a fifth of
+        # the speed of one of few rows: the product of the transposed matrices is faster.
+        narrow = on_cpu and 1 < self.weight.shape[2] < _WIDE
         if len(self.weight) == 1:
             weight, bias = self.weight.squeeze(0), self.bias.view(-1)
             if narrow:
@@ -96,7 +99,6 @@ class StackedLinear(nn.Module):
             return F.linear(x, weight.T, bias)
         weight, bias = per_agent(self.weight, self._slices), per_agent(self.bias, self._slices)
         stacked = x if x.dim() == 3 else x.view(-1, len(weight), x.shape[-1]).transpose(0, 1)
-        on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
         if weight.shape[2] == 1 and on_cpu:
             # On a CPU a batch of matrices one column wide takes seven times as long.
             out = (stacked * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
@@ -112,18 +114,6 @@ class StackedLinear(nn.Module):
         if len(self.weight) > 1 or not _fuses_relu(x, self.weight):
             return None
         return linear_relu(x, self.weight.squeeze(0), self.bias.view(-1))
-
-    def changed(self, out: Tensor, change: Tensor) -> Tensor:
-        """Outputs if the last U inputs were others; gradient reaches the change alone.
-
-        Args:
-            out: [R, O] or [A, B, O] outputs of the inputs as they are.
-            change: [R, U] or [A, B, U] what is added to the last U inputs.
-        """
-        weight = self.weight.detach()[:, -change.shape[-1] :]
-        if len(self.weight) == 1:
-            return torch.addmm(out.detach(), change, weight.squeeze(0))
-        return torch.baddbmm(out.detach(), change, per_agent(weight, self._slices))
 
 
 class Layers(nn.Sequential):
@@ -214,16 +204,6 @@ class StackedLayerNorm(nn.Module):
             return torch.addcmul(bias, F.layer_norm(x.float(), width), weight)
         rows = F.layer_norm(x.float(), width).view(-1, len(weight), *width)
         return torch.addcmul(bias.squeeze(1), rows, weight.squeeze(1)).flatten(0, 1)
-
-
-def _is_narrow(weight: Tensor, x: Tensor) -> bool:
-    """Whether x [..., I] times weight [S, I, O] is faster as a product of the transposed matrices.
-
-    A CPU multiplies a matrix of few columns, and forms its weights' gradient, at a fifth of the
-    speed of one of few rows.
-    """
-    on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    return on_cpu and 1 < weight.shape[2] < _WIDE
 
 
 class StackedConv2d(nn.Conv2d):

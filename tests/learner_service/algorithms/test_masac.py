@@ -143,7 +143,7 @@ def test_an_illegal_action_adds_nothing_to_a_value() -> None:
 
 def test_squashed_normal_equals_torchs_and_bears_extremes() -> None:
     mean, std, noise = torch.randn(50, 3), torch.rand(50, 3) + 0.1, torch.randn(50, 3)
-    action, log_prob = SquashedNormal(mean, std).sample(noise)
+    action, log_prob = SquashedNormal(mean, std).rsample(noise)
     theirs = TransformedDistribution(Normal(mean.double(), std.double()), TanhTransform())
     x = mean.double() + std.double() * noise.double()
     density = Normal(mean.double(), std.double()).log_prob(x)
@@ -155,7 +155,7 @@ def test_squashed_normal_equals_torchs_and_bears_extremes() -> None:
         log_prob.double(), theirs.log_prob(inner).sum(-1), atol=1e-2, rtol=1e-3
     )
     far = torch.tensor([[40.0], [-40.0]], requires_grad=True)
-    _, log_prob = SquashedNormal(far, torch.ones(2, 1)).sample(torch.zeros(2, 1))
+    _, log_prob = SquashedNormal(far, torch.ones(2, 1)).rsample(torch.zeros(2, 1))
     # log N(0) - log(4 e^-80) = -0.9189 - 1.3863 + 80
     torch.testing.assert_close(log_prob, torch.full((2,), 80 - 0.9189385 - 1.3862944))
     log_prob.sum().backward()
@@ -169,12 +169,12 @@ def test_gradient_of_samples_equals_autograds() -> None:
     ours, theirs = (start[0].clone().requires_grad_() for _ in range(2))
     action, log_prob, *after = Sampled.apply(ours, start[1], noise)
     torch.autograd.backward((action, log_prob), weights)
-    expected = squashed_normal(theirs).sample(noise[0])
+    expected = squashed_normal(theirs).rsample(noise[0])
     torch.autograd.backward(expected, weights)
     assert torch.equal(action, expected[0])
     assert torch.equal(log_prob, expected[1])
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-6)
-    following = squashed_normal(start[1]).sample(noise[1])
+    following = squashed_normal(start[1]).rsample(noise[1])
     assert all(torch.equal(a, b) for a, b in zip(after, following, strict=True))
     assert not any(x.requires_grad for x in after)
 
@@ -182,8 +182,8 @@ def test_gradient_of_samples_equals_autograds() -> None:
 def test_drawn_action_is_the_sampled_one() -> None:
     mean, std = torch.randn(5, 3), torch.rand(5, 3) + 0.1
     noise = torch.empty(5, 3).normal_(generator=torch.Generator().manual_seed(2))
-    sampled, _ = SquashedNormal(mean, std).sample(noise)
-    drawn = SquashedNormal(mean, std).draw(torch.Generator().manual_seed(2))
+    sampled, _ = SquashedNormal(mean, std).rsample(noise)
+    drawn = SquashedNormal(mean, std).sample(torch.Generator().manual_seed(2))
     assert torch.equal(drawn, sampled)
 
 
@@ -191,7 +191,7 @@ def test_the_squashed_density_integrates_to_one() -> None:
     x = torch.linspace(-8, 8, 200_001, dtype=torch.float64)
     pi = SquashedNormal(torch.full((200_001, 1), 0.3), torch.full((200_001, 1), 0.8))
     noise = ((x - 0.3) / 0.8).float().unsqueeze(1)
-    action, log_prob = pi.sample(noise)
+    action, log_prob = pi.rsample(noise)
     area = torch.trapezoid(log_prob.double().exp(), action.double().squeeze(1))
     assert float(area) == pytest.approx(1, abs=1e-4)
 
@@ -211,7 +211,7 @@ def test_actions_keep_the_bounds_and_are_what_is_learned_from(low: float, high: 
     assert low <= float(action.min()) < float(action.max()) <= high
     pi = squashed_normal(masac.actor(masac._actor_inputs(observation)))
     noise = torch.empty(500, 2, 2).normal_(generator=torch.Generator().manual_seed(0))
-    sampled, _ = pi.sample(noise)
+    sampled, _ = pi.rsample(noise)
     torch.testing.assert_close(action, (low + high) / 2 + (high - low) / 2 * sampled)
     greedy = policy.act(observation, None)["action"]
     torch.testing.assert_close(greedy, (low + high) / 2 + (high - low) / 2 * pi.mode())

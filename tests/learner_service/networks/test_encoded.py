@@ -9,7 +9,7 @@ from torch import Tensor
 from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.networks.building import build_network, build_twins, shared_encoder
 from learner_service.networks.encoded import Encoded, Encoder, learned_parameters
-from learner_service.networks.forward import forward_agents, forward_agents_twice
+from learner_service.networks.forward import forward, forward_twice
 from learner_service.networks.inputs import Inputs, InputShape
 from learner_service.runtime.precision import Precision
 from shared.config import PluginConfig
@@ -65,14 +65,14 @@ def test_twins_share_the_encoder_of_their_agent(slices: tuple[int, ...]) -> None
     twins = tuple(2 * s + i for s in (slices if slices[1] else (0,)) for i in (0, 1))
     critic = build_twins(SMALL, SHAPE, 1, slices, twins, 2, encoder)
     x, change = inputs(), torch.rand(4, 2, 2)
-    both = forward_agents(critic, x, FP32, 2, 2)
+    both = forward(critic, x, precision=FP32)[0]
     features = encoder(x.image)
     joined = torch.cat([features, x.vector], 2).repeat_interleave(2, 1)
     torch.testing.assert_close(both, critic.head(None, joined).view(4, 2, 2))
-    first, second = forward_agents_twice(critic, x, change, FP32, 2, 2)
+    first, second = forward_twice(critic, x, change, FP32)
     torch.testing.assert_close(first, both)
     moved = Inputs(x.stored, x.vector + torch.nn.functional.pad(change, (1, 0)))
-    torch.testing.assert_close(second, forward_agents(critic, moved, FP32, 2, 2))
+    torch.testing.assert_close(second, forward(critic, moved, precision=FP32)[0])
 
 
 def test_the_actors_gradient_stops_at_the_encoder() -> None:

@@ -57,7 +57,7 @@ def test_impala_by_torch_alone() -> None:
     for block in ("2", "3"):
         x = x + conv(F.relu(conv(F.relu(x), f"{block}.first")), f"{block}.second")
     x = torch.cat([F.relu(x).flatten(1), vector[:, 0]], 1)
-    expected = network.head.of_rows(x)
+    expected = network.head(None, x.unsqueeze(1))[:, 0]
     torch.testing.assert_close(network(image, vector)[:, 0], expected)
 
 
@@ -141,7 +141,7 @@ def test_many_rows_of_images_pass_in_chunks() -> None:
     network.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr("learner_service.networks.forward._CHUNK_PIXELS", 5 * 3 * 64 * 64)
-        out = forward_rows(network, inputs(given), Precision("fp32", CPU), 2)
+        out = forward_rows(network, inputs(given), Precision("fp32", CPU))
         assert seen == [2, 2, 2]
         x = inputs(given)
         torch.testing.assert_close(out, network(x.image, x.vector))

@@ -264,16 +264,6 @@ def test_joint_inputs_give_own_maps_then_the_state() -> None:
     torch.testing.assert_close(image.view(6, 2), torch.tensor([own, its]).T)
 
 
-def test_twins_are_fed_each_row_in_turn() -> None:
-    image, vector = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
-    rows = Inputs(image.view(1, 2, 1, 1, 1), vector.view(1, 2, 1))
-    twice = rows.repeated(2)
-    assert twice.image is not None
-    assert twice.vector is not None
-    assert twice.image.flatten().tolist() == [1, 1, 2, 2]
-    assert twice.vector.flatten().tolist() == [3, 3, 4, 4]
-
-
 STATE_VECTOR = ArraySpec(STATE, "float32", (7,), per_agent=False)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learner_service.networks.building import build_network
-from learner_service.networks.forward import forward_agents, forward_agents_twice
+from learner_service.networks.forward import forward, forward_twice, number_of_twins
 from learner_service.networks.inputs import (
     ActorInputs,
     CriticInputs,
@@ -94,6 +94,7 @@ class _Plain(torch.nn.Module):
     def __init__(self, network: torch.nn.Module) -> None:
         super().__init__()
         self.network = network
+        self.twins = number_of_twins(network)
 
     def forward(self, image: torch.Tensor | None, vector: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.network(image, vector)
@@ -115,6 +116,7 @@ def test_rows_valued_for_two_actions_are_two_passes(
     elif name == "normed":
         name, options = "mlp", {"layer_norm": True, "activation": "silu"}
     network = build_network(PluginConfig(name=name, hidden=hidden, **options), shape, 2, slices)
+    network.twins = twins
     rows = 4, agents
     image = torch.randn(*rows, *shape.image) if shape.image else None
     vector, change = torch.randn(*rows, 5), torch.randn(*rows, 2)
@@ -123,9 +125,7 @@ def test_rows_valued_for_two_actions_are_two_passes(
     def go(some: torch.nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
         network.zero_grad()
         moved = change.clone().requires_grad_()
-        both = forward_agents_twice(
-            some, Inputs(image, vector), moved, Precision("fp32", CPU), agents, twins
-        )
+        both = forward_twice(some, Inputs(image, vector), moved, Precision("fp32", CPU))
         (wanted * torch.stack(both)).sum().backward()
         return list(both), [moved.grad, *(p.grad for p in network.parameters())]
 
@@ -135,8 +135,25 @@ def test_rows_valued_for_two_actions_are_two_passes(
     torch.testing.assert_close(gradients, plain_gradients)
     # The weights have learned from the first pass alone.
     network.zero_grad()
-    first = forward_agents(network, Inputs(image, vector), Precision("fp32", CPU), agents, twins)
+    first, _ = forward(network, Inputs(image, vector), precision=Precision("fp32", CPU))
     torch.testing.assert_close(outputs[0], first)
     (wanted[0] * first).sum().backward()
     torch.testing.assert_close(gradients[1:], [p.grad for p in network.parameters()])
     assert all(p.requires_grad for p in network.parameters())
+
+
+class _Sum(torch.nn.Module):
+    """Sums what it is fed; the second of two twins gives the negative."""
+
+    twins = 2
+
+    def forward(self, image: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+        sums = image.flatten(2).sum(2) + vector.sum(2)
+        return (sums * torch.tensor([1, -1]).repeat(sums.shape[1] // 2)).unsqueeze(2)
+
+
+def test_twins_are_fed_each_row_in_turn() -> None:
+    image, vector = torch.tensor([1.0, 2.0]), torch.tensor([30.0, 40.0])
+    rows = Inputs(image.view(1, 2, 1, 1, 1), vector.view(1, 2, 1))
+    out, _ = forward(_Sum(), rows, precision=Precision("fp32", CPU))
+    assert out.tolist() == [[[31, -31], [42, -42]]]

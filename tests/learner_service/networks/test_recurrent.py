@@ -11,9 +11,9 @@ from env_service.envs.memory import Config as MemoryConfig
 from env_service.envs.memory import Memory
 from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.algorithms.coma import Coma
-from learner_service.algorithms.coma_policy import ComaPolicy
 from learner_service.algorithms.exploration import policy_probabilities
 from learner_service.algorithms.mappo import Mappo
+from learner_service.algorithms.policies import ComaPolicy
 from learner_service.networks.building import build_network
 from learner_service.networks.forward import forward
 from learner_service.networks.gru import gru_cell, reset_by_inputs
