@@ -303,7 +303,7 @@ class _Watched(VectorEnvironment):
     """An environment that notes its steps in a heartbeat."""
 
     def __init__(self, environment: VectorEnvironment, heartbeat: Heartbeat) -> None:
-        self._environment, self._heartbeat = environment, heartbeat
+        self._environment = environment
         self.spec, self.num_envs = environment.spec, environment.num_envs
         self._part = heartbeat.part(0, self.num_envs)
         self.notices = environment.notices
@@ -318,9 +318,9 @@ class _Watched(VectorEnvironment):
         try:
             timestep = self._environment.step(action, restart, seeds)
         except Exception:
-            self._heartbeat.leave()
+            self._part.leave()
             raise
-        self._heartbeat.leave()  # not after SystemExit: the heartbeat then says where it came from
+        self._part.leave()  # not after SystemExit: the heartbeat then says where it came from
         return timestep
 
     @override

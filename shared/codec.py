@@ -2,23 +2,25 @@
 
 The wire is plain protobuf (proto/rollout.proto): any language can speak it. But protobuf's own
 Python code copies a `bytes` field twice on its way out and once on its way in, about 2 ms a
-megabyte. All messages after the handshake have the same length, so this module writes their
-protobuf framing once, packs arrays straight into the frame, and reads them back as views.
+megabyte. All messages after the handshake have the same length, so this module prepares their
+protobuf framing once, joins it with the arrays in one copy, and reads arrays back as views.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from struct import Struct
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from shared.channel import ENCODING_BYTES, MAX_OBSERVATION_BYTES, PART_BYTES
 from shared.errors import SpecError, WireError
-from shared.framing import Frame, parse
+from shared.framing import parse, varint
 from shared.parts import Assembly, part_frames, split
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import Discrete, EnvSpec, action_layout
@@ -53,11 +55,11 @@ class Layout:
             )
         return {
             name: np.ndarray(shape, dtype, payload, offset)
-            for name, dtype, shape, offset in self._places
+            for name, dtype, shape, offset in self.places
         }
 
     @cached_property
-    def _places(self) -> list[tuple[str, np.dtype[np.generic], tuple[int, ...], int]]:
+    def places(self) -> list[tuple[str, np.dtype[np.generic], tuple[int, ...], int]]:
         """Return the fields, each with its byte offset in the payload."""
         sizes = [d.itemsize * math.prod(s) for _, d, s in self.fields]
         starts = accumulate(sizes, initial=0)
@@ -112,28 +114,110 @@ def check_size(spec: EnvSpec, num_envs: int) -> None:
             )
 
 
-def timestep_from_views(spec: EnvSpec, views: Mapping[str, Array]) -> TimeStep:
-    """Group the views of a payload into a TimeStep."""
-    return TimeStep(
-        step_type=views[_STEP_TYPE],  # type: ignore[arg-type]
-        reward=views[_REWARD],  # type: ignore[arg-type]
-        discount=views[_DISCOUNT],  # type: ignore[arg-type]
-        observation={o.name: views[_OBSERVATION + o.name] for o in spec.observations},
-        metrics={m: views[_METRIC + m] for m in spec.metrics},  # type: ignore[misc]
-    )
-
-
 def message_bytes(spec: EnvSpec, num_envs: int) -> int:
     """Return the bytes of one observation and one action of a session, together."""
     layouts = timestep_layout(spec, num_envs), action_array_layout(spec, num_envs)
     return sum(layout.num_bytes for layout in layouts)
 
 
+class Frame:
+    """The protobuf framing of one kind of message: numbers, then the arrays of a layout.
+
+    The numbers are fixed64 fields 1..n, the arrays together one `bytes` field. Written messages
+    equal, byte for byte, the output of protobuf's own code. Used by one thread.
+
+    Attributes:
+        layout: layout of the arrays.
+        max_bytes: upper bound on the bytes of any encoding of such a message.
+    """
+
+    def __init__(
+        self, kind: type[Message], field: str, numbers: Sequence[str], layout: Layout
+    ) -> None:
+        """Lay out the frame. Allocates no memory of the arrays' size.
+
+        Args:
+            kind: message on the stream, with a oneof.
+            field: name of this message in the oneof.
+            numbers: names of the fixed64 fields (sequence, policy_version).
+            layout: layout of the arrays.
+        """
+        self._kind, self._field, self._numbers = kind, field, numbers
+        self.layout = layout
+        arrays = bytes([(len(numbers) + 1) << 3 | 2]) + varint(layout.num_bytes)
+        inner = 9 * len(numbers) + len(arrays) + layout.num_bytes
+        outer = bytes([kind.DESCRIPTOR.fields_by_name[field].number << 3 | 2]) + varint(inner)
+        tags = [bytes([i << 3 | 1]) for i in range(1, len(numbers) + 1)]
+        # What all messages of this layout have in common: the bytes before each number and before
+        # the arrays. Protobuf's writers omit a number of zero; such messages are parsed.
+        self._common = (outer + tags[0], *tags[1:], arrays)
+        self._head = Struct("<" + "Q".join(f"{len(part)}s" for part in self._common))
+        self._values: list[bytes | int] = [0] * (2 * len(numbers) + 1)
+        self._values[::2] = self._common
+        self._length = self._head.size + layout.num_bytes
+        self.max_bytes = self._length + ENCODING_BYTES
+
+    def pack(self, numbers: Sequence[int], arrays: Sequence[Array | None]) -> bytes:
+        """Encode numbers and arrays as a message.
+
+        Raises:
+            WireError: if an array is missing, or has another shape or dtype than the spec says.
+        """
+        for (name, dtype, shape), array in zip(self.layout.fields, arrays, strict=True):
+            if array is None or array.shape != shape or array.dtype != dtype:
+                raise _misfit(name, dtype, shape, array)
+        self._values[1::2] = numbers
+        head = self._head.pack(*self._values)
+        try:
+            return b"".join((head, *arrays))  # type: ignore[arg-type]
+        except TypeError:  # an array that is not contiguous, such as one with agents reordered
+            return b"".join((head, *map(np.ascontiguousarray, arrays)))  # type: ignore[arg-type]
+
+    def unpack(self, message: bytes) -> tuple[Sequence[int], list[Array]]:
+        """Decode numbers and arrays, which are read-only views, of a message.
+
+        Raises:
+            WireError: if the message is another one, or has the wrong number of bytes.
+        """
+        if len(message) == self._length:
+            values = self._head.unpack_from(message)
+            if values[::2] == self._common:
+                return values[1::2], [
+                    np.ndarray(shape, dtype, message, at) for dtype, shape, at in self._places
+                ]
+        parsed = parse(self._kind, message, self._field, self.max_bytes)
+        if getattr(parsed, "part", 0):
+            raise WireError(
+                f"part {parsed.part} of an observation came, by the spec one message holds all of "
+                f"its {self.layout.num_bytes} bytes"
+            )
+        numbers = [getattr(parsed, name) for name in self._numbers]
+        return numbers, list(self.layout.views(parsed.arrays).values())
+
+    @cached_property
+    def _places(self) -> list[tuple[np.dtype[np.generic], tuple[int, ...], int]]:
+        """Return dtype, shape and first byte in the message of each array."""
+        return [(d, shape, self._head.size + at) for _, d, shape, at in self.layout.places]
+
+
+def _misfit(
+    name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...], array: Array | None
+) -> WireError:
+    """Make the error for an array that is not as the spec says."""
+    kind, _, own = name.rpartition("/")
+    name = f"{kind} '{own}'" if kind else own
+    if array is None:
+        return WireError(f"{name} is missing: the spec declares it, the environment left it out")
+    if array.shape != shape:
+        return WireError(f"{name} has shape {array.shape}, the spec says {shape}")
+    return WireError(f"{name} has dtype {array.dtype}, the spec says {dtype}")
+
+
 class ObservationCodec:
     """Codec of one session's observations. Used by one thread.
 
     An observation of up to PART_BYTES is one message; a larger one is several, the parts of
-    shared.parts. `messages` and `receive` handle both; `pack` and `unpack` only the first.
+    shared.parts.
 
     Attributes:
         num_parts: number of messages of one observation.
@@ -146,10 +230,12 @@ class ObservationCodec:
             SpecError: if an observation would be too large.
         """
         check_size(spec, num_envs)
-        self._spec, self._layout = spec, timestep_layout(spec, num_envs)
-        num_bytes = self._layout.num_bytes
-        self._frame = Frame(pb.WorkerMessage.OBSERVATION_FIELD_NUMBER, 1, num_bytes)
-        self._part_frames = part_frames(num_bytes) if num_bytes > PART_BYTES else []
+        layout = timestep_layout(spec, num_envs)
+        self._frame = Frame(pb.WorkerMessage, "observation", ("sequence",), layout)
+        self._observations = tuple(o.name for o in spec.observations)
+        self._metrics = spec.metrics
+        many = layout.num_bytes > PART_BYTES
+        self._part_frames = part_frames(layout.num_bytes) if many else []
         self.num_parts = max(1, len(self._part_frames))
 
     def messages(self, sequence: int, timestep: TimeStep) -> list[bytes]:
@@ -158,20 +244,16 @@ class ObservationCodec:
         Raises:
             WireError: if an array does not have the shape or type of the spec, naming it.
         """
+        arrays = [
+            timestep.reward,
+            timestep.discount,
+            *map(timestep.observation.get, self._observations),
+            *map(timestep.metrics.get, self._metrics),
+            timestep.step_type,
+        ]
         if not self._part_frames:
-            return [self.pack(sequence, timestep)]
-        self._fill(timestep)
-        return list(split(self._part_frames, sequence, self._frame.payload))
-
-    def pack(self, sequence: int, timestep: TimeStep) -> bytes:
-        """Encode a time step that needs no parts as one message.
-
-        Raises:
-            WireError: if an array does not have the shape or type of the spec, naming it.
-        """
-        assert not self._part_frames
-        self._fill(timestep)
-        return self._frame.tobytes(sequence)
+            return [self._frame.pack((sequence,), arrays)]
+        return list(split(self._part_frames, sequence, self._filled(arrays)))
 
     def receive(self, message: bytes) -> tuple[int, TimeStep] | None:
         """Decode the next message of a stream; None if the observation has further parts.
@@ -185,52 +267,50 @@ class ObservationCodec:
                 the part that comes next.
         """
         if not self._part_frames:
-            return self.unpack(message)
-        whole = self._assembly.add(message)
-        if whole is None:
-            return None
-        sequence, payload = whole
-        return sequence, timestep_from_views(self._spec, self._layout.views(payload))
-
-    def unpack(self, message: bytes) -> tuple[int, TimeStep]:
-        """Decode sequence number and time step of a message that has no parts; see `receive`.
-
-        Raises:
-            WireError: if the message is no Observation or has the wrong number of bytes.
-        """
-        matched = self._frame.match(message)
-        if matched is not None:
-            (sequence,), payload = matched
+            (sequence,), arrays = self._frame.unpack(message)
         else:
-            observation = parse(pb.WorkerMessage, message, "observation", self._frame.max_bytes)
-            if observation.part:
-                raise WireError(
-                    f"part {observation.part} of an observation came, by the spec one message "
-                    f"holds all of its {self._layout.num_bytes} bytes"
-                )
-            sequence, payload = observation.sequence, memoryview(observation.arrays)
-        return sequence, timestep_from_views(self._spec, self._layout.views(payload))
+            whole = self._assembly.add(message)
+            if whole is None:
+                return None
+            sequence, payload = whole
+            arrays = list(self._frame.layout.views(payload).values())
+        # In the order of the layout.
+        reward, discount, *rest, step_type = arrays
+        metrics = rest[len(self._observations) :]
+        return sequence, TimeStep(
+            step_type,  # type: ignore[arg-type]
+            reward,  # type: ignore[arg-type]
+            discount,  # type: ignore[arg-type]
+            dict(zip(self._observations, rest, strict=False)),
+            dict(zip(self._metrics, metrics, strict=True)),  # type: ignore[arg-type]
+        )
+
+    def _filled(self, arrays: Sequence[Array | None]) -> memoryview:
+        """Return the payload of an observation of several parts, in a buffer that is kept.
+
+        Fresh memory of this size takes longer than the copy: the system clears it page by page.
+        """
+        payload, views = self._buffer
+        for (name, dtype, shape), view, array in zip(
+            self._frame.layout.fields, views, arrays, strict=True
+        ):
+            if array is None or array.shape != shape or array.dtype != dtype:
+                raise _misfit(name, dtype, shape, array)
+            view[...] = array
+        return payload
 
     @cached_property
-    def _out(self) -> TimeStep:
-        """Return views of the frame, the destination of `_fill`."""
-        return timestep_from_views(self._spec, self._layout.views(self._frame.payload))
+    def _buffer(self) -> tuple[memoryview, list[Array]]:
+        """Return memory for the payload of an observation, and the views of its arrays."""
+        # From bytes, which are freed at once: malloc then keeps memory of this size, that of the
+        # messages too, where it would give it back to the system after each.
+        payload = memoryview(bytearray(bytes(self._frame.layout.num_bytes)))
+        return payload, list(self._frame.layout.views(payload).values())
 
     @cached_property
     def _assembly(self) -> Assembly:
         """Return the buffer in which `receive` joins parts."""
-        return Assembly(self._part_frames, self._layout.num_bytes)
-
-    def _fill(self, timestep: TimeStep) -> None:
-        """Copy the arrays into the frame."""
-        out = self._out
-        _copy(out.step_type, timestep.step_type, "step_type")
-        _copy(out.reward, timestep.reward, "reward")
-        _copy(out.discount, timestep.discount, "discount")
-        for name, view in out.observation.items():
-            _copy(view, timestep.observation.get(name), f"observation '{name}'")
-        for name, view in out.metrics.items():
-            _copy(view, timestep.metrics.get(name), f"metric '{name}'")
+        return Assembly(self._part_frames, self._frame.layout.num_bytes)
 
 
 class ActionCodec:
@@ -238,72 +318,45 @@ class ActionCodec:
 
     def __init__(self, spec: EnvSpec, num_envs: int) -> None:
         """Prepare the frame for sessions of `num_envs` environments of this spec."""
-        self._layout = action_array_layout(spec, num_envs)
-        self._frame = Frame(pb.LearnerMessage.ACTION_FIELD_NUMBER, 2, self._layout.num_bytes)
+        layout = action_array_layout(spec, num_envs)
+        self._frame = Frame(pb.LearnerMessage, "action", ("sequence", "policy_version"), layout)
         self._spec = spec.action
-
-    @cached_property
-    def _out(self) -> Array:
-        """Return the view of the frame that `pack` writes actions to."""
-        return self._layout.views(self._frame.payload)[_ACTION]
+        if not isinstance(spec.action, Discrete):
+            self._low, self._high = np.float32(spec.action.low), np.float32(spec.action.high)
 
     def pack(self, sequence: int, policy_version: int, action: Array) -> bytes:
         """Encode actions, int32 [N, A] or float32 [N, A, U], as a message."""
-        _copy(self._out, action, "action")
-        return self._frame.tobytes(sequence, policy_version)
+        return self._frame.pack((sequence, policy_version), (action,))
 
     def unpack(self, message: bytes) -> tuple[int, int, Array]:
         """Decode sequence number, policy version and actions (a read-only view) of a message.
 
         Raises:
-            WireError: if the message is no Action or has the wrong number of bytes.
+            WireError: if the message is no Action, has the wrong number of bytes, or holds actions
+                outside the spec, on which an environment might fail.
         """
-        matched = self._frame.match(message)
-        if matched is not None:
-            (sequence, version), payload = matched
-        else:
-            action = parse(pb.LearnerMessage, message, "action", self._frame.max_bytes)
-            sequence, version = action.sequence, action.policy_version
-            payload = memoryview(action.arrays)
-        return sequence, version, self._layout.views(payload)[_ACTION]
-
-    def require_accepted(self, action: NDArray[Any]) -> None:
-        """Refuse actions outside the spec, before an environment fails on them.
-
-        Raises:
-            WireError: for actions outside the spec, naming the first.
-        """
+        (sequence, version), (action,) = self._frame.unpack(message)
         if isinstance(self._spec, Discrete):
-            accepted = f"0 to {self._spec.num_actions - 1}"
             # One pass: as an unsigned number a negative one is larger than all others.
             largest = np.maximum.reduce(action.view(np.uint32), axis=None)  # .max() takes 3 us more
-            if largest < self._spec.num_actions:
-                return
+            accepted = largest < self._spec.num_actions
+        else:
+            least, most = (f.reduce(action, axis=None) for f in (np.minimum, np.maximum))
+            accepted = self._low <= least and most <= self._high  # false if one is NaN
+        if not accepted:
+            raise self._out_of_range(action)
+        return sequence, version, action
+
+    def _out_of_range(self, action: NDArray[Any]) -> WireError:
+        """Make the error for actions outside the spec, naming the first."""
+        if isinstance(self._spec, Discrete):
+            accepted = f"0 to {self._spec.num_actions - 1}"
             wrong = (action < 0) | (action >= self._spec.num_actions)
         else:
-            low, high = np.float32(self._spec.low), np.float32(self._spec.high)
-            accepted = f"{low:g} to {high:g}"
-            least, most = (f.reduce(action, axis=None) for f in (np.minimum, np.maximum))
-            if low <= least and most <= high:  # false if one is NaN
-                return
-            wrong = ~((action >= low) & (action <= high))
+            accepted = f"{self._low:g} to {self._high:g}"
+            wrong = ~((action >= self._low) & (action <= self._high))
         at = tuple(np.argwhere(wrong)[0].tolist())
-        raise WireError(
+        return WireError(
             f"the learner sent action {action[at]} for agent {at[1]} of environment {at[0]} of the "
             f"session; the environment accepts {accepted}"
         )
-
-
-def _copy(view: NDArray[np.generic], value: Array | None, name: str) -> None:
-    """Copy an array to its place in the frame.
-
-    Raises:
-        WireError: if the array is missing, or has another shape or dtype than the spec says.
-    """
-    if value is None:
-        raise WireError(f"{name} is missing: the spec declares it, the environment left it out")
-    if value.shape != view.shape:
-        raise WireError(f"{name} has shape {value.shape}, the spec says {view.shape}")
-    if value.dtype != view.dtype:
-        raise WireError(f"{name} has dtype {value.dtype}, the spec says {view.dtype}")
-    view[...] = value

@@ -26,7 +26,8 @@ _MOST = 64  # notices of one collector; further ones are counted in `dropped`
 _MOST_BYTES = 1 << 17  # of a message
 _SUBJECT_CHARACTERS, _TEXT_CHARACTERS = 200, 1000
 _KIND = re.compile(r"[a-z0-9_]{1,40}")
-_TAG = bytes([pb.WorkerMessage.NOTICES_FIELD_NUMBER << 3 | 2])
+# First byte of a WorkerMessage that holds notices, which need no answer.
+NOTICES_TAG = bytes([pb.WorkerMessage.NOTICES_FIELD_NUMBER << 3 | 2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +101,12 @@ def pack_notices(notices: Iterable[Notice]) -> bytes:
     return pb.WorkerMessage(notices=message).SerializeToString()
 
 
-def is_notices(message: bytes) -> bool:
-    """Return whether a WorkerMessage holds notices, which need no answer."""
-    return message[:1] == _TAG
-
-
-def unpack_notices(message: bytes) -> list[Notice] | None:
-    """Decode a WorkerMessage that holds notices; None if it holds something else.
+def unpack_notices(message: bytes) -> list[Notice]:
+    """Decode a WorkerMessage that begins with NOTICES_TAG; none if it holds something else.
 
     Raises:
         WireError: if there are too many, or one is no line of text.
     """
-    if not is_notices(message):
-        return None
     if len(message) > _MOST_BYTES:
         raise WireError(f"notices take {len(message)} bytes, at most {_MOST_BYTES} are allowed")
     try:

@@ -1,17 +1,20 @@
-"""Checks, in both services, of docs/wire.md's rules for the contents of every time step."""
+"""Checks, in both services, of docs/wire.md's rules for every time step."""
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.codec import timestep_layout
 from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EXPERT_ACTION, Discrete, EnvSpec
-from shared.timestep import Array, StepType, TimeStep, surely_finite
+from shared.timestep import Array, StepType, TimeStep
 
-# NumPy compares faster with ints.
 _HALF = 2  # bytes; BLAS has no half precision
-_FIRST, _MID, _LAST = int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)
+# NumPy compares faster with ints.
+_FIRST, _MID = int(StepType.FIRST), int(StepType.MID)
+_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 _LARGEST = float(np.finfo(np.float32).max)
 # Beyond it sums within a network overflow float32, and actions of NaN would mean nothing.
 MAX_ABS_OBSERVATION = 1e18
@@ -21,18 +24,31 @@ _MAX_SQUARE = MAX_ABS_OBSERVATION**2  # of a float32 sum of squares, which bound
 class RowCheck:
     """Check of the rows of a message. Keeps no state between messages.
 
-    Usual rows take a few passes over the message and no allocation of its size; only a message
-    that does not pass these is checked number by number.
+    `passes` takes a few passes over usual rows and no allocation of their size. Only rows that it
+    does not accept are checked number by number, by `broken`.
     """
 
-    def __init__(self, spec: EnvSpec, num_envs: int, max_abs_reward: float = math.inf) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        num_envs: int,
+        max_abs_reward: float = math.inf,
+        *,
+        received: bool = True,
+    ) -> None:
         """Prepare for messages of one shape.
 
         Args:
             spec: spec of the rows.
             num_envs: number of environments N.
             max_abs_reward: largest reward allowed, absolute (learner.max_abs_reward).
+            received: true if the rows came in a message: its arrays have the spec's dtypes and
+                shapes, and ABORTED may stand in the place of any row; false for an environment's.
         """
+        self._layout = () if received else timestep_layout(spec, num_envs).fields
+        self._observations = tuple(o.name for o in spec.observations)
+        self._metrics = spec.metrics
+        self._largest_kind = _ABORTED if received else _LAST
         self._max_abs_reward = max_abs_reward
         self._bound = min(max_abs_reward, _LARGEST)
         self._max_square = min(max_abs_reward * max_abs_reward, _LARGEST)
@@ -52,36 +68,45 @@ class RowCheck:
         if maps and spec.observation(AGENT_CELL):
             self._map_size = maps.shape[1:]
 
-    def broken(self, timestep: TimeStep) -> dict[int, str]:
-        """Find the first rule that each environment breaks.
+    def passes(self, t: TimeStep, restart: NDArray[np.bool_] | None = None) -> bool:
+        """Return whether rows certainly keep all rules; if not, `broken` must decide.
 
         Args:
-            timestep: N rows of the dtypes and shapes of the spec.
-
-        Returns:
-            number of the environment -> array, value and rule as the end of the sentence
-            "environment 3 returned ..."; empty for usual rows.
+            t: N rows.
+            restart: [N] bool, true where an episode must begin, with FIRST; None if that is not
+                known.
         """
-        if self._usual(timestep):
-            return {}
-        found: dict[int, str] = {}
-        with np.errstate(invalid="ignore"):
-            for env, what in self._breaches(timestep):
-                found.setdefault(env, what)
-        return found
-
-    def _usual(self, t: TimeStep) -> bool:
-        """Return whether the rows certainly keep all rules; False if `_breaches` must decide."""
+        if self._layout:
+            arrays = (
+                t.reward,
+                t.discount,
+                *map(t.observation.get, self._observations),
+                *map(t.metrics.get, self._metrics),
+                t.step_type,
+            )
+            for (_, dtype, shape), array in zip(self._layout, arrays, strict=True):
+                if not isinstance(array, np.ndarray):
+                    return False
+                if array.dtype != dtype or array.shape != shape:
+                    return False
         # The sum of squares bounds each number, and is not finite if one of them is not.
         if not float(np.vdot(t.reward, t.reward)) <= self._max_square:
             return False
         if t.discount.tobytes() != self._ones and not _within(t.discount, 0, 1):
             return False
-        if t.step_type.tobytes() != self._mids:
-            if np.count_nonzero(t.reward[t.step_type == _FIRST]):
+        kind = t.step_type
+        if kind.tobytes() != self._mids or (restart is not None and np.count_nonzero(restart)):
+            first = kind == _FIRST
+            if np.count_nonzero(kind > self._largest_kind):
                 return False
-            if np.count_nonzero(t.step_type == _LAST) and not surely_finite(t.metrics.values()):
+            if restart is not None and np.count_nonzero((first != restart) & (kind <= _LAST)):
                 return False
+            if np.count_nonzero(t.reward[first]):
+                return False
+            if np.count_nonzero(kind == _LAST):
+                for metric in t.metrics.values():
+                    if not math.isfinite(np.vdot(metric, metric)):
+                        return False
         for array in t.observation.values():
             # A sum of squares bounds each number, in one pass by BLAS.
             quick = array.dtype.kind != "f" or (
@@ -102,6 +127,49 @@ class RowCheck:
         ):
             return False
         return not self._map_size or bool(self._on_maps(t.observation[AGENT_CELL]).all())
+
+    def broken(
+        self, timestep: TimeStep, restart: NDArray[np.bool_] | None = None
+    ) -> dict[int, str]:
+        """Find the first rule that each environment breaks.
+
+        Args:
+            timestep: N rows of the dtypes and shapes of the spec.
+            restart: [N] bool, true where an episode must begin; None if that is not known.
+
+        Returns:
+            number of the environment -> array, value and rule as the end of the sentence
+            "environment 3 returned ..."; empty if all rules are kept.
+        """
+        found: dict[int, str] = {}
+        with np.errstate(invalid="ignore"):
+            disorder = self._disorder(timestep.step_type, restart)
+            for env, what in chain(disorder, self._breaches(timestep)):
+                found.setdefault(env, what)
+        return found
+
+    def _disorder(
+        self, step_type: NDArray[np.uint8], restart: NDArray[np.bool_] | None
+    ) -> Iterator[tuple[int, str]]:
+        """Yield (environment, description) of step types that cannot come here."""
+        largest = self._largest_kind
+        for env in np.flatnonzero(step_type > largest).tolist():
+            numbers = ", ".join(map(str, range(largest)))
+            yield env, f"step_type {step_type[env]}, expected {numbers} or {largest}"
+        if restart is None:
+            return
+        wrong = ((step_type == _FIRST) != restart) & (step_type <= _LAST)
+        for env in np.flatnonzero(wrong).tolist():
+            if largest == _ABORTED:
+                begins = f"{'an' if restart[env] else 'no'} episode begins here"
+                must = f"{begins}; FIRST must follow LAST and ABORTED, and nothing else"
+            else:
+                must = (
+                    "a restart gives FIRST"
+                    if restart[env]
+                    else "without a restart comes MID or LAST"
+                )
+            yield env, f"step_type {StepType(step_type[env]).name}, but {must}"
 
     def _on_maps(self, cell: Array) -> NDArray[np.bool_]:
         """Return [N, A] bool, true if the agent's cell lies on its maps."""
@@ -179,7 +247,7 @@ def _within(array: Array, low: float, high: float) -> bool:
 def _possible(array: Array) -> bool:
     """Return whether no number is NaN, infinite or beyond ±MAX_ABS_OBSERVATION."""
     if array.dtype.itemsize <= _HALF:
-        return surely_finite([array])
+        return bool(np.isfinite(array).all())
     return _within(array, -MAX_ABS_OBSERVATION, MAX_ABS_OBSERVATION)
 
 

@@ -52,7 +52,7 @@ class SupplySession:
         self._source = source
         self._worker_id = worker_id
         self._stop = stop
-        self._heartbeat, self._at = heartbeat, heartbeat.part(0, 1)
+        self._at = heartbeat.part(0, 1)
         self._codec = SampleCodec(source.spec)
         self._broken_lines = 0
 
@@ -144,7 +144,7 @@ class SupplySession:
         samples, broken = [], []
         for index in grant.indices:
             self._at.seeds[0], self._at.steps[0] = index, grant.split
-            self._heartbeat.enter(0, 1)
+            self._at.enter()
             try:
                 samples.append(read_sample(self._source, SPLITS[grant.split], index))
             except BrokenSample as error:
@@ -153,7 +153,7 @@ class SupplySession:
                 if self._broken_lines <= _MAX_BROKEN_LINES:
                     logger.warning("sample %d of '%s': %s", index, SPLITS[grant.split], error)
             finally:
-                self._heartbeat.leave()
+                self._at.leave()
         return samples, broken
 
 

@@ -119,7 +119,6 @@ class Stream(Call):
         sequence, self.updates, action = self._actions.unpack(reply)
         if sequence != self._sequence:
             raise WireError(f"the learner answered sequence {sequence} to {self._sequence}")
-        self._actions.require_accepted(action)
         self._metrics.enter("wait")
         return action
 

@@ -33,9 +33,7 @@ from shared.timestep import Array, StepType, TimeStep
 logger = logging.getLogger("murmur")
 
 Reason = Literal["raised", "contents"]
-# NumPy compares faster with ints.
-_FIRST, _MID = int(StepType.FIRST), int(StepType.MID)
-_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
+_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)  # NumPy compares faster with ints
 _MINUTE_S = 60.0
 _MAKE_AGAIN_S = 0.5  # between two attempts to make an environment that failed
 
@@ -142,8 +140,7 @@ class GuardedEnvironment:
         self.seeds, self.steps = self._heartbeat.seeds, self._heartbeat.steps
         self.over = np.zeros(n, np.bool_)
         self._layout = expected_arrays(self.spec, n)
-        self._check = RowCheck(self.spec, n, max_abs_reward)
-        self._mids = bytes([_MID]) * n
+        self._check = RowCheck(self.spec, n, max_abs_reward, received=False)
         self._failed: list[Fault] = []
         self.num_aborted = 0
 
@@ -156,9 +153,26 @@ class GuardedEnvironment:
         self._failed = []
         self._heartbeat.enter(restart)
         try:
-            timestep = self._guarded(action, restart)
+            try:
+                timestep = self.environment.step(action, restart, self.seeds)
+            except CopiesFailed as failure:
+                self._failed += failure.faults
+                timestep = failure.timestep
+            usual = not self._failed and self._check.passes(timestep, restart)
+            wrong = None if usual else next(shape_errors(self._layout, timestep), None)
+        except BaseException as error:
+            if not is_environments_fault(error):
+                raise
+            message = self._name(f"raised {_error_text(error)}", self._all)
+            timestep = self._anew(Fault(self._all, "raised", message, error))
+        else:
+            if wrong is not None:
+                message = self._name(f"returned what its spec forbids: {wrong}", self._all)
+                timestep = self._anew(Fault(self._all, "contents", message))
+            elif not usual:
+                timestep = self._without_broken(timestep, restart)
         finally:
-            self._heartbeat.whole.leave()
+            self._heartbeat.leave()
         self.num_aborted = 0
         for fault in self._failed:
             self.num_aborted += len(fault.copies)
@@ -172,28 +186,10 @@ class GuardedEnvironment:
         action = np.zeros((self.num_envs, self.spec.num_agents, *shape), dtype)
         return self.step(action, np.ones(self.num_envs, np.bool_))
 
-    def _guarded(self, action: Array, restart: NDArray[np.bool_]) -> TimeStep:
-        """Take one step; rows of failed copies are ABORTED."""
-        try:
-            try:
-                timestep = self.environment.step(action, restart, self.seeds)
-            except CopiesFailed as failure:
-                self._failed += failure.faults
-                timestep = failure.timestep
-            wrong = next(shape_errors(self._layout, timestep), None)
-        except BaseException as error:
-            if not is_environments_fault(error):
-                raise
-            message = self._name(f"raised {_error_text(error)}", self._all)
-            return self._anew(Fault(self._all, "raised", message, error))
-        if wrong is not None:
-            message = self._name(f"returned what its spec forbids: {wrong}", self._all)
-            return self._anew(Fault(self._all, "contents", message))
+    def _without_broken(self, timestep: TimeStep, restart: NDArray[np.bool_]) -> TimeStep:
+        """Return the rows with those of failed copies ABORTED, and of copies with invalid rows."""
         failed = {i for fault in self._failed for i in fault.copies}
-        # Rows of copies that did not raise: their contents, then the order of their step types.
-        broken = self._check.broken(timestep)
-        if timestep.step_type.tobytes() != self._mids or np.count_nonzero(restart):
-            broken |= _out_of_order(timestep.step_type, restart)
+        broken = self._check.broken(timestep, restart)
         broken = {i: what for i, what in broken.items() if i not in failed}
         if broken:
             failed |= broken.keys()
@@ -264,16 +260,15 @@ class GuardedEnvironment:
         Args:
             making: true to allow env_server.start_timeout_s, as for making environments.
         """
-        whole = self._heartbeat.whole
-        whole.enter(self._heartbeat.first, self.num_envs)
+        self._heartbeat.enter()
         if making:
-            whole.begin_making()
+            self._heartbeat.whole.begin_making()
         try:
             yield
         finally:
             if making:
-                whole.end_making()
-            whole.leave()
+                self._heartbeat.whole.end_making()
+            self._heartbeat.leave()
 
     def close(self) -> None:
         """Close the environment; log a failure, because finished episodes still count."""
@@ -284,20 +279,6 @@ class GuardedEnvironment:
                 f"environment '{self.spec.name}' raised {_error_text(error)} when it was closed"
             )
             logger.error(message, exc_info=error)
-
-
-def _out_of_order(step_type: NDArray[np.uint8], restart: NDArray[np.bool_]) -> dict[int, str]:
-    """Find copies with a step type that cannot come here: number -> type and expected types."""
-    wrong = ((step_type == _FIRST) != restart) | (step_type > _LAST)
-    if not np.count_nonzero(wrong):
-        return {}
-    found = {}
-    for i in np.flatnonzero(wrong).tolist():
-        kind = int(step_type[i])
-        name = StepType(kind).name if kind <= _LAST else str(kind)
-        must = "a restart gives FIRST" if restart[i] else "without a restart comes MID or LAST"
-        found[i] = f"step_type {name}, but {must}"
-    return found
 
 
 def close_quietly(environment: Any) -> None:  # noqa: ANN401 - murmur's or another library's

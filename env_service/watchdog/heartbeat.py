@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Position = tuple[int, int, int, int]
+_ONE = np.uint64(1)
 
 
 class Heartbeat:
@@ -14,6 +15,11 @@ class Heartbeat:
 
     Written by the worker, read by the parent; each field is one aligned word. Each session of the
     worker has its own rows, one for each copy.
+
+    Attributes:
+        head: [3] number of begins and ends of steps (odd during a step), number of the first row of
+            the session that steps, and number of its rows.
+        at: [2] as in SessionHeartbeat.
     """
 
     _HEAD = 8
@@ -21,9 +27,7 @@ class Heartbeat:
     def __init__(self, memory: Any, num_envs: int) -> None:  # noqa: ANN401 - a buffer
         """Map the fields on `memory`, of `size(num_envs)` words of 64 bits."""
         words = np.frombuffer(memory, np.uint64)
-        self._turn = words[0:1]
-        self._first = words[1:2]
-        self._count = words[2:3]
+        self.head = words[0:3]
         self.at = words[3:5].view(np.int64)
         self._closing = words[5:6]
         self._gave_up = words[6:7]
@@ -57,15 +61,6 @@ class Heartbeat:
     def end_making(self) -> None:
         """Mark that the environments are made."""
         self.at[1] = 0
-
-    def enter(self, first: int, num_envs: int) -> None:
-        """Mark that a session's environment begins a step."""
-        self._first[0], self._count[0], self.at[0], self.at[1] = first, num_envs, -1, 0
-        self._turn[0] += np.uint64(1)
-
-    def leave(self) -> None:
-        """Mark that the step has ended."""
-        self._turn[0] += np.uint64(1)
 
     def begin_closing(self) -> None:
         """Mark that all sessions are over; the environments are closed and the worker exits."""
@@ -105,7 +100,7 @@ class Heartbeat:
     @property
     def turns(self) -> int:
         """Return the number of begins and ends of steps: odd during a step."""
-        return int(self._turn[0])
+        return int(self.head[0])
 
     @property
     def position(self) -> Position:
@@ -113,11 +108,11 @@ class Heartbeat:
 
         Steps begun or ended, copy being stepped, 1 or 2 while one is made, 1 while all close.
         """
-        return int(self._turn[0]), int(self.at[0]), int(self.at[1]), int(self._closing[0])
+        return int(self.head[0]), int(self.at[0]), int(self.at[1]), int(self._closing[0])
 
     def where(self) -> str:
         """Describe the episode of the step under way."""
-        first, count, at = int(self._first[0]), int(self._count[0]), int(self.at[0])
+        first, count, at = int(self.head[1]), int(self.head[2]), int(self.at[0])
         if count == 1 or at >= 0:
             i = first + max(at, 0)
             return f"in the episode with seed {self._seeds[i]} at step {self._steps[i]}"
@@ -151,8 +146,19 @@ class SessionHeartbeat:
     steps: NDArray[np.int64]
     at: NDArray[np.int64]
 
-    def enter(self, restart: NDArray[np.bool_]) -> None:
-        """Mark that the session's environment begins a step, with episodes that restart."""
-        self.steps[:] += 1
-        self.steps[restart] = 0
-        self.whole.enter(self.first, len(self.steps))
+    def enter(self, restart: NDArray[np.bool_] | None = None) -> None:
+        """Mark that the session's environment begins a step, or is read by a baseline.
+
+        Args:
+            restart: [N] bool, true for copies that begin an episode; None if there is no step.
+        """
+        if restart is not None:
+            self.steps[:] += 1
+            self.steps[restart] = 0
+        head, at = self.whole.head, self.at
+        head[1], head[2], at[0], at[1] = self.first, len(self.steps), -1, 0
+        head[0] += _ONE
+
+    def leave(self) -> None:
+        """Mark that the step has ended."""
+        self.whole.head[0] += _ONE

@@ -9,6 +9,7 @@ in sync mode, where waiting for everyone is the point).
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -67,7 +68,7 @@ class DynamicBatcher:
         self._config = config
         self._wait_for_envs = wait_for_envs
         self._pending: deque[Request] = deque()
-        self._arrivals: SimpleQueue[Sequence[Request] | None] = SimpleQueue()
+        self._arrivals: SimpleQueue[Sequence[Request]] = SimpleQueue()
         self._closed = False
         self.updating = False
         target_s = config.latency_target_ms / 1e3
@@ -76,12 +77,12 @@ class DynamicBatcher:
 
     @property
     def phase(self) -> str:
-        """Whether it is the time of an update."""
+        """Return "update" during an update, else "idle"."""
         return "update" if self.updating else "idle"
 
     @property
     def limits(self) -> Limits:
-        """What a batch waits for."""
+        """Return the size that a batch waits for, and how long."""
         if self.tuners:
             return self.tuners[self.phase].limits
         return Limits(self._config.preferred_batch_envs, self._config.max_wait_ms / 1e3)
@@ -92,15 +93,16 @@ class DynamicBatcher:
 
     def close(self) -> None:
         """Let `next_batch` return None from now on."""
-        self._arrivals.put(None)
+        self._closed = True
+        self._arrivals.put(())  # wakes it
 
     @property
     def depth(self) -> int:
-        """Requests pending; those that arrived in one turn of the event loop count as one."""
+        """Return the number of pending requests; those of one turn of the event loop count once."""
         return len(self._pending) + self._arrivals.qsize()
 
     def next_batch(self, timeout_s: float) -> list[Request] | None:
-        """The next batch, in slot order in sync mode, else in order of arrival.
+        """Return the next batch, in slot order in sync mode, else in order of arrival.
 
         Returns:
             requests; empty if none came in time; None once closed.
@@ -108,61 +110,54 @@ class DynamicBatcher:
         deadline = time.monotonic() + timeout_s
         while True:
             while not self._arrivals.empty():
-                self._receive(self._arrivals.get())
+                self._pending.extend(self._arrivals.get())
             if self._closed:
                 return None
-            wait = self._wait_s()
-            if wait == 0:
-                return self._take()
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return []
+            batch, wait_s = self._choose()
+            left_s = deadline - time.monotonic()
+            if batch or left_s <= 0:
+                return batch
             with contextlib.suppress(Empty):
-                self._receive(self._arrivals.get(timeout=min(wait, left)))
+                self._pending.extend(self._arrivals.get(timeout=min(wait_s, left_s)))
 
     def withdraw(self, session: Session) -> Request | None:
         """Take back the request of a session that has ended, if it is still pending."""
         while not self._arrivals.empty():
-            self._receive(self._arrivals.get())
+            self._pending.extend(self._arrivals.get())
         for request in self._pending:
             if request.session is session:
                 self._pending.remove(request)
                 return request
         return None
 
-    def _receive(self, arrived: Sequence[Request] | None) -> None:
-        if arrived is None:
-            self._closed = True
-        else:
-            self._pending.extend(arrived)
+    def _choose(self) -> tuple[list[Request], float]:
+        """Take the batch that goes now from the pending requests.
 
-    def _wait_s(self) -> float:
-        """How long to wait for more before a batch goes; 0: go now."""
-        if not self._pending:
-            return float("inf")
-        if self._wait_for_envs:
-            if any(r.session.evaluating for r in self._pending):
-                return 0.0
-            pending = sum(r.session.num_envs for r in self._pending if not r.session.closed)
-            return 0.0 if pending >= self._wait_for_envs else float("inf")
-        preferred, wait_s = self.limits
-        if preferred and sum(r.session.num_envs for r in self._pending) < preferred:
-            oldest = min(r.arrived for r in self._pending)
-            return max(0.0, oldest + wait_s - time.monotonic())
-        return 0.0
-
-    def _take(self) -> list[Request]:
+        Returns:
+            requests; if there are none, how long to wait for more, s.
+        """
+        pending = self._pending
+        if not pending:
+            return [], math.inf
         if self._wait_for_envs:
             # Evaluation never waits for training, nor training for evaluation.
-            evaluating = [r for r in self._pending if r.session.evaluating]
-            chosen = evaluating or sorted(self._pending, key=lambda r: r.session.first_slot)
-            self._pending = deque(r for r in self._pending if r not in chosen)
-            return chosen
+            chosen = [r for r in pending if r.session.evaluating]
+            if not chosen:
+                present = sum(r.session.num_envs for r in pending if not r.session.closed)
+                if present < self._wait_for_envs:
+                    return [], math.inf
+                chosen = sorted(pending, key=lambda r: r.session.first_slot)
+            self._pending = deque(r for r in pending if r not in chosen)
+            return chosen, 0.0
+        preferred, wait_s = self.limits
+        if preferred and sum(r.session.num_envs for r in pending) < preferred:
+            left_s = min(r.arrived for r in pending) + wait_s - time.monotonic()
+            if left_s > 0:
+                return [], left_s
         chosen, envs = [], 0
-        while self._pending:
-            n = self._pending[0].session.num_envs
-            if chosen and envs + n > self._config.max_batch_envs:
+        while pending:
+            envs += pending[0].session.num_envs
+            if chosen and envs > self._config.max_batch_envs:
                 break
-            chosen.append(self._pending.popleft())
-            envs += n
-        return chosen
+            chosen.append(pending.popleft())
+        return chosen, 0.0

@@ -4,25 +4,23 @@ import asyncio
 
 import grpc
 import numpy as np
-from numpy.typing import NDArray
 
 from learner_service.serving.admission import Admitted, Context, Refused
 from learner_service.serving.batcher import Request
 from learner_service.serving.handshake import Handshake, Host
 from learner_service.serving.league import split
 from learner_service.serving.session import Session
-from learner_service.serving.validation import check_contents, check_order
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.codec import ObservationCodec
 from shared.config import LearnerConfig
 from shared.errors import WireError
-from shared.notices import GIVEN_UP, unpack_notices
+from shared.notices import GIVEN_UP, NOTICES_TAG, unpack_notices
 from shared.row_check import RowCheck
 from shared.rpc import rollout_pb2 as pb
 from shared.timestep import StepType, TimeStep
 
 _FIRST_ROWS_PATIENCE = 10  # environments may compile and load before their first rows
-_MID, _LAST = int(StepType.MID), int(StepType.LAST)
+_LAST = int(StepType.LAST)  # NumPy compares faster with ints
 
 
 class EnvSessions:
@@ -52,58 +50,40 @@ class EnvSessions:
                 "the run's configuration",
             )
         session = await self._handshake.greet(hello, context, stream)
-        try:
-            await self._lockstep(session, context, stream)
-        finally:
-            self._host.end(session)
-
-    async def _lockstep(self, session: Session, context: Context, stream: Admitted) -> None:
-        """Answer observations with actions, until the worker closes its side."""
         codec = ObservationCodec(session.spec, session.num_envs)
         check = RowCheck(session.spec, session.num_envs, self._max_abs_reward)
         requests = self._metrics.counter("requests", mode=stream.mode)
-        loop = asyncio.get_running_loop()
-        expected = 1
-        ended: NDArray[np.bool_] | None = None  # [n] episodes that the last message ended
+        # [n] whether an episode must begin; None: training sessions may be in the midst of one.
+        begins = np.ones(session.num_envs, np.bool_) if session.evaluating else None
         patience_s = self._timeout_s and self._timeout_s * _FIRST_ROWS_PATIENCE
-        none_ended, all_mid = np.zeros(session.num_envs, np.bool_), bytes([_MID]) * session.num_envs
-        while True:
-            try:
-                observation = await self._receive(codec, context, session, patience_s)
-                if observation is None:
-                    return
+        try:
+            while observation := await self._receive(codec, context, session, patience_s):
                 patience_s = self._timeout_s
                 sequence, timestep = observation
-                if sequence != expected:  # first: it explains rows that do not follow
+                if sequence != stream.messages + 1:  # first: it explains rows that do not follow
                     raise Refused(
                         grpc.StatusCode.FAILED_PRECONDITION,
                         "sequence",
                         f"worker '{session.worker_id}' sent sequence number {sequence}, "
-                        f"expected {expected}",
+                        f"expected {stream.messages + 1}",
                     )
-                step_type = timestep.step_type
-                if ended is not none_ended or step_type.tobytes() != all_mid:  # not the usual one
-                    check_order(session, step_type, ended)
-                    over = step_type >= _LAST
-                    ended = over if over.any() else none_ended
-                check_contents(check, timestep)
-            except WireError as error:
-                raise Refused(
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    "contents",
-                    f"worker '{session.worker_id}': {error}",
-                ) from None
-            stream.messages = expected
-            expected += 1
-            requests.inc()
-            reply: asyncio.Future[bytes] = loop.create_future()
-            other = None
-            if session.order is not None:
-                timestep = session.from_worker(timestep)
-            if session.pairing is not None:
-                timestep, other = split(session.spec, timestep)
-            self._submit(Request(session, sequence, timestep, reply, other))
-            await self._answer(context, await reply)
+                if not check.passes(timestep, begins):
+                    for env, what in sorted(check.broken(timestep, begins).items()):
+                        raise WireError(
+                            f"environment {env} returned {what}; nothing of this message was stored"
+                        )
+                begins = timestep.step_type >= _LAST
+                stream.messages = sequence
+                requests.inc()
+                await self._answer(context, session, sequence, timestep)
+        except WireError as error:
+            raise Refused(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "contents",
+                f"worker '{session.worker_id}': {error}",
+            ) from None
+        finally:
+            self._host.end(session)
 
     async def _receive(
         self,
@@ -120,7 +100,7 @@ class EnvSessions:
                     if not isinstance(message, bytes):  # grpc.aio.EOF
                         return None
                     self._received.inc(len(message))
-                    if notices := unpack_notices(message):
+                    if message.startswith(NOTICES_TAG) and (notices := unpack_notices(message)):
                         self._metrics.notices.add(notices)
                         session.given_up |= any(n.kind == GIVEN_UP for n in notices)
                         continue
@@ -136,28 +116,36 @@ class EnvSessions:
                 "places",
             ) from None
 
-    async def _answer(self, context: Context, reply: bytes) -> None:
-        """Send an action; a worker that never reads does not keep its place."""
+    async def _answer(
+        self, context: Context, session: Session, sequence: int, timestep: TimeStep
+    ) -> None:
+        """Request actions for a time step, and send them.
+
+        Raises:
+            Refused: if the worker does not read the answer: it does not keep its place.
+        """
+        other = None
+        if session.order is not None:
+            timestep = session.from_worker(timestep)
+        if session.pairing is not None:
+            timestep, other = split(session.spec, timestep)
+        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._arrived.append(Request(session, sequence, timestep, reply, other))
+        if len(self._arrived) == 1:
+            # The first of a turn of the event loop hands over all that arrive in that turn: they go
+            # with the same batch, and the inference thread is woken once.
+            try:
+                await asyncio.sleep(0)
+            finally:  # also if this session ends just now
+                arrived, self._arrived = self._arrived, []
+                self._host.batcher.submit(*arrived)
+        message = await reply
         try:
             async with asyncio.timeout(self._timeout_s):
-                await context.write(reply)
+                await context.write(message)
         except TimeoutError:
             raise Refused(
                 grpc.StatusCode.DEADLINE_EXCEEDED,
                 "idle",
                 f"an answer was not read for {self._timeout_s:g} s (learner.session_timeout_s)",
             ) from None
-
-    def _submit(self, request: Request) -> None:
-        """Hand over requests once per turn of the event loop, not one by one.
-
-        Whatever else has arrived by then goes with the same batch, and the inference thread is
-        woken once.
-        """
-        if not self._arrived:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._arrived.append(request)
-
-    def _flush(self) -> None:
-        arrived, self._arrived = self._arrived, []
-        self._host.batcher.submit(*arrived)

@@ -17,7 +17,7 @@ from learner_service.storage.samples import SampleStore
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError, SpecError, WireError
-from shared.notices import unpack_notices
+from shared.notices import NOTICES_TAG, unpack_notices
 from shared.process import logger
 from shared.rpc import rollout_pb2 as pb
 from shared.sample_codec import MAX_GRANT, Broken, Grant, SampleCodec, pack_grant
@@ -307,7 +307,7 @@ class _Session:
     def _take(self, message: bytes) -> None:
         """Samples, or a part of them, have come."""
         self._desk.note_bytes(len(message))
-        if notices := unpack_notices(message):
+        if message.startswith(NOTICES_TAG) and (notices := unpack_notices(message)):
             self._desk.notices.add(notices)
             return
         if not self.open:

@@ -1,4 +1,4 @@
-"""Bare gRPC: servers and clients that answer at once and check nothing but lengths."""
+"""Bare gRPC: servers and clients that answer at once and check only what the codecs check."""
 
 import asyncio
 import queue
@@ -31,7 +31,7 @@ class _Protobuf:
         self._action = bytearray(self.actions.num_bytes)
 
     def pack(self, sequence: int, timestep: TimeStep) -> pb.WorkerMessage:
-        """Pack rows as ObservationCodec.pack does."""
+        """Pack rows as ObservationCodec.messages does."""
         np.copyto(self._rows["step_type"], timestep.step_type)
         np.copyto(self._rows["reward"], timestep.reward)
         np.copyto(self._rows["discount"], timestep.discount)
@@ -61,8 +61,9 @@ def _answerer(spec: EnvSpec, num_envs: int, protobuf: bool) -> Callable[[Any], A
     action = np.zeros((num_envs, 3), np.int32)
 
     def answer(message: bytes) -> bytes:
-        sequence, _ = observations.unpack(message)
-        return actions.pack(sequence, 1, action)
+        received = observations.receive(message)
+        assert received is not None, "rows of a benchmark fit one message"
+        return actions.pack(received[0], 1, action)
 
     return answer
 
@@ -74,7 +75,13 @@ def _asker(
     if protobuf:
         codec = _Protobuf(spec, num_envs)
         return codec.pack, codec.unpack_action
-    return ObservationCodec(spec, num_envs).pack, ActionCodec(spec, num_envs).unpack
+    observations = ObservationCodec(spec, num_envs)
+
+    def pack(sequence: int, timestep: TimeStep) -> bytes:
+        (message,) = observations.messages(sequence, timestep)
+        return message
+
+    return pack, ActionCodec(spec, num_envs).unpack
 
 
 def _handlers(play: Any, protobuf: bool) -> "tuple[grpc.GenericRpcHandler[Any, Any]]":  # noqa: ANN401

@@ -28,7 +28,7 @@ from murmur.benchmarks._processes import cpu_s
 from murmur.benchmarks.effort import Effort
 from shared.channel import SERVER_OPTIONS, stream_handler
 from shared.config import EnvServerConfig, ExperimentConfig, PluginConfig
-from shared.notices import is_notices
+from shared.notices import NOTICES_TAG
 from shared.rpc import rollout_pb2 as pb
 from shared.sample_codec import Grant, SampleCodec, pack_grant
 from shared.samples import SampleSpec, samples_from_proto
@@ -240,7 +240,7 @@ class Supply:
             while owed:
                 message = await context.read()
                 assert isinstance(message, bytes), "the worker is gone"
-                if is_notices(message) or codec.receive(message, owed[0]) is None:
+                if message.startswith(NOTICES_TAG) or codec.receive(message, owed[0]) is None:
                     continue
                 owed.pop(0)
                 if (grant := next(pending, None)) is not None:

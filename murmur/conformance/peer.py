@@ -18,7 +18,7 @@ from grpc import aio
 from shared.channel import SERVER_OPTIONS, stream_handler
 from shared.credentials import CredentialFolder, server_credentials
 from shared.errors import ResourceError, WireError
-from shared.notices import Notice, is_notices, unpack_notices
+from shared.notices import NOTICES_TAG, Notice, unpack_notices
 from shared.rpc import rollout_pb2 as pb
 
 _CHUNK_BYTES = 1 << 16
@@ -116,9 +116,9 @@ class Session:
     async def pump(self) -> None:
         """Take messages as they come; notices are for the user."""
         while isinstance(message := await self._context.read(), bytes):
-            if is_notices(message):
+            if message.startswith(NOTICES_TAG):
                 with contextlib.suppress(WireError):
-                    self.notices += unpack_notices(message) or []
+                    self.notices += unpack_notices(message)
                     continue
             await self._messages.put(message)
         self.half_closed = True

@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 from shared.codec import ActionCodec, Layout, ObservationCodec, action_array_layout, timestep_layout
 from shared.errors import WireError
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import action_layout
+from shared.spec import Discrete, EnvSpec, action_layout
 from tests.fuzz import Reader
 from tests.shared.test_codec import SPECS, payload, timestep
 
@@ -16,18 +16,29 @@ SEEDS = [bytes([k, 1, 0]) for k in range(8)] + [bytes([0, 0]) + b"\x12\x04\x12\x
 _ENCODING_BYTES = 64  # by which a message may be longer than murmur's own frame of it
 
 
-def _observation(name: str, n: int) -> tuple[ObservationCodec, Layout, bytes]:
+def _observation(name: str, n: int) -> tuple[EnvSpec, ObservationCodec, Layout, bytes]:
     spec = SPECS[name]
     codec = ObservationCodec(spec, n)
-    return codec, timestep_layout(spec, n), codec.pack(300, timestep(spec, n))
+    return spec, codec, timestep_layout(spec, n), *codec.messages(300, timestep(spec, n))
 
 
-def _action(name: str, n: int) -> tuple[ActionCodec, Layout, bytes]:
+def _action(name: str, n: int) -> tuple[EnvSpec, ActionCodec, Layout, bytes]:
     spec = SPECS[name]
     codec = ActionCodec(spec, n)
     dtype, shape = action_layout(spec.action)
     action = np.ones((n, spec.num_agents, *shape), dtype)
-    return codec, action_array_layout(spec, n), codec.pack(9, 2**40, action)
+    return spec, codec, action_array_layout(spec, n), codec.pack(9, 2**40, action)
+
+
+def _accepted(spec: EnvSpec, body: pb.Observation | pb.Action) -> bool:
+    """Return whether all actions of a message, if it has any, are the spec's."""
+    if not isinstance(body, pb.Action):
+        return True
+    dtype, _ = action_layout(spec.action)
+    action = np.frombuffer(body.arrays, dtype)
+    if isinstance(spec.action, Discrete):
+        return all(0 <= a < spec.action.num_actions for a in action.tolist())
+    return all(spec.action.low <= a <= spec.action.high for a in action.tolist())
 
 
 _CODECS = [
@@ -41,7 +52,7 @@ _CODECS = [
 
 def one(data: bytes) -> str:
     reader = Reader(data)
-    codec, layout, valid = _CODECS[reader.below(len(_CODECS))]
+    spec, codec, layout, valid = _CODECS[reader.below(len(_CODECS))]
     message = reader.edited(valid) if reader.below(4) else reader.rest()
     kind, field = (
         (pb.WorkerMessage, "observation")
@@ -57,13 +68,13 @@ def one(data: bytes) -> str:
         body = getattr(parsed, field)
         short = len(message) <= len(valid) + _ENCODING_BYTES
         fits = len(body.arrays) == layout.num_bytes and not getattr(body, "part", 0)
-        if parsed.WhichOneof("message") == field and short and fits:
+        if parsed.WhichOneof("message") == field and short and fits and _accepted(spec, body):
             wanted = body
     try:
         if isinstance(codec, ObservationCodec):
-            sequence, rows = codec.unpack(message)
-            spec = next(s for s in SPECS.values() if s.observations[0].name in rows.observation
-                        and len(s.observations) == len(rows.observation))  # fmt: skip
+            received = codec.receive(message)
+            assert received is not None
+            sequence, rows = received
             got = (sequence, 0, payload(spec, rows))
         else:
             sequence, version, action = codec.unpack(message)

@@ -29,7 +29,7 @@ def test_compilation_counts_as_no_step() -> None:
     restart = np.ones(1, np.bool_)
     for _step in range(2):
         part.enter(restart)
-        heartbeat.leave()
+        part.leave()
     with compilation_shown(heartbeat):
         outer = numba.njit(lambda x: inner(x))
         part.enter(restart)
@@ -44,11 +44,12 @@ def test_compilation_counts_as_no_step() -> None:
 
 def test_imports_have_their_own_time() -> None:
     heartbeat = Heartbeat.private(1)
+    part = heartbeat.part(0, 1)
     assert patience_s(heartbeat, 1.0) == 120
     assert patience_s(heartbeat, 100.0) == 300
     heartbeat.note_start()
     assert patience_s(heartbeat, 1.0) == 3
     for limit in (3, 3, 1):  # the first two steps may load
-        heartbeat.enter(0, 1)
+        part.enter()
         assert patience_s(heartbeat, 1.0) == limit
-        heartbeat.leave()
+        part.leave()

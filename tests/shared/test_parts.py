@@ -73,7 +73,7 @@ def test_a_part_out_of_place_is_named() -> None:
 
 def test_a_part_of_a_small_observation_is_refused() -> None:
     codec = ObservationCodec(SPEC, 1)
-    observation = arrays(codec.pack(1, timestep(SPEC, 1)))
+    observation = arrays(*codec.messages(1, timestep(SPEC, 1)))
     observation.part = 1
     with pytest.raises(WireError, match="part 1 of an observation came, by the spec one message"):
         codec.receive(pb.WorkerMessage(observation=observation).SerializeToString())

@@ -1,5 +1,7 @@
 """What rows may hold: the quick look agrees with the close one, number by number."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -89,20 +91,21 @@ def test_a_breach_is_named(
     name: str, index: object, value: object, words: str, kinds: tuple[int, int]
 ) -> None:
     check, timestep = RowCheck(SPEC, 2, 1e6), rows(*kinds)
+    assert check.passes(timestep)
     assert check.broken(timestep) == {}
     arrays = {"reward": timestep.reward, "discount": timestep.discount, **timestep.metrics}
     ({**arrays, **timestep.observation})[name][index] = value  # type: ignore[index]
     broken = check.broken(timestep)
     assert set(broken) == ({1} if words else set())
     assert broken.get(1, "").startswith(words)
-    close = dict(check._breaches(timestep))
-    assert check._usual(timestep) <= (not close)  # the quick look never overlooks one
+    assert check.passes(timestep) <= (not broken)  # the quick look never overlooks one
 
 
 def test_rules_for_first_and_last_alone() -> None:
     check, timestep = RowCheck(SPEC, 3, 1e6), rows(FIRST, LAST, ABORTED)
     timestep.reward[0, 1] = 0.5
     timestep.metrics["score"][:] = np.inf
+    assert not check.passes(timestep)
     assert check.broken(timestep) == {
         0: "a reward of 0.5 for agent 1 on FIRST, where no action has been taken yet",
         1: "inf in metric 'score' on LAST",
@@ -116,3 +119,34 @@ def test_without_a_bound_any_finite_reward_will_do() -> None:
     assert RowCheck(SPEC, 1, 1e300).broken(timestep) == {}
     timestep.reward[0, 0] = np.inf
     assert RowCheck(SPEC, 1).broken(timestep) == {0: "inf in reward of agent 0"}
+
+
+@pytest.mark.parametrize("received", [True, False])
+@pytest.mark.parametrize("kind", [FIRST, MID, LAST, ABORTED, 7])
+@pytest.mark.parametrize("begins", [True, False, None])
+def test_step_types_are_in_order(kind: int, begins: bool | None, received: bool) -> None:
+    check = RowCheck(SPEC, 2, 1e6, received=received)
+    timestep = rows(MID if begins is None or not begins else FIRST, kind)
+    restart = None if begins is None else np.full(2, begins)
+    possible = {FIRST, MID, LAST} if begins is None else {FIRST} if begins else {MID, LAST}
+    good = kind in possible or (received and kind == ABORTED)
+    assert check.passes(timestep, restart) == good
+    assert set(check.broken(timestep, restart)) == (set() if good else {1})
+
+
+@pytest.mark.parametrize("array", ["reward", "maps", "score", "step_type"])
+def test_arrays_of_an_environment_that_are_not_the_specs_never_pass(array: str) -> None:
+    check, good = RowCheck(SPEC, 2, received=False), rows(MID, MID)
+    assert check.passes(good)
+    arrays = {"reward": good.reward, "step_type": good.step_type}
+    arrays |= {**good.observation, **good.metrics}  # type: ignore[dict-item]
+    for changed in (None, arrays[array].tolist(), arrays[array][:1], arrays[array].astype("f8")):
+        new: dict[str, Any] = {**arrays, array: changed}
+        bad = TimeStep(
+            new["step_type"],
+            new["reward"],
+            good.discount,
+            {name: new[name] for name in good.observation if new[name] is not None},
+            {"score": new["score"]} if new["score"] is not None else {},
+        )
+        assert not check.passes(bad)

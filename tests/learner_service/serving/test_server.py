@@ -165,7 +165,7 @@ def test_poison_is_refused_and_nothing_of_it_is_stored(learner: RunningLearner, 
         words = "environment 0 returned inf in reward of agent 1"
     else:
         timestep.step_type[1] = 7
-        words = "step_type holds 7, expected 0, 1, 2 or 3"
+        words = "environment 1 returned step_type 7, expected 0, 1, 2 or 3"
     with Client(learner.port, SPEC, 2) as client:
         client.hello()
         client.put(timestep)
@@ -271,7 +271,7 @@ def test_steps_out_of_order_are_refused(learner: RunningLearner, before: int, th
         client.put(timestep)
         answer = refused(client)
     assert answer.code == grpc.StatusCode.INVALID_ARGUMENT
-    assert "step_type of environment 1 is" in answer.details
+    assert "environment 1 returned step_type" in answer.details
     assert "FIRST must follow LAST and ABORTED, and nothing else" in answer.details
 
 
