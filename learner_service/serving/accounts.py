@@ -50,6 +50,12 @@ class ServingStats:
         self._batcher = batcher
         self._num_agents = storage.spec.num_agents
         self._learns_once = storage.learns_once
+        # Looked up once: these are counted for each request.
+        self._queue_wait = metrics.histogram("queue_wait_seconds")
+        self._environment = metrics.histogram("environment_seconds")
+        self._rows = metrics.counter("rows_received")
+        self._env_steps = metrics.counter("env_steps")
+        self._agent_steps = metrics.counter("agent_steps")
         self._batch_ended = time.monotonic()
         self._usual_s = 0.0  # of an act
 
@@ -61,9 +67,9 @@ class ServingStats:
             arrived: time of the request's arrival, s.
             taken: time when its batch began, s.
         """
-        self.metrics.histogram("queue_wait_seconds").observe(taken - arrived)
+        self._queue_wait.observe(taken - arrived)
         if answered:
-            self.metrics.histogram("environment_seconds").observe(arrived - answered)
+            self._environment.observe(arrived - answered)
 
     def note_act(self, seconds: float, updating: bool) -> None:
         """Count an act that waited, told by its time beside that of the acts before.
@@ -109,7 +115,7 @@ class ServingStats:
     def count(self, session: Session, timestep: TimeStep) -> None:
         """Count the steps, episodes and results of rows that a session sent."""
         step_type = timestep.step_type
-        self.metrics.counter("rows_received").inc(session.num_envs)
+        self._rows.inc(session.num_envs)
         if session.resumed and session.messages == 1:
             return
         self.progress.rows_received += session.num_envs
@@ -120,8 +126,8 @@ class ServingStats:
         self.progress.env_steps_received += acted
         if not self._learns_once:  # else they are counted once they are learned from
             self.progress.env_steps += acted
-        self.metrics.counter("env_steps").inc(acted)
-        self.metrics.counter("agent_steps").inc(acted * self._num_agents)
+        self._env_steps.inc(acted)
+        self._agent_steps.inc(acted * self._num_agents)
         session.episode_return += timestep.reward.sum(1)
         if all_mid:
             return

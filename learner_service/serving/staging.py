@@ -166,7 +166,8 @@ class HostStaging(Staging):
         super().__init__(generator, memory, graphs)
         self._acting: Sequence[RowTarget] = ()
         self._actions: Array | None = None
-        self._gathered: dict[str, Tensor] = {}  # name -> [rows, ...], as many as were needed so far
+        # Name -> [rows, ...] of the largest batch so far, as a tensor and for NumPy.
+        self._gathered: dict[str, tuple[Tensor, Array]] = {}
 
     def prepare(self, policy: Policy) -> None:
         """See Staging: there is nothing to do."""
@@ -222,13 +223,13 @@ class HostStaging(Staging):
         step_type = np.concatenate([row.step_type for row in rows])
         total, observation = len(step_type), {}
         for name, first in rows[0].observation.items():
-            buffer = self._gathered.get(name)
-            if buffer is None or len(buffer) < total:
-                buffer = torch.empty((total, *first.shape[1:]), dtype=DTYPES[first.dtype.name])
-                self._gathered[name] = buffer
-            observation[name] = buffer[:total]
-            parts = [row.observation[name] for row in rows]
-            np.concatenate(parts, out=observation[name].numpy())
+            known = self._gathered.get(name)
+            if known is None or len(known[0]) < total:
+                tensor = torch.empty((total, *first.shape[1:]), dtype=DTYPES[first.dtype.name])
+                known = self._gathered[name] = tensor, tensor.numpy()
+            tensor, array = known
+            np.concatenate([row.observation[name] for row in rows], out=array[:total])
+            observation[name] = tensor[:total]
         return observation, torch.from_numpy(step_type)
 
     @override
