@@ -33,7 +33,8 @@ class Request:
         reply: gets the packed Action message; belongs to the server's event loop.
         other: in a league, the same rows of the other team.
         arrived: time.monotonic() of arrival.
-        stored: whether the rows were counted and written; a blocked request comes twice.
+        stored: whether the rows were counted and have their places: a blocked request is queued
+            again.
     """
 
     session: Session
@@ -161,3 +162,19 @@ class DynamicBatcher:
                 break
             chosen.append(pending.popleft())
         return chosen, 0.0
+
+
+def deliver(replies: Sequence[tuple[Request, bytes]]) -> None:
+    """Hand answers to the server's event loop, waking it once. Called by the inference thread."""
+    now = time.monotonic()
+    for request, _ in replies:
+        request.session.answered, request.session.waiting = now, False
+
+    def set_results() -> None:
+        for request, message in replies:
+            if not request.reply.done():
+                request.reply.set_result(message)
+
+    loop: asyncio.AbstractEventLoop = replies[0][0].reply.get_loop()
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(set_results)

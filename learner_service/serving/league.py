@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,20 @@ from torch import Tensor
 from learner_service.algorithms.base import Policy
 from learner_service.checkpoint import saved_spec
 from learner_service.group.group import ALONE, Group
-from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.readback import to_host
 from learner_service.runtime.streams import Fence
-from learner_service.serving.staging import Staging
+from learner_service.serving.batcher import Request
+from learner_service.serving.opponents import EPISODES, Opponent, Pairing
+from learner_service.serving.session import Session
+from learner_service.serving.staging import ForwardRows, Staging
 from shared.config import LeagueConfig
 from shared.errors import CheckpointError, SpecError
 from shared.seeding import episode_seeds, uniform
 from shared.spec import EnvSpec, first_difference, without_expert
 from shared.timestep import Array, StepType, TimeStep
 
-_LAST = int(StepType.LAST)  # numpy compares with ints faster
-_MEMORY = 50.0  # episodes against an opponent that its score is made of, roughly
-_LEAST = 0.05  # weight of an opponent that is always beaten
+# NumPy compares with ints faster.
+_FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
 _LEVEL = 1e-4  # no lead, but rounding: thirds of a reward do not add up to it
 
 Points = Callable[[str, NDArray[np.float64]], None]
@@ -92,54 +92,6 @@ def check_opponent(path: Path, state: Mapping[str, Any], spec: EnvSpec) -> None:
         )
 
 
-@dataclass
-class Opponent:
-    """A policy to play against.
-
-    Attributes:
-        file: the checkpoint it came from; a name within the run's checkpoints, or a whole path.
-        policy: acts.
-        points: the learning team's mean result against it, 1 a win, 0.5 a draw, 0 a loss; recent
-            episodes count more.
-        episodes: that this rank has played against it since the ranks last shared their points.
-    """
-
-    file: str
-    policy: Policy
-    points: float = 0.5
-    episodes: int = 0
-
-    @property
-    def weight(self) -> float:
-        """How much it is wanted: the square of its share of points."""
-        return max((1.0 - self.points) ** 2, _LEAST)
-
-    def record_result(self, points: float, memory: float = _MEMORY) -> None:
-        """Note the result of an episode; `memory`: episodes that the score is made of."""
-        self.points += (points - self.points) / memory
-        self.episodes += 1
-
-
-@dataclass(eq=False)
-class Pairing:
-    """Who plays the other team in each of a session's environments, and how the episode stands.
-
-    Attributes:
-        opponents: [n]; None: the learner's own policy as it is now.
-        lead: [n] the learning team's rewards so far less those of the other.
-        memory: of each [A, H], what the opponent remembers, on the device; None: nothing (yet).
-    """
-
-    opponents: list[Opponent | None]
-    lead: NDArray[np.float64]
-    memory: list[Tensor | None]
-
-    @classmethod
-    def of(cls, num_envs: int) -> "Pairing":
-        """No opponent is drawn yet."""
-        return cls([None] * num_envs, np.zeros(num_envs), [None] * num_envs)
-
-
 class League:
     """Draws opponents and acts for them.
 
@@ -166,7 +118,7 @@ class League:
         self._seed = run_seed
         self._device = device
         # A rank plays its share of the episodes; the ranks' mean then remembers as one learner.
-        self._group, self._memory = group, max(1.0, _MEMORY / group.size)
+        self._group, self._memory = group, max(1.0, EPISODES / group.size)
         self._judging = threading.Lock()
         self._fixed: tuple[Opponent, ...] = ()
         self._past_policies: tuple[Opponent, ...] = ()
@@ -273,56 +225,84 @@ class League:
                         opponent.record_result(points, self._memory)
                 note("points_past" if opponent else "points_latest", np.array([points]))
 
+    def play(
+        self,
+        requests: Sequence[Request],
+        latest: Policy,
+        generator: torch.Generator | None,
+        staging: Staging,
+        note: Points | None,
+    ) -> dict[Session, Array]:
+        """Return the other teams' actions of sessions that play games of two teams.
+
+        Opponents are drawn where an episode begins, and the scores are kept.
+
+        Args:
+            requests: both teams' rows of some sessions.
+            latest: policy that plays where no opponent was drawn.
+            generator: randomness of the actions; None: they are greedy.
+            staging: staging of the inference thread.
+            note: callback for results, see `score`; None: evaluations, which judge no opponent.
+
+        Returns:
+            session -> [n, A] or [n, A, U] on the host.
+        """
+        games = []
+        for request in requests:
+            session, other = request.session, request.other
+            assert session.pairing is not None
+            assert other is not None
+            slots = np.arange(session.num_envs) if session.evaluating else session.slots
+            self.draw(session.pairing, other.step_type == _FIRST, slots, session.episode)
+            self.score(session.pairing, request.timestep, other, note)
+            games.append((session.pairing, other))
+        actions = self.act(games, latest, generator, staging)
+        sessions = [request.session for request in requests]
+        return dict(zip(sessions, actions, strict=True))
+
     def act(
         self,
         games: Sequence[tuple[Pairing, TimeStep]],
         latest: Policy,
         generator: torch.Generator | None,
         staging: Staging,
-        graphs: Graphs,
     ) -> list[Array]:
-        """The other teams' actions: each opponent acts once, on all the rows where it plays.
+        """Return the other teams' actions; each opponent acts once, on all the rows where it plays.
 
         Args:
-            games: of each session the pairing, and the rows [n, ...] that the other team sees.
-            latest: plays where no opponent was drawn.
-            generator: see Policy.act.
-            staging: brings rows to the device, and actions back.
-            graphs: of acting.
+            games: each session's pairing and the rows [n, ...] that the other team sees.
+            latest: policy that plays where no opponent was drawn.
+            generator: randomness of the actions; None: they are greedy.
+            staging: staging of the inference thread.
 
         Returns:
-            of each session [n, A] or [n, A, U] on the host.
+            [n, A] or [n, A, U] on the host for each session.
         """
-        groups: dict[int, list[tuple[int, int]]] = {}  # (game, environment) by opponent
+        members: dict[int, list[tuple[int, int]]] = {}  # opponent -> (game, environment)
         for game, (pairing, _) in enumerate(games):
             for env, opponent in enumerate(pairing.opponents):
-                groups.setdefault(id(opponent), []).append((game, env))
-        order = [place for members in groups.values() for place in members]
-        self._kept.wait()
-        observation = staging.gather(_rows(games, order))
-        actions, stop = [], 0
-        remembered: list[tuple[tuple[int, int], Tensor]] = []
-        for members in groups.values():
-            start, stop = stop, stop + len(members)
-            pairing = games[members[0][0]][0]
-            opponent = pairing.opponents[members[0][1]]
+                members.setdefault(id(opponent), []).append((game, env))
+        groups = []
+        for places in members.values():
+            game, env = places[0]
+            opponent = games[game][0].opponents[env]
             policy = latest if opponent is None else opponent.policy
             agents = games[0][1].reward.shape[1]
-            memory = self._load_memory(games, members, agents, policy.memory_size)
-            own = {name: array[start:stop] for name, array in observation.items()}
-            with graphs.eager("league", len(members), generator is None):
-                acted = policy.act(own, generator, memory)
-            if memory is not None:
-                remembered += zip(members, acted["memory"], strict=True)
-            actions.append(acted["action"])
-        theirs = staging.to_host(actions[0] if len(actions) == 1 else torch.cat(actions))
+            memory = self._load_memory(games, places, agents, policy.memory_size)
+            groups.append(ForwardRows(policy, _rows(games, places), memory))
+        self._kept.wait()
+        theirs, memories = staging.forward_rows(groups, generator)
         self._acted.mark()
-        for (game, env), memory in remembered:  # not before the device is through: others read it
-            games[game][0].memory[env] = memory
+        # Not before the device is through: other threads read these.
+        for places, memory in zip(members.values(), memories, strict=True):
+            if memory is not None:
+                for (game, env), own in zip(places, memory, strict=True):
+                    games[game][0].memory[env] = own
         answers = [
             np.zeros((len(pairing.opponents), *theirs.shape[1:]), theirs.dtype)
             for pairing, _ in games
         ]
+        order = [place for places in members.values() for place in places]
         for action, (game, env) in zip(theirs, order, strict=True):
             answers[game][env] = action
         return answers
@@ -330,15 +310,15 @@ class League:
     def _load_memory(
         self,
         games: Sequence[tuple[Pairing, TimeStep]],
-        members: Sequence[tuple[int, int]],
+        places: Sequence[tuple[int, int]],
         num_agents: int,
         size: int,
     ) -> Tensor | None:
-        """[n, A, H] what an opponent remembers in some environments; None: it has no memory."""
+        """Return an opponent's recurrent state in some environments, [n, A, H], or None."""
         if not size:
             return None
         fresh = torch.zeros((num_agents, size), device=self._device)
-        known = [games[game][0].memory[env] for game, env in members]
+        known = [games[game][0].memory[env] for game, env in places]
         return torch.stack([fresh if m is None else m for m in known])
 
     def state_dict(self) -> dict[str, Any]:
@@ -384,12 +364,12 @@ class League:
 
 
 def _rows(
-    games: Sequence[tuple[Pairing, TimeStep]], order: Sequence[tuple[int, int]]
+    games: Sequence[tuple[Pairing, TimeStep]], places: Sequence[tuple[int, int]]
 ) -> list[TimeStep]:
-    """Rows of (game, environment) in this order, those of a game that follow each other in one."""
+    """Select rows of (game, environment) in this order; a game's neighbors stay together."""
     parts = []
-    for game, places in itertools.groupby(order, lambda place: place[0]):
-        rows, envs = games[game][1], np.array([env for _, env in places])
+    for game, of_game in itertools.groupby(places, lambda place: place[0]):
+        rows, envs = games[game][1], np.array([env for _, env in of_game])
         if not np.array_equal(envs, np.arange(len(rows.step_type))):
             rows = dataclasses.replace(
                 rows,

@@ -21,7 +21,7 @@ from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE, Captured, Graph
 from learner_service.runtime.readback import Readback
 from learner_service.runtime.streams import Fence
 from learner_service.serving.slot_memory import SlotMemory
-from learner_service.serving.staging import HostStaging, RowTarget, Staging, write_rows
+from learner_service.serving.staging import HostStaging, RowTarget, Staging
 from learner_service.storage.arena import Record
 from learner_service.storage.storage import OBSERVATION, Storage
 from learner_service.telemetry.copied import Copied
@@ -39,18 +39,29 @@ _MOST_BYTES = 32 << 20  # of rows that graphs are captured for beforehand
 _MAX_GRAPHS = 2 * (_MOST_ROWS // _LEAST_ROWS).bit_length()  # sizes of each of two snapshots
 
 
-def make_staging(storage: Storage[Any], copied: Copied, graphs: Graphs) -> Staging:
-    """What suits the storage's device.
+def make_staging(
+    storage: Storage[Any],
+    memory_size: int,
+    generator: torch.Generator,
+    graphs: Graphs,
+    copied: Copied,
+    most_rows: int = 0,
+) -> Staging:
+    """Return the staging for the storage's device.
 
     Args:
-        storage: where rows go.
-        copied: counts what goes to the device and back.
-        graphs: of the inference thread.
+        storage: storage of the rows.
+        memory_size: numbers that an agent's policy remembers, H; 0: none.
+        generator: randomness of exploration.
+        graphs: CUDA graphs of the inference thread.
+        copied: counters of bytes to the device and back.
+        most_rows: rows of the largest batch that is expected.
     """
-    record = storage.arena.record
-    if record is None:
-        return HostStaging()
-    return PackedStaging(storage, record, copied, graphs, fills_up=graphs.enabled)
+    agents, device = storage.spec.num_agents, storage.device
+    memory = SlotMemory(agents, memory_size, device) if memory_size else None
+    if storage.arena.record is None:
+        return HostStaging(generator, memory, graphs)
+    return PackedStaging(storage, generator, memory, graphs, copied, most_rows)
 
 
 class Packet:
@@ -108,25 +119,31 @@ class PackedStaging(Staging):
     def __init__(
         self,
         storage: Storage[Any],
-        record: Record,
-        copied: Copied,
+        generator: torch.Generator,
+        memory: SlotMemory | None,
         graphs: Graphs,
-        *,
-        fills_up: bool,
+        copied: Copied,
+        most_rows: int,
     ) -> None:
+        """Load nothing yet; the arguments are those of `make_staging`."""
+        super().__init__(generator, memory, graphs)
+        record = storage.arena.record
+        assert record is not None
         self._storage = storage
         self._record = record
         self._copied = copied
         self._device = storage.device
-        self._graphs = graphs
-        self._fills_up = fills_up
+        self._fills_up = graphs.enabled
+        self._expected = most_rows
         self._buffers: list[_Buffer] = []
         self._packet: Packet | None = None
         self._acting, self._on_graph = 0, False  # rows of it; whether a graph acts on it
         self._most = _MOST_ROWS  # of the largest graph
         self._prepared = self._told = False  # all graphs are there; larger batches were spoken of
         self._filled_up: dict[int, Tensor] = {}  # by size: what graphs read
-        self._captured: Captured | None = None
+        self._captured_act = Captured(
+            "act", self._act, graphs, [generator], max_graphs=_MAX_GRAPHS, in_place=True
+        )
         self._before: dict[int, Tensor] = {}  # by size: what was remembered, which graphs read
         self._back, self._others_back = (Readback(storage.device, sleeps=False) for _ in range(2))
 
@@ -135,9 +152,8 @@ class PackedStaging(Staging):
         if others:
             self._write(self._send(others))
         self._acting = sum(p.num_envs for p in acting)
-        fills_up = bool(self._fills_up and acting and acting[0].unroll is not None)
-        self._on_graph = fills_up and self._acting <= self._most
-        self._packet = self._send(acting, fills_up=fills_up) if acting else None
+        self._on_graph = self._fills_up and self._acting <= self._most
+        self._packet = self._send(acting, fills_up=self._fills_up) if acting else None
 
     @override
     def store(self) -> None:
@@ -145,16 +161,13 @@ class PackedStaging(Staging):
             self._write(self._packet)
 
     @override
-    def act(
-        self, policy: Policy, generator: torch.Generator, memory: SlotMemory | None
-    ) -> Tensor | None:
-        packet = self._packet
+    def act(self, policy: Policy) -> Tensor | None:
+        packet, memory = self._packet, self.memory
         assert packet is not None
         before = None if memory is None else self._remembered(packet, memory)
         given = {"packet": packet.data} | ({} if before is None else {"memory": before})
-        self._generator = generator
         if self._on_graph:
-            outputs = self._captured_act(generator)(given, policy=policy)
+            outputs = self._captured_act(given, policy=policy)
         else:
             outputs = self._uncaptured_step(given, policy)
         self._return(self._back, outputs["action"][: self._acting])
@@ -168,37 +181,30 @@ class PackedStaging(Staging):
         # It outlives the next act.
         return before if before is None else before[: self._acting].clone()
 
-    def prepare(
-        self,
-        policy: Policy,
-        generator: torch.Generator,
-        memory: SlotMemory | None,
-        most_rows: int,
-    ) -> None:
+    def prepare(self, policy: Policy) -> None:
         """See Staging: rows of every size are acted on, and stored nowhere."""
         if not self._fills_up:
             return
-        largest = min(_MOST_ROWS, max(_LEAST_ROWS, most_rows))
+        largest = min(_MOST_ROWS, max(_LEAST_ROWS, self._expected))
         while largest > _LEAST_ROWS and Packet.size(self._record, largest) > _MOST_BYTES:
             largest //= 2
         most = self._most = 1 << (largest - 1).bit_length()
         while len(self._buffers) < _NUM_BUFFERS:
             self._buffers.append(_Buffer(self._record, most, self._device, Fence(self._device)))
         self._back.reserve(most * self._record.fields["action"].num_bytes)
-        random = generator.get_state()
+        random = self.generator.get_state()
         size = _LEAST_ROWS
         while True:
             packet = self._empty(size)
             given = {"packet": packet.data}
-            if memory is not None:
-                given["memory"] = self._remembered(packet, memory)
-            self._generator = generator
+            if self.memory is not None:
+                given["memory"] = self._remembered(packet, self.memory)
             for _ in range(CALLS_TO_CAPTURE):
-                self._captured_act(generator)(given, policy=policy)
+                self._captured_act(given, policy=policy)
             if size >= most:
                 break
             size *= 2
-        generator.set_state(random)
+        self.generator.set_state(random)
         self._prepared = True
 
     def _empty(self, size: int) -> Packet:
@@ -222,18 +228,6 @@ class PackedStaging(Staging):
         if len(before) not in self._before:
             self._before[len(before)] = torch.empty_like(before)
         return self._before[len(before)].copy_(before)
-
-    def _captured_act(self, generator: torch.Generator) -> Captured:
-        if self._captured is None:
-            self._captured = Captured(
-                "act",
-                self._act,
-                self._graphs,
-                [generator],
-                max_graphs=_MAX_GRAPHS,
-                in_place=True,
-            )
-        return self._captured
 
     def _uncaptured_step(self, given: Mapping[str, Tensor], policy: Policy) -> dict[str, Tensor]:
         """Act without a graph; the first time say so, and why."""
@@ -265,15 +259,10 @@ class PackedStaging(Staging):
         """
         data = given["packet"]
         packet = Packet(data, self._record, Packet.rows(self._record, data.numel()))
-        acted = policy.act(self._observation(packet), self._generator, given.get("memory"))
+        acted = policy.act(self._observation(packet), self.generator, given.get("memory"))
         remembered = {"memory": acted.pop("memory")} if "memory" in given else {}
         records = self._record.filled(packet.records, acted)
         return {"action": acted["action"], "records": records, **remembered}
-
-    @override
-    def observation(self) -> dict[str, Tensor]:
-        assert self._packet is not None
-        return self._observation(self._packet)
 
     def _observation(self, packet: Packet) -> dict[str, Tensor]:
         return {
@@ -283,16 +272,12 @@ class PackedStaging(Staging):
         }
 
     @override
-    def step_type(self) -> Tensor:
-        assert self._packet is not None
-        return self._record.fields["step_type"].of(self._packet.records)
+    def _gather(self, rows: Sequence[TimeStep]) -> tuple[dict[str, Tensor], Tensor]:
+        packet = self._send([RowTarget(row) for row in rows])
+        return self._observation(packet), self._record.fields["step_type"].of(packet.records)
 
     @override
-    def gather(self, parts: Sequence[TimeStep]) -> dict[str, Tensor]:
-        return self._observation(self._send([RowTarget(part) for part in parts]))
-
-    @override
-    def to_host(self, action: Tensor) -> Array:
+    def _to_host(self, action: Tensor) -> Array:
         self._return(self._others_back, action)
         return self._arrived(self._others_back)
 
@@ -324,7 +309,7 @@ class PackedStaging(Staging):
         buffer = self._free_buffer(size)
         num_bytes = Packet.size(self._record, size)
         own = buffer.data[:num_bytes]
-        self._gather(placements, buffer.views, Packet(own, self._record, size), count)
+        self._fill(placements, buffer.views, Packet(own, self._record, size), count)
         if fills_up:
             if size not in self._filled_up:
                 self._filled_up[size] = torch.empty_like(own, device=self._device)
@@ -347,7 +332,7 @@ class PackedStaging(Staging):
         self._buffers.append(buffer)
         return buffer
 
-    def _gather(
+    def _fill(
         self,
         placements: Sequence[RowTarget],
         views: Mapping[str, Array],
@@ -361,7 +346,11 @@ class PackedStaging(Staging):
         columns, stop = self._storage.arena.columns, 0
         for timestep, unroll, row, first_slot in placements:
             start, stop = stop, stop + len(timestep.step_type)
-            write_rows(views, slice(start, stop), timestep)
+            views["step_type"][start:stop] = timestep.step_type
+            views["reward"][start:stop] = timestep.reward
+            views["discount"][start:stop] = timestep.discount
+            for name, array in timestep.observation.items():
+                views[OBSERVATION + name][start:stop] = array
             if unroll is None:
                 index[:, start:stop] = 0
                 continue

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from learner_service.serving.evaluation import Evaluation
+from learner_service.serving.opponents import Pairing
 from learner_service.storage.storage import Unroll
 from shared.codec import ActionCodec
 from shared.spec import EnvSpec
@@ -16,9 +16,6 @@ from shared.timestep import Array, StepType, TimeStep
 
 # numpy compares with ints faster
 _FIRST, _MID, _LAST = int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)
-
-if TYPE_CHECKING:
-    from learner_service.serving.league import Pairing  # which acts by what sessions need
 
 
 @dataclass(eq=False)
@@ -75,7 +72,7 @@ class Session:
     episode_return: NDArray[np.float64] = field(init=False)
     evaluation: Evaluation | None = None
     memory: Tensor | None = None
-    pairing: "Pairing | None" = None
+    pairing: Pairing | None = None
     order: NDArray[np.intp] | None = None
 
     def __post_init__(self) -> None:

@@ -1,13 +1,11 @@
 """Rows of a batch on their way: from messages to unrolls and the policy, actions back.
 
-A row is a time step of one environment.
-
-On the host rows are written straight into their unrolls. For a device see
-learner_service.serving.packed.
+A row is a time step of one environment. On the host rows are written straight into their unrolls.
+For a device see learner_service.serving.packed.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +14,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from learner_service.algorithms.base import Policy
+from learner_service.runtime.cuda_graph import Graphs
 from learner_service.serving.slot_memory import SlotMemory
+from learner_service.storage.arena import DTYPES
 from learner_service.storage.storage import OBSERVATION, Unroll
 from shared.timestep import Array, StepType, TimeStep
 
@@ -24,13 +24,13 @@ _FIRST = int(StepType.FIRST)
 
 
 class RowTarget(NamedTuple):
-    """A time step of each environment of one session, and where they go.
+    """A time step of each environment of one session, and its place in an unroll.
 
     Attributes:
         timestep: [n, ...] rows.
-        unroll: they belong to; None: they are not stored.
-        row: time step of the unroll.
-        first_slot: of their environments.
+        unroll: the rows' unroll; None: they are not stored.
+        row: index of the time step in the unroll.
+        first_slot: slot of the first environment.
     """
 
     timestep: TimeStep
@@ -40,24 +40,51 @@ class RowTarget(NamedTuple):
 
     @property
     def num_envs(self) -> int:
-        """How many rows: n."""
+        """Return the number of rows, n."""
         return len(self.timestep.step_type)
 
 
-def write_rows(arrays: Mapping[str, Array], at: int | slice, timestep: TimeStep) -> None:
-    """Write what the environments sent, [n, ...], to arrays by name, where `at` selects n rows."""
-    arrays["step_type"][at] = timestep.step_type
-    arrays["reward"][at] = timestep.reward
-    arrays["discount"][at] = timestep.discount
-    for name, array in timestep.observation.items():
-        arrays[OBSERVATION + name][at] = array
+class ForwardRows(NamedTuple):
+    """Rows that a policy acts on without storing them: those of evaluations and of opponents.
+
+    Attributes:
+        policy: policy that acts.
+        rows: time steps of some sessions, [B, ...] side by side.
+        memory: [B, A, H] recurrent state before the rows; None: of zeros, or the policy has none.
+    """
+
+    policy: Policy
+    rows: Sequence[TimeStep]
+    memory: Tensor | None
 
 
 class Staging(ABC):
     """Brings batches to where the policy acts. Used by the inference thread.
 
-    A batch is loaded; then it is acted on, or stored without that, or shown.
+    A batch is loaded; then it is acted on and its actions are read, or it is stored without that.
+
+    Attributes:
+        generator: randomness of exploration.
+        memory: recurrent states of the training sessions; None: the policy has none.
     """
+
+    def __init__(
+        self, generator: torch.Generator, memory: SlotMemory | None, graphs: Graphs
+    ) -> None:
+        """Load nothing yet.
+
+        Args:
+            generator: randomness of exploration.
+            memory: recurrent states of the training sessions; None: the policy has none.
+            graphs: CUDA graphs of the inference thread.
+        """
+        self.generator = generator
+        self.memory = memory
+        self._graphs = graphs
+
+    @abstractmethod
+    def prepare(self, policy: Policy) -> None:
+        """Do beforehand what the first acts would take time for. No random number is used up."""
 
     @abstractmethod
     def load(self, acting: Sequence[RowTarget], others: Sequence[RowTarget] = ()) -> None:
@@ -73,99 +100,116 @@ class Staging(ABC):
         """Store the rows to act on: they will not be acted on after all."""
 
     @abstractmethod
-    def act(
-        self, policy: Policy, generator: torch.Generator, memory: SlotMemory | None
-    ) -> Tensor | None:
-        """Act on the rows and store them with the actions and what else the policy gives.
-
-        Args:
-            policy: acts.
-            generator: randomness of exploration.
-            memory: what the policy remembers, if it does.
+    def act(self, policy: Policy) -> Tensor | None:
+        """Act on the rows; store them with the actions and the policy's other outputs.
 
         Returns:
-            [B, A, H] what the policy remembered before, if it remembers.
-        """
-
-    @abstractmethod
-    def prepare(
-        self,
-        policy: Policy,
-        generator: torch.Generator,
-        memory: SlotMemory | None,
-        most_rows: int,
-    ) -> None:
-        """Do beforehand what the first acts would take time for. No random number is used up.
-
-        Args:
-            policy: that will act.
-            generator: see `act`.
-            memory: see `act`.
-            most_rows: of a batch.
+            [B, A, H] recurrent state before the rows; None: the policy has none.
         """
 
     @abstractmethod
     def actions(self) -> Array:
-        """[B, A] or [B, A, U] actions of `act` on the host, until the next act; waits for them."""
+        """Wait for the actions of `act`, [B, A] or [B, A, U] on the host, valid until the next."""
+
+    def forward_rows(
+        self, groups: Sequence[ForwardRows], generator: torch.Generator | None
+    ) -> tuple[Array, list[Tensor | None]]:
+        """Act with several policies on rows that are not stored, and wait for the actions.
+
+        Args:
+            groups: policies with their rows.
+            generator: randomness of the actions; None: they are greedy.
+
+        Returns:
+            [B, A] or [B, A, U] actions of all groups side by side on the host, valid until the
+            next call; and of each group its recurrent state now, None if its policy has none.
+        """
+        observation, step_type = self._gather([row for group in groups for row in group.rows])
+        actions: list[Tensor] = []
+        memories: list[Tensor | None] = []
+        stop = 0
+        for policy, rows, memory in groups:
+            start, stop = stop, stop + sum(len(row.step_type) for row in rows)
+            own = {name: array[start:stop] for name, array in observation.items()}
+            if policy.memory_size:
+                begins = (step_type[start:stop] == _FIRST).view(-1, 1, 1)
+                if memory is None:
+                    shape = stop - start, rows[0].reward.shape[1], policy.memory_size
+                    memory = torch.zeros(shape, device=begins.device)
+                memory = memory.masked_fill(begins, 0)
+            with self._graphs.eager("rows", stop - start, generator is None):
+                acted = policy.act(own, generator, memory)
+            actions.append(acted["action"])
+            memories.append(acted.get("memory"))
+        together = actions[0] if len(actions) == 1 else torch.cat(actions)
+        return self._to_host(together), memories
 
     @abstractmethod
-    def observation(self) -> dict[str, Tensor]:
-        """Name -> [B, ...] of the rows to act on, until the next batch is loaded."""
+    def _gather(self, rows: Sequence[TimeStep]) -> tuple[dict[str, Tensor], Tensor]:
+        """Copy rows side by side to where policies act; valid until the next call.
+
+        Returns:
+            observation name -> [B, ...]; and [B] step types.
+        """
 
     @abstractmethod
-    def step_type(self) -> Tensor:
-        """[B] of the rows to act on."""
-
-    @abstractmethod
-    def gather(self, parts: Sequence[TimeStep]) -> dict[str, Tensor]:
-        """Name -> [B, ...] of rows that others act on, side by side, until the next call."""
-
-    @abstractmethod
-    def to_host(self, action: Tensor) -> Array:
-        """What others act, on the host, until the next call; waits for it."""
+    def _to_host(self, action: Tensor) -> Array:
+        """Wait for actions that are not stored, on the host, valid until the next call."""
 
 
 class HostStaging(Staging):
     """Where the policy acts on the host: rows are stored at once, and gathered to act on."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, generator: torch.Generator, memory: SlotMemory | None, graphs: Graphs
+    ) -> None:
+        super().__init__(generator, memory, graphs)
         self._acting: Sequence[RowTarget] = ()
         self._actions: Array | None = None
-        self._gathered: dict[str, tuple[Array, Tensor]] = {}
+        # Name -> [rows, ...] of the largest batch so far, as a tensor and for NumPy.
+        self._gathered: dict[str, tuple[Tensor, Array]] = {}
+
+    def prepare(self, policy: Policy) -> None:
+        """See Staging: there is nothing to do."""
 
     @override
     def load(self, acting: Sequence[RowTarget], others: Sequence[RowTarget] = ()) -> None:
         for timestep, unroll, row, _ in (*acting, *others):
-            if unroll is not None:
-                write_rows(unroll.host, row, timestep)
+            assert unroll is not None
+            arrays = unroll.host
+            arrays["step_type"][row] = timestep.step_type
+            arrays["reward"][row] = timestep.reward
+            arrays["discount"][row] = timestep.discount
+            for name, array in timestep.observation.items():
+                arrays[OBSERVATION + name][row] = array
         self._acting = acting
 
     def store(self) -> None:
         """See Staging: they are stored."""
 
-    def prepare(
-        self,
-        policy: Policy,
-        generator: torch.Generator,
-        memory: SlotMemory | None,
-        most_rows: int,
-    ) -> None:
-        """See Staging: there is nothing to do."""
-
     @override
-    def act(
-        self, policy: Policy, generator: torch.Generator, memory: SlotMemory | None
-    ) -> Tensor | None:
-        before = None
+    def act(self, policy: Policy) -> Tensor | None:
+        acting, memory, before = self._acting, self.memory, None
+        observation, step_type = self._gather([target.timestep for target in acting])
         if memory is not None:
-            slots = np.concatenate([np.arange(p.num_envs) + p.first_slot for p in self._acting])
-            places = torch.from_numpy(memory.places(slots))
-            before = memory.load(places, self.step_type() == _FIRST)
-        acted = policy.act(self.observation(), generator, before)
+            slots = [np.arange(target.num_envs) + target.first_slot for target in acting]
+            places = torch.from_numpy(memory.places(np.concatenate(slots)))
+            before = memory.load(places, step_type == _FIRST)
+        acted = policy.act(observation, self.generator, before)
         if memory is not None:
             memory.remember(places, acted.pop("memory"))
-        self._keep({name: value.numpy() for name, value in acted.items()}, before)
-        self._actions = acted["action"].numpy()
+        # The actions are stored beside their rows. Of the recurrent state the unroll keeps what its
+        # first row was acted on with.
+        outputs: dict[str, Array] = {name: value.numpy() for name, value in acted.items()}
+        stop = 0
+        for timestep, unroll, row, _ in acting:
+            start, stop = stop, stop + len(timestep.step_type)
+            assert unroll is not None
+            for name, array in outputs.items():
+                unroll.host[name][row] = array[start:stop]
+            if before is not None and row == 0:
+                unroll.host["memory"][0] = before[start:stop].numpy()
+        self._actions = outputs["action"]
         return before
 
     @override
@@ -173,53 +217,22 @@ class HostStaging(Staging):
         assert self._actions is not None
         return self._actions
 
-    def _keep(self, acted: dict[str, Array], memory: Tensor | None) -> None:
-        """Store what the policy gave."""
-        before = None if memory is None else memory.numpy()
-        stop = 0
-        for timestep, unroll, row, _ in self._acting:
-            start, stop = stop, stop + len(timestep.step_type)
-            assert unroll is not None
-            for name, array in acted.items():
-                unroll.host[name][row] = array[start:stop]
-            if before is not None and row == 0:
-                unroll.host["memory"][0] = before[start:stop]
-
-    def observation(self) -> dict[str, Tensor]:
-        """See Staging. Gathered: how memory is aligned must not depend on the unroll."""
-        acting = self._acting
-        return {
-            name: self._gather(name, [p.timestep.observation[name] for p in acting])
-            for name in acting[0].timestep.observation
-        }
+    @override
+    def _gather(self, rows: Sequence[TimeStep]) -> tuple[dict[str, Tensor], Tensor]:
+        # Into torch's own memory: its alignment, which sums depend on, must not be the unroll's.
+        step_type = np.concatenate([row.step_type for row in rows])
+        total, observation = len(step_type), {}
+        for name, first in rows[0].observation.items():
+            known = self._gathered.get(name)
+            if known is None or len(known[0]) < total:
+                tensor = torch.empty((total, *first.shape[1:]), dtype=DTYPES[first.dtype.name])
+                known = self._gathered[name] = tensor, tensor.numpy()
+            tensor, array = known
+            np.concatenate([row.observation[name] for row in rows], out=array[:total])
+            observation[name] = tensor[:total]
+        return observation, torch.from_numpy(step_type)
 
     @override
-    def step_type(self) -> Tensor:
-        return self._gather("", [p.timestep.step_type for p in self._acting])
-
-    @override
-    def gather(self, parts: Sequence[TimeStep]) -> dict[str, Tensor]:
-        return {
-            name: self._gather(f"other {name}", [part.observation[name] for part in parts])
-            for name in parts[0].observation
-        }
-
-    @override
-    def to_host(self, action: Tensor) -> Array:
+    def _to_host(self, action: Tensor) -> Array:
         array: Array = action.numpy()
         return array
-
-    def _gather(self, name: str, parts: Sequence[Array]) -> Tensor:
-        """Arrays of several sessions side by side, [B, ...]."""
-        total = sum(map(len, parts))
-        known = self._gathered.get(name)
-        if known is None or len(known[0]) < total:
-            dtype = torch.from_numpy(np.empty(0, parts[0].dtype)).dtype
-            tensor = torch.empty((total, *parts[0].shape[1:]), dtype=dtype)  # aligned
-            known = self._gathered[name] = tensor.numpy(), tensor
-        array, tensor = known
-        stop = 0
-        for part in parts:
-            start, stop = stop, stop + len(part)
-            array[start:stop] = part
-        return tensor[:total]

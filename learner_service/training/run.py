@@ -25,10 +25,14 @@ from learner_service.checkpoint import (
 from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.memory import require_room
 from learner_service.runtime.precision import Precision
+from learner_service.serving.accounts import ServingStats
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.evaluation import Evaluation, EvaluationScheduler, check_best_metric
+from learner_service.serving.evaluator import Evaluator
 from learner_service.serving.inference import InferenceLoop
-from learner_service.serving.league import League, Pairing, team_spec
+from learner_service.serving.league import League, team_spec
+from learner_service.serving.opponents import Pairing
+from learner_service.serving.packed import make_staging
 from learner_service.serving.session import Session
 from learner_service.serving.slots import SlotTable
 from learner_service.serving.snapshots import Snapshots
@@ -121,23 +125,27 @@ class Run(RunProcess):
         snapshots = Snapshots(algorithm.make_policy, self.progress.updates, self.device)
         graphs = Graphs(self.device, enabled=c.learner.cuda_graph, priority=-1)
         self.metrics.watch(graphs)
+        staging = make_staging(
+            storage,
+            snapshots.policy.memory_size,
+            generator,
+            graphs,
+            self.metrics.copied,
+            self._most_acting,
+        )
+        stats = ServingStats(self.batcher, storage, self.progress, self.metrics, self._clock)
+        sampling = None  # evaluations are greedy
+        if c.evaluation.sample:
+            sampling = torch.Generator(self.device).manual_seed(c.run.seed)
+        evaluator = Evaluator(self.scheduler, snapshots, staging, self._league, stats, sampling)
         self.inference = inference = InferenceLoop(
-            spec=spec,
             batcher=self.batcher,
             storage=storage,
             snapshots=snapshots,
-            generator=generator,
-            scheduler=self.scheduler,
-            progress=self.progress,
-            metrics=self.metrics,
-            clock=self._clock,
-            learn_ready=self._learn_ready if self._sync and not self._serve_only else None,
+            staging=staging,
+            evaluator=evaluator,
             league=self._league,
-            evaluation_generator=torch.Generator(self.device).manual_seed(c.run.seed)
-            if c.evaluation.sample
-            else None,
-            graphs=graphs,
-            most_rows=self._most_acting,
+            stats=stats,
         )
         if self._serve_only:
             self._serve_evaluations(algorithm)
@@ -313,6 +321,7 @@ class Run(RunProcess):
         storage.on_room = self.inference.wake
         self._measure(algorithm, storage, learner)
         if self._sync:
+            self.inference.learn = learner.learn_ready
             return
 
         def learn() -> None:
@@ -353,10 +362,6 @@ class Run(RunProcess):
             return Evaluation(algorithm.make_policy(), p.updates, p.all_env_steps)
 
         self.scheduler.serve(start)
-
-    def _learn_ready(self) -> bool:
-        assert self.learner is not None
-        return self.learner.learn_ready()
 
     def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
         """What the run's policy acts for: all agents, or one of two teams.

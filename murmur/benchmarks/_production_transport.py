@@ -96,13 +96,13 @@ class _Host:
 
     def answer(self) -> None:
         """Answer requests, as the inference thread."""
-        from learner_service.serving.inference import _deliver
+        from learner_service.serving.batcher import deliver
 
         while (requests := self.batcher.next_batch(0.2)) is not None:
             if requests:
                 if self._slow:
                     time.sleep(_BATCH_S)
-                _deliver([(r, self._codec.pack(r.sequence, 1, self._action)) for r in requests])
+                deliver([(r, self._codec.pack(r.sequence, 1, self._action)) for r in requests])
 
 
 def serve_production(

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from types import TracebackType
 
 import numpy as np
@@ -11,11 +10,13 @@ import torch
 from env_service.environment import VectorEnvironment
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.runtime.cuda_graph import Graphs
+from learner_service.serving.accounts import ServingStats
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.evaluation import Evaluation, EvaluationScheduler
+from learner_service.serving.evaluator import Evaluator
 from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
-from learner_service.serving.packed import PackedStaging
+from learner_service.serving.packed import PackedStaging, make_staging
 from learner_service.serving.session import Session
 from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.arena import Arena
@@ -63,23 +64,28 @@ class Serving:
         self._events = asyncio.new_event_loop()
         self.progress = Progress()
         self._batcher = DynamicBatcher(BatcherConfig())
+        generator, metrics = torch.Generator().manual_seed(0), LearnerMetrics()
+        self.staging = make_staging(
+            self.storage,
+            self.policy.memory_size,
+            generator,
+            graphs or Graphs(CPU),
+            metrics.copied,
+        )
+        if isinstance(self.staging, PackedStaging):
+            self.staging._fills_up = graphs is not None
+        league, scheduler = League(LeagueConfig(), 0, CPU), EvaluationScheduler(lambda _: None)
+        stats = ServingStats(self._batcher, self.storage, self.progress, metrics, DeviceClock(CPU))
         self._loop = InferenceLoop(
-            spec=spec,
             batcher=self._batcher,
             storage=self.storage,
             snapshots=self.snapshots,
-            generator=torch.Generator().manual_seed(0),
-            scheduler=EvaluationScheduler(lambda _: None),
-            progress=self.progress,
-            metrics=LearnerMetrics(),
-            clock=DeviceClock(CPU),
-            learn_ready=self._learn if learns else None,
-            league=League(LeagueConfig(), 0, CPU),
-            evaluation_generator=None,
-            graphs=graphs or Graphs(CPU),
+            staging=self.staging,
+            evaluator=Evaluator(scheduler, self.snapshots, self.staging, league, stats),
+            league=league,
+            stats=stats,
         )
-        if isinstance(self._loop._staging, PackedStaging):
-            self._loop._staging._fills_up = graphs is not None
+        self._loop.learn = self._learn if learns else None
 
     def _firsts(self) -> dict[str, tuple[int, int]]:
         size = self.algorithm.memory_size
@@ -110,7 +116,7 @@ class Serving:
     def exchange(self, *rows: tuple[Session, TimeStep]) -> list[Array]:
         """Actions for the rows of some sessions, all in one batch."""
         requests = [Request(s, 1, row, self._events.create_future()) for s, row in rows]
-        self._loop._serve(requests, time.monotonic())
+        self._loop.serve(requests)
         actions = []
         for request in requests:
             reply = self._events.run_until_complete(request.reply)

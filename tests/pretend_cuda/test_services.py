@@ -188,7 +188,7 @@ def test_one_read_an_update_and_one_an_act(tmp_path: Path) -> None:
         DrivenRun(MAPPO.config(), make_spec("discrete"), tmp_path) as run,
     ):
         run.play_until(4, run.player(3), run.player(3))
-    reads = {function: 0 for function in ("Learner._update", "InferenceLoop._serve_training")}
+    reads = {function: 0 for function in ("Learner._update", "InferenceLoop.serve")}
     for (_, site), count in cuda.report.syncs.items():
         reads[site.function] = reads.get(site.function, 0) + count
     assert reads["Learner._update"] == run.updates + run.run.progress.updates_skipped
@@ -199,7 +199,7 @@ def test_acts_are_captured_before_the_first_rows(case: Case, tmp_path: Path) -> 
     learner = {"max_policy_lag": 100, "batcher": {"max_batch_envs": 32}}
     config = case.config(learner=learner)
     with pretend_cuda(ALLOWED) as cuda, DrivenRun(config, make_spec(case.space), tmp_path) as run:
-        graphs, sizes = run.run.inference._graphs, 2  # 16 and 32 rows
+        graphs, sizes = run.run.inference._staging._graphs, 2  # 16 and 32 rows
         wait_until(lambda: graphs.captures["act"] == 2 * sizes, "graphs of two snapshots")
         eager = graphs.eager_calls["act"]
         players = [run.player(3)]
@@ -228,7 +228,7 @@ def test_a_batch_that_no_graph_is_for_is_said_once_and_counted(
         env_server={"envs_per_worker": 40},  # in two sessions
     )
     with pretend_cuda(ALLOWED) as cuda, DrivenRun(config, make_spec(case.space), tmp_path) as run:
-        graphs = run.run.inference._graphs
+        graphs = run.run.inference._staging._graphs
         wait_until(lambda: graphs.captures["act"] == 4, "graphs of two snapshots")
         eager = graphs.eager_calls["act"]
         large, small = run.player(40), run.player(20)

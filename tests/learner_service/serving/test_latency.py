@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.serving.accounts import Accounts
+from learner_service.serving.accounts import ServingStats
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.latency import ActingTime, LatencyTuner, Limits
 from learner_service.storage.rollout_storage import RolloutStorage
+from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
 from shared.config import BatcherConfig, ExperimentConfig, LearnerConfig, load, validate
@@ -38,7 +39,7 @@ def test_acting_time_is_a_line() -> None:
 def test_acts_that_wait_are_told_from_slow_ones() -> None:
     metrics, batcher = LearnerMetrics(), DynamicBatcher(BatcherConfig())
     storage = RolloutStorage(vector_spec(), 4, 1, 1, torch.device("cpu"))
-    accounts = Accounts(vector_spec(), batcher, storage, Progress(), metrics)
+    stats = ServingStats(batcher, storage, Progress(), metrics, DeviceClock(storage.device))
 
     def waited(phase: str) -> list[float | None]:
         labels, names = {"phase": phase}, ("acts_waited", "acts_waited_seconds")
@@ -46,17 +47,17 @@ def test_acts_that_wait_are_told_from_slow_ones() -> None:
         return [metrics.registry.get_sample_value(name, labels) for name in samples]
 
     for _ in range(100):
-        accounts.note_act(2e-3, updating=False)
-    accounts.note_act(8e-3, updating=False)  # four times the usual
-    accounts.note_act(240e-3, updating=True)  # as long as an update
+        stats.note_act(2e-3, updating=False)
+    stats.note_act(8e-3, updating=False)  # four times the usual
+    stats.note_act(240e-3, updating=True)  # as long as an update
     assert waited("idle") == [None, None]
     assert waited("update") == [1, pytest.approx(0.238, abs=1e-3)]
     for _ in range(200):
-        accounts.note_act(30e-3, updating=False)  # larger batches: soon they are usual
+        stats.note_act(30e-3, updating=False)  # larger batches: soon they are usual
     before = waited("idle")
     assert before[0] is not None
     assert before[0] < 80
-    accounts.note_act(30e-3, updating=False)
+    stats.note_act(30e-3, updating=False)
     assert waited("idle") == before
 
 

@@ -18,12 +18,11 @@ from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.precision import Precision
 from learner_service.serving.league import (
     League,
-    Opponent,
-    Pairing,
     check_opponent,
     split,
     team_spec,
 )
+from learner_service.serving.opponents import Opponent, Pairing
 from learner_service.serving.staging import HostStaging
 from shared.config import LeagueConfig, PluginConfig
 from shared.errors import CheckpointError, SpecError
@@ -44,6 +43,10 @@ BOTH = vector_spec(num_agents=4, masked=True)  # two teams of two
 def mappo(seed: int, recurrent: int = 0) -> Mappo:
     network = PluginConfig(name="mlp", hidden=(8,), recurrent=recurrent)
     return Mappo(Config(), team_spec(BOTH), network, Precision("fp32", CPU), CPU, seed)
+
+
+def staging() -> HostStaging:
+    return HostStaging(torch.Generator(), None, Graphs(CPU))
 
 
 def league(**options: Any) -> League:
@@ -179,7 +182,7 @@ def test_everybody_acts_on_the_rows_where_he_plays() -> None:
     view = np.random.default_rng(0).normal(size=(5, 2, 4)).astype(np.float32)
     seen = {"view": view, "action_mask": np.ones((5, 2, 3), np.uint8)}
     other = TimeStep(other.step_type, other.reward, other.discount, seen)
-    (action,) = one.act([(pairing, other)], latest, None, HostStaging(), Graphs(CPU))
+    (action,) = one.act([(pairing, other)], latest, None, staging())
     tensors = {k: torch.from_numpy(v) for k, v in seen.items()}
     for env, policy in enumerate([a.policy, latest, b.policy, a.policy, latest]):
         alone = policy.act({k: v[env : env + 1] for k, v in tensors.items()}, None)
@@ -200,7 +203,7 @@ def test_opponents_act_once_on_the_rows_of_all_sessions(monkeypatch: pytest.Monk
         )
         games.append((Pairing(list(players), np.zeros(n), [None] * n), step))
     for game in games:
-        alone += one.act([game], latest, None, HostStaging(), Graphs(CPU))
+        alone += one.act([game], latest, None, staging())
     for policy in (a.policy, b.policy, latest):
         act = policy.act
 
@@ -209,7 +212,7 @@ def test_opponents_act_once_on_the_rows_of_all_sessions(monkeypatch: pytest.Monk
             return act(*args)
 
         monkeypatch.setattr(policy, "act", counted)
-    together = one.act(games, latest, None, HostStaging(), Graphs(CPU))
+    together = one.act(games, latest, None, staging())
     assert len(calls) == 3
     for mine, its in zip(together, alone, strict=True):
         assert mine.tolist() == its.tolist()
@@ -231,8 +234,7 @@ def test_opponents_remember_until_their_episode_ends() -> None:
         seen = {"view": view[t], "action_mask": mask}
         rewards = np.zeros((n, 2), np.float32)
         other = TimeStep(np.array(types, np.uint8), rewards, np.ones(n, np.float32), seen)
-        how = mappo(9).make_policy(), None, HostStaging(), Graphs(CPU)
-        (action,) = one.act([(pairing, other)], *how)
+        (action,) = one.act([(pairing, other)], mappo(9).make_policy(), None, staging())
         acted = policy.act({k: torch.from_numpy(v) for k, v in seen.items()}, None, memory)
         memory = acted["memory"].clone()
         assert action.tolist() == acted["action"].tolist()

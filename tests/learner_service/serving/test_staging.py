@@ -12,7 +12,7 @@ from learner_service.runtime.precision import Precision
 from learner_service.serving.packed import Packet
 from learner_service.serving.session import Session
 from learner_service.serving.slot_memory import SlotMemory
-from learner_service.serving.staging import HostStaging
+from learner_service.serving.staging import ForwardRows, HostStaging
 from learner_service.storage.rollout_storage import RolloutStorage
 from shared.config import PluginConfig
 from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
@@ -141,20 +141,40 @@ def test_actions_are_stored_where_they_were_taken() -> None:
         np.testing.assert_array_equal(stored, by_slot)
 
 
-def test_rows_and_actions_of_others_travel_apart() -> None:
-    random = np.random.default_rng(0)
+@pytest.mark.parametrize("recurrent", [0, 8], ids=["plain", "recurrent"])
+def test_rows_that_are_not_stored_travel_apart(recurrent: int) -> None:
+    random, policy = np.random.default_rng(0), mappo(FORCES, recurrent).make_policy()
+    parts = [random_row(random, FORCES, kind, n) for kind, n in ((MID, 2), (FIRST, 1), (MID, 2))]
+    memory = torch.arange(72.0).view(3, 3, 8) / 72 if recurrent else None
+    # Two policies, or one twice: the first acts on two sessions' rows, the second knows nothing.
+    groups = [ForwardRows(policy, parts[:2], memory), ForwardRows(policy, parts[2:], None)]
     with Serving(mappo(FORCES, 0), FORCES, records=True) as serving:
         serving.exchange((serving.session(3, 0), random_row(random, FORCES, FIRST, 3)))
-        staging = serving._loop._staging
-        own = staging.actions().copy()
-        parts = [random_row(random, FORCES, MID, n) for n in (2, 1)]
-        seen, plain = staging.gather(parts), HostStaging().gather(parts)
-        assert seen.keys() == plain.keys() == parts[0].observation.keys()
-        for name, rows in seen.items():
-            assert torch.equal(rows, plain[name])
-            assert torch.equal(rows[2:], torch.from_numpy(parts[1].observation[name]))
-        assert (staging.to_host(torch.full(own.shape, 7.0)) == 7).all()
-        np.testing.assert_array_equal(staging.actions(), own)
+        own = serving.staging.actions().copy()
+        actions, after = serving.staging.forward_rows(groups, None)
+        plain = HostStaging(torch.Generator(), None, Graphs(CPU))
+        same, same_after = plain.forward_rows(groups, None)
+        np.testing.assert_array_equal(actions, same)
+        np.testing.assert_array_equal(serving.staging.actions(), own)
+    assert len(actions) == 5
+    for group, mine, its, rows in zip(
+        groups, after, same_after, (slice(3), slice(3, 5)), strict=True
+    ):
+        together = {
+            name: torch.from_numpy(np.concatenate([row.observation[name] for row in group.rows]))
+            for name in parts[0].observation
+        }
+        before = None
+        if recurrent:
+            before = torch.zeros(len(actions[rows]), 3, 8)
+            if group.memory is not None:
+                before[:2] = group.memory[:2]  # the third row begins an episode
+        alone = policy.act(together, None, before)
+        np.testing.assert_array_equal(actions[rows], alone["action"].numpy())
+        for state in (mine, its):
+            assert (state is None) == (not recurrent)
+            if state is not None:
+                assert torch.equal(state, alone["memory"])
 
 
 def test_packet_of_given_size_holds_records_and_indices_apart() -> None:
