@@ -10,7 +10,7 @@ from learner_service.serving.admission import Admitted, Context, Refused
 from learner_service.serving.batcher import Request
 from learner_service.serving.handshake import Handshake, Host
 from learner_service.serving.league import split
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.serving.validation import check_contents, check_order
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.codec import ObservationCodec
@@ -57,7 +57,7 @@ class EnvSessions:
         finally:
             self._host.end(session)
 
-    async def _lockstep(self, session: Session, context: Context, stream: Admitted) -> None:
+    async def _lockstep(self, session: EnvSession, context: Context, stream: Admitted) -> None:
         """Answer observations with actions, until the worker closes its side."""
         codec = ObservationCodec(session.spec, session.num_envs)
         check = RowCheck(session.spec, session.num_envs, self._max_abs_reward)
@@ -109,7 +109,7 @@ class EnvSessions:
         self,
         codec: ObservationCodec,
         context: Context,
-        session: Session,
+        session: EnvSession,
         patience_s: float | None,
     ) -> tuple[int, TimeStep] | None:
         """Return the next observation, all of its parts; None if the worker has closed its side."""

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from shared.errors import WireError
 from shared.row_check import RowCheck
 from shared.timestep import StepType, TimeStep
@@ -12,7 +12,7 @@ _FIRST, _ABORTED = int(StepType.FIRST), int(StepType.ABORTED)
 
 
 def check_order(
-    session: Session, step_type: NDArray[np.uint8], ended: NDArray[np.bool_] | None
+    session: EnvSession, step_type: NDArray[np.uint8], ended: NDArray[np.bool_] | None
 ) -> None:
     """Refuse step types that cannot follow the last ones.
 
