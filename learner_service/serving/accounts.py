@@ -38,7 +38,7 @@ class ServingStats:
         """Begin to count.
 
         Args:
-            batcher: queue of requests, whose latency tuners are told of each batch.
+            batcher: queue of requests, with the latency tuners that each batch is reported to.
             storage: storage of the transitions.
             progress: counters of the run.
             metrics: Prometheus metrics.

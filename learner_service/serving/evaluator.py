@@ -31,7 +31,7 @@ class Evaluator:
         """Wire it up.
 
         Args:
-            scheduler: scheduler that is told of completed and of ended evaluations.
+            scheduler: scheduler that completed and ended evaluations are reported to.
             snapshots: snapshots that tell when a policy is written.
             staging: brings rows to the policy, and actions back.
             league: acts for the teams that the policy does not act for.

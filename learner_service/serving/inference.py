@@ -46,7 +46,7 @@ class InferenceLoop:
 
     A request whose session has filled its unroll while learning is behind is blocked: its session
     gets no answer until there is room, which is all the back-pressure there is. Then the request
-    is queued again, and goes on where it was stopped.
+    is queued again; its rows are observed only once.
 
     Attributes:
         learn: learns from what is ready, between storing rows and acting on them, and returns
@@ -138,7 +138,7 @@ class InferenceLoop:
 
         running = self.learn is None or not training or self.learn()  # sync: learn, then act
         if not running or not batch.requests or self.draining:
-            self._staging.store()
+            self._staging.store()  # the run ends, or no session may be answered: rows are kept
         else:
             # Act. The other teams act before the wait for the actions: the device has both to do.
             enter("act")
