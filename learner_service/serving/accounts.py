@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from learner_service.serving.batcher import DynamicBatcher
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.storage.storage import Storage
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
@@ -38,7 +38,7 @@ class ServingStats:
         """Begin to count.
 
         Args:
-            batcher: queue of requests, whose latency tuners are told of each batch.
+            batcher: queue of requests, with the latency tuners that each batch is reported to.
             storage: storage of the transitions.
             progress: counters of the run.
             metrics: Prometheus metrics.
@@ -112,7 +112,7 @@ class ServingStats:
             self.metrics.gauge("batch_preferred_envs", phase=phase).set(kept.preferred_envs)
         self._batch_ended = now
 
-    def count(self, session: Session, timestep: TimeStep) -> None:
+    def count(self, session: EnvSession, timestep: TimeStep) -> None:
         """Count the steps, episodes and results of rows that a session sent."""
         step_type = timestep.step_type
         self._rows.inc(session.num_envs)

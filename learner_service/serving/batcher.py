@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from learner_service.serving.latency import LatencyTuner, Limits
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from shared.config import BatcherConfig
 from shared.timestep import TimeStep
 
@@ -27,17 +27,17 @@ class Request:
     """One session's rows, waiting for actions.
 
     Attributes:
-        session: who asks.
-        sequence: the number to answer with.
+        session: session that asks.
+        sequence: number to answer with.
         timestep: [n, ...] time steps, views of the message; in a league those of the learning team.
-        reply: gets the packed Action message; belongs to the server's event loop.
+        reply: future of the packed Action message; belongs to the server's event loop.
         other: in a league, the same rows of the other team.
         arrived: time.monotonic() of arrival.
         stored: whether the rows were counted and have their places: a blocked request is queued
             again.
     """
 
-    session: Session
+    session: EnvSession
     sequence: int
     timestep: TimeStep
     reply: "asyncio.Future[bytes]"
@@ -121,7 +121,7 @@ class DynamicBatcher:
             with contextlib.suppress(Empty):
                 self._pending.extend(self._arrivals.get(timeout=min(wait_s, left_s)))
 
-    def withdraw(self, session: Session) -> Request | None:
+    def withdraw(self, session: EnvSession) -> Request | None:
         """Take back the request of a session that has ended, if it is still pending."""
         while not self._arrivals.empty():
             self._pending.extend(self._arrivals.get())

@@ -7,7 +7,7 @@ from learner_service.serving.accounts import ServingStats
 from learner_service.serving.batcher import Request, deliver
 from learner_service.serving.evaluation import EvaluationScheduler
 from learner_service.serving.league import League
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.serving.snapshots import Snapshots
 from learner_service.serving.staging import ForwardRows, Staging
 from shared.ledger import enter
@@ -31,7 +31,7 @@ class Evaluator:
         """Wire it up.
 
         Args:
-            scheduler: scheduler that is told of completed and of ended evaluations.
+            scheduler: scheduler that completed and ended evaluations are reported to.
             snapshots: snapshots that tell when a policy is written.
             staging: brings rows to the policy, and actions back.
             league: acts for the teams that the policy does not act for.
@@ -69,7 +69,7 @@ class Evaluator:
             session.complete = True
             self._scheduler.finished(evaluation)
 
-    def end(self, session: Session) -> None:
+    def end(self, session: EnvSession) -> None:
         """Release the evaluation of a session that has ended."""
         assert session.evaluation is not None
         self._scheduler.end(session.evaluation, session.complete, session.given_up)

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from learner_service.serving.admission import MODE_NAMES, Admission, Admitted, Context, Refused
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.evaluation import EvaluationScheduler
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from shared.channel import MAX_HELLO_BYTES
 from shared.codec import check_size, message_bytes
 from shared.errors import MurmurError, SpecError
@@ -51,13 +51,13 @@ class Host(Protocol):
     def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
         """The part of a session's agents that the run's policy acts for, in the run's order."""
 
-    def pair(self, session: Session) -> None:
+    def pair(self, session: EnvSession) -> None:
         """Get ready to act for the agents that the run's policy does not act for."""
 
-    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Session, list[pb.SlotStart]]:
+    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[EnvSession, list[pb.SlotStart]]:
         """A training session's place, and where its environments start."""
 
-    def end(self, session: Session) -> None:
+    def end(self, session: EnvSession) -> None:
         """The session's stream is gone."""
 
 
@@ -81,7 +81,7 @@ class Handshake:
         """Greet on behalf of `host`."""
         self._host = host
 
-    async def greet(self, hello: pb.Hello, context: Context, stream: Admitted) -> Session:
+    async def greet(self, hello: pb.Hello, context: Context, stream: Admitted) -> EnvSession:
         """Answer the Hello of a session that steps environments with Welcome.
 
         Raises:
@@ -144,7 +144,7 @@ class Handshake:
             )
         return team
 
-    def _arrange(self, session: Session, starts: list[pb.SlotStart]) -> list[pb.SlotStart]:
+    def _arrange(self, session: EnvSession, starts: list[pb.SlotStart]) -> list[pb.SlotStart]:
         """Note which row of the worker holds each of the run's agents; reorder its actions."""
         assert self._host.spec is not None
         order = agent_order(self._host.spec, session.spec)
@@ -161,13 +161,13 @@ class Handshake:
             start.actions = session.to_worker(taken).tobytes()
         return starts
 
-    async def _evaluation(self, hello: pb.Hello, spec: EnvSpec) -> Session:
+    async def _evaluation(self, hello: pb.Hello, spec: EnvSpec) -> EnvSession:
         """A session for the next evaluation, as soon as one is due."""
         while (evaluation := self._host.scheduler.start()) is None:
             await asyncio.sleep(_EVALUATION_POLL_S)
         evaluation.wanted = hello.episodes
         zeros = np.zeros(hello.num_envs, np.int64)
-        return Session(hello.worker_id, spec, hello.num_envs, -1, zeros, evaluation=evaluation)
+        return EnvSession(hello.worker_id, spec, hello.num_envs, -1, zeros, evaluation=evaluation)
 
 
 async def _first_hello(context: Context) -> pb.Hello:

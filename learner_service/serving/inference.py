@@ -14,7 +14,7 @@ from learner_service.serving.accounts import ServingStats
 from learner_service.serving.batcher import DynamicBatcher, Request, deliver
 from learner_service.serving.evaluator import Evaluator
 from learner_service.serving.league import League
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.serving.snapshots import Snapshots
 from learner_service.serving.staging import RowTarget, Staging
 from learner_service.storage.storage import Storage, Unroll
@@ -46,7 +46,7 @@ class InferenceLoop:
 
     A request whose session has filled its unroll while learning is behind is blocked: its session
     gets no answer until there is room, which is all the back-pressure there is. Then the request
-    is queued again, and goes on where it was stopped.
+    is queued again; its rows are observed only once.
 
     Attributes:
         learn: learns from what is ready, between storing rows and acting on them, and returns
@@ -89,7 +89,7 @@ class InferenceLoop:
         self._metrics = stats.metrics
         self._blocked: list[Request] = []
         self._blocked_lock = threading.Lock()
-        self._ended: deque[Session] = deque()
+        self._ended: deque[EnvSession] = deque()
         self._environments = 0  # of training sessions that have sent rows
         self.learn: Callable[[], bool] | None = None
         self.draining = False
@@ -138,7 +138,7 @@ class InferenceLoop:
 
         running = self.learn is None or not training or self.learn()  # sync: learn, then act
         if not running or not batch.requests or self.draining:
-            self._staging.store()
+            self._staging.store()  # the run ends, or no session may be answered: rows are kept
         else:
             # Act. The other teams act before the wait for the actions: the device has both to do.
             enter("act")
@@ -146,7 +146,7 @@ class InferenceLoop:
             with self._snapshots.acting() as snapshot, self._stats.clock.working("act"):
                 policy, version = snapshot.policy, snapshot.version
                 memory = self._staging.act(policy)
-                others: dict[Session, Array] = {}
+                others: dict[EnvSession, Array] = {}
                 if games := [r for r in batch.requests if r.other is not None]:
                     note = self._stats.progress.finish_episode
                     generator = self._staging.generator
@@ -231,12 +231,12 @@ class InferenceLoop:
             blocked, self._blocked = self._blocked, []
         self._batcher.submit(*blocked)
 
-    def end(self, session: Session) -> None:
+    def end(self, session: EnvSession) -> None:
         """Note that a session's stream is gone. Called by the server."""
         session.closed = True
         self._ended.append(session)
 
-    def _remove(self, session: Session) -> None:
+    def _remove(self, session: EnvSession) -> None:
         """Keep what a session has sent; drop and count its last row, which nothing was done on."""
         with self._blocked_lock:
             self._blocked = [r for r in self._blocked if r.session is not session]

@@ -27,7 +27,7 @@ from learner_service.runtime.readback import to_host
 from learner_service.runtime.streams import Fence
 from learner_service.serving.batcher import Request
 from learner_service.serving.opponents import EPISODES, Opponent, Pairing
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.serving.staging import ForwardRows, Staging
 from shared.config import LeagueConfig
 from shared.errors import CheckpointError, SpecError
@@ -232,7 +232,7 @@ class League:
         generator: torch.Generator | None,
         staging: Staging,
         note: Points | None,
-    ) -> dict[Session, Array]:
+    ) -> dict[EnvSession, Array]:
         """Return the other teams' actions of sessions that play games of two teams.
 
         Opponents are drawn where an episode begins, and the scores are kept.

@@ -9,7 +9,7 @@ from learner_service.serving.admission import Admitted, Context, Refused
 from learner_service.serving.batcher import Request
 from learner_service.serving.handshake import Handshake, Host
 from learner_service.serving.league import split
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.codec import ObservationCodec
 from shared.config import LearnerConfig
@@ -89,7 +89,7 @@ class EnvSessions:
         self,
         codec: ObservationCodec,
         context: Context,
-        session: Session,
+        session: EnvSession,
         patience_s: float | None,
     ) -> tuple[int, TimeStep] | None:
         """Return the next observation, all of its parts; None if the worker has closed its side."""
@@ -117,7 +117,7 @@ class EnvSessions:
             ) from None
 
     async def _answer(
-        self, context: Context, session: Session, sequence: int, timestep: TimeStep
+        self, context: Context, session: EnvSession, sequence: int, timestep: TimeStep
     ) -> None:
         """Request actions for a time step, and send them.
 

@@ -1,4 +1,4 @@
-"""Opponents of a league, and which of them plays in each environment of a session."""
+"""Opponents of a league, and their assignment to the environments of a session."""
 
 from dataclasses import dataclass
 
@@ -17,11 +17,12 @@ class Opponent:
     """A policy to play against.
 
     Attributes:
-        file: the checkpoint it came from; a name within the run's checkpoints, or a whole path.
-        policy: acts.
+        file: the opponent's checkpoint; a name within the run's checkpoints, or a whole path.
+        policy: policy that acts.
         points: the learning team's mean result against it, 1 a win, 0.5 a draw, 0 a loss; recent
             episodes count more.
-        episodes: that this rank has played against it since the ranks last shared their points.
+        episodes: number of episodes that this rank has played against it since the ranks last
+            shared their points.
     """
 
     file: str
@@ -31,23 +32,29 @@ class Opponent:
 
     @property
     def weight(self) -> float:
-        """How much it is wanted: the square of its share of points."""
+        """Weight of the opponent when one is drawn: the square of its share of points."""
         return max((1.0 - self.points) ** 2, _LEAST)
 
     def record_result(self, points: float, memory: float = EPISODES) -> None:
-        """Note the result of an episode; `memory`: episodes that the score is made of."""
+        """Update the score with the result of an episode.
+
+        Args:
+            points: result of the learning team, 0 to 1.
+            memory: number of episodes that the score is made of, roughly.
+        """
         self.points += (points - self.points) / memory
         self.episodes += 1
 
 
 @dataclass(eq=False)
 class Pairing:
-    """Who plays the other team in each of a session's environments, and how the episode stands.
+    """Opponents and scores of the episodes under way in a session's environments.
 
     Attributes:
-        opponents: [n]; None: the learner's own policy as it is now.
+        opponents: [n] opponents that play the other team; None: the learner's own policy as it is
+            now.
         lead: [n] the learning team's rewards so far less those of the other.
-        memory: of each [A, H], what the opponent remembers, on the device; None: nothing (yet).
+        memory: [n] opponents' recurrent states [A, H] on the device; None: of zeros, or none.
     """
 
     opponents: list[Opponent | None]
@@ -56,5 +63,5 @@ class Pairing:
 
     @classmethod
     def of(cls, num_envs: int) -> "Pairing":
-        """No opponent is drawn yet."""
+        """Return a pairing without opponents."""
         return cls([None] * num_envs, np.zeros(num_envs), [None] * num_envs)

@@ -1,4 +1,4 @@
-"""One connected environment server, as the learner sees it."""
+"""A session of environments, as the learner sees it."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,21 +19,22 @@ _FIRST, _MID, _LAST = int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)
 
 
 @dataclass(eq=False)
-class Session:
+class EnvSession:
     """State of a session. Written by the inference thread, but for `closed`.
 
     Attributes:
-        worker_id: its name, for logs.
-        spec: what its environments say of themselves; in a league, of both teams.
-        num_envs: n.
-        first_slot: its environments sit in slots first_slot .. first_slot + n - 1; -1 if it
+        worker_id: name of the worker, for logs.
+        spec: spec of the environments; in a league, of both teams.
+        num_envs: number of environments, n.
+        first_slot: the environments sit in slots first_slot .. first_slot + n - 1; -1: the session
             evaluates.
-        closed: set by the server when the stream is gone; no request is answered any more.
-        waiting: its last time step is kept and not answered yet.
-        resumed: its first rows were counted before the checkpoint that the run continued from.
-        unroll: where its time steps go; None between two of them.
-        unrolls: how many were begun.
-        messages: time steps that came, [n, ...] each.
+        closed: whether the stream is gone, set by the server; no request is answered any more.
+        waiting: whether the last time step is kept and not answered yet.
+        resumed: whether its first rows were counted before the checkpoint that the run continued
+            from.
+        unroll: unroll of the time steps under way; None between two of them.
+        unrolls: number of unrolls begun.
+        messages: number of time steps that came, [n, ...] each.
         complete: whether its evaluation has been reported.
         given_up: whether the worker has said that it gives up its evaluation.
         answered: time.monotonic() of the last answer; 0 before the first.
@@ -45,8 +46,8 @@ class Session:
         over: [n] whether the last row was LAST or ABORTED: the next one is of another episode.
         episode_return: [n] sum of rewards of the episode under way, over agents.
         evaluation: the evaluation it carries out, if it evaluates.
-        memory: [n, A, H] what the policy remembers of the episodes under way, if it does.
-        pairing: who plays its other teams, if it has any.
+        memory: [n, A, H] recurrent state of the episodes under way; None: the policy has none.
+        pairing: opponents that play the other team; None: there is none.
         order: [A] the worker's row of each agent of the run; None: both have one order.
     """
 
@@ -76,7 +77,7 @@ class Session:
     order: NDArray[np.intp] | None = None
 
     def __post_init__(self) -> None:
-        """Nothing has happened yet."""
+        """Begin before the first time step."""
         self.started = np.zeros(self.num_envs, np.int64)
         self.all_mid = bytes([_MID]) * self.num_envs
         self.over = np.zeros(self.num_envs, np.bool_)
@@ -84,12 +85,12 @@ class Session:
 
     @property
     def evaluating(self) -> bool:
-        """Greedy actions, nothing stored."""
+        """Whether the session evaluates: nothing is stored."""
         return self.evaluation is not None
 
     @property
     def slots(self) -> NDArray[np.int64]:
-        """[n] slots of its environments."""
+        """Slots of its environments, [n]."""
         return np.arange(self.first_slot, self.first_slot + self.num_envs)
 
     @cached_property
@@ -98,12 +99,12 @@ class Session:
 
     @cached_property
     def _agent_of_row(self) -> NDArray[np.intp]:
-        """[A] which of the run's agents each row of the worker holds."""
+        """Index of the run's agent in each row of the worker, [A]."""
         assert self.order is not None
         return np.argsort(self.order)
 
     def pack(self, sequence: int, policy_version: int, action: Array) -> bytes:
-        """The message that answers with these actions."""
+        """Return the message that answers with these actions, [n, A] or [n, A, U]."""
         if self.order is not None:
             action = self.to_worker(action)
         return self._codec.pack(sequence, policy_version, action)
@@ -148,7 +149,7 @@ class Session:
             self.started -= oldest
 
     def open_actions(self, index: int) -> bytes:
-        """Actions of the episode under way in one environment, as they went over the wire."""
+        """Return the actions of an environment's episode under way, as sent over the wire."""
         return b"".join(
             np.ascontiguousarray(a[index]).tobytes() for a in self.taken[self.started[index] :]
         )

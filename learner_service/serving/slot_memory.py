@@ -1,11 +1,11 @@
-"""What a recurrent policy remembers of the episodes under way, by slot, on the device."""
+"""Recurrent states of the episodes under way, by slot, on the device."""
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 
 
 class SlotMemory:
@@ -19,12 +19,18 @@ class SlotMemory:
     """
 
     def __init__(self, num_agents: int, size: int, device: torch.device) -> None:
-        """Remember nothing."""
+        """Begin with an empty table.
+
+        Args:
+            num_agents: number of agents, A.
+            size: numbers that an agent's policy remembers, H.
+            device: device of the table.
+        """
         self.table = torch.zeros((1, num_agents, size), device=device)
         self.grown = 0
-        self._sessions: list[Session] = []
+        self._sessions: list[EnvSession] = []
 
-    def admit(self, session: Session) -> None:
+    def admit(self, session: EnvSession) -> None:
         """Take up a session, with what its `memory` holds if it resumes."""
         stop = 1 + session.first_slot + session.num_envs
         if stop > len(self.table):
@@ -37,22 +43,22 @@ class SlotMemory:
             session.memory.copy_(resumed)
         self._sessions.append(session)
 
-    def dismiss(self, session: Session) -> None:
+    def dismiss(self, session: EnvSession) -> None:
         """Remove a session that has ended."""
         if session in self._sessions:
             self._sessions.remove(session)
 
     @staticmethod
     def places(slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of the table where slots are."""
+        """Return the table's rows of slots."""
         return slots + 1
 
     def load(self, places: Tensor, begins: Tensor) -> Tensor:
-        """[B, A, H] of rows of the table; zero where an episode begins."""
+        """Return rows of the table, [B, A, H], zero where an episode begins."""
         return self.table.index_select(0, places).masked_fill_(begins.view(-1, 1, 1), 0)
 
     def remember(self, places: Tensor, memory: Tensor) -> None:
-        """Write what is remembered now."""
+        """Write recurrent states [B, A, H] to rows of the table."""
         self.table.index_copy_(0, places, memory)
 
     def _grow(self, at_least: int) -> None:
@@ -63,6 +69,6 @@ class SlotMemory:
         for session in self._sessions:
             session.memory = self._rows(session)
 
-    def _rows(self, session: Session) -> Tensor:
+    def _rows(self, session: EnvSession) -> Tensor:
         first = 1 + session.first_slot
         return self.table[first : first + session.num_envs]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from learner_service.checkpoint.parts import SLOTS
 from learner_service.runtime.readback import to_host
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.telemetry.progress import Progress
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import MAX_ENVS, EnvSpec, action_layout
@@ -48,7 +48,7 @@ class SlotTable:
         self._max_remembered = max_remembered
         self._first_episode = 0  # of a slot that is not in the table
         self._lock = threading.Lock()
-        self._sessions: list[Session] = []
+        self._sessions: list[EnvSession] = []
         self._next_episode: dict[int, int] = {}
         self._open_episodes: dict[int, bytes] = {}
         self._memory: dict[int, Tensor] = {}
@@ -72,7 +72,7 @@ class SlotTable:
         with self._lock:
             return all(session.waiting for session in self._sessions)
 
-    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Session, list[pb.SlotStart]]:
+    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[EnvSession, list[pb.SlotStart]]:
         """Slots for a training session: those it prefers if they are free, else the first gap."""
         n = hello.num_envs
         wanted = None
@@ -83,7 +83,7 @@ class SlotTable:
             known, fresh = self._next_episode, self._first_episode
             episode = np.array([known.get(first + i, fresh) for i in range(n)])
             actions = [self._open_episodes.pop(first + i, b"") for i in range(n)]
-            session = Session(hello.worker_id, spec, n, first, episode)
+            session = EnvSession(hello.worker_id, spec, n, first, episode)
             slots = session.slots.tolist()
             session.episode_return[:] = [self._returns.pop(slot, 0.0) for slot in slots]
             session.resumed = self._again.issuperset(slots)
@@ -103,7 +103,7 @@ class SlotTable:
         ]
         return session, starts
 
-    def end(self, session: Session) -> None:
+    def end(self, session: EnvSession) -> None:
         """Free the slots of a training session whose stream has ended."""
         with self._lock:
             if session not in self._sessions:
@@ -174,7 +174,7 @@ class SlotTable:
         for slot in list(self._next_episode)[: len(self._next_episode) - self._max_remembered]:
             self._first_episode = max(self._first_episode, self._next_episode.pop(slot))
 
-    def _take_back(self, session: Session) -> None:
+    def _take_back(self, session: EnvSession) -> None:
         """Keep the place of a session that ended before its first row, for another session."""
         for i, slot in enumerate(session.slots.tolist()):
             self._again.add(slot)
@@ -184,7 +184,7 @@ class SlotTable:
                 self._memory[slot] = session.memory[i]
 
 
-def replay(session: Session, actions: list[bytes]) -> None:
+def replay(session: EnvSession, actions: list[bytes]) -> None:
     """Resume a session in the middle of its episodes: its past actions, ends aligned."""
     dtype, shape = action_layout(session.spec.action)
     size = dtype.itemsize * session.spec.num_agents * int(np.prod(shape, dtype=np.int64))

@@ -33,7 +33,7 @@ from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League, team_spec
 from learner_service.serving.opponents import Pairing
 from learner_service.serving.packed import make_staging
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.serving.slots import SlotTable
 from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.flight import Flight
@@ -409,12 +409,12 @@ class Run(RunProcess):
             return saved_spec(self._checkpoint[1])
         return None if self._origin is None else saved_spec(self._origin.state)
 
-    def pair(self, session: Session) -> None:
+    def pair(self, session: EnvSession) -> None:
         """Let the league play the other team in a session."""
         n = session.num_envs
         session.pairing = Pairing.of(n) if session.evaluating else self._league.pair(session.slots)
 
-    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Session, list[pb.SlotStart]]:
+    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[EnvSession, list[pb.SlotStart]]:
         """A training session's place, and where its environments start.
 
         Raises:
@@ -442,7 +442,7 @@ class Run(RunProcess):
     def _completed(self) -> ExperimentConfig:
         return completed(self._config, self.spec, self._flight)
 
-    def end(self, session: Session) -> None:
+    def end(self, session: EnvSession) -> None:
         """A session's stream is gone: free its slots, drop what it left open."""
         if not session.evaluating:
             self._slots.end(session)

@@ -83,12 +83,12 @@ class _Host:
 
     def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Any, list[pb.SlotStart]]:
         """Admit a session to the next free slots."""
-        from learner_service.serving.session import Session as LearnerSession
+        from learner_service.serving.session import EnvSession
 
         n = hello.num_envs
         first = self._sessions * n
         self._sessions += 1
-        session = LearnerSession(hello.worker_id, spec, n, first, np.zeros(n, np.int64))
+        session = EnvSession(hello.worker_id, spec, n, first, np.zeros(n, np.int64))
         return session, [pb.SlotStart() for _ in range(n)]
 
     def end(self, session: object) -> None:

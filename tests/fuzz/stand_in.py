@@ -17,7 +17,7 @@ from learner_service.serving.batcher import Request
 from learner_service.serving.evaluation import Evaluation
 from learner_service.serving.lockstep import EnvSessions
 from learner_service.serving.server import RolloutServer
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config import LearnerConfig
 from shared.rpc import rollout_pb2 as pb
@@ -60,20 +60,20 @@ class Host:
     def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
         return spec
 
-    def pair(self, session: Session) -> None:
+    def pair(self, session: EnvSession) -> None:
         raise AssertionError("there is no league")
 
-    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Session, list[pb.SlotStart]]:
+    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[EnvSession, list[pb.SlotStart]]:
         self.open_sessions += 1
         n = hello.num_envs
         first = hello.preferred_first_slot
-        return Session(hello.worker_id, spec, n, first, np.zeros(n, np.int64)), []
+        return EnvSession(hello.worker_id, spec, n, first, np.zeros(n, np.int64)), []
 
     def start(self) -> Evaluation:
         self.open_sessions += 1
         return Evaluation(None, 0, 0)  # type: ignore[arg-type]
 
-    def end(self, session: Session) -> None:
+    def end(self, session: EnvSession) -> None:
         self.open_sessions -= 1
 
     def submit(self, *requests: Request) -> None:

@@ -17,7 +17,7 @@ from learner_service.serving.evaluator import Evaluator
 from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
 from learner_service.serving.packed import PackedStaging, make_staging
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.arena import Arena
 from learner_service.storage.storage import row_layout
@@ -107,13 +107,13 @@ class Serving:
     ) -> None:
         self._events.close()
 
-    def session(self, n: int, first_slot: int = 0, *, evaluates: bool = False) -> Session:
-        session = Session("w", self.spec, n, first_slot, np.zeros(n, np.int64))
+    def session(self, n: int, first_slot: int = 0, *, evaluates: bool = False) -> EnvSession:
+        session = EnvSession("w", self.spec, n, first_slot, np.zeros(n, np.int64))
         if evaluates:
             session.evaluation = Evaluation(self.algorithm.make_policy(), 0, 0)
         return session
 
-    def exchange(self, *rows: tuple[Session, TimeStep]) -> list[Array]:
+    def exchange(self, *rows: tuple[EnvSession, TimeStep]) -> list[Array]:
         """Actions for the rows of some sessions, all in one batch."""
         requests = [Request(s, 1, row, self._events.create_future()) for s, row in rows]
         self._loop.serve(requests)
@@ -123,7 +123,7 @@ class Serving:
             actions.append(ActionCodec(self.spec, request.session.num_envs).unpack(reply)[2])
         return actions
 
-    def end(self, session: Session, row: TimeStep) -> None:
+    def end(self, session: EnvSession, row: TimeStep) -> None:
         """Its stream ends while its last rows are on their way to the inference thread."""
         self._batcher.submit(Request(session, 1, row, self._events.create_future()))
         self._loop.end(session)
@@ -133,7 +133,7 @@ class Serving:
         self._batcher.close()
         thread.join()
 
-    def play(self, session: Session, game: VectorEnvironment, rows: int, seed: int = 0) -> float:
+    def play(self, session: EnvSession, game: VectorEnvironment, rows: int, seed: int = 0) -> float:
         """Let a session play; returns the mean of the game's first metric over its episodes."""
         random = np.random.default_rng(seed)
         results: list[float] = []

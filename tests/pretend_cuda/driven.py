@@ -14,7 +14,7 @@ import numpy as np
 
 from learner_service.serving.batcher import Request
 from learner_service.serving.league import split
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.training.run import Run
 from shared.codec import ActionCodec
 from shared.config import ExperimentConfig
@@ -76,7 +76,7 @@ class Environments:
 class Player:
     """A session and its environments."""
 
-    session: Session
+    session: EnvSession
     environments: Environments
     codec: ActionCodec
     sequence: int = 0
@@ -140,7 +140,7 @@ class DrivenRun:
         run = self.run
         assert run.spec is not None
         if evaluates:
-            session = Session("eval", self.spec, num_envs, -1, np.zeros(num_envs, np.int64))
+            session = EnvSession("eval", self.spec, num_envs, -1, np.zeros(num_envs, np.int64))
 
             def due() -> bool:
                 session.evaluation = run.scheduler.start()

@@ -18,7 +18,7 @@ import numpy as np
 
 from env_service.environment import make_environment
 from learner_service.serving.batcher import Request
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.training.run import Run
 from murmur.benchmarks.gpu_topics.figures import CASES, SMALL, WORKERS, Figure, Value
 from murmur.benchmarks.gpu_topics.parts import quantile, synthetic
@@ -172,7 +172,7 @@ async def _each(
     first, later = _row(spec, envs, StepType.FIRST), _row(spec, envs, StepType.MID)
     found = Latencies()
 
-    async def session_turns(session: Session, offset_s: float) -> None:
+    async def session_turns(session: EnvSession, offset_s: float) -> None:
         await asyncio.sleep(offset_s)
         turn, end = 0, math.inf
         while turn < warm_up + 2 or time.monotonic() < end:
@@ -195,7 +195,7 @@ def _updating(learner: Ledger) -> bool:
     return learner.current()[0] not in _WAITS
 
 
-async def _answers(run: Run, sessions: Sequence[Session], sequence: int, row: TimeStep) -> None:
+async def _answers(run: Run, sessions: Sequence[EnvSession], sequence: int, row: TimeStep) -> None:
     """Submit a row of every session and wait until all are answered."""
     loop = asyncio.get_running_loop()
     requests = [Request(s, sequence, row, loop.create_future()) for s in sessions]

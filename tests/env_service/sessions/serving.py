@@ -13,7 +13,7 @@ from learner_service.serving.admission import Admission
 from learner_service.serving.batcher import Request
 from learner_service.serving.lockstep import EnvSessions
 from learner_service.serving.server import RolloutServer
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config import LearnerConfig
 from shared.credentials import CredentialFolder
@@ -32,7 +32,7 @@ class Host:
         self.batcher: Any = self
         self.scheduler: Any = self
         self.spec: EnvSpec | None = None
-        self.sessions: list[Session] = []
+        self.sessions: list[EnvSession] = []
         self.begun = self.opened = 0
         self._pause_s, self._waits_for = pause_s, waits_for
 
@@ -45,17 +45,17 @@ class Host:
     def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
         return spec
 
-    def pair(self, session: Session) -> None:
+    def pair(self, session: EnvSession) -> None:
         raise AssertionError("there is no league")
 
-    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Session, list[pb.SlotStart]]:
+    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[EnvSession, list[pb.SlotStart]]:
         n = hello.num_envs
-        session = Session(hello.worker_id, spec, n, 0, np.zeros(n, np.int64))
+        session = EnvSession(hello.worker_id, spec, n, 0, np.zeros(n, np.int64))
         self.sessions.append(session)
         self.begun += 1
         return session, [pb.SlotStart()] * n
 
-    def end(self, session: Session) -> None:
+    def end(self, session: EnvSession) -> None:
         self.sessions.remove(session)
 
     def submit(self, *requests: Request) -> None:

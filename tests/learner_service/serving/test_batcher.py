@@ -10,7 +10,7 @@ import pytest
 
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.evaluation import Evaluation
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from shared.config import BatcherConfig
 from tests.learner_service.toys import make_coma, row, vector_spec
 
@@ -28,7 +28,7 @@ def request(
     loop: asyncio.AbstractEventLoop, envs: int, slot: int = 0, evaluating: bool = False
 ) -> Request:
     evaluation = Evaluation(make_coma(SPEC).make_policy(), 0, 0) if evaluating else None
-    session = Session("w", SPEC, envs, slot, np.zeros(envs, np.int64), evaluation=evaluation)
+    session = EnvSession("w", SPEC, envs, slot, np.zeros(envs, np.int64), evaluation=evaluation)
     return Request(session, 1, row(SPEC, envs), loop.create_future())
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.serving.slots import replay
 from shared.timestep import Array
 from tests.learner_service.serving_learner import Serving
@@ -12,8 +12,8 @@ from tests.learner_service.toys import ABORTED, FIRST, LAST, MID, make_coma, row
 SPEC = vector_spec(num_agents=2)
 
 
-def session(n: int = 2, episode: int = 0) -> Session:
-    return Session("w", SPEC, n, 4, np.full(n, episode, np.int64))
+def session(n: int = 2, episode: int = 0) -> EnvSession:
+    return EnvSession("w", SPEC, n, 4, np.full(n, episode, np.int64))
 
 
 def action(n: int, value: int) -> Array:
@@ -26,7 +26,7 @@ def decode(data: bytes) -> list[int]:
     return np.frombuffer(data, np.int32).reshape(-1, 2)[:, 0].tolist()
 
 
-def play(s: Session, rows: list[list[int]], start: int = 0) -> None:
+def play(s: EnvSession, rows: list[list[int]], start: int = 0) -> None:
     for t, types in enumerate(rows, start):
         s.observe(np.array(types, np.uint8))
         s.taken.append(action(s.num_envs, t))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from learner_service.checkpoint.parts import SLOTS
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.serving.slots import SlotTable
 from learner_service.telemetry.progress import Progress
 from shared.rpc import rollout_pb2 as pb
@@ -17,12 +17,12 @@ def table(**options: int) -> SlotTable:
     return SlotTable(False, Progress(), **options)
 
 
-def admit(slots: SlotTable, num_envs: int, first: int) -> Session:
+def admit(slots: SlotTable, num_envs: int, first: int) -> EnvSession:
     hello = pb.Hello(worker_id="w", num_envs=num_envs, preferred_first_slot=first)
     return slots.admit(hello, SPEC)[0]
 
 
-def play(session: Session, episodes: int) -> None:
+def play(session: EnvSession, episodes: int) -> None:
     """Begin this number of episodes in each of its slots."""
     for _ in range(episodes):
         session.observe(np.full(session.num_envs, StepType.FIRST, np.uint8))

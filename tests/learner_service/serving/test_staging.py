@@ -10,7 +10,7 @@ from learner_service.algorithms.mappo import Config, Mappo
 from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.precision import Precision
 from learner_service.serving.packed import Packet
-from learner_service.serving.session import Session
+from learner_service.serving.session import EnvSession
 from learner_service.serving.slot_memory import SlotMemory
 from learner_service.serving.staging import ForwardRows, HostStaging
 from learner_service.storage.rollout_storage import RolloutStorage
@@ -189,8 +189,8 @@ def test_packet_of_given_size_holds_records_and_indices_apart() -> None:
     assert data.all()
 
 
-def session(n: int, first_slot: int) -> Session:
-    return Session("w", FORCES, n, first_slot, np.zeros(n, np.int64))
+def session(n: int, first_slot: int) -> EnvSession:
+    return EnvSession("w", FORCES, n, first_slot, np.zeros(n, np.int64))
 
 
 def test_slot_memory_keeps_recurrent_states_while_it_grows() -> None:
