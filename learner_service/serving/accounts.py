@@ -5,7 +5,7 @@ from typing import Any
 
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.session import Session
-from learner_service.storage.storage import Storage
+from learner_service.storage.storage import UnrollStorage
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
 from shared.spec import EnvSpec
@@ -24,7 +24,7 @@ class Accounts:
         self,
         spec: EnvSpec,
         batcher: DynamicBatcher,
-        storage: Storage[Any],
+        storage: UnrollStorage[Any],
         progress: Progress,
         metrics: LearnerMetrics,
     ) -> None:

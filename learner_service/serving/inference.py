@@ -24,7 +24,8 @@ from learner_service.serving.session import Session
 from learner_service.serving.slot_memory import SlotMemory
 from learner_service.serving.snapshots import Snapshots
 from learner_service.serving.staging import RowTarget
-from learner_service.storage.storage import Storage, Unroll
+from learner_service.storage.storage import UnrollStorage
+from learner_service.storage.unroll import Unroll
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
@@ -72,7 +73,7 @@ class InferenceLoop:
         *,
         spec: EnvSpec,
         batcher: DynamicBatcher,
-        storage: Storage[Any],
+        storage: UnrollStorage[Any],
         snapshots: Snapshots,
         generator: torch.Generator,
         scheduler: EvaluationScheduler,

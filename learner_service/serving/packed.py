@@ -22,8 +22,8 @@ from learner_service.runtime.readback import Readback
 from learner_service.runtime.streams import Fence
 from learner_service.serving.slot_memory import SlotMemory
 from learner_service.serving.staging import HostStaging, RowTarget, Staging, write_rows
-from learner_service.storage.arena import Record
-from learner_service.storage.storage import OBSERVATION, Storage
+from learner_service.storage.storage import UnrollStorage
+from learner_service.storage.unroll import OBSERVATION, Record
 from learner_service.telemetry.copied import Copied
 from shared.process import logger
 from shared.spec import ACTION_MASK
@@ -39,7 +39,7 @@ _MOST_BYTES = 32 << 20  # of rows that graphs are captured for beforehand
 _MAX_GRAPHS = 2 * (_MOST_ROWS // _LEAST_ROWS).bit_length()  # sizes of each of two snapshots
 
 
-def make_staging(storage: Storage[Any], copied: Copied, graphs: Graphs) -> Staging:
+def make_staging(storage: UnrollStorage[Any], copied: Copied, graphs: Graphs) -> Staging:
     """What suits the storage's device.
 
     Args:
@@ -107,7 +107,7 @@ class PackedStaging(Staging):
 
     def __init__(
         self,
-        storage: Storage[Any],
+        storage: UnrollStorage[Any],
         record: Record,
         copied: Copied,
         graphs: Graphs,

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from learner_service.algorithms.base import Policy
 from learner_service.serving.slot_memory import SlotMemory
-from learner_service.storage.storage import OBSERVATION, Unroll
+from learner_service.storage.unroll import OBSERVATION, Unroll
 from shared.timestep import Array, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)

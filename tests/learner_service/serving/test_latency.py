@@ -9,7 +9,7 @@ import torch
 from learner_service.serving.accounts import Accounts
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.latency import ActingTime, LatencyTuner, Limits
-from learner_service.storage.rollout_storage import RolloutStorage
+from learner_service.storage.rollout import RolloutStorage
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
 from shared.config import BatcherConfig, ExperimentConfig, LearnerConfig, load, validate
