@@ -293,17 +293,18 @@ class RolloutStorage(UnrollStorage[Rollout]):
 
     def due(self, version: int, timeout_s: float) -> bool:
         """See Storage: transitions that are too old are dropped here, before the ranks agree."""
-        before, lag = self.dropped, self._max_lag
+        before = self.dropped
         with self._changed:
             decided = self._due_at == version  # more environments may have connected since
             if not decided and not self._changed.wait_for(lambda: self.ready, timeout_s):
                 return False
-            for unroll in self._ready.copy() if lag is not None else ():
-                self.dropped += unroll.drop_older(version - lag)
-                if not unroll.transitions:
-                    self._ready.remove(unroll)
-                    self._ready_envs -= unroll.num_envs - unroll.taken
-                    self._free.setdefault(unroll.num_envs, []).append(unroll)
+            if self._max_lag is not None:
+                for unroll in self._ready.copy():
+                    self.dropped += unroll.drop_older(version - self._max_lag)
+                    if not unroll.transitions:
+                        self._ready.remove(unroll)
+                        self._ready_envs -= unroll.num_envs - unroll.taken
+                        self._free.setdefault(unroll.num_envs, []).append(unroll)
             if due := decided or self.ready:
                 self._due_at = version
         if self.dropped > before:
