@@ -414,10 +414,10 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         return max(c.start_rows, c.batch_size), c.update_interval, c.updates_per_interval
 
     def _due(self, new: int = 0) -> int:
-        """Count the updates due, with new transitions: asked for, and not begun."""
+        """Count the updates due, those for new transitions included, that have not begun."""
         c = self._config
-        rows, updates = self._first_burst
-        bursts = max(0, 1 + (self.inserted + new - rows) // c.update_interval)
+        start, updates = self._first_burst
+        bursts = max(0, 1 + (self.inserted + new - start) // c.update_interval)
         # environments that fail at once bring ABORTED time steps alone
         if bursts and not self._has_transitions:
             with self.turns.take():
@@ -456,7 +456,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
                     batch = self._taken
                 self._updates += 1
                 self._prefetched = None
-                if self._prefetches:  # before this update's errors and the rows that come now
+                if self._prefetches:  # before this update's errors and what is added meanwhile
                     self._before_draw.mark()
                     with torch.cuda.stream(self._stream) if self._stream else nullcontext():
                         self._before_draw.wait()

@@ -166,7 +166,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
             self._resize()
 
     def connect(self, environments: int) -> None:
-        """See Storage. In the sync pipeline those expected alone count: they come before a row."""
+        """See Storage. In the sync pipeline those expected alone count: they come before data."""
         with self._changed:
             self._connected = environments
             self._resize()

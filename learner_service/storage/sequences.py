@@ -42,8 +42,8 @@ class SequenceReplay(ReplayStorage):
     def _sample(self) -> ReplayBatch:
         """Draw sequences; the lock is held."""
         sequences = max(1, round(self._config.batch_size / self.length))
-        row, _ = self._tree.sample(sequences, self._generator)
-        column = row // self.length
+        drawn, _ = self._tree.sample(sequences, self._generator)
+        column = drawn // self.length
         arrays = {
             name: array.index_select(0, column).transpose(0, 1).contiguous()
             for name, array in self._arrays.items()

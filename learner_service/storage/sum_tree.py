@@ -10,7 +10,7 @@ class SumTree:
     """N priorities under sums of 128: a million are three levels.
 
     A draw descends from the root: at each level one cumulative sum over 128 numbers and one search
-    in it, for all rows of the batch at once. Sums are added up again from their 128 parts whenever
+    in it, for the whole batch at once. Sums are added up again from their 128 parts whenever
     one changes, so they do not drift.
 
     Attributes:

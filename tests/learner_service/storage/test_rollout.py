@@ -399,6 +399,34 @@ def test_update_takes_what_the_next_would_find_too_old() -> None:
     assert (taken(batch), s.dropped) == ([[2, 3, 4]], 0)
 
 
+@pytest.mark.parametrize("lag", [1, 2])
+def test_due_update_is_sampled_though_environments_connect(lag: int) -> None:
+    s = storage(length=0, rows=64, lag=lag)
+    s.connect(2)
+    unroll = s.begin(2, 0, 0)
+    s.add(fill(unroll, 0, version=3))
+    assert s.due(3, 0.0)
+    s.connect(40)  # an update wants an unroll of each from now on
+    assert not s.ready
+    stale = s.begin(1, 2, 0)
+    s.add(fill(stale, 50, version=0))
+    assert s.due(3, 0.0)
+    batch = s.sample(3, 0.0)
+    assert batch is not None
+    assert batch.version == [3, 3]
+    assert s.dropped == stale.length
+    assert not s.due(3, 0.0)
+
+
+def test_what_is_dropped_makes_room_before_the_ranks_agree() -> None:
+    s, told = storage(rows=6, lag=0), []
+    s.on_room = lambda: told.append(s.may_begin())
+    s.add(fill(s.begin(2, 0, 0), 0, version=0))
+    assert not s.may_begin()
+    assert not s.due(1, 0.0)
+    assert told == [True]
+
+
 def test_cut_unroll_continues_from_its_memory() -> None:
     s = RolloutStorage(SPEC, 4, 8, 1, CPU, memory_size=1)
     slow = s.begin(1, 0, 0)
