@@ -32,12 +32,12 @@ _FEW = 64  # places beyond four batches, where samples are streamed
 
 @dataclass(frozen=True)
 class CacheChoice:
-    """Where samples of the training split are kept between epochs, and why.
+    """The place of the training split's samples between epochs, and the reason.
 
     Attributes:
         kind: "device": each is sent once; "stream": each is sent in every epoch.
-        reason: as text.
-        places: of the training split; 0: all.
+        reason: text for the log.
+        places: samples of the training split that are kept at once; 0: all.
     """
 
     kind: Cache
@@ -48,12 +48,12 @@ class CacheChoice:
 def choose_cache(
     wanted: Literal["auto", "device", "stream"], spec: SampleSpec, batch_size: int, free: int
 ) -> CacheChoice:
-    """What `supply.cache` asks for, or what fits.
+    """Choose what `supply.cache` asks for, or what fits.
 
     Args:
         wanted: supply.cache.
-        spec: of the samples.
-        batch_size: of an update.
+        spec: spec of the samples.
+        batch_size: samples of an update.
         free: bytes that are free on the device.
 
     Raises:
@@ -114,8 +114,8 @@ class SampleStore(Storage[SampleBatch]):
     `state_dict` to the learner thread.
 
     Attributes:
-        choice: where samples are kept between epochs.
-        census: which classes the masks that came hold.
+        choice: place of the samples between epochs.
+        census: classes that the masks received hold.
     """
 
     def __init__(
@@ -133,14 +133,14 @@ class SampleStore(Storage[SampleBatch]):
         """Set memory aside.
 
         Args:
-            spec: of the samples.
-            batch_size: of an update.
-            seed: of the shuffles.
-            choice: where samples are kept.
-            device: where to.
+            spec: spec of the samples.
+            batch_size: samples of an update.
+            seed: seed of the shuffles.
+            choice: place of the samples.
+            device: device of the memory.
             copied: counts bytes that go to the device.
-            ordered: see Epochs.
-            group: of the learners, each of which has a share of the samples.
+            ordered: order of batches, as in Epochs.
+            group: group of learners, each of which has a share of the samples.
         """
         super().__init__(device)
         self._group, size = group, group.size
@@ -183,7 +183,7 @@ class SampleStore(Storage[SampleBatch]):
         """Keep the samples of a request.
 
         Args:
-            request: what was asked for.
+            request: samples that were asked for.
             arrays: name -> [n, ...] of the samples that are not broken, in the request's order.
             broken: indices of the split that could not be read.
 
@@ -322,7 +322,7 @@ class SampleStore(Storage[SampleBatch]):
         return there.to(self.device, non_blocking=True)
 
     def figures(self) -> dict[str, Any]:
-        """Where the epoch stands, for the log."""
+        """Return the state of the epoch, for the log."""
         epochs = self._epochs
         return {
             "cache": self.choice.kind,
@@ -350,7 +350,7 @@ class SampleStore(Storage[SampleBatch]):
             self._epochs.load_state_dict(state)
 
     def load_parts(self, parts: Sequence[SavedPart], rank: int, size: int) -> None:
-        """See Storage: each rank trains what of its samples none has."""
+        """Continue where each rank trains what of its samples none has."""
         self.load_state_dict(merged_states([part.state for part in parts]))
 
     def split_text(self) -> str:

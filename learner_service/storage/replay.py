@@ -255,13 +255,13 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             max_unrolls_ahead: unrolls of every environment that acting may be ahead of the updates
                 due; None: any number (the caller alternates acting and learning itself).
             device: device of the ring.
-            extras: see Algorithm.
+            extras: name -> shape of the policy's outputs beside the action.
             seed: seed of the sampling.
             team: whether the team's value is learned: what the dead get is then the team's too.
             section: dotted name of the section that `config` is of, for messages.
-            memory_size: see Algorithm; of each column the recurrent state at its first time step is
-                kept.
-            frames: see Algorithm.
+            memory_size: numbers of an agent's recurrent state, kept of each column's first time
+                step.
+            frames: images to stack, if any.
             group: ranks, a replay each; new transitions have the largest priority of all.
             cuda_graph: whether draws and new priorities may be captured; ranks capture none.
 
@@ -393,7 +393,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
                         self._arrays[OBSERVATION + name][start:stop, : self._previous] = frames
                 self._age[start:stop] += 1
                 # New transitions get the largest priority so far; where there is none, 0.
-                begins = is_transition(unroll.arrays["step_type"][:, envs]).T
+                begins = is_transition(self._arrays["step_type"][start:stop].T).T
                 priority = torch.where(begins, self._max_priority, 0.0).flatten()
                 self._tree.set_range(start * self.length, priority)
                 self._changed_chunks.update(range(start // chunk, (stop - 1) // chunk + 1))
@@ -651,7 +651,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         self._changed_chunks = set()
 
     def load_parts(self, parts: Sequence[SavedPart], rank: int, size: int) -> None:
-        """See Storage: columns are dealt by age, and a burst of updates is due here."""
+        """Deal the ranks' columns by age; a burst of updates is due here."""
         state, arrays = deal(parts, rank, size, self._columns, self._chunk_columns)
         self.load_state_dict(state)
         if arrays:
@@ -659,7 +659,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         self._changed_chunks = set(range(-(-self._filled // self._chunk_columns)))
 
     def chunks(self) -> Mapping[int, Callable[[], dict[str, Tensor]]]:
-        """See Storage: runs of columns."""
+        """Return runs of columns that changed since the last call."""
         with self._changed:
             changed, self._changed_chunks = self._changed_chunks, set()
         return {number: partial(self._chunk, number) for number in sorted(changed)}

@@ -136,12 +136,12 @@ class RolloutStorage(UnrollStorage[Rollout]):
             max_policy_lag: updates that a transition may be old when it is learned from; None: any
                 number (the caller alternates acting and learning itself).
             device: device of the unrolls.
-            extras: see Algorithm.
-            memory_size: see Algorithm.
+            extras: name -> shape of the policy's outputs beside the action.
+            memory_size: numbers of an agent's recurrent state.
             unrolls_per_update: unrolls that an update takes, or more if it needs them for its
                 transitions; 0: as many as it needs or, if unrolls are not of a given length, at
                 least one of each environment there is.
-            frames: see Algorithm.
+            frames: images to stack, if any.
         """
         super().__init__(spec, length, device, extras, memory_size, frames)
         self._extras = extras
@@ -166,7 +166,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
             self._resize()
 
     def connect(self, environments: int) -> None:
-        """See Storage. In the sync pipeline those expected alone count: they come before data."""
+        """Note how many environments train; in the sync pipeline those expected alone count."""
         with self._changed:
             self._connected = environments
             self._resize()
@@ -292,7 +292,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
         return self.ready_rows
 
     def due(self, version: int, timeout_s: float) -> bool:
-        """See Storage: transitions that are too old are dropped here, before the ranks agree."""
+        """Drop transitions that are too old, and wait until an update is due; see Storage."""
         before = self.dropped
         with self._changed:
             decided = self._due_at == version  # more environments may have connected since
@@ -370,7 +370,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
     # --- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """See Storage: the unrolls that wait, without what an update has had of them."""
+        """Return the unrolls that wait, without what an update has had of them."""
         with self._changed:
             waiting = list(self._ready)
         saved = []
@@ -388,7 +388,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
         return {"ready": saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Storage; unrolls of arrays that are others now, by changed options, are lost."""
+        """Load unrolls that waited; those whose arrays changed, by options, are lost."""
         for saved in state.get("ready", []):
             length, arrays = saved["rows"], saved["arrays"]
             num_envs = arrays["step_type"].shape[1]

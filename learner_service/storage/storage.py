@@ -22,7 +22,7 @@ from shared.spec import EnvSpec
 
 @dataclass
 class Batch(ABC):
-    """What one update learns from.
+    """Data that one update learns from.
 
     Attributes:
         arrays: name -> array; observations carry the prefix OBSERVATION.
@@ -48,7 +48,7 @@ class Batch(ABC):
 
 @dataclass(frozen=True)
 class SavedPart:
-    """What a rank saved of its storage, for ranks of another number to share.
+    """A rank's saved storage, for another number of ranks to share.
 
     Attributes:
         rank: rank that saved it.
@@ -65,7 +65,7 @@ B = TypeVar("B", bound=Batch)
 
 
 class Storage(ABC, Generic[B]):
-    """What the learner samples batches from.
+    """The learner's source of batches.
 
     Attributes:
         device: device of the batches.
@@ -84,7 +84,7 @@ class Storage(ABC, Generic[B]):
 
     @property
     def chosen(self) -> dict[str, int]:
-        """What was chosen by the environments there are, for the log; empty if nothing is."""
+        """Values chosen by the number of environments, for the log; empty if none are."""
         return {}
 
     @property

@@ -144,7 +144,7 @@ class Arena:
         arrays: name -> [time steps, columns, ...], views of the records where there are some.
         records: [time steps * columns, words] int64, all records; empty where there are none.
         columns: number of columns, column 0 included.
-        grown: how often the memory was moved; what was read from `arrays` before is out of date.
+        grown: number of moves of the memory; views of `arrays` from before are out of date.
     """
 
     def __init__(
