@@ -80,8 +80,8 @@ class Epochs:
                 is a cache.
             ordered: batch k of an epoch is permutation[k * B : (k + 1) * B], broken samples left
                 out, whatever arrives first; else what arrived first is taken first.
-            rank: number of one of several learners, which has every size-th sample of both splits, in
-                the order of the whole permutation.
+            rank: number of one of several learners, which has every size-th sample of both splits,
+                in the order of the whole permutation.
             size: number of learners; more than one begin each epoch together, see `end_epoch`.
         """
         self._rank, self._ranks = rank, size
