@@ -18,7 +18,7 @@ from learner_service.networks.stacked import StackedLinear
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from shared.timestep import StepType
 

@@ -72,7 +72,7 @@ def network_speeds(configs: Sequence[str] = CONFIGS, device: str = "") -> Iterat
             trial = Trial(case, device, precision=precision)
             update = trial.update_ms(_REPEATS, _BUDGET_S)
             act = quantile(Actor(trial, acting).milliseconds(_REPEATS, _BUDGET_S), 0.5)
-            yield Speed(name, device, precision, batch.rows, gflop, update, acting, act)
+            yield Speed(name, device, precision, batch.size, gflop, update, acting, act)
 
 
 def speeds_table(speeds: Sequence[Speed]) -> Table:

@@ -13,7 +13,7 @@ from env_service.sources.source import make_source, read_sample
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.networks.building import build_network, is_stacked
 from learner_service.networks.inputs import InputShape
-from learner_service.storage.rollout_storage import RolloutStorage
+from learner_service.storage.rollout import RolloutStorage
 from learner_service.tools.export import random_observations
 from learner_service.tools.probe import Probe, make_up
 from shared.config import ExperimentConfig, LearnerConfig, PluginConfig
@@ -215,7 +215,7 @@ def _learn(algorithm: Algorithm[Any], spec: EnvSpec) -> dict[str, float]:
             unroll.arrays["step_type"][_EPISODE :: _EPISODE + 1] = int(StepType.LAST)
             unroll.arrays["step_type"][:: _EPISODE + 1] = int(StepType.FIRST)
             storage.add(unroll)
-    batch, _ = storage.sample(0, 0.0)
+    batch = storage.sample(0, 0.0)
     scalars = {name: float(value) for name, value in algorithm.update(batch).items()}
     storage.done(batch)
     for name, value in scalars.items():

@@ -28,11 +28,11 @@ from learner_service.networks.snapshot import publish
 from learner_service.networks.stacked import count_slices
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
-from learner_service.storage.feed import Taken
+from learner_service.storage.storage import Batch
 from shared.config import PluginConfig
 from shared.spec import EnvSpec
 
-B = TypeVar("B", bound=Taken)
+B = TypeVar("B", bound=Batch)
 
 
 class ActorCritic(Algorithm[B], Generic[B]):

@@ -10,7 +10,7 @@ from learner_service.algorithms.minibatches import Rows
 from learner_service.augment import Augment
 from learner_service.networks.inputs import Inputs
 from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 
 Fed = Callable[[dict[str, Tensor], Tensor], tuple[Inputs, Inputs]]
 

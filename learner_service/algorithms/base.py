@@ -26,10 +26,10 @@ from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
 from learner_service.runtime.device import restore_generator
 from learner_service.runtime.memory import learning_from
 from learner_service.runtime.precision import Precision
-from learner_service.storage.feed import Taken
 from learner_service.storage.frames import Frames, find_frames
-from learner_service.storage.rollout_storage import RolloutStorage
-from learner_service.storage.storage import OBSERVATION, Storage
+from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.storage import Batch, UnrollStorage
+from learner_service.storage.unroll import OBSERVATION
 from shared.augmentation import AugmentConfig
 from shared.config import ExperimentConfig, PluginConfig, validate
 from shared.config_text import plain_data
@@ -37,7 +37,7 @@ from shared.errors import ConfigError, SpecError
 from shared.registry import load_plugin, plugin_failures
 from shared.spec import EXPERT_ACTION, Discrete, EnvSpec
 
-B = TypeVar("B", bound=Taken)
+B = TypeVar("B", bound=Batch)
 NEXT = "next/"  # prefix of the arrays of row t + k in an update from a replay
 FOLDER, GROUP = "learner_service.algorithms", "murmur.algorithms"
 _SCALER = "scaler"
@@ -185,7 +185,7 @@ class Algorithm(ABC, Generic[B]):
         """
         return 0.0
 
-    def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> Storage[Any]:
+    def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> UnrollStorage[Any]:
         """Where rows are kept until `update` gets them; this one for learning once from each.
 
         Args:

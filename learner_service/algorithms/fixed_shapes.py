@@ -27,7 +27,7 @@ from learner_service.networks.recurrent import RecurrentState
 from learner_service.runtime.cuda_graph import Captured, Outputs, copy_by_type
 from learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
 from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Discrete
 from shared.timestep import StepType
 

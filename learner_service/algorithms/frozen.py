@@ -11,7 +11,7 @@ from torch import Tensor
 
 from learner_service.algorithms.base import NEXT
 from learner_service.algorithms.options import FROZEN, SHARING
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 from shared.errors import ConfigError
 from shared.spec import AGENT_MASK
 

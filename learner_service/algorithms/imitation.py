@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import ImitationConfig
 from shared.spec import EXPERT_ACTION
 

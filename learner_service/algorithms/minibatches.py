@@ -20,7 +20,7 @@ from learner_service.group.group import ALONE, Group
 from learner_service.networks.inputs import Inputs
 from learner_service.networks.recurrent import RecurrentState
 from learner_service.storage.rollout import Batch, Transitions
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 from shared.spec import AGENT_MASK
 
 

@@ -24,15 +24,15 @@ from learner_service.algorithms.wrapping import Wrapping, WrappingPolicy
 from learner_service.group.group import Group
 from learner_service.networks.building import NORMALISE
 from learner_service.runtime.precision import Precision
-from learner_service.storage.feed import Taken
-from learner_service.storage.replay_batch import ReplayBatch
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.rollout import Rollout
+from learner_service.storage.storage import Batch
+from learner_service.storage.unroll import OBSERVATION
 from shared.errors import ConfigError
 from shared.spec import AGENT_MASK, NO_INPUTS, EnvSpec
 from shared.timestep import StepType
 
-B = TypeVar("B", bound=Taken)
+B = TypeVar("B", bound=Batch)
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
 
@@ -180,12 +180,14 @@ class Normalising(Wrapping[B], Generic[B]):
 
     @override
     def update(self, batch: B) -> dict[str, Tensor]:
-        assert isinstance(batch, Batch | ReplayBatch)
+        assert isinstance(batch, Rollout | ReplayBatch)
         arrays: dict[str, Tensor] = batch.arrays
         changes: dict[str, Any] = {"arrays": arrays}
         kinds, group = arrays.get("step_type"), self._ranks
         # A replay's transitions have their rewards apart.
-        reward = arrays["reward"] if isinstance(batch, Batch) or kinds is not None else batch.reward
+        reward = (
+            arrays["reward"] if isinstance(batch, Rollout) or kinds is not None else batch.reward
+        )
         if self.rewards is not None:
             earned, counted = self._earned(arrays, reward, kinds)
             self.rewards.update(earned, counted, group)

@@ -24,11 +24,9 @@ from learner_service.group.group import Group
 from learner_service.networks.stacked import count_slices
 from learner_service.runtime.cuda_graph import Outputs
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay import ReplayStorage
-from learner_service.storage.replay_batch import ReplayBatch
-from learner_service.storage.replay_config import ReplayConfig
+from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
 from learner_service.storage.sequences import SequenceReplay
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from shared.errors import ConfigError
 from shared.spec import AGENT_MASK, EnvSpec

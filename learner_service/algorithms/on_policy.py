@@ -28,8 +28,8 @@ from learner_service.runtime.cuda_graph import Captured, Outputs
 from learner_service.runtime.precision import Precision
 from learner_service.runtime.streams import Pace
 from learner_service.storage.flight import transitions_in
-from learner_service.storage.joining import lengthened
 from learner_service.storage.rollout import Batch
+from learner_service.storage.unroll import lengthened
 from shared.config import PluginConfig
 from shared.spec import EXPERT_ACTION, EnvSpec
 
@@ -200,7 +200,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         """Units of minibatches that may count: environments, joint rows, or rows of agents."""
         if self.memory_size:
             return batch.arrays["step_type"].shape[1]
-        return batch.rows * (self._spec.num_agents if self._single else 1)
+        return batch.size * (self._spec.num_agents if self._single else 1)
 
     @property
     def _width(self) -> int:

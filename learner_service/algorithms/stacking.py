@@ -9,10 +9,10 @@ from typing_extensions import override
 
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.algorithms.wrapping import Wrapping, WrappingPolicy
-from learner_service.storage.feed import Taken
 from learner_service.storage.frames import Frames
+from learner_service.storage.storage import Batch
 
-B = TypeVar("B", bound=Taken)
+B = TypeVar("B", bound=Batch)
 
 
 class StackingPolicy(WrappingPolicy):

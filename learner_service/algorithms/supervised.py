@@ -22,9 +22,9 @@ from learner_service.algorithms.base import FOLDER, GROUP, Algorithm
 from learner_service.algorithms.options import AlgorithmConfig, shares
 from learner_service.augment.base import Augment
 from learner_service.augment.building import build_augment
+from learner_service.images.samples import SampleBatch
 from learner_service.runtime.memory import learning_from
 from learner_service.runtime.precision import Precision
-from learner_service.storage.sample_batch import SampleBatch
 from learner_service.telemetry.figures import Figures
 from shared.augmentation import AugmentConfig
 from shared.config import ExperimentConfig, validate

@@ -8,11 +8,10 @@ from torch import nn
 from typing_extensions import override
 
 from learner_service.algorithms.base import Algorithm, Policy, Stateful
-from learner_service.storage.feed import Taken
-from learner_service.storage.storage import Storage
+from learner_service.storage.storage import Batch, UnrollStorage
 from shared.spec import EnvSpec
 
-B = TypeVar("B", bound=Taken)
+B = TypeVar("B", bound=Batch)
 
 
 class WrappingPolicy(Policy):
@@ -62,7 +61,7 @@ class Wrapping(Algorithm[B], Generic[B]):
         return self.inner.graph_bytes(rows)
 
     @override
-    def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> Storage[Any]:
+    def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> UnrollStorage[Any]:
         return self.inner.make_storage(spec, max_policy_lag)
 
     @override

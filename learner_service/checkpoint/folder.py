@@ -24,7 +24,7 @@ from learner_service.checkpoint.parts import (
     require_mark,
 )
 from learner_service.group.group import ALONE, Group
-from learner_service.storage.feed import Feed, SavedPart
+from learner_service.storage.storage import SavedPart, Storage
 from learner_service.telemetry.persistent_counters import PersistentCounters
 from shared.errors import CheckpointError, ConfigError
 from shared.process import logger
@@ -50,7 +50,9 @@ class CheckpointFolder:
         self._pending: dict[int, Callable[[], dict[str, Any]]] = {}  # chunks to be written
         self._manifest: dict[str, Any] = {}  # of rank 0, to be written last
 
-    def save(self, state: dict[str, Any], updates: int, storage: Feed[Any] | None = None) -> Path:
+    def save(
+        self, state: dict[str, Any], updates: int, storage: Storage[Any] | None = None
+    ) -> Path:
         """Write update-<n>.pt and what changed of the storage; delete what is beyond the limit.
 
         All ranks of a group call this; the checkpoint counts once rank 0 has written its file.
@@ -84,7 +86,7 @@ class CheckpointFolder:
             failed = error
         require_all(self._group, failed)
 
-    def _save_own(self, state: dict[str, Any], path: Path, storage: Feed[Any] | None) -> None:
+    def _save_own(self, state: dict[str, Any], path: Path, storage: Storage[Any] | None) -> None:
         """Write what is this rank's: all, of one that is alone; of rank 0 all but its manifest."""
         if storage is not None:
             state = {**state, "storage": storage.state_dict()}
@@ -141,7 +143,7 @@ class CheckpointFolder:
             if file.name not in named:
                 file.unlink(missing_ok=True)
 
-    def load_storage(self, path: Path, state: dict[str, Any], storage: Feed[Any]) -> None:
+    def load_storage(self, path: Path, state: dict[str, Any], storage: Storage[Any]) -> None:
         """Give a storage back what was saved with a checkpoint.
 
         Raises:

@@ -6,7 +6,7 @@ from typing import Any
 
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.session import EnvSession
-from learner_service.storage.storage import Storage
+from learner_service.storage.storage import UnrollStorage
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
@@ -30,7 +30,7 @@ class ServingStats:
     def __init__(
         self,
         batcher: DynamicBatcher,
-        storage: Storage[Any],
+        storage: UnrollStorage[Any],
         progress: Progress,
         metrics: LearnerMetrics,
         clock: DeviceClock,

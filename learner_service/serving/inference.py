@@ -17,7 +17,8 @@ from learner_service.serving.league import League
 from learner_service.serving.session import EnvSession
 from learner_service.serving.snapshots import Snapshots
 from learner_service.serving.staging import RowTarget, Staging
-from learner_service.storage.storage import Storage, Unroll
+from learner_service.storage.storage import UnrollStorage
+from learner_service.storage.unroll import Unroll
 from shared.ledger import enter, state
 from shared.timestep import Array
 
@@ -61,7 +62,7 @@ class InferenceLoop:
         self,
         *,
         batcher: DynamicBatcher,
-        storage: Storage[Any],
+        storage: UnrollStorage[Any],
         snapshots: Snapshots,
         staging: Staging,
         evaluator: Evaluator,

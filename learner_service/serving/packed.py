@@ -22,8 +22,8 @@ from learner_service.runtime.readback import Readback
 from learner_service.runtime.streams import Fence
 from learner_service.serving.slot_memory import SlotMemory
 from learner_service.serving.staging import HostStaging, RowTarget, Staging
-from learner_service.storage.arena import Record
-from learner_service.storage.storage import OBSERVATION, Storage
+from learner_service.storage.storage import UnrollStorage
+from learner_service.storage.unroll import OBSERVATION, Record
 from learner_service.telemetry.copied import Copied
 from shared.process import logger
 from shared.spec import ACTION_MASK
@@ -40,7 +40,7 @@ _MAX_GRAPHS = 2 * (_MOST_ROWS // _LEAST_ROWS).bit_length()  # sizes of each of t
 
 
 def make_staging(
-    storage: Storage[Any],
+    storage: UnrollStorage[Any],
     memory_size: int,
     generator: torch.Generator,
     graphs: Graphs,
@@ -118,7 +118,7 @@ class PackedStaging(Staging):
 
     def __init__(
         self,
-        storage: Storage[Any],
+        storage: UnrollStorage[Any],
         generator: torch.Generator,
         memory: SlotMemory | None,
         graphs: Graphs,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from learner_service.serving.evaluation import Evaluation
 from learner_service.serving.opponents import Pairing
-from learner_service.storage.storage import Unroll
+from learner_service.storage.unroll import Unroll
 from shared.codec import ActionCodec
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType, TimeStep

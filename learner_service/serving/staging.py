@@ -16,8 +16,7 @@ from typing_extensions import override
 from learner_service.algorithms.base import Policy
 from learner_service.runtime.cuda_graph import Graphs
 from learner_service.serving.slot_memory import SlotMemory
-from learner_service.storage.arena import DTYPES
-from learner_service.storage.storage import OBSERVATION, Unroll
+from learner_service.storage.unroll import DTYPES, OBSERVATION, Unroll
 from shared.timestep import Array, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)

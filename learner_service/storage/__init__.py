@@ -1,1 +1,1 @@
-"""Where trajectories live: on the learner's device, in wire dtype."""
+"""Unrolls and replays of transitions: on the learner's device, in wire dtype."""

@@ -20,7 +20,7 @@ _NEARLY = 0.85  # two stations as close as this wait for each other's jitter
 
 @dataclass(frozen=True)
 class Speed:
-    """What was measured of a run.
+    """Measured speeds of environments and learner.
 
     Attributes:
         turn_s: seconds from one row of an environment to its next, while learning is not in the
@@ -34,7 +34,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Flight:
-    """How much is in flight; 0, and None for the lag, in what is configured: to be chosen.
+    """Amount of work in flight. Configured: 0, and None for the lag, are to be chosen.
 
     Attributes:
         unroll_steps: L, transitions of an unroll.
@@ -49,13 +49,13 @@ class Flight:
 
 @dataclass(frozen=True)
 class Demand:
-    """What unrolls must fit.
+    """Demands that unrolls must meet.
 
     Attributes:
         rows: T, transitions of an update, all agents in one, at least.
         environments: N, those that train.
         session: environments of the largest session: they are admitted together.
-        max_episode_steps: of the spec; 0: episodes have no end.
+        max_episode_steps: longest episode of the spec, steps; 0: episodes have no end.
         remembers: the policy has a memory.
     """
 
@@ -82,7 +82,7 @@ def unroll_length(
     Args:
         rows: transitions of an update, all agents in one.
         environments: those that act at once; 0 if that is not known.
-        max_episode_steps: of the spec.
+        max_episode_steps: longest episode of the spec, steps.
         remembers: the policy has a memory: an unroll holds an episode if that is not too long,
             since a critic's memory begins with it.
     """
@@ -100,11 +100,11 @@ def unroll_length(
 
 
 def unmeasured(demand: Demand, given: Flight, connected: int) -> Flight:
-    """What the number of environments alone chooses.
+    """Choose what is not configured by the number of environments alone.
 
     Args:
-        demand: what the unrolls must fit; its environments are those that act at once.
-        given: what is configured; it stays.
+        demand: demands on the unrolls, with the environments that act at once.
+        given: configured values, which stay.
         connected: environments of which an update takes an unroll each, at least, where neither
             an unroll's length nor an update's unrolls are configured.
     """
@@ -133,16 +133,16 @@ def useful_environments(speed: Speed, environments: int, session: int = 1) -> in
 
 
 def plan(speed: Speed, demand: Demand, given: Flight) -> Flight:
-    """What keeps the slower of environments and learner busy, with rows as young as possible.
+    """Choose work in flight so that the slower side never waits and data stays fresh.
 
     An update takes one unroll of each environment that is of use: fewer than all where the
     environments bring more than the learner takes. Rows may be one update old: two if both are
     about as fast, so that neither waits whenever the other is late.
 
     Args:
-        speed: what was measured.
-        demand: what the unrolls must fit.
-        given: what is configured; it stays.
+        speed: measured speeds.
+        demand: demands on the unrolls.
+        given: configured values, which stay.
     """
     useful = useful_environments(speed, demand.environments, demand.session)
     steps = demand.max_episode_steps

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from learner_service.storage.arena import DTYPES
+from learner_service.storage.unroll import DTYPES
 from shared.spec import ArraySpec, EnvSpec
 from shared.timestep import StepType
 

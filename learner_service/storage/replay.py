@@ -1,56 +1,227 @@
 """Replay: transitions are kept in a ring on the device and learned from many times.
 
-Unrolls are put as they fill, one column of the ring for each of their environments. A transition
+Unrolls are added as they fill, one column of the ring for each of their environments. A transition
 (o_t, a_t, r, o_{t+k}) is made when it is sampled, k <= n steps long: it ends at the end of its
 episode or of its column, whichever comes first, and is bootstrapped there unless the episode
 terminated. Within it an agent's own rewards end with its life; a team's continue.
 
-`updates_per_interval` updates are due for every `update_interval` rows put.
+`updates_per_interval` updates are due for every `update_interval` transitions added.
 
 On CUDA a draw, and the writing of new priorities, are graphs of a pool of their own. Nothing that
 they give to another graph lies in a pool: a draw ends with a copy to memory set aside for the next
 batch, and another graph copies that to where the update reads it, so that the batch after it can be
-drawn on a second stream meanwhile. Acting's rows wait for a draw, but never for an update.
+drawn on a second stream meanwhile. Acting's writes wait for a draw, but never for an update.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
 from learner_service.group.group import ALONE, Group
-from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
+from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs, copy_all
 from learner_service.runtime.device import restore_generator
+from learner_service.runtime.memory import count, require_room, room
 from learner_service.runtime.readback import to_host
 from learner_service.runtime.streams import Fence
-from learner_service.storage.feed import SavedPart
 from learner_service.storage.frames import Frames
-from learner_service.storage.replay_batch import ReplayBatch
-from learner_service.storage.replay_config import ReplayConfig
-from learner_service.storage.replay_memory import ReplayMemory
-from learner_service.storage.replay_parts import deal
-from learner_service.storage.replay_returns import ReplayReturns
-from learner_service.storage.storage import OBSERVATION, Storage, Unroll
+from learner_service.storage.storage import Batch, SavedPart, UnrollStorage
 from learner_service.storage.sum_tree import SumTree
-from shared.errors import ConfigError
+from learner_service.storage.unroll import OBSERVATION, Unroll, array_bytes, is_transition
+from shared.config import Section
+from shared.errors import ConfigError, ResourceError
 from shared.ledger import enter
+from shared.process import logger
 from shared.spec import AGENT_MASK, EnvSpec
 from shared.timestep import StepType
 
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 _CHUNK_BYTES = 32 << 20  # what is saved as one file
 _MIN_PRIORITY = 1e-5
+_SHARE = 0.8  # of the memory that is free
+# Tensors of a batch that a draw sets, beside its arrays.
+_DRAWN = "reward", "discount", "weight", "index", "age", "largest_weight"
 
 
-class ReplayStorage(Storage[ReplayBatch]):
+class ReplayConfig(Section):
+    """Options of the replay of off-policy algorithms.
+
+    A row is one step of one environment, all its agents. Numbers of rows are of all learners of a
+    run together; each has its share.
+    """
+
+    capacity_rows: int = Field(
+        1_000_000, ge=1, description="rows kept by all learners together; then the oldest go"
+    )
+    capacity_bytes: int = Field(
+        0, ge=0, description="limit on the memory of all learners' replays together; 0: none"
+    )
+    start_rows: int = Field(
+        1000, ge=1, description="rows that all learners together collect before the first update"
+    )
+    batch_size: int = Field(
+        256,
+        ge=0,
+        description="rows of an update, of all learners together; 0: as many as fit the memory and "
+        "the replay",
+    )
+    update_interval: int = Field(
+        64,
+        ge=1,
+        description="rows of all learners together from one burst of updates to the next; smaller: "
+        "more updates",
+    )
+    updates_per_interval: int = Field(1, ge=1, description="updates of a burst")
+    n_step: int = Field(1, ge=1, description="steps of reward before bootstrapping")
+    unroll_steps: int = Field(
+        8,
+        ge=1,
+        description="rows of an environment that are put at once; memory: 1/unroll_steps "
+        "more than capacity_rows",
+    )
+    prioritised: bool = Field(False, description="sample rows of large error more often")
+    alpha: float = Field(0.6, ge=0, le=1, description="prioritised: 0 is uniform, 1 proportional")
+    beta: float = Field(
+        0.4, ge=0, le=1, description="prioritised: how far the bias is corrected at first, 1: all"
+    )
+    beta_updates: int = Field(
+        100_000, ge=1, description="prioritised: updates until beta has grown to 1"
+    )
+    prefetch: bool = Field(
+        True, description="CUDA: gather the next batch on a second stream during an update"
+    )
+
+
+@dataclass
+class ReplayBatch(Batch):
+    """Transitions, B of them; of a SequenceReplay, whose arrays are of sequences, B = L * S.
+
+    Attributes:
+        arrays: name -> [B, ...] at t: observations with the prefix OBSERVATION, action, extras.
+        next_arrays: name -> [B, ...] observations at t + k, with the prefix OBSERVATION.
+        reward: [B, A] discounted sum of r_{t+1} ... r_{t+k}; but for a team, those of an agent that
+            dies end with the step in which it does.
+        discount: [B, A], or [B, 1] for a team or where agents do not die: gamma^k, 0 if the episode
+            or the agent's life ended: the weight of the value at t + k.
+        weight: [B] importance weights, at most 1.
+        index: [B] place of each transition in the ring.
+        age: [B] age of the ring's column, to tell whether it was overwritten meanwhile.
+        td_error: [B] |error| of its values, set by the algorithm: the new priorities.
+        version: empty: any policy's transitions will do.
+        largest_weight: scalar, that weights were divided by.
+        error_memory: [B] memory that td_error is written to, of a batch whose tensors are the
+            memory of all batches in turn, so that graphs read and write them where they are; else
+            None.
+    """
+
+    next_arrays: dict[str, Tensor]
+    reward: Tensor
+    discount: Tensor
+    weight: Tensor
+    index: Tensor
+    age: Tensor
+    td_error: Tensor | None = None
+    largest_weight: Tensor = field(default_factory=lambda: torch.ones(()))
+    error_memory: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """B."""
+        return len(self.index)
+
+    def next_observation(self) -> dict[str, Tensor]:
+        """Return the observations at t + k: name -> [B, ...]."""
+        return {
+            k.removeprefix(OBSERVATION): v
+            for k, v in self.next_arrays.items()
+            if k.startswith(OBSERVATION)
+        }
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "ReplayBatch":
+        """Return a batch with a function applied to every tensor that a draw sets."""
+        drawn: dict[str, Any] = {name: change(getattr(self, name)) for name in _DRAWN}
+        return ReplayBatch(
+            {name: change(x) for name, x in self.arrays.items()},
+            {name: change(x) for name, x in self.next_arrays.items()},
+            **drawn,
+        )
+
+    def copied_to(self, memory: "ReplayBatch | None") -> "ReplayBatch":
+        """Copy what a draw sets to the memory of batches like this one, made if there is none."""
+        if memory is None:
+            errors = torch.zeros(len(self.index), device=self.index.device)
+            return replace(self.changed(torch.clone), error_memory=errors)
+        copy_all(memory._tensors(), self._tensors())
+        return memory
+
+    def _tensors(self) -> list[Tensor]:
+        """List all that a draw sets."""
+        drawn = (getattr(self, name) for name in _DRAWN)
+        return [x for x in (*self.arrays.values(), *self.next_arrays.values(), *drawn) if x.numel()]
+
+
+def n_step_returns(
+    flat: Mapping[str, Tensor],
+    here: Tensor,
+    t: Tensor,
+    gamma: float,
+    n_step: int,
+    length: int,
+    *,
+    mortal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum the rewards of up to n steps that follow time steps of a replay's columns.
+
+    The discount of an agent that dies stays 0, so later rewards and a later life count nothing.
+
+    Args:
+        flat: name -> [columns * (L + 1), ...].
+        here: [B] index of each time step.
+        t: [B] index of each within its column.
+        gamma: discount factor.
+        n_step: number of rewards that are summed, at most.
+        length: L, transitions of one column.
+        mortal: whether an agent's rewards end with its life.
+
+    Returns:
+        [B, A] sums, [B, A] or [B, 1] discount of what follows, and [B] index of what follows.
+    """
+    step_type, there = flat["step_type"], here + 1
+    reward = discount = continues = torch.empty(0)
+    for step in range(1, n_step + 1):
+        if step > 1:
+            beyond = (there + 1).clamp_max(len(step_type) - 1)
+            continues = (step_type[there] != _LAST) & (step_type[beyond] != _ABORTED)
+            continues &= t + step <= length
+            there = torch.where(continues, beyond, there)
+            continues = continues.unsqueeze(1)
+        # The weight of what follows against the reward that leads there: [B, A] or [B, 1].
+        weight = gamma * flat["discount"].index_select(0, there).unsqueeze(1)
+        if mortal:
+            weight = weight * (flat[OBSERVATION + AGENT_MASK].index_select(0, there) != 0)
+        received = flat["reward"].index_select(0, there)
+        if step == 1:
+            reward, discount = received, weight
+        else:
+            reward = reward + torch.where(continues, discount, 0.0) * received
+            discount = torch.where(continues, discount * weight, discount)
+    return reward, discount, there
+
+
+class ReplayStorage(UnrollStorage[ReplayBatch]):
     """See the module. Uniform is prioritised with all priorities equal.
 
-    Attributes, beside those of a Storage:
+    Attributes, beside those of an UnrollStorage:
         graphs: CUDA graphs of draws and priorities.
+        capacity: transitions there is room for.
     """
 
     _prefetched: ReplayBatch | None = None
@@ -78,19 +249,20 @@ class ReplayStorage(Storage[ReplayBatch]):
         """Make an empty replay.
 
         Args:
-            config: its options.
-            spec: the run's spec.
+            config: options.
+            spec: spec of the run.
             gamma: discount factor, for sums over n steps.
-            max_unrolls_ahead: how many unrolls of every environment acting may be ahead of the
-                updates due; None: any (the caller alternates acting and learning itself).
-            device: where rows live.
-            extras: see Algorithm.
-            seed: of the sampling.
+            max_unrolls_ahead: unrolls of every environment that acting may be ahead of the updates
+                due; None: any number (the caller alternates acting and learning itself).
+            device: device of the ring.
+            extras: name -> shape of the policy's outputs beside the action.
+            seed: seed of the sampling.
             team: whether the team's value is learned: what the dead get is then the team's too.
             section: dotted name of the section that `config` is of, for messages.
-            memory_size: see Algorithm; of each column the recurrent state at its first row is kept.
-            frames: see Algorithm.
-            group: of the ranks, a replay each; new rows have the largest priority of all.
+            memory_size: numbers of an agent's recurrent state, kept of each column's first time
+                step.
+            frames: images to stack, if any.
+            group: ranks, a replay each; new transitions have the largest priority of all.
             cuda_graph: whether draws and new priorities may be captured; ranks capture none.
 
         Raises:
@@ -99,28 +271,26 @@ class ReplayStorage(Storage[ReplayBatch]):
             SpecError: if it has it for the ring, but not for a batch beside it.
         """
         super().__init__(spec, config.unroll_steps, device, extras, memory_size, frames)
-        self._config = config
-        self._section = section
-        self._group = group
+        self._config, self._section = config, section
+        self._group, self._gamma = group, gamma
         self._ahead = max_unrolls_ahead
         self._mortal = not team and any(o.name == AGENT_MASK for o in spec.observations)
-        self._returns = ReplayReturns(gamma, config.n_step, self.length, mortal=self._mortal)
         self._require_options()
-        memory = ReplayMemory(config, spec, device, extras, memory_size, section, frames)
-        self._arrays, self._columns = memory.arrays, memory.columns
-        self._stacked, self._previous = memory.stacked, memory.previous
-        self._tree = SumTree(self._columns * self.length, device)
+        self._stacked = [OBSERVATION + image.name for image in frames.images] if frames else []
+        self._previous = frames.depth - 1 if frames else 0  # frames before each column's first
+        self._allocate()
+        self.capacity = self._columns * self.length
+        self._tree = SumTree(self.capacity, device)
         self._age = torch.zeros(self._columns, dtype=torch.long, device=device)
         self._max_priority = torch.ones((), device=device)
         self._generator = torch.Generator(device).manual_seed(seed)
-        self._cursor = 0
-        self._filled = 0
-        self._updates = 0  # columns, columns, updates taken
-        self._peak_open = 0  # environments with an open unroll, at most
-        self._has_transitions = False  # whether there was ever a row to draw
-        self._first_burst = self._rate()[0], 0  # rows put and updates taken where it is due
-        self._chunk_columns = max(1, _CHUNK_BYTES // memory.bytes)
+        self._cursor = self._filled = 0  # columns
+        self._updates = 0  # begun
+        self._has_transitions = False  # whether there was ever one to draw
+        self._first_burst = self._rate()[0], 0  # transitions added and updates where it is due
         self._changed_chunks: set[int] = set()
+        # The power of errors that priorities are; 0: all transitions alike.
+        self._alpha = config.alpha if config.prioritised else 0.0
         self._prefetches = config.prefetch and device.type == "cuda"  # elsewhere it gains nothing
         self._stream = torch.cuda.Stream(device) if self._prefetches else None  # type: ignore[no-untyped-call]
         self._before_draw, self._after_draw = Fence(device), Fence(device)
@@ -142,84 +312,119 @@ class ReplayStorage(Storage[ReplayBatch]):
                 f"{c.unroll_steps}, the longest stretch kept together; raise unroll_steps"
             )
 
-    @property
-    def capacity(self) -> int:
-        """Rows there is room for."""
-        return self._columns * self.length
+    def _allocate(self) -> None:
+        """Set the ring's memory aside; refuse a size that is too small or does not fit."""
+        c, section, device = self._config, self._section, self.device
+        sizes = array_bytes(self._layout)
+        previous = {name: self._previous * (name in self._stacked) for name in sizes}
+        remembered = 1, self.spec.num_agents, self._memory_size  # of each column's first time step
+        column = sum(size * (self.length + 1 + previous[name]) for name, size in sizes.items())
+        column += 4 * math.prod(remembered)
+        columns = -(-c.capacity_rows // c.unroll_steps)
+        if c.capacity_bytes:
+            columns = min(columns, c.capacity_bytes // column)
+        rows = columns * c.unroll_steps
+        for name, wanted in (("start_rows", c.start_rows), ("batch_size", c.batch_size)):
+            if rows < wanted:
+                raise ConfigError(
+                    f"the replay has room for {rows} rows, fewer than {section}.{name}="
+                    f"{wanted}; raise capacity_rows or capacity_bytes, or lower {name}"
+                )
+        free, need = room(device), columns * column
+        if need > free * _SHARE:
+            possible = int(free * _SHARE) // column * c.unroll_steps
+            raise ResourceError(
+                f"a replay of {rows:,} rows takes {need / 2**30:.1f} GiB, more than {_SHARE:.0%} "
+                f"of the {free / 2**30:.1f} GiB that {device} has free; set "
+                f"{section}.capacity_rows to at most {possible}"
+            )
+        count(need)
+        drawn = sum(  # stacks of frames, and those of the observation that follows
+            size * (1 + previous[name]) * (1 + name.startswith(OBSERVATION))
+            for name, size in sizes.items()
+        )
+        # A graph gathers a batch and copies it, and the last one is learned from meanwhile.
+        batches = 2 + c.prefetch if device.type == "cuda" else 1
+        require_room(
+            c.batch_size * drawn * batches,
+            f"a batch of {c.batch_size:,} rows drawn from the replay, each of "
+            f"{drawn:,} bytes with its next observations,",
+            f"lower {section}.batch_size, or observe less (environment.resize, grey)",
+            device,
+        )
+        self._columns, self._chunk_columns = columns, max(1, _CHUNK_BYTES // column)
+        self._arrays = {
+            name: torch.zeros(
+                (columns, self.length + 1 + previous[name], *shape), dtype=dtype, device=device
+            )
+            for name, (shape, dtype) in self._layout.items()
+        }
+        if self._memory_size:
+            self._arrays["memory"] = torch.zeros((columns, *remembered), device=device)
 
-    @override
-    def begin(
-        self, num_envs: int, first_slot: int, sequence: int, filled: Sequence[Unroll] = ()
-    ) -> Unroll:
-        unroll = super().begin(num_envs, first_slot, sequence, filled)
-        open_envs = self._open_envs - sum(u.num_envs for u in filled)
-        self._peak_open = max(self._peak_open, open_envs)
-        return unroll
+    # --- acting
 
     def may_begin(self, filled: Sequence[Unroll] = ()) -> bool:
-        """Whether fewer updates are due than `unrolls` unrolls of every environment bring."""
+        """Tell whether fewer updates are due than `unrolls` unrolls of every environment bring."""
         if self._ahead is None:
             return True
         c = self._config
         with self._changed:
-            bursts = math.ceil(self._ahead * self._peak_open * self.length / c.update_interval)
-            new = sum(u.num_envs * u.rows for u in filled)
+            bursts = math.ceil(self._ahead * self._peak_envs * self.length / c.update_interval)
+            new = sum(u.num_envs * u.transitions for u in filled)
             return self._due(new) <= bursts * c.updates_per_interval
-
-    def _due(self, new: int = 0) -> int:
-        """Updates that the rows put so far, and new ones, ask for and that have not been begun."""
-        c = self._config
-        rows, updates = self._first_burst
-        bursts = max(0, 1 + (self.inserted + new - rows) // c.update_interval)
-        # environments that fail at once bring ABORTED rows alone
-        if bursts and not self._has_transitions:
-            with self.turns.take():
-                self._has_transitions = bool(to_host(self._tree.total) > 0)
-            if not self._has_transitions:
-                return 0
-        return bursts * c.updates_per_interval - (self._updates - updates)
 
     def add(self, unroll: Unroll) -> None:
         """Copy an unroll into the ring, over its oldest columns."""
         assert unroll.full
-        n = unroll.num_envs
+        first, n, chunk = 0, unroll.num_envs, self._chunk_columns
         with self._changed, self.turns.take():
-            self._await_prefetch()
-            done = 0
-            while done < n:
+            self._after_draw.wait()
+            while first < n:  # more than once where the ring begins again, or is smaller
                 start = self._cursor
-                count = min(n - done, self._columns - start)
-                self._put_columns(unroll, done, start, count)
-                self._cursor = (start + count) % self._columns
-                self._filled = max(self._filled, start + count)
-                done += count
+                stop = min(start + n - first, self._columns)
+                envs = slice(first, first + stop - start)
+                for name, kept in self._arrays.items():
+                    values = unroll.arrays[name][:, envs].transpose(0, 1)
+                    kept[start:stop, self._previous * (name in self._stacked) :] = values
+                if self._frames is not None:
+                    previous = self._frames.of_memory(unroll.arrays["memory"][0, envs])
+                    for name, frames in previous.items():
+                        self._arrays[OBSERVATION + name][start:stop, : self._previous] = frames
+                self._age[start:stop] += 1
+                # New transitions get the largest priority so far; where there is none, 0.
+                begins = is_transition(self._arrays["step_type"][start:stop].T).T
+                priority = torch.where(begins, self._max_priority, 0.0).flatten()
+                self._tree.set_range(start * self.length, priority)
+                self._changed_chunks.update(range(start // chunk, (stop - 1) // chunk + 1))
+                self._cursor = stop % self._columns
+                self._filled = max(self._filled, stop)
+                first = envs.stop
+            self._open.remove(unroll)
             self._open_envs -= n
-            self.inserted += n * unroll.rows
-            self._give_back(unroll)
+            self._free.setdefault(n, []).append(unroll)
+            self.inserted += n * unroll.transitions
             self._changed.notify_all()
 
-    def _put_columns(self, unroll: Unroll, first: int, start: int, count: int) -> None:
-        """Environments first ... of an unroll, to columns start ... of the ring."""
-        stop = start + count
-        columns = slice(first, first + count)
-        for name, kept in self._arrays.items():
-            rows = unroll.arrays[name][:, columns].transpose(0, 1)
-            kept[start:stop, self._previous * (name in self._stacked) :] = rows
-        if self._frames is not None:
-            previous = self._frames.of_memory(unroll.arrays["memory"][0, columns])
-            for name, frames in previous.items():
-                self._arrays[OBSERVATION + name][start:stop, : self._previous] = frames
-        self._age[start:stop] += 1
-        # New rows get the largest priority so far, those without a transition none.
-        priority = torch.where(self._acted(start, stop), self._max_priority, 0.0)
-        self._tree.set_range(start * self.length, priority)
-        chunk = self._chunk_columns
-        self._changed_chunks.update(range(start // chunk, (stop - 1) // chunk + 1))
+    # --- learning
 
-    def _acted(self, start: int, stop: int) -> Tensor:
-        """[rows] whether a transition begins there: not at LAST, ABORTED or what led to ABORTED."""
-        step_type = self._arrays["step_type"][start:stop]
-        return ((step_type[:, :-1] < _LAST) & (step_type[:, 1:] != _ABORTED)).flatten()
+    def _rate(self) -> tuple[int, int, int]:
+        """Return what the count of updates due follows from, beside the transitions added."""
+        c = self._config
+        return max(c.start_rows, c.batch_size), c.update_interval, c.updates_per_interval
+
+    def _due(self, new: int = 0) -> int:
+        """Count the updates due, those for new transitions included, that have not begun."""
+        c = self._config
+        start, updates = self._first_burst
+        bursts = max(0, 1 + (self.inserted + new - start) // c.update_interval)
+        # environments that fail at once bring ABORTED time steps alone
+        if bursts and not self._has_transitions:
+            with self.turns.take():
+                self._has_transitions = bool(to_host(self._tree.root.sum()) > 0)
+            if not self._has_transitions:
+                return 0
+        return bursts * c.updates_per_interval - (self._updates - updates)
 
     @property
     @override
@@ -228,44 +433,47 @@ class ReplayStorage(Storage[ReplayBatch]):
 
     @property
     def ready_rows(self) -> int:
-        """Rows in the ring."""
+        """Transitions in the ring."""
         return self._filled * self.length
 
-    def sample(self, version: int, timeout_s: float) -> tuple[ReplayBatch | None, int]:
+    def sample(self, version: int, timeout_s: float) -> ReplayBatch | None:
         """Sample, if an update is due; see Storage. Nothing is ever too old.
 
         On CUDA what the batch holds is overwritten by the next call.
         """
-        self._draw.prepare(self._weighted_by())
+        self._draw.prepare({"beta": self._beta} if self._config.prioritised else {})
         self._take.prepare({})
         with self._changed:
             if not self._changed.wait_for(lambda: self.ready, timeout_s):
-                return None, 0
+                return None
             enter("sample")
             with self.turns.take():
-                self._await_prefetch()
+                self._after_draw.wait()
                 batch = self._prefetched or self._next_batch()
                 if self.graphs.enabled and self._prefetches:
                     self._take({})
                     assert self._taken is not None
                     batch = self._taken
                 self._updates += 1
-                self._prefetched = self._prefetch() if self._prefetches else None
-        return batch.fresh(), 0
+                self._prefetched = None
+                if self._prefetches:  # before this update's errors and what is added meanwhile
+                    self._before_draw.mark()
+                    with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+                        self._before_draw.wait()
+                        self._prefetched = self._next_batch()
+                        self._after_draw.mark()
+        return replace(batch, td_error=None)
 
     def _next_batch(self) -> ReplayBatch:
-        """Draw a batch."""
-        if self.device.type == "cuda" and self._config.prioritised:
+        """Draw a batch, by a graph if draws are captured."""
+        c = self._config
+        if self.device.type == "cuda" and c.prioritised:
             self._beta.fill_(self._beta_now)
         if not self.graphs.enabled:
             return self._sample()
-        self._draw(self._weighted_by())
+        self._draw({"beta": self._beta} if c.prioritised else {})
         assert self._drawn is not None
         return self._drawn
-
-    def _weighted_by(self) -> dict[str, Tensor]:
-        """What a captured draw reads beside the ring."""
-        return {"beta": self._beta} if self._config.prioritised else {}
 
     @property
     def _beta_now(self) -> float:
@@ -275,83 +483,19 @@ class ReplayStorage(Storage[ReplayBatch]):
     @torch.no_grad()
     def _draw_ahead(self, _: Mapping[str, Tensor]) -> Outputs:
         """Draw to the memory of drawn batches; captured."""
-        batch = self._sample()
-        if self._drawn is None:
-            self._drawn = batch.lasting()
-        else:
-            self._drawn.copy_(batch)
+        self._drawn = self._sample().copied_to(self._drawn)
         return {}
 
     @torch.no_grad()
     def _take_drawn(self, _: Mapping[str, Tensor]) -> Outputs:
         """Copy what was drawn to where it is learned from; captured."""
         assert self._drawn is not None
-        if self._taken is None:
-            self._taken = self._drawn.lasting()
-        else:
-            self._taken.copy_(self._drawn)
-        return {}
-
-    def _prefetch(self) -> ReplayBatch:
-        """The next update's batch, drawn before this one's errors and the rows that come now."""
-        if self._stream is None:
-            return self._next_batch()
-        self._before_draw.mark()
-        with torch.cuda.stream(self._stream):
-            self._before_draw.wait()
-            batch = self._next_batch()
-            self._after_draw.mark()
-        return batch
-
-    def _await_prefetch(self) -> None:
-        """Let what the current stream does from here on come after the prefetch."""
-        if self._prefetches:
-            self._after_draw.wait()
-
-    def done(self, batch: ReplayBatch) -> None:
-        """Set new priorities, but for rows that were overwritten since.
-
-        Where a row has none, no transition begins there now: it was overwritten while a checkpoint
-        was written, after its batch had been saved. An error that is not finite sets none.
-        """
-        if self._config.prioritised:
-            if batch.td_error is None:
-                raise ValueError("a prioritised replay needs the algorithm to set td_error")
-            error = batch.td_error.detach()
-            if batch.error_memory is not None and batch.td_error is not batch.error_memory:
-                error = batch.error_memory.copy_(error)
-            given = {"td_error": error, "index": batch.index, "age": batch.age}
-            if self._group.size > 1:
-                given["largest"] = self._priorities(error)[1]
-                self._group.largest_([given["largest"]])
-            self._prioritise.prepare(given)
-            with self._changed, self.turns.take():
-                self._await_prefetch()
-                self._prioritise(given)
-        self.on_room()
-
-    def _priorities(self, td_error: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Priorities [B] of errors, the largest that is finite, and which ones are."""
-        priority = (td_error + _MIN_PRIORITY) ** self._alpha
-        finite = priority.isfinite()
-        return priority, torch.where(finite, priority, 0.0).max(), finite
-
-    @torch.no_grad()
-    def _set_priorities(self, given: Mapping[str, Tensor]) -> Outputs:
-        """Set those of a batch's rows; captured. The lock is held."""
-        priority, largest, finite = self._priorities(given["td_error"])
-        index = given["index"]
-        same = self._age[index // self.length] == given["age"]
-        kept = self._tree.leaves[index]
-        changed = same & (kept > 0) & finite
-        self._tree.set(index, torch.where(changed, priority, kept))
-        largest = given.get("largest", largest)
-        self._max_priority.copy_(torch.maximum(self._max_priority, largest))
+        self._taken = self._drawn.copied_to(self._taken)
         return {}
 
     @torch.no_grad()
     def _sample(self) -> ReplayBatch:
-        """The lock is held."""
+        """Draw transitions; the lock is held."""
         c, length = self._config, self.length
         index, probability = self._tree.sample(c.batch_size, self._generator)
         column, t = index // length, index % length
@@ -360,8 +504,10 @@ class ReplayStorage(Storage[ReplayBatch]):
             for name, array in self._arrays.items()
             if name not in self._stacked
         }
-        here = index + column  # columns have a row more than transitions
-        reward, discount, there = self._returns(flat, here, t)
+        here = index + column  # columns have a time step more than transitions
+        reward, discount, there = n_step_returns(
+            flat, here, t, self._gamma, c.n_step, length, mortal=self._mortal
+        )
         arrays = {
             name: array.index_select(0, here)  # faster than array[here]
             for name, array in flat.items()
@@ -393,9 +539,62 @@ class ReplayStorage(Storage[ReplayBatch]):
             arrays, next_arrays, reward, discount, weight, index, age, largest_weight=largest
         )
 
+    def done(self, batch: ReplayBatch) -> None:
+        """Set new priorities, but for transitions that were overwritten since.
+
+        Where a time step has none, no transition begins there now: it was overwritten while a
+        checkpoint was written, after its batch had been saved. An error that is not finite sets
+        none.
+        """
+        if self._config.prioritised:
+            if batch.td_error is None:
+                raise ValueError("a prioritised replay needs the algorithm to set td_error")
+            error = batch.td_error.detach()
+            if batch.error_memory is not None and batch.td_error is not batch.error_memory:
+                error = batch.error_memory.copy_(error)
+            given = {"td_error": error, "index": batch.index, "age": batch.age}
+            if self._group.size > 1:
+                given["largest"] = self._priorities(error)[1]
+                self._group.largest_([given["largest"]])
+            self._prioritise.prepare(given)
+            with self._changed, self.turns.take():
+                self._after_draw.wait()
+                self._prioritise(given)
+        self.on_room()
+
+    def _priorities(self, td_error: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return priorities [B] of errors, the largest that is finite, and which ones are."""
+        priority = (td_error + _MIN_PRIORITY) ** self._alpha
+        finite = priority.isfinite()
+        return priority, torch.where(finite, priority, 0.0).max(), finite
+
+    @torch.no_grad()
+    def _set_priorities(self, given: Mapping[str, Tensor]) -> Outputs:
+        """Set those of a batch; captured. The lock is held."""
+        priority, largest, finite = self._priorities(given["td_error"])
+        index = given["index"]
+        same = self._age[index // self.length] == given["age"]
+        kept = self._tree.leaves[index]
+        changed = same & (kept > 0) & finite
+        self._tree.set(index, torch.where(changed, priority, kept))
+        largest = given.get("largest", largest)
+        self._max_priority.copy_(torch.maximum(self._max_priority, largest))
+        return {}
+
+    # --- checkpoints
+
     @override
     def state_dict(self) -> dict[str, Any]:
         with self._changed, self.turns.take():
+            prefetched = None
+            if self._prefetched is not None:
+                # No other draw could give it again: transitions and errors came since. Ages
+                # restart with a resumed run: of what was overwritten, the batch has none.
+                self._after_draw.wait()
+                batch = self._prefetched
+                same = self._age[batch.index // self.length] == batch.age
+                batch = replace(batch, td_error=None, age=torch.where(same, 0, -1))
+                prefetched = {k: x for k, x in vars(batch).items() if k != "error_memory"}
             state = {
                 "columns": self._columns,
                 "length": self.length,
@@ -409,32 +608,9 @@ class ReplayStorage(Storage[ReplayBatch]):
                 "priorities": self._tree.leaves[: self._filled * self.length].clone(),
                 "max_priority": self._max_priority.clone(),
                 "generator": self._generator.get_state(),
-                "prefetched": self._saved_prefetch(),
+                "prefetched": prefetched,
             }
         return to_host(state)
-
-    def _saved_prefetch(self) -> dict[str, Any] | None:
-        """The batch drawn ahead: no other draw could give it again, for rows and errors came since.
-
-        Ages restart with a resumed run: a row of the batch that was overwritten has none.
-        """
-        if self._prefetched is None:
-            return None
-        self._await_prefetch()
-        batch = self._prefetched.fresh()
-        same = self._age[batch.index // self.length] == batch.age
-        batch.age = torch.where(same, 0, -1)
-        return {name: x for name, x in vars(batch).items() if name != "error_memory"}
-
-    def _rate(self) -> tuple[int, int, int]:
-        """What the count of updates due follows from, beside the rows put."""
-        c = self._config
-        return max(c.start_rows, c.batch_size), c.update_interval, c.updates_per_interval
-
-    @property
-    def _alpha(self) -> float:
-        """The power of errors that priorities are; without priorities 0: all rows alike."""
-        return self._config.alpha if self._config.prioritised else 0.0
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Storage.
@@ -469,13 +645,13 @@ class ReplayStorage(Storage[ReplayBatch]):
         shape = self._config.batch_size, self.spec.num_agents if self._mortal else 1
         drawn_alike = alpha == self._alpha
         if prefetched is not None and drawn_alike and prefetched["discount"].shape == shape:
-            self._prefetched = ReplayBatch(**prefetched).to(self.device)
+            self._prefetched = ReplayBatch(**prefetched).changed(lambda x: x.to(self.device))
             if self.graphs.enabled:
-                self._prefetched = self._drawn = self._prefetched.lasting()
+                self._prefetched = self._drawn = self._prefetched.copied_to(None)
         self._changed_chunks = set()
 
     def load_parts(self, parts: Sequence[SavedPart], rank: int, size: int) -> None:
-        """See Storage: rows are dealt by age, and a burst of updates is due here."""
+        """Deal the ranks' columns by age; a burst of updates is due here."""
         state, arrays = deal(parts, rank, size, self._columns, self._chunk_columns)
         self.load_state_dict(state)
         if arrays:
@@ -483,7 +659,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._changed_chunks = set(range(-(-self._filled // self._chunk_columns)))
 
     def chunks(self) -> Mapping[int, Callable[[], dict[str, Tensor]]]:
-        """See Storage: runs of columns."""
+        """Return runs of columns that changed since the last call."""
         with self._changed:
             changed, self._changed_chunks = self._changed_chunks, set()
         return {number: partial(self._chunk, number) for number in sorted(changed)}
@@ -502,6 +678,64 @@ class ReplayStorage(Storage[ReplayBatch]):
         for name, array in arrays.items():
             self._arrays[name][start:stop] = array.to(self.device)
         # Columns that were overwritten while the chunks were saved are newer than the priorities.
+        begins = is_transition(self._arrays["step_type"][start:stop].T).T.flatten()
         priorities = self._tree.leaves[start * self.length : stop * self.length]
-        priorities = torch.where(self._acted(start, stop), priorities, 0.0)
-        self._tree.set_range(start * self.length, priorities)
+        self._tree.set_range(start * self.length, torch.where(begins, priorities, 0.0))
+
+
+def deal(
+    parts: Sequence[SavedPart], rank: int, size: int, columns: int, chunk_columns: int
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Deal every size-th column of all parts, by age: what was added last is overwritten last.
+
+    Args:
+        parts: saved replays with the same arrays; some may be empty.
+        rank: rank that gets its share.
+        size: number of learners.
+        columns: number of columns it has room for; the oldest are lost where that is too few.
+        chunk_columns: columns of each saved chunk.
+
+    Returns:
+        what `ReplayStorage.state_dict` would return of the rank's replay, and its columns.
+    """
+    of_parts = []
+    for at, part in enumerate(parts):
+        filled, total = part.state["filled"], part.state["columns"]
+        oldest = part.state["cursor"] if filled == total else 0
+        place = (oldest + np.arange(filled)) % total
+        of_parts.append(np.stack([np.full(filled, at), place, np.arange(filled, 0, -1)]))
+    part_number, source, age = np.concatenate(of_parts, 1)  # age 1: the newest
+    order = np.lexsort((part_number, -age))[rank::size]
+    lost = max(0, len(order) - columns)
+    part_number, source = part_number[order[lost:]], source[order[lost:]]
+    count, first = len(source), parts[0].state
+    length = first["length"]
+    priorities = torch.zeros(count, length)
+    arrays: dict[str, Tensor] = {}
+    for at, part in enumerate(parts):
+        target = np.flatnonzero(part_number == at)
+        columns_here = source[target]
+        priorities[target] = part.state["priorities"].view(-1, length)[columns_here]
+        for number, read in sorted(part.chunks.items()):
+            chunk, start = read(), number * chunk_columns
+            inside = (columns_here >= start) & (columns_here < start + len(chunk["step_type"]))
+            for name, array in chunk.items():
+                if name not in arrays:
+                    arrays[name] = torch.zeros((count, *array.shape[1:]), dtype=array.dtype)
+                arrays[name][target[inside]] = array[columns_here[inside] - start]
+    if lost:
+        logger.warning("%d rows of the replay have no room here", lost * length)
+    generators = {part.rank: part.state["generator"] for part in parts}
+    state = {
+        **first,
+        "columns": columns,
+        "inserted": sum(part.state["inserted"] for part in parts) // size,
+        "rate": None,  # another than this rank's: a burst is due
+        "cursor": count % columns,
+        "filled": count,
+        "priorities": priorities.flatten(),
+        "max_priority": max(part.state["max_priority"] for part in parts),
+        "generator": generators.get(rank, torch.empty(0, dtype=torch.uint8)),
+        "prefetched": None,
+    }
+    return state, arrays

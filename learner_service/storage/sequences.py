@@ -7,20 +7,19 @@ recurrent state that acting had at their first step ("stored state"), and learne
 
 import torch
 
-from learner_service.storage.replay import ReplayStorage
-from learner_service.storage.replay_batch import ReplayBatch
+from learner_service.storage.replay import ReplayBatch, ReplayStorage
 from shared.errors import ConfigError
 
 
 class SequenceReplay(ReplayStorage):
-    """Draws whole columns of the ring: unrolls, with the recurrent state at their first row.
+    """Draws whole columns of the ring: unrolls, with the recurrent state at their first step.
 
     A batch's `arrays` are then [L + 1, S, ...], `memory` [1, S, A, H]; it has as many sequences S
-    as make `batch_size` rows. A column is drawn in proportion to its transitions.
+    as make `batch_size` transitions. A column is drawn in proportion to its transitions.
     """
 
     def _require_options(self) -> None:
-        """See ReplayStorage; refuses what is of single rows."""
+        """See ReplayStorage; refuses what is of single transitions."""
         c = self._config
         for name, value, only in (
             ("prioritised", c.prioritised, False),
@@ -41,10 +40,10 @@ class SequenceReplay(ReplayStorage):
 
     @torch.no_grad()
     def _sample(self) -> ReplayBatch:
-        """The lock is held."""
+        """Draw sequences; the lock is held."""
         sequences = max(1, round(self._config.batch_size / self.length))
-        row, _ = self._tree.sample(sequences, self._generator)
-        column = row // self.length
+        drawn, _ = self._tree.sample(sequences, self._generator)
+        column = drawn // self.length
         arrays = {
             name: array.index_select(0, column).transpose(0, 1).contiguous()
             for name, array in self._arrays.items()

@@ -1,4 +1,4 @@
-"""Sampling in proportion to priorities, all on the device, no Python loop over rows."""
+"""Sampling in proportion to priorities, all on the device, no Python loop over them."""
 
 import torch
 from torch import Tensor
@@ -7,21 +7,25 @@ _BRANCHES = 128
 
 
 class SumTree:
-    """Priorities of N rows under sums of 128: a million rows are three levels.
+    """N priorities under sums of 128: a million are three levels.
 
     A draw descends from the root: at each level one cumulative sum over 128 numbers and one search
-    in it, for all rows of the batch at once. Sums are added up again from their 128 parts whenever
+    in it, for the whole batch at once. Sums are added up again from their 128 parts whenever
     one changes, so they do not drift.
+
+    Attributes:
+        leaves: [N] priorities; a view, to read.
+        root: [128] sums of all priorities, in as many parts; a view, to read.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        """All priorities are zero.
+        """Make a tree of priorities that are zero.
 
         Args:
-            size: N, rows.
-            device: where the priorities live.
+            size: N, number of priorities.
+            device: device of the priorities.
         """
-        self.size = size
+        number = size
         self._levels: list[Tensor] = []  # leaves first
         while True:
             blocks = -(-size // _BRANCHES)
@@ -29,22 +33,13 @@ class SumTree:
             if blocks == 1:
                 break
             size = blocks
-
-    @property
-    def leaves(self) -> Tensor:
-        """[N] priorities; a view, to read."""
-        return self._levels[0][: self.size]
-
-    @property
-    def total(self) -> Tensor:
-        """Sum of all priorities, a scalar on the device."""
-        return self._levels[-1].sum()
+        self.leaves, self.root = self._levels[0][:number], self._levels[-1]
 
     def set(self, index: Tensor, priority: Tensor) -> None:
         """Set priorities.
 
         Args:
-            index: [M] int64; where a row comes twice, the larger priority counts.
+            index: [M] int64; where an index comes twice, the larger priority counts.
             priority: [M] float32, >= 0.
         """
         leaves = self._levels[0]
@@ -55,7 +50,7 @@ class SumTree:
             above[index] = below.view(-1, _BRANCHES)[index].sum(1)
 
     def set_range(self, start: int, priority: Tensor) -> None:
-        """Set the priorities of rows start, start + 1, ...: [M] float32."""
+        """Set the priorities at start, start + 1, ...: [M] float32."""
         self._levels[0][start : start + len(priority)] = priority
         stop = start + len(priority)
         for below, above in zip(self._levels, self._levels[1:], strict=False):
@@ -63,17 +58,17 @@ class SumTree:
             above[start:stop] = below.view(-1, _BRANCHES)[start:stop].sum(1)
 
     def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw rows with probability proportional to priority, one from each of `count` strata.
+        """Draw indices in proportion to their priority, one from each of `count` strata.
 
         Schaul, Quan, Antonoglou, Silver 2016, "Prioritized Experience Replay", appendix B.2.1
-        (arXiv:1511.05952). Rows of priority zero are never drawn; the total must not be zero.
+        (arXiv:1511.05952). Those of priority zero are never drawn; the total must not be zero.
 
         Returns:
-            [count] int64 rows and [count] their probabilities.
+            [count] int64 indices, and [count] their probabilities.
         """
         device = self._levels[0].device
-        total = self.total
-        # float64: float32 has but sixteen numbers for each of a million rows.
+        total = self.root.sum()
+        # float64: float32 has but sixteen numbers for each of a million.
         left = torch.rand(count, generator=generator, device=device, dtype=torch.float64)
         left = (torch.arange(count, device=device) + left) * (total.double() / count)
         index: Tensor | None = None
@@ -85,7 +80,7 @@ class SumTree:
                 sums = blocks.cumsum(1, dtype=torch.float64).index_select(0, index)
             else:
                 sums = blocks.index_select(0, index).cumsum(1, dtype=torch.float64)
-            # Rounding must not carry a draw past the last row that has any priority.
+            # Rounding must not carry a draw past the last that has any priority.
             left = torch.minimum(left, sums[..., -1] * (1 - 1e-9))
             at = left if index is None else left.unsqueeze(1)
             branch = torch.searchsorted(sums, at, right=True)

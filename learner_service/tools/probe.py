@@ -12,14 +12,15 @@ import torch
 from learner_service.algorithms.base import Algorithm, build_algorithm, grown
 from learner_service.algorithms.supervised import build_supervised, supervised_config
 from learner_service.checkpoint import CheckpointFolder, saved_spec
+from learner_service.images.samples import SampleBatch
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE, Graphs
 from learner_service.runtime.device import select_device
 from learner_service.runtime.memory import limited
 from learner_service.runtime.precision import Precision
 from learner_service.runtime.readback import to_host
-from learner_service.storage.rollout_storage import RolloutStorage
-from learner_service.storage.sample_batch import SampleBatch
-from learner_service.storage.storage import OBSERVATION, Storage, Unroll
+from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.storage import UnrollStorage
+from learner_service.storage.unroll import OBSERVATION, Unroll
 from shared.config import ExperimentConfig
 from shared.samples import SampleSpec
 from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Discrete, EnvSpec
@@ -58,7 +59,7 @@ class Probe:
                 config.algorithm, spec, config.network, precision, device, 0, config.augment
             )
             self._algorithm.graphs.enabled &= config.learner.cuda_graph
-            self.storage: Storage[Any] = self._algorithm.make_storage(spec, None)
+            self.storage: UnrollStorage[Any] = self._algorithm.make_storage(spec, None)
         self._envs = _MOST_ENVS
         if isinstance(self.storage, RolloutStorage):
             self.storage.expect(config.total_envs)
@@ -76,12 +77,12 @@ class Probe:
             unroll = self.storage.begin(self._envs, 0, 0)
             make_up(unroll, self._spec)
             self.storage.add(unroll)
-            rows += unroll.num_envs * unroll.rows
+            rows += unroll.num_envs * unroll.transitions
         return rows
 
     def update(self) -> None:
         """Make an update that is due."""
-        batch, _ = self.storage.sample(0, 0.0)
+        batch = self.storage.sample(0, 0.0)
         assert batch is not None
         scalars = self._algorithm.update(batch)
         self.storage.done(batch)

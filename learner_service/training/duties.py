@@ -13,7 +13,7 @@ from learner_service.serving.evaluation import Evaluation, EvaluationScheduler
 from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
 from learner_service.serving.snapshots import Snapshots
-from learner_service.storage.feed import Feed, Taken
+from learner_service.storage.storage import Batch, Storage
 from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
@@ -43,7 +43,7 @@ class Duties(Protocol):
     def begin(self, learner: "Learner") -> None:
         """The learner is there; no update was made yet."""
 
-    def learning(self, batch: Taken) -> AbstractContextManager[None]:
+    def learning(self, batch: Batch) -> AbstractContextManager[None]:
         """Around an update."""
 
     def publish(self, version: int) -> None:
@@ -74,7 +74,7 @@ class ActingDuties:
         self,
         config: ExperimentConfig,
         algorithm: Algorithm[Any],
-        storage: Feed[Any],
+        storage: Storage[Any],
         snapshots: Snapshots,
         checkpoints: CheckpointFolder,
         scheduler: EvaluationScheduler,
@@ -120,7 +120,7 @@ class ActingDuties:
             self._offer_evaluation()
 
     @contextmanager
-    def learning(self, batch: Taken) -> Iterator[None]:
+    def learning(self, batch: Batch) -> Iterator[None]:
         """See Duties."""
         self._inference.during_update(True)
         yield

@@ -9,10 +9,9 @@ import numpy as np
 
 from learner_service.algorithms.supervised import Supervised, SupervisedConfig
 from learner_service.group.group import ALONE, Group
-from learner_service.storage.epochs import TRAIN, VALID
-from learner_service.storage.feed import Taken
-from learner_service.storage.sample_batch import SampleBatch
-from learner_service.storage.samples import SampleStore
+from learner_service.images.epochs import TRAIN, VALID
+from learner_service.images.samples import SampleBatch, SampleStore
+from learner_service.storage.storage import Batch
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics
@@ -90,18 +89,18 @@ class EpochDuties:
         self._learner, self._epochs = learner, self._progress.epochs
 
     @contextmanager
-    def learning(self, batch: Taken) -> Iterator[None]:
+    def learning(self, batch: Batch) -> Iterator[None]:
         """See Duties."""
         assert isinstance(batch, SampleBatch)
         yield
         p, group = self._progress, self._group
-        own = {"ends": float(batch.ends_epoch), "rows": float(batch.rows)}
+        own = {"ends": float(batch.ends_epoch), "rows": float(batch.size)}
         together = group.agree(own, "sum")
         if group.size > 1 and together["ends"] == group.size:
             self._store.end_epoch()
         assert self._learner is not None
-        self._learner.rounds.count(batch.rows, round(together["rows"]))
-        p.env_steps_received += batch.rows
+        self._learner.rounds.count(batch.size, round(together["rows"]))
+        p.env_steps_received += batch.size
         p.epochs = self._store.epoch
 
     def publish(self, version: int) -> None:

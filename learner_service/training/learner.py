@@ -18,9 +18,9 @@ from learner_service.group.checksum import require_same
 from learner_service.group.group import ALONE, Group
 from learner_service.runtime.readback import Readback, to_host
 from learner_service.runtime.streams import enter_stream
-from learner_service.storage.feed import Feed, Taken
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.rollout import Rollout
+from learner_service.storage.storage import Batch, Storage
+from learner_service.storage.unroll import OBSERVATION
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics
@@ -55,7 +55,7 @@ class Learner:
         self,
         config: ExperimentConfig,
         algorithm: Algorithm[Any],
-        storage: Feed[Any],
+        storage: Storage[Any],
         checkpoints: CheckpointFolder,
         duties: Duties,
         progress: Progress,
@@ -104,7 +104,8 @@ class Learner:
         self._skipped_in_a_row, self._told_of_skips = 0, -math.inf
         self._scaler_skipped = 0.0  # steps, in this process
         self._outliers_said: set[str] = set()
-        self._inserted, self._save_due = storage.inserted, False
+        self._inserted, self._dropped = storage.inserted, storage.dropped
+        self._save_due = False
         self._logged = self._saved = time.monotonic()
         self._report = Report(log, progress, metrics, storage, clock, duties, self.rounds)
         duties.begin(self)
@@ -128,8 +129,9 @@ class Learner:
         """Wait for rows, learn from them, publish; then see to logs, checkpoints, evaluations."""
         version = self._progress.updates
         before = enter("wait_rows")
-        batch, dropped = self._take(version, timeout_s)
-        if dropped:
+        batch = self._take(version, timeout_s)
+        if dropped := self._storage.dropped - self._dropped:
+            self._dropped += dropped
             self._progress.drop("lag", dropped)
             self._metrics.counter("rows_dropped", reason="lag").inc(dropped)
         updated = False
@@ -141,23 +143,23 @@ class Learner:
         if before is not None:
             enter(before)
 
-    def _take(self, version: int, timeout_s: float) -> tuple[Taken | None, int]:
-        """The rows of an update, and how many were dropped; no rows unless all ranks have some."""
+    def _take(self, version: int, timeout_s: float) -> Batch | None:
+        """Sample the batch of an update; None unless all ranks have one."""
         if self.rounds.alone:
             return self._storage.sample(version, timeout_s)
-        ready, dropped = self._storage.due(version, timeout_s)
+        ready = self._storage.due(version, timeout_s)
         limit = 60 * self._config.run.max_minutes
         if not self.rounds.meet(
             ready=ready,
             log_due=time.monotonic() - self._logged >= self._config.learner.log_every_s,
             time_up=bool(limit) and self._progress.seconds >= limit,
         ):
-            return None, dropped
-        batch, more = self._storage.sample(version, 0.0)
+            return None
+        batch: Batch | None = self._storage.sample(version, 0.0)
         assert batch is not None, "due() said so"
-        return batch, dropped + more
+        return batch
 
-    def _update(self, batch: Taken, version: int) -> bool:
+    def _update(self, batch: Batch, version: int) -> bool:
         """Learn from a batch and publish; returns whether that was possible.
 
         An update after which a loss or a weight is not finite is undone: no action comes from it.
@@ -173,7 +175,7 @@ class Learner:
             scalars = self._algorithm.update(batch)
             scalars |= {**self._algorithm.precision_scalars(), _TOTAL: self._last_finite.total()}
             enter("synchronize")
-            counted = [batch.env_steps()] if isinstance(batch, Batch) else []
+            counted = [batch.env_steps()] if isinstance(batch, Rollout) else []
             on_device = torch.stack([x.float() for x in (*scalars.values(), *counted)])
             values = self._read(self._averaged(on_device, len(counted))).tolist()  # one wait
         losses = dict(zip(scalars, values, strict=False))
@@ -201,7 +203,7 @@ class Learner:
         self._check_weights()
         return True
 
-    def _draw_distributions(self, batch: Taken) -> None:
+    def _draw_distributions(self, batch: Batch) -> None:
         """Every tracking.histograms_every_updates: the only wait for the device of their own."""
         every, log = self._config.tracking.histograms_every_updates, self._log
         if log is None or not every or self._progress.updates % every:
@@ -240,7 +242,7 @@ class Learner:
             return
         require_same(self._group, self._last_finite.named_weights(), f"update {updates}", to_host)
 
-    def _skip(self, batch: Taken, why: str) -> None:
+    def _skip(self, batch: Batch, why: str) -> None:
         """Count an update that was undone, log it and keep the batch that led to it.
 
         Raises:
@@ -250,8 +252,8 @@ class Learner:
         p.updates_skipped += 1
         self._metrics.counter("updates_skipped").inc()
         if not self._storage.inserted:  # rows of a replay are drawn again
-            p.drop("skipped", batch.rows)
-            self._metrics.counter("rows_dropped", reason="skipped").inc(batch.rows)
+            p.drop("skipped", batch.size)
+            self._metrics.counter("rows_dropped", reason="skipped").inc(batch.size)
         self._skipped_in_a_row += 1
         ends, now = self._skipped_in_a_row > limit, time.monotonic()
         if not ends and now - self._told_of_skips < _TELL_EVERY_S:
@@ -302,15 +304,15 @@ class Learner:
                 text,
             )
 
-    def _note_update(self, batch: Taken, version: int, took: float) -> None:
+    def _note_update(self, batch: Batch, version: int, took: float) -> None:
         m, p = self._metrics, self._progress
-        p.rows_trained += batch.rows
-        m.counter("rows_trained").inc(batch.rows)
+        p.rows_trained += batch.size
+        m.counter("rows_trained").inc(batch.size)
         m.counter("updates").inc()
         m.gauge("policy_version").set(p.updates)
         m.histogram("update_seconds").observe(took)
         self._report.note_update(took)
-        self.on_update(batch.rows, took)
+        self.on_update(batch.size, took)
         if lags := [version - v for v in batch.version]:
             p.policy_lag = sum(lags) / len(lags)
             for lag in set(lags):

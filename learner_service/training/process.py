@@ -14,7 +14,7 @@ from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.group import ALONE, Group
 from learner_service.runtime.device import require_compiler, select_device
 from learner_service.runtime.memory import limited
-from learner_service.storage.feed import Feed
+from learner_service.storage.storage import Storage
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.device_info import describe_device, device_text, keep_device
 from learner_service.telemetry.gpu import Gpu
@@ -170,7 +170,7 @@ class RunProcess(ABC):
         self,
         config: ExperimentConfig,
         algorithm: Algorithm[Any],
-        feed: Feed[Any],
+        feed: Storage[Any],
         duties: Duties,
         state: Callable[[], dict[str, Any]],
         num_agents: int,

@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import torch
 
-from learner_service.storage.feed import Feed
+from learner_service.storage.storage import Storage
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress, ProgressLog
@@ -26,7 +26,7 @@ class Report:
         log: ProgressLog | None,
         progress: Progress,
         metrics: LearnerMetrics,
-        storage: Feed[Any],
+        storage: Storage[Any],
         clock: DeviceClock,
         duties: Duties,
         rounds: Rounds,

@@ -38,8 +38,8 @@ from learner_service.serving.slots import SlotTable
 from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.flight import Flight
 from learner_service.storage.replay import ReplayStorage
-from learner_service.storage.rollout_storage import RolloutStorage
-from learner_service.storage.storage import Storage
+from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.storage import UnrollStorage
 from learner_service.tools.batch_size import fit_batch_size
 from learner_service.tools.precision import in_precision
 from learner_service.tools.probe import update_seconds
@@ -243,12 +243,12 @@ class Run(RunProcess):
         if "league" in state and not self._serve_only:
             self._league.load_state_dict(state["league"], load_opponent)
 
-    def _make_storage(self, spec: EnvSpec, algorithm: Algorithm[Any]) -> Storage[Any]:
+    def _make_storage(self, spec: EnvSpec, algorithm: Algorithm[Any]) -> UnrollStorage[Any]:
         """The algorithm's storage, with the rows that the checkpoint holds."""
         if self._serve_only:  # no row is ever put: it stays empty, and a replay would be in the way
             return RolloutStorage(spec, 1, 1, None, self.device)
         c = self._config
-        storage: Storage[Any] = algorithm.make_storage(
+        storage: UnrollStorage[Any] = algorithm.make_storage(
             spec, None if self._sync else c.learner.policy_lag
         )
         if isinstance(storage, RolloutStorage):
@@ -286,7 +286,7 @@ class Run(RunProcess):
         spec: EnvSpec,
         algorithm: Algorithm[Any],
         generator: torch.Generator,
-        storage: Storage[Any],
+        storage: UnrollStorage[Any],
         snapshots: Snapshots,
     ) -> None:
         """Build the learner; in the async pipeline it has a thread of its own."""
@@ -330,7 +330,9 @@ class Run(RunProcess):
 
         self._threads.append(self._thread("learner", learn))
 
-    def _measure(self, algorithm: Algorithm[Any], storage: Storage[Any], learner: Learner) -> None:
+    def _measure(
+        self, algorithm: Algorithm[Any], storage: UnrollStorage[Any], learner: Learner
+    ) -> None:
         """Let the first updates choose what of the work in flight is not configured."""
         any_lag = self._config.learner.max_policy_lag is None
         is_open = any_lag or not (algorithm.unroll_length and algorithm.unrolls_per_update)

@@ -12,12 +12,12 @@ from learner_service.algorithms.supervised import (
     supervised_config,
 )
 from learner_service.checkpoint import load_algorithm, saved_source, source_text
+from learner_service.images.samples import CacheChoice, SampleStore, choose_cache
 from learner_service.networks.dense import dense_plugin
 from learner_service.runtime.memory import free_bytes, room
 from learner_service.runtime.precision import Precision
 from learner_service.serving.evaluation import check_best_metric
 from learner_service.serving.supply import SupplyDesk
-from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
 from learner_service.tools.probe import supervised_update_seconds
 from learner_service.training.epoch_duties import EpochDuties
 from learner_service.training.process import RunProcess

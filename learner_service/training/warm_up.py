@@ -7,7 +7,7 @@ from learner_service.algorithms.base import algorithm_config
 from learner_service.group.group import ALONE, Group
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.storage.flight import Flight, Speed
-from learner_service.storage.rollout_storage import RolloutStorage
+from learner_service.storage.rollout import RolloutStorage
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError

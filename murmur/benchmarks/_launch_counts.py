@@ -133,7 +133,7 @@ def count_update(pretend: Any, config: Any, updates: int) -> tuple[dict[str, int
             meter = Meter(machine, threading.current_thread().name)
             scalars = update(batch)
             own.update(meter.read())
-            own["rows"] = whole["rows"] = batch.rows
+            own["rows"] = whole["rows"] = batch.size
             return scalars
 
         def counted_done(batch: Any) -> None:

@@ -14,7 +14,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 
 from learner_service.algorithms.masac import Config, Masac
 from learner_service.runtime.adam import Adam
-from learner_service.storage.replay_batch import ReplayBatch
+from learner_service.storage.replay import ReplayBatch
 
 
 class AgentNetworks:

@@ -30,7 +30,7 @@ from learner_service.group.group import ALONE, Group
 from learner_service.networks import toom_cook
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 from murmur.benchmarks.effort import Effort
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK

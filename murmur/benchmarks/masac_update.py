@@ -25,8 +25,8 @@ from learner_service.algorithms.masac import Config, Masac
 from learner_service.group.group import ALONE, Group
 from learner_service.runtime.device import keep_freed_memory
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay_batch import ReplayBatch
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.unroll import OBSERVATION
 from murmur.benchmarks._masac_loop import MasacLoop
 from murmur.benchmarks.effort import Effort
 from shared.config import PluginConfig

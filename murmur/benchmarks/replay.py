@@ -12,9 +12,7 @@ from typing import Any
 import psutil
 import torch
 
-from learner_service.storage.replay import ReplayStorage
-from learner_service.storage.replay_batch import ReplayBatch
-from learner_service.storage.replay_config import ReplayConfig
+from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
 from murmur.benchmarks.effort import Effort
 from shared.spec import ArraySpec, Continuous, EnvSpec
 
@@ -43,7 +41,7 @@ def _measure(device: torch.device, rows: int, repeats: int) -> dict[str, float]:
     error = torch.rand(_BATCH, device=device)
 
     def take() -> ReplayBatch:
-        batch, _ = storage.sample(0, 0.0)
+        batch = storage.sample(0, 0.0)
         assert batch is not None
         batch.td_error = error
         return batch

@@ -23,10 +23,10 @@ from env_service.sessions.call import Call
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.supply import SupplySession
 from env_service.watchdog.heartbeat import Heartbeat
+from learner_service.images.samples import CacheChoice, SampleStore
 from learner_service.serving.admission import Admission
 from learner_service.serving.server import RolloutServer
 from learner_service.serving.supply import SupplyDesk
-from learner_service.storage.samples import CacheChoice, SampleStore
 from learner_service.telemetry.copied import Copied
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config import ExperimentConfig, LearnerConfig, validate
@@ -395,7 +395,7 @@ class Server:
 
     def train(self) -> None:
         """Take a batch if there is one: once an epoch each sample, with the bytes that came."""
-        batch, _ = self._store.sample(0, 0.0)
+        batch = self._store.sample(0, 0.0)
         if batch is None:
             return
         trained = self._trained.setdefault(batch.epoch, [])

@@ -19,8 +19,7 @@ from learner_service.serving.league import League
 from learner_service.serving.packed import PackedStaging, make_staging
 from learner_service.serving.session import EnvSession
 from learner_service.serving.snapshots import Snapshots
-from learner_service.storage.arena import Arena
-from learner_service.storage.storage import row_layout
+from learner_service.storage.unroll import Arena, time_step_layout
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
@@ -57,7 +56,7 @@ class Serving:
         self.snapshots = Snapshots(algorithm.make_policy, 0, CPU)
         self.storage = algorithm.make_storage(spec, None)
         if records:
-            layout = row_layout(spec, algorithm.extras)
+            layout = time_step_layout(spec, algorithm.extras)
             firsts = {name: ((a, h), torch.float32) for name, (a, h) in self._firsts().items()}
             outputs = ("action", *algorithm.extras)
             self.storage.arena = Arena(layout, firsts, CPU, records=outputs)
@@ -151,7 +150,7 @@ class Serving:
 
     def _learn(self) -> bool:
         while self.storage.ready:
-            batch, _ = self.storage.sample(0, 0.0)
+            batch = self.storage.sample(0, 0.0)
             assert batch is not None
             self.algorithm.update(batch)
             self.snapshots.publish(self.algorithm.publish, 0)

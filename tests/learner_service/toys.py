@@ -11,8 +11,9 @@ from env_service.environment import VectorEnvironment
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.algorithms.coma import Coma, Config
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay_batch import ReplayBatch
-from learner_service.storage.rollout import OBSERVATION, Batch
+from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.rollout import Batch
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from shared.spec import (
     ACTION_MASK,
@@ -227,7 +228,7 @@ def play_and_learn(
                 break
             storage.add(unroll)
             while storage.ready:
-                batch, _ = storage.sample(0, 0.0)
+                batch = storage.sample(0, 0.0)
                 algorithm.update(batch)
                 algorithm.publish(policy)
                 storage.done(batch)

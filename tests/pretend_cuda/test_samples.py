@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.images.samples import CacheChoice, SampleStore
 from learner_service.runtime.streams import enter_stream
-from learner_service.storage.samples import CacheChoice, SampleStore
 from learner_service.telemetry.copied import Copied
 from learner_service.training.supervised import SupervisedRun
 from shared.config import ExperimentConfig, validate
@@ -51,7 +51,7 @@ def test_samples_are_clean_on_the_device(places: int) -> None:
             enter_stream(device)
             batches = []
             while samples.epoch < 2:
-                batch, _ = samples.sample(0, 0.1)
+                batch = samples.sample(0, 0.1)
                 if batch is not None:
                     batches.append(batch)
                     samples.done(batch)

@@ -10,9 +10,9 @@ from learner_service.algorithms.base import Algorithm, algorithm_config, build_a
 from learner_service.group.group import ALONE, Group
 from learner_service.networks.stacked import Sharing
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay_batch import ReplayBatch
+from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import Batch, transitions
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.toys import ABORTED, CPU, FIRST, MID, random_batch, random_transitions

@@ -13,8 +13,7 @@ from learner_service.algorithms.segmentation import cross_entropy, dice_loss
 from learner_service.group.group import ALONE, Group
 from learner_service.networks.inputs import Inputs
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay import ReplayStorage
-from learner_service.storage.replay_config import ReplayConfig
+from learner_service.storage.replay import ReplayConfig, ReplayStorage
 from shared.config import PluginConfig
 from shared.errors import ConfigError
 from shared.spec import ArraySpec, Discrete, EnvSpec
@@ -81,7 +80,7 @@ def _largest_priority(group: Group) -> tuple[float, list[float]]:
         unroll.arrays["step_type"][:] = MID
         unroll.cursor = 5
         storage.add(unroll)
-        batch, _ = storage.sample(0, 0.0)
+        batch = storage.sample(0, 0.0)
         assert batch is not None
         batch.td_error = torch.full((4,), [1.0, 7.0][group.rank])
         storage.done(batch)

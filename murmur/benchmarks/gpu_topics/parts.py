@@ -63,7 +63,7 @@ class Trial:
     def sample(self) -> Any:  # noqa: ANN401 - a batch of any storage
         """Return a batch of synthetic rows."""
         self.probe.fill()
-        batch, _ = self.probe.storage.sample(0, 0.0)
+        batch = self.probe.storage.sample(0, 0.0)
         assert batch is not None
         return batch
 

@@ -221,9 +221,9 @@ def updates(context: Context) -> dict[str, Value]:
         before, failed = trial.calls()
         captures, seconds = trial.captures()
         trial.probe.fill()
-        batch, _ = trial.probe.storage.sample(0, 0.0)
+        batch = trial.probe.storage.sample(0, 0.0)
         assert batch is not None
-        yield f"{case.name}: environment rows of it", batch.rows
+        yield f"{case.name}: environment rows of it", batch.size
         trial.algorithm.update(batch)
         trial.probe.storage.done(batch)
         replays = trial.calls()[0] - before

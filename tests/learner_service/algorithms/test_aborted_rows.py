@@ -9,7 +9,8 @@ from learner_service.algorithms.coma import Config as ComaConfig
 from learner_service.algorithms.mappo import Config as MappoConfig
 from learner_service.algorithms.mappo import Mappo
 from learner_service.runtime.precision import Precision
-from learner_service.storage.rollout import OBSERVATION, Batch
+from learner_service.storage.rollout import Batch
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from tests.learner_service.toys import ABORTED, CPU, FIRST, clone, random_batch, vector_spec
 

@@ -16,7 +16,7 @@ from learner_service.augment.base import Augment
 from learner_service.runtime.cuda_graph import WARM_UP_CALLS
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from shared.timestep import StepType
 from tests.learner_service.algorithms.test_captured_updates import tensors

@@ -16,7 +16,7 @@ from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayStorage
-from learner_service.storage.storage import OBSERVATION, Unroll
+from learner_service.storage.unroll import OBSERVATION, Unroll
 from shared.augmentation import AugmentConfig
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
@@ -135,7 +135,7 @@ def learned(
         torch.manual_seed(7)
         while len(losses) < UPDATES:
             put(storage, 2 + len(losses) % 4)
-            batch, _ = storage.sample(0, 0.0)
+            batch = storage.sample(0, 0.0)
             assert batch is not None
             losses.append({k: float(v) for k, v in algorithm.update(batch).items()})
             storage.done(batch)
@@ -189,7 +189,7 @@ def test_an_update_launches_little_beside_its_graphs(name: str) -> None:
         for update in range(8):
             put(storage, 1 + update)
             cuda.launches.clear()
-            batch, _ = storage.sample(0, 0.0)
+            batch = storage.sample(0, 0.0)
             assert batch is not None
             algorithm.update(batch)
             storage.done(batch)

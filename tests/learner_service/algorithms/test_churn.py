@@ -21,8 +21,8 @@ from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.runtime.cuda_graph import WARM_UP_CALLS
 from learner_service.runtime.precision import Precision
 from learner_service.storage.flight import Speed
-from learner_service.storage.rollout_storage import RolloutStorage
-from learner_service.storage.storage import Unroll
+from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.unroll import Unroll
 from shared.config import PluginConfig
 from shared.config_text import plain_data
 from shared.spec import ArraySpec, Discrete, EnvSpec
@@ -178,7 +178,7 @@ class Simulation:
     def _learn(self) -> None:
         if self._learning or not self._storage.ready:
             return
-        batch, _ = self._storage.sample(self._version, 0.0)
+        batch = self._storage.sample(self._version, 0.0)
         self._wake()
         if batch is None:
             return

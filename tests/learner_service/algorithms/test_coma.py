@@ -18,8 +18,8 @@ from learner_service.algorithms.returns import clipped_surrogate, lambda_returns
 from learner_service.networks.distributions import sample
 from learner_service.networks.inputs import CriticInputs, InputOptions
 from learner_service.runtime.precision import Precision
-from learner_service.storage.rollout import OBSERVATION, Batch, transitions
-from learner_service.storage.rollout_storage import RolloutStorage
+from learner_service.storage.rollout import Batch, RolloutStorage, transitions
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from shared.errors import ConfigError, SpecError
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, EnvSpec
@@ -168,7 +168,7 @@ def test_a_closed_unroll_ends_with_an_action_of_the_policy(recurrent: int) -> No
     full = storage.begin(1, 1, 2)  # another one, which has all four steps
     full.cursor = 5
     storage.add(full)
-    both, _ = storage.sample(0, 0)
+    both = storage.sample(0, 0)
     assert both is not None
     batch = Batch({k: v[:, :1] for k, v in both.arrays.items()}, [0])
     rows = coma._prepare(batch)
@@ -585,7 +585,7 @@ def play_and_learn(coma: Coma, game: MatrixGame, updates: int) -> tuple[list[flo
             assert again == 0
             storage.add(unroll)
             while storage.ready:
-                batch, _ = storage.sample(0, 0)
+                batch = storage.sample(0, 0)
                 assert batch is not None
                 losses.append(float(coma.update(batch)["critic_loss"]))
                 storage.done(batch)

@@ -16,8 +16,9 @@ from learner_service.algorithms.base import Algorithm, Policy, algorithm_options
 from learner_service.algorithms.mappo import Mappo
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay_batch import ReplayBatch
-from learner_service.storage.rollout import OBSERVATION, Batch
+from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.rollout import Batch
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.reference_layers import looped, stacked_layers
@@ -329,7 +330,7 @@ def weights_after(case: Case, kind: int, value: float) -> list[Tensor]:
     unroll.cursor = 7
     storage.add(unroll)
     for _ in range(3):
-        taken, _ = storage.sample(0, 0)
+        taken = storage.sample(0, 0)
         if taken is not None:
             algorithm.update(taken)
             storage.done(taken)

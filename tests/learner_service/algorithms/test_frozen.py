@@ -12,7 +12,7 @@ from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.algorithms.frozen import FrozenAgents
 from learner_service.checkpoint import load_algorithm
 from learner_service.runtime.precision import Precision
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import ExperimentConfig, PluginConfig, validate
 from shared.errors import CheckpointError, ConfigError
 from shared.spec import AGENT_MASK, EnvSpec

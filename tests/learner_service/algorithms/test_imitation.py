@@ -14,7 +14,7 @@ from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.algorithms.imitation import advice, end_in_time
 from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.runtime.precision import Precision
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import ImitationConfig, PluginConfig
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, EXPERT_ACTION, ArraySpec, EnvSpec

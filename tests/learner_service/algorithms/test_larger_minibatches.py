@@ -12,7 +12,7 @@ from learner_service.algorithms.minibatches import Pass
 from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.algorithms.options import OnPolicyCriticConfig
 from learner_service.runtime.precision import Precision
-from learner_service.storage.rollout_storage import RolloutStorage
+from learner_service.storage.rollout import RolloutStorage
 from learner_service.tools.probe import Probe
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ConfigError

@@ -17,8 +17,8 @@ from env_service.envs.matrix import MatrixGame
 from learner_service.algorithms.maddpg import Actions, Config, Maddpg, gumbel_softmax
 from learner_service.algorithms.off_policy import rows_of
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay import OBSERVATION
-from learner_service.storage.replay_batch import ReplayBatch
+from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from shared.errors import ConfigError, SpecError
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
@@ -211,7 +211,7 @@ def plain_update(agents: list[PlainAgent], maddpg: Maddpg, batch: ReplayBatch) -
 
     def alive_mask(observation: dict[str, Tensor], i: int) -> Tensor:
         alive = observation.get(AGENT_MASK)
-        return torch.ones(batch.rows) if alive is None else alive[:, i].float()
+        return torch.ones(batch.size) if alive is None else alive[:, i].float()
 
     action = list(maddpg._actions.encode(batch.arrays["action"]).unbind(1))
     with torch.no_grad():

@@ -17,8 +17,8 @@ from learner_service.algorithms.returns import sharing_agents
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.distributions import ILLEGAL, Categorical, Normal, explore
 from learner_service.runtime.precision import Precision, clip_gradients
-from learner_service.storage.rollout import OBSERVATION, Batch
-from learner_service.storage.rollout_storage import RolloutStorage
+from learner_service.storage.rollout import Batch, RolloutStorage
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
@@ -472,7 +472,7 @@ def play_and_learn(
                 break
             storage.add(unroll)
             while storage.ready:
-                batch, _ = storage.sample(0, 0.0)
+                batch = storage.sample(0, 0.0)
                 assert batch is not None
                 mappo.update(batch)
                 mappo.publish(policy)

@@ -29,9 +29,8 @@ from learner_service.algorithms.masac import (
 )
 from learner_service.networks.distributions import SquashedNormal
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay_batch import ReplayBatch
-from learner_service.storage.replay_config import ReplayConfig
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.replay import ReplayBatch, ReplayConfig
+from learner_service.storage.unroll import OBSERVATION
 from murmur.benchmarks._masac_loop import AgentNetworks, MasacLoop
 from murmur.benchmarks.masac_update import count_operations
 from shared.config import PluginConfig
@@ -340,7 +339,7 @@ def test_weights_and_td_errors() -> None:
     options = {"share_parameters": False, "gamma": 0.5}
     masac, unweighted = make(spec, **options), make(spec, **options)
     batch = batch_for(spec)
-    batch.discount = torch.zeros(batch.rows, 1)  # all terminal: the target is the reward
+    batch.discount = torch.zeros(batch.size, 1)  # all terminal: the target is the reward
     with torch.no_grad():
         action = batch.arrays["action"]
         joint = masac._joint_inputs(batch.observation(), action)
@@ -594,7 +593,7 @@ def train(masac: Masac, environment: VectorEnvironment, steps: int, seed: int = 
                 break
             storage.add(unroll)
             while storage.ready:
-                batch, _ = storage.sample(0, 0.0)
+                batch = storage.sample(0, 0.0)
                 assert batch is not None
                 masac.update(batch)
                 masac.publish(policy)

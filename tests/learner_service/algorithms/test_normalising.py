@@ -19,7 +19,7 @@ from learner_service.algorithms.returns import sharing_agents
 from learner_service.algorithms.running_moments import RunningMoments
 from learner_service.checkpoint import spec_text
 from learner_service.runtime.precision import Precision
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 from learner_service.tools.export import export_policy
 from shared.augmentation import AugmentConfig
 from shared.config import ExperimentConfig, PluginConfig, validate

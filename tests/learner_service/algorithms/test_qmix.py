@@ -16,8 +16,8 @@ from learner_service.algorithms.off_policy import rows_of
 from learner_service.algorithms.qmix import Config, Mixer, Qmix
 from learner_service.networks.inputs import StateInputs
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay import OBSERVATION
-from learner_service.storage.replay_batch import ReplayBatch
+from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from shared.errors import SpecError
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, Discrete, EnvSpec
@@ -213,7 +213,7 @@ def test_only_who_mixes_learns_of_rewards_after_an_agents_death(mixer: str) -> N
     unroll.cursor = 5
     storage.add(unroll)
     storage._tree.set_range(1, torch.zeros(3))  # row 0 alone is drawn
-    batch, _ = storage.sample(0, 0.0)
+    batch = storage.sample(0, 0.0)
     assert batch is not None
     target = qmix._target(qmix._of_rows(rows_of(batch)))[0].tolist()
     # 1 + 1/2 + 1/4 + 1/8 = 1.875, then 1/16 of the value 2.
@@ -231,7 +231,7 @@ def test_only_who_mixes_learns_of_rewards_after_an_agents_death(mixer: str) -> N
 
 def plain_loss(qmix: Qmix, batch: ReplayBatch) -> Tensor:
     """The loss row by row and agent by agent, with each agent's weights taken out of the stack."""
-    c, rows, agents = qmix._config, batch.rows, batch.reward.shape[1]
+    c, rows, agents = qmix._config, batch.size, batch.reward.shape[1]
 
     def q(values: nn.Module, observation: dict[str, Tensor], b: int, a: int) -> Tensor:
         w1, b1, w2, b2 = (p[a if len(p) > 1 else 0] for p in values.agents.parameters())  # type: ignore[union-attr, operator]

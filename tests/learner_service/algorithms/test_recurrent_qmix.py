@@ -13,9 +13,9 @@ from learner_service.algorithms.base import build_algorithm
 from learner_service.algorithms.qmix import Qmix
 from learner_service.networks.recurrent import Recurrent, RecurrentState
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay_batch import ReplayBatch
+from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.sequences import SequenceReplay
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec
@@ -48,15 +48,14 @@ def sequences(qmix: Qmix, rows: int) -> tuple[SequenceReplay, ReplayBatch]:
             serving.exchange((player, random_row(random, serving.spec, kinds)))
         storage = serving.storage
         assert isinstance(storage, SequenceReplay)
-        batch, dropped = storage.sample(0, 0.0)
+        batch = storage.sample(0, 0.0)
         assert batch is not None
-        assert dropped == 0
         return storage, batch
 
 
 def test_a_batch_has_whole_sequences_with_their_stored_state() -> None:
     storage, batch = sequences(make(vector_spec()), rows=41)
-    assert batch.rows == 16
+    assert batch.size == 16
     assert batch.arrays["step_type"].shape == (5, 4)  # 16 rows in sequences of 4
     assert batch.arrays["memory"].shape == (1, 4, 2, WIDTH)
     column = batch.index.view(4, 4)[0] // 4

@@ -11,7 +11,7 @@ from learner_service.algorithms.base import build_algorithm
 from learner_service.networks.layers import LayersConfig, linear_layers
 from learner_service.networks.stacked import StackedLayerNorm, StackedLinear
 from learner_service.runtime.precision import Precision
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK
 from tests.learner_service.algorithms.test_contract import make_spec, rollout

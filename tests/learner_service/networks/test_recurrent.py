@@ -186,7 +186,7 @@ def two_sessions(serving: Serving, rows: int) -> list[Batch]:
             serving.exchange(mine)
     batches = []
     while serving.storage.ready:
-        batch, _ = serving.storage.sample(0, 0.0)
+        batch = serving.storage.sample(0, 0.0)
         assert batch is not None
         batches.append(batch)
     return batches

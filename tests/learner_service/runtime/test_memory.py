@@ -22,9 +22,8 @@ from learner_service.runtime.memory import (
 )
 from learner_service.runtime.precision import Precision
 from learner_service.storage.frames import find_frames
-from learner_service.storage.replay import ReplayStorage
-from learner_service.storage.replay_config import ReplayConfig
-from learner_service.storage.rollout_storage import RolloutStorage
+from learner_service.storage.replay import ReplayConfig, ReplayStorage
+from learner_service.storage.rollout import RolloutStorage
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ResourceError, SpecError
 from shared.samples import SampleSpec

@@ -9,7 +9,7 @@ import torch
 from learner_service.serving.accounts import ServingStats
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.latency import ActingTime, LatencyTuner, Limits
-from learner_service.storage.rollout_storage import RolloutStorage
+from learner_service.storage.rollout import RolloutStorage
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress

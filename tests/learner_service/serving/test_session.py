@@ -124,7 +124,7 @@ def test_rows_cut_by_an_update_survive_their_session(after: int) -> None:
         serving.end(player, row(SPEC, 2, MID))
         assert serving.progress.rows_received == 2 * (3 + after + 1)
         assert serving.progress.rows_dropped == {"session": 2}
-        assert 2 * head.rows + serving.storage.waiting_rows == 2 * (3 + after)
+        assert 2 * head.transitions + serving.storage.waiting_rows == 2 * (3 + after)
 
 
 def test_episode_counts_do_not_depend_on_the_mid_shortcut() -> None:

@@ -13,7 +13,7 @@ from learner_service.serving.packed import Packet
 from learner_service.serving.session import EnvSession
 from learner_service.serving.slot_memory import SlotMemory
 from learner_service.serving.staging import ForwardRows, HostStaging
-from learner_service.storage.rollout_storage import RolloutStorage
+from learner_service.storage.rollout import RolloutStorage
 from shared.config import PluginConfig
 from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
 from shared.timestep import Array, TimeStep
@@ -68,7 +68,7 @@ def served(
             late = rows[t % 3 :] if t else rows  # they do not stay in step
             actions += serving.exchange(*late, (second, random_row(random, spec, kind, 2)))
             while serving.storage.ready:
-                batch, _ = serving.storage.sample(0, 0)
+                batch = serving.storage.sample(0, 0)
                 serving.storage.done(batch)
                 batches.append(batch.arrays)
         for session in sessions[:2]:
@@ -133,7 +133,7 @@ def test_actions_are_stored_where_they_were_taken() -> None:
             kind = MID if t else FIRST
             rows = [(s, random_row(random, FORCES, kind, s.num_envs)) for s in sessions]
             answers.append(np.concatenate(serving.exchange(*rows)))
-        batch, _ = serving.storage.sample(0, 0)
+        batch = serving.storage.sample(0, 0)
         assert batch is not None
         stored = batch.arrays["action"][:4].numpy()
         assert stored.shape[1] == 6

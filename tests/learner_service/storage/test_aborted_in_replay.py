@@ -2,8 +2,7 @@
 
 import torch
 
-from learner_service.storage.replay import ReplayStorage
-from learner_service.storage.replay_config import ReplayConfig
+from learner_service.storage.replay import ReplayConfig, ReplayStorage
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 
@@ -48,7 +47,7 @@ def drawn(
     replay.add(unroll)
     seen = {}
     for _ in range(60):
-        batch, _ = replay.sample(0, 0)
+        batch = replay.sample(0, 0)
         assert batch is not None
         for i, r, d in zip(batch.index, batch.reward[:, 0], batch.discount, strict=True):
             seen[int(i)] = (float(r), float(d))
@@ -63,7 +62,7 @@ def test_aborted_rows_alone_start_no_update() -> None:
         unroll.arrays["step_type"][:] = kind
         unroll.cursor = 8
         replay.add(unroll)
-        batch, _ = replay.sample(0, 0)
+        batch = replay.sample(0, 0)
         assert (batch is not None) == (kind == MID)
     assert batch is not None
     assert sorted(batch.index.tolist()) == list(range(7, 14))  # of the second unroll

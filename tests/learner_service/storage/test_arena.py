@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.storage.arena import Arena, Record
-from learner_service.storage.rollout_storage import RolloutStorage
-from learner_service.storage.storage import OBSERVATION, Storage, row_layout
+from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.unroll import OBSERVATION, Arena, Record, time_step_layout
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU, MID, vector_spec
 
@@ -49,14 +48,14 @@ def test_filled_record_holds_what_the_policy_gave() -> None:
 @pytest.mark.parametrize("records", [None, ["action"]], ids=["arrays", "records"])
 def test_arena_keeps_its_blocks_while_it_grows(records: list[str] | None) -> None:
     arena = Arena(LAYOUT, {"memory": ((2,), torch.float32)}, CPU, records=records)
-    first = arena.allocate(3, rows=4, at_least=0)
+    first = arena.allocate(3, length=3, at_least=0).first_column
     for name, array in arena.arrays.items():
         array[:, first : first + 3] = torch.arange(3, dtype=array.dtype).view(
             1, 3, *[1] * (array.dim() - 2)
         )
         array[:1, 0] = 7
         assert array.shape[0] == (1 if name == "memory" else 4)
-    blocks = [arena.allocate(n, rows=4 + n, at_least=0) for n in (2, 5)]
+    blocks = [arena.allocate(n, length=3 + n, at_least=0).first_column for n in (2, 5)]
     assert [first, *blocks] == [1, 4, 6]
     assert arena.columns == 13  # 1 + 3, 1 + 6, 1 + 12: column 0 belongs to none
     for array in arena.arrays.values():
@@ -69,15 +68,15 @@ def test_arena_keeps_its_blocks_while_it_grows(records: list[str] | None) -> Non
 
 def test_arena_makes_room_for_those_expected() -> None:
     arena = Arena(LAYOUT, {}, CPU, records=None)
-    arena.allocate(2, rows=3, at_least=10)
+    arena.allocate(2, length=2, at_least=10)
     assert (arena.columns, arena.grown) == (11, 1)
-    arena.allocate(8, rows=3, at_least=10)
+    arena.allocate(8, length=2, at_least=10)
     assert (arena.columns, arena.grown) == (11, 1)
 
 
 def test_unrolls_move_with_their_arena() -> None:
     spec = EnvSpec("toy", 1, (ArraySpec("view", "float32", (2,)),), Discrete(2))
-    storage: Storage = RolloutStorage(spec, 3, 100, None, CPU)
+    storage = RolloutStorage(spec, 3, 100, None, CPU)
     unrolls = []
     for i, n in enumerate((1, 4, 2)):
         unrolls.append(storage.begin(n, i, 0))
@@ -99,24 +98,24 @@ def test_freed_unroll_is_used_again_with_another_length() -> None:
     assert first.length == 16
     first.arrays["reward"][:] = 5
     storage.release(first)
-    storage._rows_wanted = 40
+    storage._wanted = 40
     storage.expect(1)
     again = storage.begin(1, 0, 1)
     assert again is first
-    assert again.length == again.rows == 40
+    assert again.length == again.transitions == 40
     assert again.arrays["reward"].shape[0] == len(again.versions) == 41
     while not again.full:
         again.arrays["step_type"][again.cursor] = MID
         again.cursor += 1
     storage.add(again)
-    batch, _ = storage.sample(0, 0)
+    batch = storage.sample(0, 0)
     assert batch is not None
-    assert batch.rows == 40
+    assert batch.size == 40
 
 
 def test_layout_of_a_spec_fits_a_record() -> None:
     spec = vector_spec(num_agents=3, masked=True)
-    record = Record(row_layout(spec, {"log_prob": ()}), ["action", "log_prob"])
+    record = Record(time_step_layout(spec, {"log_prob": ()}), ["action", "log_prob"])
     records = torch.zeros(2, record.num_bytes, dtype=torch.uint8)
     for field in record.fields.values():
         of = field.of(records)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from learner_service.storage.flight import Demand, Flight, Speed, plan, useful_environments
-from learner_service.storage.rollout_storage import RolloutStorage
+from learner_service.storage.rollout import RolloutStorage
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU, MID
 
@@ -75,14 +75,14 @@ def simulate(
             took = storage.length * speed.turn_s * jitter
             heapq.heappush(events, (now + took, 1, i))
         if batch is None and storage.ready:
-            batch, dropped = storage.sample(version, 0.0)
+            batch = storage.sample(version, 0.0)
             assert batch is not None
-            assert dropped == 0
-            took = batch.rows * speed.learn_s
+            assert storage.dropped == 0
+            took = batch.size * speed.learn_s
             heapq.heappush(events, (now + took, 0, -1))
             if version >= updates // 2:
                 since = since or now
-                busy, rows = busy + took, rows + batch.rows
+                busy, rows = busy + took, rows + batch.size
             continue
         now, kind, i = heapq.heappop(events)
         if kind == 0:

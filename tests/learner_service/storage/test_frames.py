@@ -10,8 +10,7 @@ from torch import Tensor
 from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.runtime.precision import Precision
 from learner_service.storage.frames import Frames, find_frames
-from learner_service.storage.replay import ReplayStorage
-from learner_service.storage.replay_config import ReplayConfig
+from learner_service.storage.replay import ReplayConfig, ReplayStorage
 from shared.config import PluginConfig
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from shared.timestep import StepType

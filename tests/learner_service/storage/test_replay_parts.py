@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from learner_service.storage.feed import SavedPart
 from learner_service.storage.replay import ReplayStorage
+from learner_service.storage.storage import SavedPart
 from tests.learner_service.storage.test_replay import VIEW, put, replay
 
 
@@ -38,7 +38,7 @@ def test_two_replays_become_one_and_two_again(count: int) -> None:
     one.load_parts([saved(0, a), saved(1, b)], 0, 1)
     assert sorted(columns(one)) == expected
     assert one.inserted == a.inserted + b.inserted
-    assert one._tree.total == a._tree.total + b._tree.total
+    assert one._tree.root.sum() == a._tree.root.sum() + b._tree.root.sum()
     two = [replay(capacity_rows=32) for _ in range(2)]
     part = saved(0, one)
     for rank in range(2):

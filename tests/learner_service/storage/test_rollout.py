@@ -5,9 +5,8 @@ import torch
 
 from learner_service.algorithms.returns import lambda_returns
 from learner_service.storage.flight import unroll_length
-from learner_service.storage.rollout import OBSERVATION, Batch, transitions
-from learner_service.storage.rollout_storage import RolloutStorage
-from learner_service.storage.storage import Unroll
+from learner_service.storage.rollout import Batch, RolloutStorage, transitions
+from learner_service.storage.unroll import OBSERVATION, Unroll
 from shared.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 
@@ -43,11 +42,11 @@ def test_rows_in_are_rows_out() -> None:
     s.add(fill(s.begin(2, 0, 0), 100))
     assert s.ready
     assert s.ready_rows == 2 * 3  # two environments, three transitions each
-    batch, dropped = s.sample(0, 0)
+    batch = s.sample(0, 0)
     assert taken(batch) == [[100, 101, 102, 103], [100.1, 101.1, 102.1, 103.1]]
     assert batch is not None
     assert batch.version == [0, 0]
-    assert dropped == 0
+    assert s.dropped == 0
     assert not s.ready
     assert s.ready_rows == 0
 
@@ -55,9 +54,9 @@ def test_rows_in_are_rows_out() -> None:
 def test_there_is_no_batch_before_there_are_enough_rows() -> None:
     s = storage(rows=7)  # a second environment is needed
     s.add(fill(s.begin(1, 0, 0), 0))
-    assert s.sample(0, 0.01) == (None, 0)
+    assert s.sample(0, 0.01) is None
     s.add(fill(s.begin(1, 0, 1), 10))
-    assert taken(s.sample(0, 0)[0]) == [[0, 1, 2, 3], [10, 11, 12, 13]]
+    assert taken(s.sample(0, 0)) == [[0, 1, 2, 3], [10, 11, 12, 13]]
 
 
 def test_last_rows_count_as_no_transition() -> None:
@@ -157,7 +156,7 @@ def test_an_unroll_in_use_again_leaves_a_taken_batch_alone() -> None:
     s = storage()
     first = s.begin(1, 0, 0)
     s.add(fill(first, 0))
-    batch, _ = s.sample(0, 0)
+    batch = s.sample(0, 0)
     again = s.begin(1, 0, 1)
     assert again is first  # reused
     assert again.cursor == 0
@@ -168,12 +167,12 @@ def test_an_unroll_in_use_again_leaves_a_taken_batch_alone() -> None:
 def test_one_unroll_may_feed_several_updates() -> None:
     s = storage(rows=12, lag=5)  # two environments an update
     s.add(fill(s.begin(5, 0, 0), 0))
-    assert [row[0] for row in taken(s.sample(0, 0)[0])] == [0.0, 0.1]
+    assert [row[0] for row in taken(s.sample(0, 0))] == [0.0, 0.1]
     assert s.ready_rows == 3 * 3
-    assert [row[0] for row in taken(s.sample(1, 0)[0])] == [0.2, 0.3]
+    assert [row[0] for row in taken(s.sample(1, 0))] == [0.2, 0.3]
     assert not s.ready
     s.add(fill(s.begin(1, 5, 0), 7))
-    batch, _ = s.sample(2, 0)
+    batch = s.sample(2, 0)
     assert [row[0] for row in taken(batch)] == [0.4, 7.0]
 
 
@@ -209,21 +208,20 @@ def test_when_acting_may_begin(
 def test_what_may_begin_is_never_dropped_if_sessions_fit_updates() -> None:
     """Acting as far ahead as is allowed, every row is young enough when its turn comes."""
     for lag in (0, 1, 2):
-        s, learned, dropped, begun = storage(rows=12, lag=lag), 0, 0, 0
+        s, learned, begun = storage(rows=12, lag=lag), 0, 0
         for version in range(20):
             while s.may_begin():
                 s.add(fill(s.begin(2, 0, begun), 0, version))
                 begun += 1
-            batch, lost = s.sample(version, 0)
+            batch = s.sample(version, 0)
             assert batch is not None
-            dropped += lost
             learned += len(batch.version)
             assert version - min(batch.version) <= lag
             while s.may_begin():  # during the update
                 s.add(fill(s.begin(2, 0, begun), 0, version))
                 begun += 1
             s.done(batch)
-        assert dropped == 0
+        assert s.dropped == 0
         assert learned == 40
 
 
@@ -231,15 +229,16 @@ def test_stale_unrolls_are_dropped_whole_and_counted() -> None:
     s = storage(rows=6, lag=1)
     s.add(fill(s.begin(3, 0, 0), 0, version=0))
     s.add(fill(s.begin(1, 3, 0), 50, version=2))
-    batch, dropped = s.sample(2, 0)
-    assert dropped == 3 * 3
+    batch = s.sample(2, 0)
+    assert s.dropped == 3 * 3
     assert taken(batch) == [[50, 51, 52, 53]]
 
 
 def test_no_batch_if_all_unrolls_are_stale() -> None:
     s = storage(rows=6, lag=0)
     s.add(fill(s.begin(2, 0, 0), 0, version=0))
-    assert s.sample(1, 0) == (None, 6)
+    assert s.sample(1, 0) is None
+    assert s.dropped == 6
     assert not s.learning
     assert s.may_begin()
 
@@ -251,7 +250,7 @@ def test_lockstep_takes_by_slot_whatever_the_order_of_arrival() -> None:
         unrolls = [s.begin(1, slot, 0) for slot in range(3)]
         for slot in order:
             s.add(fill(unrolls[slot], 100 * slot))
-        orders.append(taken(s.sample(0, 0)[0]))
+        orders.append(taken(s.sample(0, 0)))
     assert orders[0] == orders[1] == orders[2]
     assert [column[0] for column in orders[0]] == [0, 100, 200]
 
@@ -261,7 +260,7 @@ def test_free_running_takes_in_order_of_arrival() -> None:
     a, b = s.begin(1, 0, 0), s.begin(1, 1, 0)
     s.add(fill(b, 100))
     s.add(fill(a, 0))
-    assert [column[0] for column in taken(s.sample(0, 0)[0])] == [100, 0]
+    assert [column[0] for column in taken(s.sample(0, 0))] == [100, 0]
 
 
 def test_room_is_announced() -> None:
@@ -269,7 +268,7 @@ def test_room_is_announced() -> None:
     s.on_room = lambda: told.append(s.may_begin())
     s.add(fill(s.begin(1, 0, 0), 0))
     assert told == []
-    batch, _ = s.sample(0, 0)
+    batch = s.sample(0, 0)
     assert batch is not None
     s.done(batch)
     assert told == [True, True]
@@ -300,9 +299,9 @@ def test_what_an_ended_session_leaves_is_learned_from() -> None:
     s.add(fill(s.begin(1, 0, 0), 0))
     assert s.add_open(part(s, 1, [FIRST, MID, MID])) == 1  # row 2, which led to nothing
     assert s.ready_rows == 4 + 2
-    batch, _ = s.sample(0, 0)
+    batch = s.sample(0, 0)
     assert batch is not None
-    assert batch.rows == 4 + 2
+    assert batch.size == 4 + 2
     assert batch.arrays["step_type"][:, 1].tolist() == [FIRST, MID, MID, ABORTED, ABORTED]
     assert batch.arrays["discount"][3:, 1].tolist() == [1, 1]
     t = transitions(batch)
@@ -328,9 +327,9 @@ def test_one_environment_between_episodes_delays_no_other() -> None:
     unroll = part(s, 2, [FIRST, MID])
     unroll.arrays["step_type"][:2, 1] = torch.tensor([LAST, FIRST], dtype=torch.uint8)
     assert s.add_open(unroll) == 2  # the newest row of each
-    batch, _ = s.sample(0, 0)
+    batch = s.sample(0, 0)
     assert batch is not None
-    assert batch.rows == 2
+    assert batch.size == 2
     assert transitions(batch).valid.sum(0).tolist() == [1, 0]
 
 
@@ -348,10 +347,10 @@ def test_waiting_unrolls_are_saved_for_the_next_process(lag: int | None) -> None
             s.load_state_dict(saved)
         assert s.waiting_rows == 1 * 3 + 1 * 2
         s.add(fill(s.begin(3, 0, 1), 50))
-        got = [s.sample(0, 0)[0] for _ in range(2)]
+        got = [s.sample(0, 0) for _ in range(2)]
         batches.append(got)
         assert taken(got[0]) == [[0.2, 1.2, 2.2, 3.2], [100, 101, 102, 0]]
-        assert [b.rows for b in got if b] == [3 + 2, 6]
+        assert [b.size for b in got if b] == [3 + 2, 6]
         assert s.waiting_rows == 3
     assert taken(batches[0][1]) == taken(batches[1][1])
 
@@ -363,10 +362,10 @@ def test_waiting_unrolls_of_another_length_are_kept() -> None:
     other.load_state_dict(s.state_dict())
     assert other.waiting_rows == 3
     other.add(fill(other.begin(1, 1, 0), 50))
-    batch, _ = other.sample(0, 0)
+    batch = other.sample(0, 0)
     assert taken(batch) == [[0, 1, 2, 3, 0, 0], [50, 51, 52, 53, 54, 55]]
     assert batch is not None
-    assert batch.rows == 3 + 5
+    assert batch.size == 3 + 5
 
 
 def write(unroll: Unroll, value: float, version: int, memory: float | None = None) -> None:
@@ -386,18 +385,46 @@ def test_update_takes_what_the_next_would_find_too_old() -> None:
     for value, version in ((0, 3), (1, 4), (2, 5)):
         write(slow, value, version)
     s.add(fill(s.begin(1, 1, 0), 50, 4))
-    batch, dropped = s.sample(4, 0)  # at version 5 the first action of `slow` is too old
-    assert dropped == 0
+    batch = s.sample(4, 0)  # at version 5 the first action of `slow` is too old
+    assert s.dropped == 0
     assert taken(batch) == [[0, 1, 2, 0, 0], [50, 51, 52, 53, 54]]
     assert batch is not None
-    assert (batch.version, batch.rows, batch.times) == ([3, 4], 2 + 4, 1.5)
+    assert (batch.version, batch.size, batch.times) == ([3, 4], 2 + 4, 1.5)
     # The row that ended the first part begins the second: no transition is lost, none comes twice.
     write(slow, 3, 5)
     write(slow, 4, 5)
     s.add(slow)
     assert s.ready_rows == 2
-    batch, dropped = s.sample(6, 0)
-    assert (taken(batch), dropped) == ([[2, 3, 4]], 0)
+    batch = s.sample(6, 0)
+    assert (taken(batch), s.dropped) == ([[2, 3, 4]], 0)
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_due_update_is_sampled_though_environments_connect(lag: int) -> None:
+    s = storage(length=0, rows=64, lag=lag)
+    s.connect(2)
+    unroll = s.begin(2, 0, 0)
+    s.add(fill(unroll, 0, version=3))
+    assert s.due(3, 0.0)
+    s.connect(40)  # an update wants an unroll of each from now on
+    assert not s.ready
+    stale = s.begin(1, 2, 0)
+    s.add(fill(stale, 50, version=0))
+    assert s.due(3, 0.0)
+    batch = s.sample(3, 0.0)
+    assert batch is not None
+    assert batch.version == [3, 3]
+    assert s.dropped == stale.length
+    assert not s.due(3, 0.0)
+
+
+def test_what_is_dropped_makes_room_before_the_ranks_agree() -> None:
+    s, told = storage(rows=6, lag=0), []
+    s.on_room = lambda: told.append(s.may_begin())
+    s.add(fill(s.begin(2, 0, 0), 0, version=0))
+    assert not s.may_begin()
+    assert not s.due(1, 0.0)
+    assert told == [True]
 
 
 def test_cut_unroll_continues_from_its_memory() -> None:
@@ -406,7 +433,7 @@ def test_cut_unroll_continues_from_its_memory() -> None:
     for row in range(3):
         write(slow, row, row, memory=10.0 + row)
     s.add(fill(s.begin(1, 1, 0), 50, 4))
-    batch, _ = s.sample(1, 0)
+    batch = s.sample(1, 0)
     assert batch is not None
     assert batch.arrays["memory"][0, :, 0, 0].tolist() == [10, 0]
     assert slow.arrays["memory"].flatten().tolist() == [12, 12]
@@ -419,12 +446,13 @@ def test_only_steps_longer_than_the_lag_are_dropped() -> None:
     write(slow, 0, 0)  # no transition yet: it cannot be cut
     for version in (0, 1, 2):
         s.add(fill(s.begin(1, 1, version), 50, version))
-        assert s.sample(version, 0)[1] == 0
+        assert s.sample(version, 0) is not None
+        assert s.dropped == 0
     for value in range(1, 5):
         write(slow, value, 3)
     s.add(slow)
-    batch, dropped = s.sample(3, 0)
-    assert dropped == 2  # the first transition of either environment
+    batch = s.sample(3, 0)
+    assert s.dropped == 2  # the first transition of either environment
     assert taken(batch)[0] == [1, 2, 3, 4]
 
 
@@ -471,7 +499,7 @@ def test_faster_and_slower_sessions_lose_no_row() -> None:
         s = RolloutStorage(SPEC, 16 * recurrent, 2 * 64, 1, CPU, memory_size=recurrent)
         s.connect(4)  # two sessions of two
         unrolls: list[Unroll | None] = [None, None]
-        version = sent = learned = dropped = 0
+        version = sent = learned = 0
         for turn in range(2000):
             for i, every in enumerate((1, 9)):  # the second steps nine times as slowly
                 if turn % every:
@@ -487,16 +515,15 @@ def test_faster_and_slower_sessions_lose_no_row() -> None:
                 if unroll.full:
                     s.add(unroll)
                     unrolls[i] = None
-            batch, lost = s.sample(version, 0)
-            dropped += lost
+            batch = s.sample(version, 0)
             if batch is not None:
                 assert version - min(batch.version) <= 1
-                learned += batch.rows
+                learned += batch.size
                 version += 1
                 s.done(batch)
         open_rows = sum(2 * (u.cursor - 1 - u.start) for u in unrolls if u)
         assert version > 30
-        assert dropped == 0
+        assert s.dropped == 0
         assert learned + s.ready_rows + open_rows == sent
 
 
@@ -504,19 +531,19 @@ def test_the_oldest_are_learned_from_first() -> None:
     s = storage(rows=6, lag=1)  # one environment an update
     for value, version in ((0, 5), (10, 4), (20, 5), (30, 4)):
         s.add(fill(s.begin(1, 0, 0), value, version))
-    got = [taken(s.sample(version, 0)[0])[0][0] for version in (4, 5, 5, 6)]
+    got = [taken(s.sample(version, 0))[0][0] for version in (4, 5, 5, 6)]
     assert got == [10, 30, 0, 20]
     s.add(fill(s.begin(3, 0, 0), 50, 7))
-    assert taken(s.sample(7, 0)[0])[0][0] == 50
+    assert taken(s.sample(7, 0))[0][0] == 50
     s.add(fill(s.begin(1, 0, 0), 40, 6))
-    assert [taken(s.sample(7, 0)[0])[0][0] for _ in range(3)] == [40, 50.1, 50.2]
+    assert [taken(s.sample(7, 0))[0][0] for _ in range(3)] == [40, 50.1, 50.2]
 
 
 def test_a_session_that_begins_later_does_not_push_in_between() -> None:
     """Else its rows would be skipped, and those that an update has had be learned from twice."""
     s = storage(rows=12, lag=None)  # two environments an update
     s.add(fill(s.begin(3, 0, 7), 0))  # the eighth unroll of an old session
-    assert taken(s.sample(0, 0)[0]) == [[0, 1, 2, 3], [0.1, 1.1, 2.1, 3.1]]
+    assert taken(s.sample(0, 0)) == [[0, 1, 2, 3], [0.1, 1.1, 2.1, 3.1]]
     s.add(fill(s.begin(3, 3, 0), 50))  # the first one of a new session
-    assert taken(s.sample(0, 0)[0]) == [[0.2, 1.2, 2.2, 3.2], [50, 51, 52, 53]]
-    assert taken(s.sample(0, 0)[0]) == [[50.1, 51.1, 52.1, 53.1], [50.2, 51.2, 52.2, 53.2]]
+    assert taken(s.sample(0, 0)) == [[0.2, 1.2, 2.2, 3.2], [50, 51, 52, 53]]
+    assert taken(s.sample(0, 0)) == [[50.1, 51.1, 52.1, 53.1], [50.2, 51.2, 52.2, 53.2]]

@@ -10,7 +10,7 @@ import torch
 
 from learner_service.algorithms.base import build_algorithm
 from learner_service.runtime.precision import Precision
-from learner_service.storage.rollout import OBSERVATION
+from learner_service.storage.unroll import OBSERVATION
 from learner_service.training.last_finite import LastFinite
 from learner_service.training.learner import _largest_observation
 from shared.config import PluginConfig

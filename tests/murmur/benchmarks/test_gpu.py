@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from learner_service.algorithms.base import algorithm_options
 from learner_service.app import _SWITCH_INTERVAL_S
 from learner_service.networks.building import check_network
-from learner_service.storage.rollout_storage import RolloutStorage
+from learner_service.storage.rollout import RolloutStorage
 from murmur.bench import plan_benchmark
 from murmur.benchmarks import gpu
 from murmur.benchmarks._launch_counts import AS_A_RUN, OF_A_RUN

@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 
-from learner_service.storage.replay import ReplayStorage
-from learner_service.storage.replay_config import ReplayConfig
-from learner_service.storage.rollout_storage import RolloutStorage
-from learner_service.storage.storage import Storage, Unroll
+from learner_service.storage.replay import ReplayConfig, ReplayStorage
+from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.storage import UnrollStorage
+from learner_service.storage.unroll import Unroll
 from murmur.plan.storage import ReplayModel, Replays, RolloutModel, Rollouts
 from murmur.plan.storage import Unroll as ModelUnroll
 from shared.spec import ArraySpec, Discrete, EnvSpec
@@ -21,7 +21,9 @@ ENVS, LENGTH, SESSIONS, ROUNDS = 2, 4, 5, 120
 class Play:
     """Sessions that act in the real storage and in its model, as the inference loop lets them."""
 
-    def __init__(self, real: Storage[object], model: RolloutModel | ReplayModel, seed: int) -> None:
+    def __init__(
+        self, real: UnrollStorage[object], model: RolloutModel | ReplayModel, seed: int
+    ) -> None:
         self.real, self.model = real, model
         self.random = random.Random(seed)  # noqa: S311
         self.version = self.updates = self.waited = 0
@@ -75,10 +77,10 @@ class Play:
             self.version += 1
             self.learning = None
         elif self.real.ready:
-            batch, dropped = self.real.sample(self.version, 0.0)
+            batch = self.real.sample(self.version, 0.0)
             rows = self.model.sample(self.version)
             assert batch is not None
-            assert (rows, dropped) == (batch.rows, 0)  # type: ignore[attr-defined]
+            assert (rows, self.real.dropped) == (batch.size, 0)  # type: ignore[attr-defined]
             self.learning = batch
             self.updates += 1
 

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from learner_service.group.group import ALONE, Group
+from learner_service.images.epochs import TRAIN, VALID, Epochs, Request, merged_states
 from learner_service.runtime.streams import Fence, Turns
-from learner_service.storage.arena import DTYPES
-from learner_service.storage.epochs import TRAIN, VALID, Epochs, Request, merged_states
-from learner_service.storage.feed import Feed, SavedPart
-from learner_service.storage.sample_batch import SampleBatch
+from learner_service.storage.storage import Batch, SavedPart, Storage
+from learner_service.storage.unroll import DTYPES
 from learner_service.telemetry.copied import Copied
 from shared.class_census import ClassCensus
 from shared.errors import SpecError
@@ -33,12 +32,12 @@ _FEW = 64  # places beyond four batches, where samples are streamed
 
 @dataclass(frozen=True)
 class CacheChoice:
-    """Where samples of the training split are kept between epochs, and why.
+    """The place of the training split's samples between epochs, and the reason.
 
     Attributes:
         kind: "device": each is sent once; "stream": each is sent in every epoch.
-        reason: as text.
-        places: of the training split; 0: all.
+        reason: text for the log.
+        places: samples of the training split that are kept at once; 0: all.
     """
 
     kind: Cache
@@ -49,12 +48,12 @@ class CacheChoice:
 def choose_cache(
     wanted: Literal["auto", "device", "stream"], spec: SampleSpec, batch_size: int, free: int
 ) -> CacheChoice:
-    """What `supply.cache` asks for, or what fits.
+    """Choose what `supply.cache` asks for, or what fits.
 
     Args:
         wanted: supply.cache.
-        spec: of the samples.
-        batch_size: of an update.
+        spec: spec of the samples.
+        batch_size: samples of an update.
         free: bytes that are free on the device.
 
     Raises:
@@ -83,15 +82,40 @@ def choose_cache(
     return CacheChoice("stream", why, places)
 
 
-class SampleStore(Feed[SampleBatch]):
+@dataclass(eq=False)
+class SampleBatch(Batch):
+    """B samples of the training split, of one epoch.
+
+    Attributes:
+        arrays: name -> [B, ...] in wire dtype, on the device: "image" uint8 [B, 3, H, W], "mask"
+            uint8 [B, H, W].
+        version: empty: samples have no policy version.
+        index: [B] int64 of the samples in their split, on the device.
+        epoch: epoch that they belong to, from 0 on.
+        begins_epoch: whether it is the first one of its epoch.
+        ends_epoch: whether it is the last one, which may have fewer samples.
+    """
+
+    index: Tensor
+    epoch: int
+    begins_epoch: bool
+    ends_epoch: bool
+
+    @property
+    def size(self) -> int:
+        """B."""
+        return len(self.index)
+
+
+class SampleStore(Storage[SampleBatch]):
     """See the module.
 
     `request`, `add` and `give_back` belong to the event loop; `sample`, `done`, `valid` and
     `state_dict` to the learner thread.
 
     Attributes:
-        choice: where samples are kept between epochs.
-        census: which classes the masks that came hold.
+        choice: place of the samples between epochs.
+        census: classes that the masks received hold.
     """
 
     def __init__(
@@ -109,14 +133,14 @@ class SampleStore(Feed[SampleBatch]):
         """Set memory aside.
 
         Args:
-            spec: of the samples.
-            batch_size: of an update.
-            seed: of the shuffles.
-            choice: where samples are kept.
-            device: where to.
+            spec: spec of the samples.
+            batch_size: samples of an update.
+            seed: seed of the shuffles.
+            choice: place of the samples.
+            device: device of the memory.
             copied: counts bytes that go to the device.
-            ordered: see Epochs.
-            group: of the learners, each of which has a share of the samples.
+            ordered: order of batches, as in Epochs.
+            group: group of learners, each of which has a share of the samples.
         """
         super().__init__(device)
         self._group, size = group, group.size
@@ -159,7 +183,7 @@ class SampleStore(Feed[SampleBatch]):
         """Keep the samples of a request.
 
         Args:
-            request: what was asked for.
+            request: samples that were asked for.
             arrays: name -> [n, ...] of the samples that are not broken, in the request's order.
             broken: indices of the split that could not be read.
 
@@ -216,23 +240,23 @@ class SampleStore(Feed[SampleBatch]):
         """Samples of the current epoch that wait to be trained."""
         return self._epochs.num_ready
 
-    def due(self, version: int, timeout_s: float) -> tuple[bool, int]:
-        """Wait until a batch is there; see Feed.
+    def due(self, version: int, timeout_s: float) -> bool:
+        """Wait until a batch is there; see Storage.
 
         A rank that has trained its samples continues with empty batches until all have.
         """
         with self._changed:
             epochs = self._epochs
-            return self._changed.wait_for(lambda: epochs.ready or epochs.exhausted, timeout_s), 0
+            return self._changed.wait_for(lambda: epochs.ready or epochs.exhausted, timeout_s)
 
-    def sample(self, version: int, timeout_s: float) -> tuple[SampleBatch | None, int]:
-        """The next batch, or None if it was not there in time; see Feed."""
+    def sample(self, version: int, timeout_s: float) -> SampleBatch | None:
+        """Return the next batch, or None if it was not there in time; see Storage."""
         with self._changed:
             self._changed.wait_for(lambda: self._epochs.ready, timeout_s)
             chosen = self._epochs.take()
             empty = chosen is None and self._group.size > 1 and self._epochs.exhausted
         if chosen is None:
-            return self._empty() if empty else None, 0
+            return self._empty() if empty else None
         numbers = self._sent([chosen.places, chosen.indices])
         with self._turns.take():
             arrays = {
@@ -241,10 +265,7 @@ class SampleStore(Feed[SampleBatch]):
         with self._changed:
             self._epochs.freed(chosen)
         self.on_room()
-        batch = SampleBatch(
-            arrays, numbers[1], chosen.epoch, chosen.begins_epoch, chosen.ends_epoch
-        )
-        return batch, 0
+        return SampleBatch(arrays, numbers[1], chosen.epoch, chosen.begins_epoch, chosen.ends_epoch)
 
     def _empty(self) -> SampleBatch:
         """A batch of no sample: one image whose every pixel is ignored stands in."""
@@ -301,7 +322,7 @@ class SampleStore(Feed[SampleBatch]):
         return there.to(self.device, non_blocking=True)
 
     def figures(self) -> dict[str, Any]:
-        """Where the epoch stands, for the log."""
+        """Return the state of the epoch, for the log."""
         epochs = self._epochs
         return {
             "cache": self.choice.kind,
@@ -329,7 +350,7 @@ class SampleStore(Feed[SampleBatch]):
             self._epochs.load_state_dict(state)
 
     def load_parts(self, parts: Sequence[SavedPart], rank: int, size: int) -> None:
-        """See Feed: each rank trains what of its samples none has."""
+        """Continue where each rank trains what of its samples none has."""
         self.load_state_dict(merged_states([part.state for part in parts]))
 
     def split_text(self) -> str:

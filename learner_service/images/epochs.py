@@ -1,6 +1,6 @@
-"""Which samples an epoch still needs, who is to send them next, and which batch comes next.
+"""Bookkeeping of epochs: samples still needed, samples to request, and the next batch.
 
-Pure bookkeeping on the host: it holds no sample. Every sample of the training split is requested,
+It runs on the host and holds no sample. Every sample of the training split is requested,
 received and trained once in an epoch; one that was requested of a session that ended is requested
 again. With a cache, each is requested once for all epochs.
 """
@@ -26,8 +26,8 @@ class Request(NamedTuple):
 
     Attributes:
         split: TRAIN or VALID.
-        epoch: that they are for.
-        indices: of the split.
+        epoch: epoch that they are for.
+        indices: indices within the split.
     """
 
     split: int
@@ -39,9 +39,9 @@ class Chosen(NamedTuple):
     """Samples of one batch.
 
     Attributes:
-        epoch: that they belong to.
-        indices: of the training split.
-        places: where each of them is kept.
+        epoch: epoch that they belong to.
+        indices: indices within the training split.
+        places: place in memory of each of them.
         begins_epoch, ends_epoch: whether it is the epoch's first or last batch.
     """
 
@@ -56,7 +56,7 @@ class Epochs:
     """See the module. The caller's lock guards it.
 
     Attributes:
-        epoch: that batches are taken from, from 0 on.
+        epoch: number of the epoch that batches are of, from 0 on.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class Epochs:
 
         Args:
             sizes: samples of each split.
-            seed: of the shuffles.
+            seed: seed of the shuffles.
             batch_size: samples of a batch; the last one of an epoch may have fewer.
             places: samples of the training split that can be kept at once; 0: all of them, which
                 is a cache.
             ordered: batch k of an epoch is permutation[k * B : (k + 1) * B], broken samples left
                 out, whatever arrives first; else what arrived first is taken first.
-            rank: of one of several learners, which has every size-th sample of both splits, in
-                the order of the whole permutation.
+            rank: number of one of several learners, which has every size-th sample of both splits,
+                in the order of the whole permutation.
             size: number of learners; more than one begin each epoch together, see `end_epoch`.
         """
         self._rank, self._ranks = rank, size
@@ -157,7 +157,7 @@ class Epochs:
     # --- what comes
 
     def place_of(self, request: Request, index: int) -> int:
-        """Where a requested sample is to be kept, in the memory of its split."""
+        """Return the place of a requested sample in the memory of its split."""
         if request.split == VALID or self._cached:
             return index // self._ranks
         return self._place[request.epoch, index]
@@ -388,7 +388,7 @@ def _unpacked(bits: torch.Tensor, size: int) -> NDArray[np.bool_]:
 
 
 def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What several learners saved, as one state: each takes its own samples out of it."""
+    """Merge what several learners saved: each takes its own samples out of it."""
     first = states[0]
     trained, broken = first["trained"].clone(), [bits.clone() for bits in first["broken"]]
     for state in states[1:]:

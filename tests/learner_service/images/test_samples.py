@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
+from learner_service.images.samples import CacheChoice, SampleStore, choose_cache
 from learner_service.telemetry.copied import Copied
 from shared.errors import SpecError
 from shared.samples import SPLITS
@@ -42,14 +42,13 @@ def test_batches_hold_the_samples_that_they_name(places: int) -> None:
     samples, seen = store(places), []
     while samples.epoch < 2:
         answer(samples, broken=(7,))
-        batch, dropped = samples.sample(0, 0.0)
-        assert dropped == 0
+        batch = samples.sample(0, 0.0)
         if batch is None:
             continue
         index = batch.index.tolist()
         assert batch.arrays["image"][:, 1, 2, 3].tolist() == index
         assert batch.arrays["mask"][:, 0, 0].tolist() == [i % 3 for i in index]
-        assert batch.rows == len(index)
+        assert batch.size == len(index)
         samples.done(batch)
         seen += index
     assert sorted(seen) == sorted([i for i in range(20) if i != 7] * 2)
@@ -82,15 +81,15 @@ def test_a_checkpoint_names_what_was_trained() -> None:
     first, second = store(ordered=True), store(ordered=True)
     while answer(first):
         pass
-    batch, _ = first.sample(0, 0.0)
+    batch = first.sample(0, 0.0)
     assert batch is not None
     first.done(batch)
     second.load_state_dict(first.state_dict())
     assert second.figures()["trained"] == 4
     while answer(second):
         pass
-    ours, _ = first.sample(0, 0.0)
-    theirs, _ = second.sample(0, 0.0)
+    ours = first.sample(0, 0.0)
+    theirs = second.sample(0, 0.0)
     assert ours is not None
     assert theirs is not None
     assert ours.index.tolist() == theirs.index.tolist()
