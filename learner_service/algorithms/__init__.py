@@ -11,7 +11,6 @@ SUPPORT = {
     *(
         "actor",
         "actor_critic",
-        "augmented",
         "averaging",
         "base",
         "coma_policy",
@@ -21,12 +20,10 @@ SUPPORT = {
     *(
         "exploration",
         "fixed_shapes",
-        "frozen",
         "imitation",
         "labelled_images",
         "mappo_policy",
         "minibatches",
-        "normalising",
         "off_policy",
         "on_policy",
     ),
@@ -34,14 +31,11 @@ SUPPORT = {
         "options",
         "packed_rows",
         "returns",
-        "running_moments",
         "schedule",
-        "stacking",
         "steps",
         "supervised",
         "supervised_network",
         "value_norm",
-        "wrapping",
     ),
 }
 

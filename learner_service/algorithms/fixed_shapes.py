@@ -301,7 +301,7 @@ class FixedShapes:
         obs, action, state = self.fed(given)
         values = {}
         if again:
-            obs, action = self._augmented(obs, action, state)
+            obs, action = algorithm.redrawn(obs, action, state)
         inputs = algorithm._fed(obs, action)
         if not again:
             values = algorithm._values_of_rows(inputs, _both(state), action, obs)
@@ -314,21 +314,6 @@ class FixedShapes:
                 arrays[column] = obs[name]
         self._layout, words = packed(arrays, len(self.columns))
         return {_WORDS: words} | {_VALUE + name: x for name, x in values.items()}
-
-    def _augmented(
-        self, obs: dict[str, Tensor], action: Tensor, state: RecurrentState | None
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Observations and actions augmented; with memory an environment's rows change alike."""
-        algorithm = self._algorithm
-        assert algorithm.augment is not None
-        batch = {OBSERVATION + name: x for name, x in obs.items()} | {"action": action}
-        steps = 1 if state is None or state.first is None else len(state.first)
-        if steps > 1:  # environments first
-            batch = {k: x.view(steps, -1, *x.shape[1:]).transpose(0, 1) for k, x in batch.items()}
-        found = algorithm.augment(batch, algorithm._generator)
-        if steps > 1:
-            found = {k: x.transpose(0, 1).flatten(0, 1) for k, x in found.items()}
-        return {name: found[OBSERVATION + name] for name in obs}, found["action"]
 
     # --- 3. returns, weights, order ---------------------------------------------------------------
 

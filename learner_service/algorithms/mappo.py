@@ -39,7 +39,6 @@ from learner_service.algorithms.returns import (
     of_agents,
     vtrace_returns,
 )
-from learner_service.algorithms.running_moments import CLIPPED
 from learner_service.algorithms.steps import fed, named
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.casting import cast_weights
@@ -47,6 +46,7 @@ from learner_service.networks.distributions import Categorical, Normal, logged_e
 from learner_service.networks.forward import forward, forward_both
 from learner_service.networks.inputs import CriticInputs, Inputs
 from learner_service.networks.recurrent import RecurrentState, recurrent_states
+from learner_service.preprocess.running_moments import CLIPPED
 from learner_service.runtime.cuda_graph import Outputs
 from learner_service.runtime.readback import to_host
 from learner_service.storage.rollout import Batch, Transitions, transitions

@@ -8,29 +8,30 @@ one would take longer.
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from learner_service.algorithms.actor_critic import ActorCritic
-from learner_service.algorithms.augmented import passes
 from learner_service.algorithms.fixed_shapes import FixedShapes
 from learner_service.algorithms.minibatches import Pass, Rows, number_of_minibatches
 from learner_service.algorithms.options import OnPolicyCriticConfig
-from learner_service.algorithms.returns import sharing_agents
 from learner_service.algorithms.schedule import Schedule
 from learner_service.algorithms.steps import fed
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.forward import chunk_of, forward, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import RecurrentState
+from learner_service.networks.stacked import sharing_agents
 from learner_service.runtime.cuda_graph import Captured, Outputs
 from learner_service.runtime.precision import Precision
 from learner_service.runtime.streams import Pace
 from learner_service.storage.flight import transitions_in
 from learner_service.storage.joining import lengthened
 from learner_service.storage.rollout import Batch
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.spec import EXPERT_ACTION, EnvSpec
 
@@ -104,7 +105,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
             the scalars of `_logged`, means over the update and over parameter groups.
         """
         self._schedule.set(self._counts["updates"])
-        arrays = dict(self._frozen.hidden(batch.arrays))
+        arrays = dict(batch.arrays)
         if self._static and self.memory_size:  # a graph has one number of steps
             own = {"steps": max(self._longest, len(arrays["step_type"]))}
             self._longest = round(self._group.agree(own, "max")["steps"])
@@ -141,7 +142,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         fixed.prepare(words)
         memory = arrays["memory"][0] if self.memory_size else None
         for k in range(self._config.data_passes):
-            if k and self.augment is not None:
+            if k and self.transforms.draws:
                 words = fixed.pack(arrays, again=True)
                 fixed.add_columns(words)
             for steps in self._steps_in_graphs:
@@ -282,11 +283,39 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         self, rows: Rows, batch: Batch, number: int
     ) -> Iterator[tuple[Pass, dict[str, Tensor]]]:
         """Shuffled minibatches of each pass over the rows, with their learning rates."""
-        how = batch, self.augment, self._generator, self._fed, self._single
-        for seen in passes(rows, self._config.data_passes, *how):
+        first = rows.of_single_agents() if self._single else rows
+        for k in range(self._config.data_passes):
+            seen = first
+            if k and self.transforms.draws:
+                again = self._rows_redrawn(rows, batch)
+                seen = again.of_single_agents() if self._single else again
             shuffled = seen.shuffled(number, self._generator)
             if shuffled.number:
                 yield shuffled, self._schedule.rates(shuffled.counts)
+
+    @torch.no_grad()
+    def _rows_redrawn(self, rows: Rows, batch: Batch) -> Rows:
+        """Return rows of a batch with what was seen and done changed at random."""
+        count = len(rows.weight)
+        obs = {name: x.flatten(0, 1)[:count] for name, x in batch.observation().items()}
+        obs, action = self.redrawn(obs, rows.columns["action"], rows.actor_state)
+        actor, critic = self._fed(obs, action)
+        return replace(rows, actor=actor, critic=critic, columns=rows.columns | {"action": action})
+
+    def redrawn(
+        self, obs: dict[str, Tensor], action: Tensor, state: RecurrentState | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Return observations and actions changed at random; an environment's rows change alike.
+
+        Args:
+            obs: name -> [R, A, ...].
+            action: [R, A, ...].
+            state: recurrent state before the first rows; None: rows are single ones.
+        """
+        rows = {OBSERVATION + name: x for name, x in obs.items()} | {"action": action}
+        steps = 1 if state is None or state.first is None else len(state.first)
+        found = self.transforms.draw(rows, self._generator, steps)
+        return {name: found[OBSERVATION + name] for name in obs}, found["action"]
 
     @abstractmethod
     def _fed(self, obs: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:

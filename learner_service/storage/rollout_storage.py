@@ -29,7 +29,7 @@ from learner_service.storage.flight import (
 from learner_service.storage.frames import Frames
 from learner_service.storage.joining import part_of, side_by_side
 from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION, Storage, Unroll
+from learner_service.storage.storage import Storage, Unroll
 from shared.spec import EnvSpec
 
 
@@ -266,8 +266,6 @@ class RolloutStorage(Storage[Batch]):
                     batch = self._collect(oldest, [head for head in heads if head.rows])
                 self.learning = True
         self.on_room()
-        if batch is not None and self._frames is not None:
-            self._frames.stack_batch(batch.arrays, self._memory_size, OBSERVATION)
         return batch, dropped
 
     def due(self, version: int, timeout_s: float) -> tuple[bool, int]:

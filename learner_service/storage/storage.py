@@ -27,6 +27,7 @@ from shared.spec import ACTION_MASK, EnvSpec, action_layout
 from shared.timestep import Array, StepType
 
 OBSERVATION = "observation/"
+NEXT = "next/"  # prefix of the arrays of row t + k, of transitions
 FILLED_WITH_ONES = ("discount", OBSERVATION + ACTION_MASK)  # of an ABORTED row; else 0
 R = TypeVar("R")
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)

@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.algorithms.base import NEXT, Algorithm, build_algorithm
+from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.augment import Augment
 from learner_service.augment.symmetry import Symmetries
+from learner_service.preprocess.augmentation import Augmentation
+from learner_service.preprocess.transform import Transforms
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
+from learner_service.storage.storage import NEXT, OBSERVATION
 from shared.augmentation import AugmentConfig
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, ArraySpec, Continuous, Discrete, EnvSpec
@@ -189,7 +191,7 @@ def test_every_algorithm_learns_from_changed_rows() -> None:
         weights = []
         for number in range(2):
             algorithm = build(spec, options, "none", recurrent)
-            algorithm.augment = Fixed(spec, number)
+            algorithm.transforms = Transforms([Augmentation(Fixed(spec, number))])
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(3)
                 on_policy = options["name"] in ("mappo", "coma")

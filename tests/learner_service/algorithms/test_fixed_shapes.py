@@ -9,9 +9,9 @@ from torch import Tensor
 from learner_service.algorithms.mappo import Mappo
 from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.algorithms.packed_rows import packed, unpacked
-from learner_service.algorithms.returns import sharing_agents
-from learner_service.algorithms.running_moments import crowd
 from learner_service.algorithms.value_norm import ValueNorm
+from learner_service.networks.stacked import sharing_agents
+from learner_service.preprocess.running_moments import crowd
 from learner_service.storage.rollout import Batch, transitions
 from shared.timestep import StepType
 from tests.learner_service.algorithms.test_captured_on_policy import build, wide

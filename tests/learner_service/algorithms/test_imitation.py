@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm, build_algorithm
-from learner_service.algorithms.imitation import advice, end_in_time
+from learner_service.algorithms.imitation import advice
 from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.runtime.precision import Precision
 from learner_service.storage.storage import OBSERVATION
@@ -109,13 +109,17 @@ def test_the_log_says_what_was_told_and_how_well(name: str) -> None:
 
 
 def test_imitation_ends_at_its_update_whenever_rows_were_sent() -> None:
-    config = ImitationConfig(baseline="planner", updates=3)
+    mappo = PluginConfig(name="mappo"), told_spec(), PluginConfig(name="mlp")
+    how = Precision("fp32", CPU), CPU, 3, None
+    ending = build_algorithm(*mappo, *how, ImitationConfig(baseline="planner", updates=3))
     for updates, expected in ((2, 2), (3, -1), (4, -1)):
         batch = random_batch(told_spec(), 5, 4)
         batch.arrays[LABEL] = torch.full_like(batch.arrays["action"], 2)
-        end_in_time(config, updates, batch)
-        assert (batch.arrays[LABEL] == expected).all()
-    end_in_time(ImitationConfig(), 100, random_batch(vector_spec(), 5, 4))
+        seen = ending.transforms.batch(batch, updates)
+        assert (seen.arrays[LABEL] == expected).all()
+    endless = build_algorithm(*mappo, *how, ImitationConfig())
+    batch = random_batch(told_spec(), 5, 4)
+    assert endless.transforms.batch(batch, 100) is batch
 
 
 @pytest.mark.parametrize("name", ["coma", "mappo"])

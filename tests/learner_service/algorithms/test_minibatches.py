@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.minibatches import Rows, deviations
-from learner_service.algorithms.returns import sharing_agents
 from learner_service.networks.inputs import Inputs
 from learner_service.networks.recurrent import RecurrentState
+from learner_service.networks.stacked import sharing_agents
 from tests.learner_service.algorithms.apart import Minibatch, apart
 from tests.learner_service.toys import CPU
 
