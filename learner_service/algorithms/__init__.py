@@ -32,7 +32,6 @@ SUPPORT = {
         "packed_rows",
         "returns",
         "schedule",
-        "steps",
         "supervised",
         "supervised_network",
         "value_norm",

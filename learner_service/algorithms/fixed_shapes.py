@@ -87,6 +87,15 @@ class FixedShapes:
             recover=algorithm._precision.recover,
         )
 
+    def capture_steps(self, name: str, step: Callable[[Pass], None]) -> Captured:
+        """Capture steps on the minibatches of a block, gathered by `gather`."""
+
+        def on_block(given: Arrays) -> Outputs:
+            step(self.of_block(given))
+            return {}
+
+        return self.capture(name, on_block)
+
     def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor of this shape that stays where it is for as long as its shape does."""
         found = self._buffers.get(name)

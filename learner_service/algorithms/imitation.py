@@ -34,17 +34,6 @@ class Advice(NamedTuple):
         return weight if self.told is None else weight.masked_fill(self.told, 0)
 
 
-def expert_column(obs: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """The experts' actions of the first rows [rows, A], by the column's name; empty: none is asked.
-
-    Args:
-        obs: name -> [>= rows, A, ...].
-        rows: that have an action.
-    """
-    found = obs.get(EXPERT_ACTION)
-    return {} if found is None else {EXPERT_ACTION: found[:rows].long()}
-
-
 def mean_of_told(means: Tensor, told: list[Tensor], first: int) -> Tensor:
     """Make the mean loss of all rows, at `first` before the share, that of the rows told.
 

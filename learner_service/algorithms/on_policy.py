@@ -7,7 +7,7 @@ one would take longer.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -19,11 +19,10 @@ from learner_service.algorithms.fixed_shapes import FixedShapes
 from learner_service.algorithms.minibatches import Pass, Rows, number_of_minibatches
 from learner_service.algorithms.options import OnPolicyCriticConfig
 from learner_service.algorithms.schedule import Schedule
-from learner_service.algorithms.steps import fed
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.forward import chunk_of, forward, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
-from learner_service.networks.recurrent import RecurrentState
+from learner_service.networks.recurrent import RecurrentState, recurrent_states
 from learner_service.networks.stacked import sharing_agents
 from learner_service.runtime.cuda_graph import Captured, Outputs
 from learner_service.runtime.precision import Precision
@@ -33,11 +32,10 @@ from learner_service.storage.joining import lengthened
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
-from shared.spec import EXPERT_ACTION, EnvSpec
+from shared.spec import ACTION_MASK, EXPERT_ACTION, EnvSpec
 
 # Of the policy and of the critic.
 RecurrentStates = tuple[RecurrentState | None, RecurrentState | None]
-Step = Callable[[Mapping[str, Tensor]], Outputs]
 _MOST_AT_ONCE = 16  # minibatches of a graph
 _MOST_ROWS = 8192  # of agents, that a network is fed at once
 _ROOM = 33 / 32  # of a minibatch of fixed size: the number of minibatches is a whole one
@@ -46,8 +44,8 @@ _ROOM = 33 / 32  # of a minibatch of fixed size: the number of minibatches is a 
 class OnPolicyAlgorithm(ActorCritic[Batch]):
     """Learns from each rollout once. Used by the thread that learns.
 
-    `_learn(batch, number)` learns from a Batch in `number` minibatches a pass, and returns scalars
-    in the order of `_logged`. It may change `batch.arrays`, not what is in them.
+    A subclass finds what minibatches learn from in `_values_of_rows` and `_learnable`, and steps on
+    minibatches in the functions of `_stages`.
     """
 
     REMEMBERS = True
@@ -58,7 +56,6 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
     _of_steps: tuple[str, ...]  # those of them that are means over minibatches
     _single = False  # minibatches are of single agents' rows
     _columns: tuple[str, ...]  # of numbers that `_learnable` returns
-    _steps_in_graphs: tuple[Captured, ...]  # of a pass, each over all of its minibatches
 
     @override
     def __init__(
@@ -89,8 +86,10 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         self._total = torch.zeros(len(self._of_steps) + 1, device=device)  # and minibatches
         self._of_batch = torch.zeros(self._OF_BATCH, device=device)
         self._fixed = FixedShapes(self, self._columns)
+        stages = self._stages()
+        self._each_stage = tuple(stages.values())
         self._steps_in_graphs = tuple(
-            self._fixed.capture(name, step) for name, step in self._blocks_of_steps().items()
+            self._fixed.capture_steps(name, step) for name, step in stages.items()
         )
         self._pace = Pace(device)
         self._longest = 0
@@ -104,38 +103,51 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         Returns:
             the scalars of `_logged`, means over the update and over parameter groups.
         """
+        c, arrays = self._config, batch.arrays
         self._schedule.set(self._counts["updates"])
-        arrays = dict(batch.arrays)
         if self._static and self.memory_size:  # a graph has one number of steps
             own = {"steps": max(self._longest, len(arrays["step_type"]))}
             self._longest = round(self._group.agree(own, "max")["steps"])
-            arrays = lengthened(arrays, self._longest)
+            arrays = lengthened(dict(arrays), self._longest)
+        # Units of minibatches that may count: environments, joint rows, or rows of agents.
+        units = batch.rows * (self._spec.num_agents if self._single else 1)
         number = number_of_minibatches(
-            self._config.batch_number,
+            c.batch_number,
             batch.times,
             self._group,
-            units=self._units(batch),
+            units=arrays["step_type"].shape[1] if self.memory_size else units,
             width=self._width,
             block=self._block,
         )
-        self.graphs.eager_calls["update"] += not self._static
-        learn = self._learn_in_graphs if self._static else self._learn
-        scalars = learn(Batch(arrays, []), number)
+        if self._static:
+            self._learn_in_graphs(arrays, number)
+        else:
+            self.graphs.eager_calls["update"] += 1
+            self._total.zero_()
+            rows = self._prepare(batch)
+            first = rows.of_single_agents() if self._single else rows
+            for k in range(c.data_passes):
+                seen = first
+                if k and self.transforms.draws:
+                    again = self._redrawn_rows(rows, batch)
+                    seen = again.of_single_agents() if self._single else again
+                minibatches = seen.shuffled(number, self._generator)
+                minibatches.columns = self._derived(minibatches.columns)
+                if minibatches.number:
+                    for step in self._each_stage:
+                        step(minibatches)
         self._schedule.restore()
         self._counts["updates"] += 1
+        scalars = self._scalars(self._total, self._of_batch)
         return dict(zip(self._logged, scalars.unbind(), strict=True))
-
-    @abstractmethod
-    def _learn(self, batch: Batch, number: int) -> Tensor:
-        """See the class."""
 
     @override
     def graph_bytes(self, rows: int) -> float:
         return self._fixed.expected_bytes(rows)
 
-    def _learn_in_graphs(self, batch: Batch, number: int) -> Tensor:
-        """`_learn` on a GPU."""
-        fixed, arrays = self._fixed, batch.arrays
+    def _learn_in_graphs(self, arrays: dict[str, Tensor], number: int) -> None:
+        """Learn as `update` does, on a GPU; sums go to `_total` and `_of_batch`."""
+        fixed = self._fixed
         fixed.load(arrays, number)
         arrays = self._completed(arrays)
         words = fixed.pack(arrays)
@@ -148,14 +160,61 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
             for steps in self._steps_in_graphs:
                 for start in range(0, number, self._block):
                     self._call(steps, fixed.gather(words, memory, k, start))
-        return self._scalars(self._total, self._of_batch)
+
+    @torch.no_grad()
+    def _prepare(self, batch: Batch) -> Rows:
+        """Return what minibatches are of; keep what `_scalars` needs of the batch."""
+        arrays = self._completed(batch.arrays)
+        batch = Batch(arrays, [])
+        length, envs = arrays["step_type"].shape
+        obs = {name: x.flatten(0, 1) for name, x in batch.observation().items()}
+        action = arrays["raw_action" if "raw_action" in arrays else "action"].flatten(0, 1)
+        action = action if action.is_floating_point() else action.long()
+        inputs, states = self._fed(obs, action), recurrent_states(batch)
+        values = self._values_of_rows(inputs, states, action, obs, envs)
+        values = {name: x.view(length, envs, -1) for name, x in values.items()}
+        columns, weight, of_batch = self._learnable(batch, values, None)
+        self._of_batch.copy_(of_batch)
+        weight = weight.flatten(0, 1)
+        columns = {name: x.flatten(0, 1) for name, x in columns.items()}
+        columns |= {"action": action[: len(weight)], **told_of_rows(obs)}
+        actor, critic = (state and state.without_last() for state in states)
+        return Rows(*inputs, columns, weight, self._sharing, actor, critic, self._group)
+
+    @torch.no_grad()
+    def _redrawn_rows(self, rows: Rows, batch: Batch) -> Rows:
+        """Return rows of a batch with what was seen and done changed at random."""
+        count = len(rows.weight)
+        obs = {name: x.flatten(0, 1)[:count] for name, x in batch.observation().items()}
+        obs, action = self.redrawn(obs, rows.columns["action"], rows.actor_state)
+        actor, critic = self._fed(obs, action)
+        columns = rows.columns | {"action": action} | told_of_rows(obs)
+        return replace(rows, actor=actor, critic=critic, columns=columns)
+
+    def redrawn(
+        self, obs: dict[str, Tensor], action: Tensor, state: RecurrentState | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Return observations and actions changed at random; an environment's rows change alike.
+
+        Args:
+            obs: name -> [R, A, ...].
+            action: [R, A, ...].
+            state: recurrent state before the first rows; None: rows are single ones.
+        """
+        rows = {OBSERVATION + name: x for name, x in obs.items()} | {"action": action}
+        steps = 1 if state is None or state.first is None else len(state.first)
+        found = self.transforms.draw(rows, self._generator, steps)
+        return {name: found[OBSERVATION + name] for name in obs}, found["action"]
 
     @abstractmethod
-    def _blocks_of_steps(self) -> dict[str, Callable[[Mapping[str, Tensor]], Outputs]]:
-        """Steps on all minibatches of a block, by name; they add to `_total`."""
+    def _stages(self) -> dict[str, Callable[[Pass], None]]:
+        """Return functions that step on minibatches, by name; they add to `_total`.
+
+        A pass goes through one after the other; each may be captured.
+        """
 
     def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A batch's arrays with what it lacks."""
+        """Return a batch's arrays with what it lacks."""
         return arrays
 
     @abstractmethod
@@ -165,26 +224,28 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         states: RecurrentStates,
         action: Tensor,
         obs: Mapping[str, Tensor],
+        envs: int = 0,
     ) -> dict[str, Tensor]:
-        """What `_learnable` needs of rows, [R, A] by name.
+        """Return what `_learnable` needs of rows, [R, A] by name.
 
         Args:
-            inputs: of actor and critic.
-            states: the same.
+            inputs: inputs of actor and critic.
+            states: recurrent states of both.
             action: [R, A, ...].
             obs: name -> [R, A, ...].
+            envs: number of the first rows, those of the first time; 0: rows are of any time.
         """
 
     @abstractmethod
     def _learnable(
-        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor
+        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """What minibatches learn from; called once an update, may be captured.
+        """Return what minibatches learn from; called once an update, may be captured.
 
         Args:
-            batch: its small arrays, [L + 1, B, ...], padded.
+            batch: its small arrays at least, [L + 1, B, ...], in graphs padded.
             values: of `_values_of_rows`, [L + 1, B, A].
-            rows: scalar, L x B without padding.
+            rows: scalar, L x B without padding; None: nothing is padded.
 
         Returns:
             `_columns` [L, B, A] by name, 1 where a row counts, else 0, and what `_scalars` needs.
@@ -192,17 +253,11 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
 
     @abstractmethod
     def _scalars(self, total: Tensor, of_batch: Tensor) -> Tensor:
-        """`_logged` of sums over minibatches, and of what `_learnable` found."""
+        """Return `_logged` of sums over minibatches, and of what `_learnable` found."""
 
     def _derived(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Columns of minibatches, with those that follow from others."""
+        """Return columns of minibatches, with those that follow from others."""
         return columns
-
-    def _units(self, batch: Batch) -> int:
-        """Units of minibatches that may count: environments, joint rows, or rows of agents."""
-        if self.memory_size:
-            return batch.arrays["step_type"].shape[1]
-        return batch.rows * (self._spec.num_agents if self._single else 1)
 
     @property
     def _width(self) -> int:
@@ -235,19 +290,13 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         most = min(chunk_of(image, _MOST_ROWS) for image in shapes)
         return max(1, min(most // agents, whole))
 
-    def _network_outputs(
-        self, network: nn.Module, inputs: Inputs, state: RecurrentState | None = None
-    ) -> Tensor:
-        """[B, A, K] float32 for any number of joint rows; nothing here carries gradient."""
-        return forward_rows(network, inputs, self._precision, inputs.agents, state)
+    def _outputs(self, network: nn.Module, inputs: Inputs, state: RecurrentState | None) -> Tensor:
+        """Return [R, A, K] float32 of a network; without gradient any number of rows will do.
 
-    @torch.no_grad()
-    def _forward_block(self, given: Mapping[str, Tensor], *, network: nn.Module) -> Outputs:
-        """Outputs of a network for the rows of a minibatch."""
-        return {"out": self._forward(network, *fed("rows", given))}
-
-    def _forward(self, network: nn.Module, inputs: Inputs, state: RecurrentState | None) -> Tensor:
-        """As `_network_outputs`, all rows at once."""
+        On a GPU the rows are a block, and go through at once.
+        """
+        if not self._static:
+            return forward_rows(network, inputs, self._precision, inputs.agents, state)
         with cast_weights(self._precision, network):
             out, _ = forward(network, inputs, state)
         return out.float()
@@ -261,78 +310,16 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         self._pace.given()
         return outputs
 
-    def _rows(
-        self,
-        inputs: tuple[Inputs, Inputs],
-        columns: dict[str, Tensor],
-        weight: Tensor,
-        hidden: RecurrentStates,
-    ) -> Rows:
-        """What minibatches are of; `hidden` is that of all rows, the last included."""
-        return Rows(
-            *inputs,
-            columns,
-            weight,
-            self._sharing,
-            hidden[0] and hidden[0].without_last(),
-            hidden[1] and hidden[1].without_last(),
-            self._group,
-        )
-
-    def _passes(
-        self, rows: Rows, batch: Batch, number: int
-    ) -> Iterator[tuple[Pass, dict[str, Tensor]]]:
-        """Shuffled minibatches of each pass over the rows, with their learning rates."""
-        first = rows.of_single_agents() if self._single else rows
-        for k in range(self._config.data_passes):
-            seen = first
-            if k and self.transforms.draws:
-                again = self._rows_redrawn(rows, batch)
-                seen = again.of_single_agents() if self._single else again
-            shuffled = seen.shuffled(number, self._generator)
-            if shuffled.number:
-                yield shuffled, self._schedule.rates(shuffled.counts)
-
-    @torch.no_grad()
-    def _rows_redrawn(self, rows: Rows, batch: Batch) -> Rows:
-        """Return rows of a batch with what was seen and done changed at random."""
-        count = len(rows.weight)
-        obs = {name: x.flatten(0, 1)[:count] for name, x in batch.observation().items()}
-        obs, action = self.redrawn(obs, rows.columns["action"], rows.actor_state)
-        actor, critic = self._fed(obs, action)
-        return replace(rows, actor=actor, critic=critic, columns=rows.columns | {"action": action})
-
-    def redrawn(
-        self, obs: dict[str, Tensor], action: Tensor, state: RecurrentState | None
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Return observations and actions changed at random; an environment's rows change alike.
-
-        Args:
-            obs: name -> [R, A, ...].
-            action: [R, A, ...].
-            state: recurrent state before the first rows; None: rows are single ones.
-        """
-        rows = {OBSERVATION + name: x for name, x in obs.items()} | {"action": action}
-        steps = 1 if state is None or state.first is None else len(state.first)
-        found = self.transforms.draw(rows, self._generator, steps)
-        return {name: found[OBSERVATION + name] for name in obs}, found["action"]
-
     @abstractmethod
     def _fed(self, obs: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
-        """Inputs of actor and critic."""
+        """Return inputs of actor and critic."""
 
 
-def each(step: Step, given: Mapping[str, Tensor]) -> Outputs:
-    """A step on each of n minibatches, one after the other.
-
-    Args:
-        step: of named tensors of one minibatch.
-        given: [n, ...] by name.
-
-    Returns:
-        what the steps do, [n, ...].
-    """
-    number = len(next(iter(given.values())))
-    found = [step({k: x[i] for k, x in given.items()}) for i in range(number)]
-    with torch.no_grad():
-        return {k: torch.stack([of[k] for of in found]) for k in found[0]}
+def told_of_rows(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return columns of minibatches that are observed: legal actions, and those of experts."""
+    columns = {}
+    if ACTION_MASK in obs:
+        columns["mask"] = obs[ACTION_MASK]
+    if EXPERT_ACTION in obs:
+        columns[EXPERT_ACTION] = obs[EXPERT_ACTION].long()
+    return columns

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.algorithms.minibatches import Minibatch
 from learner_service.augment import Augment
 from learner_service.augment.symmetry import Symmetries
 from learner_service.preprocess.augmentation import Augmentation
@@ -207,12 +208,13 @@ def test_first_pass_sees_rows_as_they_are_and_later_ones_do_not() -> None:
     seen: list[float] = []
     evaluate = algorithm._evaluate  # type: ignore[attr-defined]
 
-    def kept(given: Any, mask: Any) -> Any:
-        vector = given["actor/vector"]
+    def kept(rows: Minibatch) -> Any:
+        vector = rows.actor.vector
+        assert vector is not None
         seen.append(float((vector[..., 0] == 1).float().mean()))
         mirrored = (vector[..., 0] == -1).unsqueeze(-1)
-        assert not (mirrored & (given["column/action"].unsqueeze(-1) == 2)).any()
-        return evaluate(given, mask)
+        assert not (mirrored & (rows.columns["action"].unsqueeze(-1) == 2)).any()
+        return evaluate(rows)
 
     algorithm._evaluate = kept  # type: ignore[attr-defined]
     algorithm.update(rollout(0))
