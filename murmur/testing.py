@@ -216,6 +216,7 @@ def _learn(algorithm: Algorithm[Any], spec: EnvSpec) -> dict[str, float]:
             unroll.arrays["step_type"][:: _EPISODE + 1] = int(StepType.FIRST)
             storage.add(unroll)
     batch, _ = storage.sample(0, 0.0)
+    assert batch is not None
     seen = algorithm.transforms.batch(batch)
     scalars = {name: float(value) for name, value in algorithm.update(seen).items()}
     storage.done(seen)

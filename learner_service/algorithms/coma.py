@@ -139,6 +139,8 @@ class Coma(OnPolicyAlgorithm):
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """See OnPolicyAlgorithm; updates the target. All but epsilon are 0 if no agent acted."""
+        if not self._static:  # else with the choice of last actions, in its graph
+            self._exploration.anneal()
         scalars, c = super().update(batch), self._config
         # 8. Q' follows Q.
         if c.target_update == "soft":
@@ -174,8 +176,10 @@ class Coma(OnPolicyAlgorithm):
             rows.index_copy_(0, last, self._chosen(obs, state, kinds).to(rows.dtype))
         return arrays | {"action": action}
 
+    @torch.no_grad()
     def _choose_block(self, given: Mapping[str, Tensor]) -> Outputs:
         """Choose actions for last rows; may be captured."""
+        self._exploration.anneal()
         obs, state = self._fixed.fed_last(given)
         return {"action": self._chosen(obs, state, given.get(_LAST + "step_type")).to(torch.int32)}
 
@@ -190,7 +194,6 @@ class Coma(OnPolicyAlgorithm):
             state: recurrent state before the first row; None: the policy has none.
             step_type: with memory [L + 1, B].
         """
-        self._exploration.anneal()
         mask = obs.get(ACTION_MASK)
         logits = self._outputs(self.actor, self._actor_inputs(obs), state)
         if state is not None:

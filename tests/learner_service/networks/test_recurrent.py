@@ -254,7 +254,7 @@ def test_comas_actor_is_unrolled_from_what_it_acted_with() -> None:
             want = pi.gather(1, action.unsqueeze(1)).squeeze(1).log()
             got = rows.columns["log_prob"].view(4, -1)[t]
             counts = rows.weight.view(4, -1)[t] > 0
-            torch.testing.assert_close(got[counts], want[counts], rtol=0, atol=2e-6)
+            torch.testing.assert_close(got[counts], want[counts], rtol=0, atol=1e-6)
 
 
 def test_evaluation_resets_its_state_where_episodes_begin() -> None:
