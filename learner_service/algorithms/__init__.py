@@ -31,6 +31,7 @@ SUPPORT = {
         "options",
         "packed_rows",
         "returns",
+        "rollout_rows",
         "schedule",
         "supervised",
         "supervised_network",

@@ -42,7 +42,7 @@ from learner_service.algorithms.minibatches import (
     counted_actions,
     deviations,
 )
-from learner_service.algorithms.on_policy import OnPolicyAlgorithm, RecurrentStates
+from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.algorithms.returns import (
     lambda_returns,
     most_gain,
@@ -50,6 +50,7 @@ from learner_service.algorithms.returns import (
     polyak_update,
     target_of,
 )
+from learner_service.algorithms.rollout_rows import RecurrentStates
 from learner_service.networks.building import is_stacked
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import one_hot, sample, uniform

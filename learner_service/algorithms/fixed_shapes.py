@@ -14,7 +14,6 @@ again: `prepare` alone.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,17 +21,15 @@ from torch import Tensor
 
 from learner_service.algorithms.minibatches import Pass, shares
 from learner_service.algorithms.packed_rows import Layout, packed, unpacked
+from learner_service.algorithms.rollout_rows import RolloutRows, told_of_rows
 from learner_service.networks.inputs import Inputs
 from learner_service.networks.recurrent import RecurrentState
 from learner_service.runtime.cuda_graph import Captured, Outputs, copy_by_type
 from learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import OBSERVATION
-from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Discrete
+from shared.spec import AGENT_MASK, Discrete
 from shared.timestep import StepType
-
-if TYPE_CHECKING:
-    from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 
 _HEADROOM = 4
 _TEMPORARIES = 24  # arrays of `prepare` that live at once in its pool, of one number of each agent
@@ -51,7 +48,7 @@ class FixedShapes:
         columns: names of the numbers that `prepare` finds for each row of an agent.
     """
 
-    def __init__(self, algorithm: "OnPolicyAlgorithm", columns: tuple[str, ...]) -> None:
+    def __init__(self, algorithm: RolloutRows, columns: tuple[str, ...]) -> None:
         """Make and capture nothing yet.
 
         Args:
@@ -317,10 +314,7 @@ class FixedShapes:
         arrays = _named_inputs("actor", inputs[0])
         if inputs[1] is not inputs[0]:
             arrays |= _named_inputs("critic", inputs[1])
-        arrays["action"] = action
-        for name, column in ((ACTION_MASK, "mask"), (EXPERT_ACTION, EXPERT_ACTION)):
-            if name in obs:
-                arrays[column] = obs[name]
+        arrays |= {"action": action, **told_of_rows(obs)}
         self._layout, words = packed(arrays, len(self.columns))
         return {_WORDS: words} | {_VALUE + name: x for name, x in values.items()}
 
@@ -486,8 +480,6 @@ class FixedShapes:
             length = self._steps - 1
             begins = first[:, 0].view(number, length, -1).transpose(0, 1).flatten(1) > 0
             state = RecurrentState(memory, begins)
-        if EXPERT_ACTION in found:
-            found[EXPERT_ACTION] = found[EXPERT_ACTION].long()
         columns = algorithm._derived(found)
         return Pass(number, actor, critic, columns, share, -share, counts, sharing, *_both(state))
 

@@ -30,7 +30,7 @@ from learner_service.algorithms.minibatches import (
     Pass,
     counted_actions,
 )
-from learner_service.algorithms.on_policy import OnPolicyAlgorithm, RecurrentStates
+from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
@@ -39,6 +39,7 @@ from learner_service.algorithms.returns import (
     of_agents,
     vtrace_returns,
 )
+from learner_service.algorithms.rollout_rows import RecurrentStates
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, Normal, logged_entropy
