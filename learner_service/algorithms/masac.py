@@ -272,7 +272,13 @@ class Masac(OffPolicyAlgorithm):
             loss = loss + temperature_loss(self.temperature.log, entropy, wanted)
         # 6. One backward pass and one step of all; targets follow.
         share = share.flatten()
-        actor_norm, critic_norm = self._step(torch.dot(loss.flatten(), share))
+        precision, sets = self._precision, self._num_slices
+        precision.backward([torch.dot(loss.flatten(), share)], [self._optimizer])
+        actor_norm = precision.clip(learned_parameters(self.actor), c.max_grad_norm, sets)
+        critic_sets = weight_sets(self.critic, 2 * sets)
+        critic_norm = precision.clip(self.critic.parameters(), c.max_grad_norm, critic_sets)
+        precision.apply(self._optimizer)
+        polyak_update(self.target, self.critic, c.target_tau)
         # 7. Logs, and the new priorities [B].
         with torch.no_grad():
             td_error = error.sqrt().mean(-1)
@@ -289,20 +295,6 @@ class Masac(OffPolicyAlgorithm):
             "critic_grad_norm": critic_norm,
             PRIORITY: td_error.mean(1),
         }
-
-    def _step(self, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Step 6 of `_learn`; returns the norms of the policies' and the critics' gradients."""
-        self._precision.backward(loss, self._optimizer)
-        policy = learned_parameters(self.actor)
-        actor_norm = self._precision.clip(policy, self._config.max_grad_norm, self._num_slices)
-        critic_norm = self._precision.clip(
-            self.critic.parameters(),
-            self._config.max_grad_norm,
-            weight_sets(self.critic, 2 * self._num_slices),
-        )
-        self._precision.apply(self._optimizer)
-        polyak_update(self.target, self.critic, self._config.target_tau)
-        return actor_norm, critic_norm
 
     def _continuous(
         self,

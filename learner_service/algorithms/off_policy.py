@@ -194,7 +194,8 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         Returns:
             the scalars of `_learn`, and what `_explores` names.
         """
-        self._count_update()
+        self._counts["updates"] += 1
+        self._set_rows(self._rows() + self._rows_per_update)
         rows, turn = self._rows_of(batch), self._turn()
         if batch.error_memory is None:
             scalars = self._captured(rows, **turn)
@@ -246,11 +247,6 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             self._group.largest_([largest])
             rows["weight"] = batch.weight * (batch.largest_weight / largest)
         return rows
-
-    def _count_update(self) -> None:
-        """Count an update, and the rows it stands for at the replay's ratio of the two."""
-        self._counts["updates"] += 1
-        self._set_rows(self._rows() + self._rows_per_update)
 
     def _rows(self) -> Fraction:
         return Fraction(int(self._counts["rows"]), int(self._counts["rows_divisor"]))
