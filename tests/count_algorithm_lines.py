@@ -34,7 +34,7 @@ FOLDER = Path("learner_service/algorithms")
 ENTRIES = {
     *("update", "_learn", "act", "forward", "_explores", "_turn", "_fed"),
     *("_fit", "_improve", "_steps", "_choose_block"),
-    *("_values_of_rows", "_learnable", "_derived", "_completed"),
+    *("_values_of_rows", "_learnable", "_completed"),
 }
 METRICS = {"_means", "_note", "_note_actor", "evaluate", "confusion", "_count"}
 KINDS = ("algorithm", "imports", "options", "checks", "metrics", "building")

@@ -247,15 +247,6 @@ class Coma(OnPolicyAlgorithm):
         variance = squares / counted
         return columns, weight, torch.stack([mean, variance, variance.sqrt()])
 
-    @override
-    def _derived(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
-        mask = columns.pop("mask", None)
-        if mask is None:
-            return columns
-        # Penalties of illegal actions and the floor of exploration, [M, A, K] each.
-        floor = self._epsilon * uniform(mask) + LEAST
-        return columns | {"penalty": penalties(mask), "floor": floor}
-
     def _fed(self, obs: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
         """Inputs of actor and critic."""
         return self._actor_inputs(obs), self._critic_inputs(obs, action)
@@ -317,6 +308,10 @@ class Coma(OnPolicyAlgorithm):
         sharing = self._sharing[:, :1] if self._single else self._sharing
         rates = self._schedule.rates(minibatches.counts)
         with torch.no_grad():
+            mask = minibatches.columns.pop("mask", None)
+            if mask is not None:  # penalties of illegal actions, and exploration of legal ones
+                floor = self._epsilon * uniform(mask) + LEAST
+                minibatches.columns |= {"penalty": penalties(mask), "floor": floor}
             # 4. Q of all own actions by the critic just fitted, [n, M, A, K].
             q = self._values(minibatches)
             action = minibatches.columns["action"].view_as(share)

@@ -102,7 +102,6 @@ class OnPolicyAlgorithm(RolloutRows):
                     again = self._redrawn_rows(rows, batch)
                     seen = again.of_single_agents() if self._single else again
                 minibatches = seen.shuffled(number, self._generator)
-                minibatches.columns = self._derived(minibatches.columns)
                 if minibatches.number:
                     for step in self._each_stage:
                         step(minibatches)

@@ -98,10 +98,6 @@ class RolloutRows(ActorCritic[Batch]):
             `_columns` [L, B, A] by name, 1 where a row counts, else 0, and what `_scalars` needs.
         """
 
-    def _derived(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return columns of minibatches, with those that follow from others."""
-        return columns
-
     def redrawn(
         self, obs: dict[str, Tensor], action: Tensor, state: RecurrentState | None
     ) -> tuple[dict[str, Tensor], Tensor]:
