@@ -45,7 +45,7 @@ def build_transforms(
         spec: of the environment.
         network: name and options of the network.
         augment: section of the configuration; None: nothing is augmented.
-        imitation: section of the configuration; None: whoever is imitated is for ever.
+        imitation: section of the configuration; None: imitation does not end.
         frozen: numbers of frozen agents.
         slices: parameter group of each agent.
         reward_sets: set of each agent whose rewards have statistics together; None: rewards stay.

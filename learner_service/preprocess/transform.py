@@ -2,7 +2,7 @@
 
 The learner applies the list to each batch before `algorithm.update`, a policy to each observation
 before `act`. Storage keeps what environments sent. Random changes alone wait for the algorithm: it
-asks for them anew in each pass over a batch, within its CUDA graphs.
+asks for other ones in each pass over a batch, within its CUDA graphs.
 """
 
 from collections.abc import Callable, Iterable, Mapping
