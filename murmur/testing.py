@@ -140,7 +140,7 @@ def assert_algorithm(
         learner=LearnerConfig(device="cpu", precision="fp32"),
     )
     one, other = (Probe(config, spec).algorithm for _ in range(2))
-    policy = one.make_policy()
+    policy = one.snapshot()
     _assert_acts(policy, one, spec)
     before = _act(policy, one, spec)
     for _ in range(_UPDATES):
@@ -148,8 +148,8 @@ def assert_algorithm(
     assert _equal(_act(policy, one, spec), before), (
         "an update changes a policy that was handed out: make_policy must copy the weights"
     )
-    one.publish(policy)
-    fresh = _act(one.make_policy(), one, spec)
+    one.refresh(policy)
+    fresh = _act(one.snapshot(), one, spec)
     says = fresh.keys() & {"logits", "mean"}
     assert not says or not _equal(fresh, before), "updates change nothing of what the policy does"
     assert _equal(_act(policy, one, spec), fresh), (
@@ -194,7 +194,7 @@ def _act(policy: Policy, algorithm: Algorithm[Any], spec: EnvSpec) -> dict[str, 
 
 
 def _memory(algorithm: Algorithm[Any], spec: EnvSpec) -> Tensor | None:
-    size = algorithm.memory_size
+    size = algorithm.memory_size + algorithm.transforms.memory_size
     return torch.zeros(_ROWS, spec.num_agents, size) if size else None
 
 
@@ -216,8 +216,10 @@ def _learn(algorithm: Algorithm[Any], spec: EnvSpec) -> dict[str, float]:
             unroll.arrays["step_type"][:: _EPISODE + 1] = int(StepType.FIRST)
             storage.add(unroll)
     batch = storage.sample(0, 0.0)
-    scalars = {name: float(value) for name, value in algorithm.update(batch).items()}
-    storage.done(batch)
+    assert batch is not None
+    seen = algorithm.transforms.batch(batch)
+    scalars = {name: float(value) for name, value in algorithm.update(seen).items()}
+    storage.done(seen)
     for name, value in scalars.items():
         assert math.isfinite(value), f"update returns {name} = {value}"
     return scalars

@@ -33,11 +33,10 @@ FOLDER = Path("learner_service/algorithms")
 # What the learner and the inference thread call, steps that are captured, and hooks of `update`.
 ENTRIES = {
     *("update", "_learn", "act", "forward", "_explores", "_turn", "_fed"),
-    *("_fit", "_improve", "_minibatch", "_before", "_before_improving"),
-    *("_block_of_steps", "_critic_block", "_actor_block", "_choose_block"),
-    *("_values_of_rows", "_learnable", "_derived", "_completed"),
+    *("_fit", "_improve", "_steps", "_choose_block"),
+    *("_values_of_rows", "_learnable", "_completed"),
 }
-METRICS = {"_after", "_after_improving", "_means", "_note", "evaluate", "confusion", "_count"}
+METRICS = {"_means", "_note", "_note_actor", "evaluate", "confusion", "_count"}
 KINDS = ("algorithm", "imports", "options", "checks", "metrics", "building")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

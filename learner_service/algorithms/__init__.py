@@ -11,7 +11,6 @@ SUPPORT = {
     *(
         "actor",
         "actor_critic",
-        "augmented",
         "averaging",
         "base",
         "confusion",
@@ -20,11 +19,9 @@ SUPPORT = {
     *(
         "exploration",
         "fixed_shapes",
-        "frozen",
         "imitation",
         "labelled_images",
         "minibatches",
-        "normalising",
         "off_policy",
         "on_policy",
     ),
@@ -33,14 +30,11 @@ SUPPORT = {
         "packed_rows",
         "policies",
         "returns",
-        "running_moments",
+        "rollout_rows",
         "schedule",
-        "stacking",
-        "steps",
         "supervised",
         "supervised_network",
         "value_norm",
-        "wrapping",
     ),
 }
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from learner_service.algorithms.base import Algorithm, Policy
-from learner_service.algorithms.frozen import FrozenAgents
 from learner_service.algorithms.options import CriticConfig, SharingConfig
 from learner_service.algorithms.policies import SnapshotPolicy
 from learner_service.networks.building import (
@@ -78,7 +77,6 @@ class ActorCritic(Algorithm[B], Generic[B]):
         self._network = network
         self._slices = config.slices(spec.num_agents)
         self._num_slices = count_slices(self._slices)
-        self._frozen = FrozenAgents(config.frozen_agents, self._slices, device)
         self._options = input_options(network, spec)
         self._actor_inputs = ActorInputs(spec, self._options)
         # Optimisers with what they train, in the order of `_adam`.

@@ -19,26 +19,25 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.algorithms.options import AlgorithmConfig as AlgorithmConfig
-from learner_service.augment import Augment, build_rl_augment
-from learner_service.networks.building import NORMALISE, frame_depth, normalises_observations
+from learner_service.algorithms.options import SharingConfig
+from learner_service.preprocess.building import build_transforms
+from learner_service.preprocess.transform import Transforms
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
 from learner_service.runtime.device import restore_generator
 from learner_service.runtime.memory import learning_from
 from learner_service.runtime.precision import Precision
-from learner_service.storage.frames import Frames, find_frames
+from learner_service.storage.frames import Frames
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Batch, UnrollStorage
-from learner_service.storage.unroll import OBSERVATION
 from shared.augmentation import AugmentConfig
-from shared.config import ExperimentConfig, PluginConfig, validate
+from shared.config import ExperimentConfig, ImitationConfig, PluginConfig, validate
 from shared.config_text import plain_data
 from shared.errors import ConfigError, SpecError
 from shared.registry import load_plugin, plugin_failures
 from shared.spec import EXPERT_ACTION, Discrete, EnvSpec
 
 B = TypeVar("B", bound=Batch)
-NEXT = "next/"  # prefix of the arrays of row t + k in an update from a replay
 FOLDER, GROUP = "learner_service.algorithms", "murmur.algorithms"
 _SCALER = "scaler"
 # Of an optimiser: the configuration's and the device's, not the state's.
@@ -88,6 +87,45 @@ class Policy(ABC):
         """
 
 
+class TransformedPolicy(Policy):
+    """A policy that is given what the environment sends, around one of what is learned from.
+
+    Its memory is that of the policy inside, then that of the transforms.
+    """
+
+    def __init__(self, inner: Policy, transforms: Transforms) -> None:
+        """Keep both.
+
+        Args:
+            inner: policy for transformed observations.
+            transforms: snapshot of the algorithm's, which no update changes.
+        """
+        self.inner, self.transforms = inner, transforms
+        self.memory_size = inner.memory_size + transforms.memory_size
+        # Exports look for weights among the attributes.
+        modules = {k: part for k, part in vars(inner).items() if isinstance(part, nn.Module)}
+        for name, part in (modules | transforms.state()).items():
+            setattr(self, name, part)
+
+    @torch.inference_mode()
+    def act(
+        self,
+        observation: Mapping[str, Tensor],
+        generator: torch.Generator | None,
+        memory: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """See Policy."""
+        own = self.inner.memory_size
+        of_transforms = None if memory is None else memory[..., own:]
+        seen, kept = self.transforms.act(observation, of_transforms)
+        if kept is None:
+            return self.inner.act(seen, generator, memory)
+        remembered = kept.new_zeros((*kept.shape[:2], own)) if memory is None else memory[..., :own]
+        acted = self.inner.act(seen, generator, remembered if own else None)
+        acted["memory"] = torch.cat([acted["memory"], kept], -1) if own else kept
+        return acted
+
+
 class Algorithm(ABC, Generic[B]):
     """Learns from batches. Used by the thread that learns, but for the policies it hands out.
 
@@ -99,11 +137,10 @@ class Algorithm(ABC, Generic[B]):
         rows_per_update: agent-transitions an update learns from, at least.
         extras: what a policy's `act` returns beside the action, to be kept with the row: name ->
             shape per agent, float32.
-        augment: what changes batches before it learns from them; None: nothing.
-        memory_size: that of its policies; the storage keeps what each unroll's first row was acted
-            with.
-        frames: images that are stacked, if any; then `stacking` has built it for the stacks, and
-            its storage keeps single frames.
+        transforms: changes of batches before `update`, and of what `snapshot` acts on.
+        memory_size: that of its own policies; the storage keeps what each unroll's first row was
+            acted with.
+        frames: images that are stacked, if any; its storage keeps single frames.
     """
 
     IMITATES = False
@@ -112,7 +149,7 @@ class Algorithm(ABC, Generic[B]):
     unrolls_per_update: int = 0
     extras: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     memory_size: int = 0
-    augment: Augment | None = None
+    transforms = Transforms()
     frames: Frames | None = None
 
     def __init__(self, precision: Precision, device: torch.device, seed: int) -> None:
@@ -215,6 +252,21 @@ class Algorithm(ABC, Generic[B]):
     @abstractmethod
     def publish(self, policy: Policy) -> None:
         """Copy what was learned into a policy of `make_policy`; no thread may act with it now."""
+
+    def snapshot(self) -> Policy:
+        """Return a policy of `make_policy` that is given what the environment sends."""
+        policy = self.make_policy()
+        if not self.transforms.acts:
+            return policy
+        return TransformedPolicy(policy, self.transforms.snapshot())
+
+    def refresh(self, snapshot: Policy) -> None:
+        """Copy what was learned into a policy of `snapshot`; no thread may act with it now."""
+        if not isinstance(snapshot, TransformedPolicy):
+            self.publish(snapshot)
+            return
+        self.publish(snapshot.inner)
+        self.transforms.publish(snapshot.transforms)
 
     def compile(self, backend: str = "inductor") -> None:
         """Have torch.compile look at every network when it is first used; weights stay.
@@ -340,25 +392,45 @@ def build_algorithm(
     device: torch.device,
     seed: int,
     augment: AugmentConfig | None = None,
+    imitation: ImitationConfig | None = None,
 ) -> Algorithm[Any]:
-    """The configured algorithm for this spec; without `augment` it learns from batches as they are.
+    """Build the configured algorithm for this spec, with the transforms of its batches.
 
     In a group the options are one rank's share, see AlgorithmConfig.for_rank.
+
+    Args:
+        config: name and options of the algorithm.
+        spec: of the environment.
+        network: name and options of the network.
+        precision: of forward passes; has the group of the ranks.
+        device: where it learns.
+        seed: of the first weights and of what the algorithm draws.
+        augment: section of the configuration; None: nothing is augmented.
+        imitation: section of the configuration; None: imitation does not end.
 
     Raises:
         ConfigError: for an unknown algorithm or option, or an augmentation that does not fit.
         SpecError: if the algorithm does not fit the spec.
     """
-    from learner_service.algorithms.normalising import normalising
-    from learner_service.algorithms.stacking import Stacking  # algorithms themselves
-
     module = load_plugin(FOLDER, GROUP, config.name)
     options = validate(module.Config, config.options, "algorithm")
-    frames = find_frames(frame_depth(network, spec), spec)
-    seen = spec if frames is None else frames.stacked_spec(spec)
-    rows = options.learned_at_once(spec.num_agents) if isinstance(options, AlgorithmConfig) else 0
+    shared = options if isinstance(options, SharingConfig) else SharingConfig()
+    agents = spec.num_agents
+    transforms = build_transforms(
+        spec,
+        network,
+        augment,
+        imitation,
+        frozen=shared.frozen_agents,
+        slices=shared.slices(agents),
+        reward_sets=shared.reward_sets(agents) if shared.normalise_rewards else None,
+        group=precision.group,
+        device=device,
+    )
+    rows = options.learned_at_once(agents) if isinstance(options, AlgorithmConfig) else 0
     at_once = learning_from(rows, device, precision.dtype.itemsize)
     with plugin_failures(f"algorithm '{config.name}'"), at_once:
+        seen = transforms.spec(spec)
         algorithm: Algorithm[Any] = module.build(options, seen, network, precision, device, seed)
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
@@ -370,15 +442,6 @@ def build_algorithm(
             f"imitation.baseline: algorithm '{config.name}' does not imitate; set coma, mappo, "
             "ippo or ppo, or leave imitation out"
         )
-    if augment is not None:
-        prefixes = (OBSERVATION, NEXT + OBSERVATION)
-        algorithm.augment = build_rl_augment(augment, seen, device, prefixes)
-    if frames is not None:
-        algorithm = Stacking(algorithm, frames)
-    observations = normalises_observations(network, spec)
-    if observations and augment is not None and augment.preset == "symmetry":
-        raise ConfigError(
-            f"augment.preset=symmetry mirrors observations in the environment's own units; set "
-            f"{NORMALISE}=false"
-        )
-    return normalising(algorithm, options, spec, observations, precision, device)
+    algorithm.transforms, algorithm.frames = transforms, transforms.frames
+    algorithm.keep(**transforms.state())
+    return algorithm

@@ -10,9 +10,11 @@ rollout is learned from in several passes of minibatches, critic first.
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
@@ -29,15 +31,14 @@ from learner_service.algorithms.exploration import (
     penalties,
     policy_probabilities,
 )
-from learner_service.algorithms.imitation import LOGGED, advice, expert_column, mean_of_told
+from learner_service.algorithms.imitation import LOGGED, advice, mean_of_told
 from learner_service.algorithms.minibatches import (
+    NEVER_TAKEN,
     Pass,
-    Rows,
     counted_actions,
     deviations,
-    uncounted_never_taken,
 )
-from learner_service.algorithms.on_policy import OnPolicyAlgorithm, RecurrentStates, each
+from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.algorithms.policies import ComaPolicy
 from learner_service.algorithms.returns import (
     lambda_returns,
@@ -46,7 +47,7 @@ from learner_service.algorithms.returns import (
     polyak_update,
     target_of,
 )
-from learner_service.algorithms.steps import fed, named
+from learner_service.algorithms.rollout_rows import RecurrentStates
 from learner_service.networks.building import is_stacked
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import sample, uniform
@@ -54,7 +55,7 @@ from learner_service.networks.forward import forward
 from learner_service.networks.inputs import CriticInputs, Inputs
 from learner_service.networks.recurrent import RecurrentState, memory_size, recurrent_states
 from learner_service.runtime.cuda_graph import Outputs
-from learner_service.storage.rollout import Batch, Transitions, transitions
+from learner_service.storage.rollout import Batch, transitions
 from shared.spec import ACTION_MASK, EXPERT_ACTION
 from shared.timestep import StepType
 
@@ -91,16 +92,16 @@ _NORMS = ("critic_grad_norm", "actor_grad_norm")
 _OF_THE_BATCH = ("target_mean", "target_std", "explained_variance", "epsilon")
 
 
+_OF_ACTOR = ("actor/stored", "actor/vector", "mask", "inverse", EXPERT_ACTION)
 _LEAST_DEVIATION = 1e-6  # what is added to deviations that advantages are divided by
-_OF_ACTOR = ("actor/stored", "actor/vector", "penalty", "floor", "inverse", EXPERT_ACTION)
 _LAST = "last/"  # buffers of unrolls' last rows
-_Log = dict[str, Tensor]  # what steps return, by name: [n, ...]
 
 
 class Coma(OnPolicyAlgorithm):
     """See the module. Used by the thread that learns."""
 
     POLICY, IMITATES = ComaPolicy, True
+    _unused = MappingProxyType({"critic": _OF_ACTOR, "actor": ("target",)})
     _OF_BATCH = 3  # mean, variance and deviation of targets
     _config: Config
     _critic_inputs: CriticInputs
@@ -139,6 +140,8 @@ class Coma(OnPolicyAlgorithm):
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """See OnPolicyAlgorithm; updates the target. All but epsilon are 0 if no agent acted."""
+        if not self._static:  # else with the choice of last actions, in its graph
+            self._exploration.anneal()
         scalars, c = super().update(batch), self._config
         # 8. Q' follows Q.
         if c.target_update == "soft":
@@ -147,73 +150,60 @@ class Coma(OnPolicyAlgorithm):
             polyak_update(self.target, self.critic, 1.0)
         return scalars
 
-    def _learn(self, batch: Batch, number: int) -> Tensor:
-        """The update but for the target critic.
-
-        Args:
-            batch: all that is learned from.
-            number: of minibatches in each pass.
-        """
-        self._exploration.anneal()
-        # 1. and 2. Targets, once.
-        rows = self._prepare(batch)
-        # 3. to 7. In each pass the critic, then the actor.
-        log: list[_Log] = []
-        for shuffled, rates in self._passes(rows, batch, number):
-            critic = self._critic_pass(shuffled, rates)
-            actor = self._actor_pass(shuffled, rates)
-            log.append({"share": shuffled.share, "counts": shuffled.counts, **critic, **actor})
-        of_batch = self._of_targets(rows.columns["target"], rows.weight, batch.env_steps())
-        if not log:
-            return self._scalars(torch.zeros_like(self._total), of_batch)
-        found = {name: torch.cat([of[name] for of in log]) for name in log[0]}
-        sums = torch.cat([self._critic_sums(found), self._actor_sums(found)])
-        return self._scalars(sums, of_batch)
-
     @override
-    def _blocks_of_steps(self) -> dict[str, Callable[[Mapping[str, Tensor]], Outputs]]:
+    def _stages(self) -> dict[str, Callable[[Pass], None]]:
         self._choose = self._fixed.capture("choose", self._choose_block)
-        return {"critic": self._critic_block, "actor": self._actor_block}
-
-    def _critic_block(self, given: Mapping[str, Tensor]) -> Outputs:
-        """Fit the critic to the minibatches of a block; may be captured."""
-        own = self._fixed.of_block(given, _OF_ACTOR)
-        found = self._critic_pass(own, self._schedule.rates(own.counts))
-        sums = self._critic_sums(found | {"share": own.share})
-        self._total[: len(sums)].add_(sums)
-        return {}
-
-    def _actor_block(self, given: Mapping[str, Tensor]) -> Outputs:
-        """Improve the policy by the minibatches of a block; may be captured."""
-        own = self._fixed.of_block(given, ("target",))
-        found = self._actor_pass(own, self._schedule.rates(own.counts))
-        sums = self._actor_sums(found | {"share": own.share, "counts": own.counts})
-        self._total[-len(sums) :].add_(sums)
-        return {}
+        return {"critic": self._fit, "actor": self._improve}
 
     def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See OnPolicyAlgorithm: unrolls' last rows get the actions that the policy would take."""
+        """See OnPolicyAlgorithm: unrolls' last rows get the actions that the policy would take.
+
+        An unroll's last row has no action yet. In an unroll that was closed before it was full, the
+        last row is the one before the padding.
+        """
         # 1. a ~ pi(. | o) at the row that the targets of the last transition look at.
-        action, fixed = arrays["action"].clone(), self._fixed
-        last, rows = last_written(arrays["step_type"]), action.view(-1, action.shape[2])
-        for start, stop in fixed.last_rows(_LAST, arrays, last):
-            found = self._call(self._choose, fixed.under(_LAST))["action"]
-            rows.index_copy_(0, last[start:stop], found[: stop - start].to(rows.dtype))
+        action, kinds = arrays["action"].clone(), arrays["step_type"]
+        last, rows = last_written(kinds), action.view(-1, action.shape[2])
+        if self._static:
+            for start, stop in self._fixed.last_rows(_LAST, arrays, last):
+                found = self._call(self._choose, self._fixed.under(_LAST))["action"]
+                rows.index_copy_(0, last[start:stop], found[: stop - start].to(rows.dtype))
+        else:
+            batch = Batch(arrays, [])
+            obs = {name: x.flatten(0, 1) for name, x in batch.observation().items()}
+            state, _ = recurrent_states(batch)
+            if state is None:
+                obs = {name: x.index_select(0, last) for name, x in obs.items()}
+            rows.index_copy_(0, last, self._chosen(obs, state, kinds).to(rows.dtype))
         return arrays | {"action": action}
 
     @torch.no_grad()
     def _choose_block(self, given: Mapping[str, Tensor]) -> Outputs:
-        """Actions of the policy for last rows, which may be captured."""
+        """Choose actions for last rows; may be captured."""
         self._exploration.anneal()
         obs, state = self._fixed.fed_last(given)
+        return {"action": self._chosen(obs, state, given.get(_LAST + "step_type")).to(torch.int32)}
+
+    @torch.no_grad()
+    def _chosen(
+        self, obs: Mapping[str, Tensor], state: RecurrentState | None, step_type: Tensor | None
+    ) -> Tensor:
+        """Return actions [B, A] of the policy for last rows.
+
+        Args:
+            obs: name -> [B, A, ...], or with memory [(L + 1) * B, A, ...] of whole unrolls.
+            state: recurrent state before the first row; None: the policy has none.
+            step_type: with memory [L + 1, B].
+        """
         mask = obs.get(ACTION_MASK)
-        logits = self._forward(self.actor, self._actor_inputs(obs), state)
+        logits = self._outputs(self.actor, self._actor_inputs(obs), state)
         if state is not None:
-            at = last_written(given[_LAST + "step_type"])
+            assert step_type is not None
+            at = last_written(step_type)
             logits = logits.index_select(0, at)
             mask = None if mask is None else mask.index_select(0, at)
         pi = policy_probabilities(logits, mask, self._epsilon)
-        return {"action": sample(pi, self._generator).to(torch.int32)}
+        return sample(pi, self._generator)
 
     @override
     def _values_of_rows(
@@ -222,183 +212,149 @@ class Coma(OnPolicyAlgorithm):
         states: RecurrentStates,
         action: Tensor,
         obs: Mapping[str, Tensor],
+        envs: int = 0,
     ) -> dict[str, Tensor]:
-        found = {"value": taken(self._forward(self.target, inputs[1], states[1]), action)}
+        # Q'(s, u) of the actions taken; that of rows without one before them is not asked for.
+        skipped = 0 if states[1] is not None else envs
+        critic = inputs[1].rows(slice(skipped, None)) if skipped else inputs[1]
+        value = taken(self._outputs(self.target, critic, states[1]), action[skipped:])
+        found = {"value": F.pad(value, (0, 0, skipped, 0)) if skipped else value}
         if self._config.clip_ratio:  # log pi_old(u | o)
-            logits = self._forward(self.actor, inputs[0], states[0])
+            logits = self._outputs(self.actor, inputs[0], states[0])
             pi = policy_probabilities(logits, obs.get(ACTION_MASK), self._epsilon)
             found["log_prob"] = taken(bounded_log(pi), action)
         return found
 
     @override
     def _learnable(
-        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor
+        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        t = transitions(batch)
+        # 2. y = r + gamma [(1 - lambda) Q'(s', u') + lambda y'] (section 3, TD(lambda)).
+        c, t, value = self._config, transitions(batch), values["value"][1:]
         weight = counted_actions(batch, t, self._spec.num_agents)
-        columns = {"target": self._returns(t, values["value"][1:])}
-        if self._config.clip_ratio:
-            columns["inverse"] = _inverse(values["log_prob"][:-1], weight)
-        return columns, weight, self._of_targets(columns["target"], weight, t.valid.sum())
-
-    @override
-    def _derived(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
-        mask = columns.pop("mask", None)
-        if mask is None:
-            return columns
-        return columns | self._of_mask(mask)
-
-    def _of_mask(self, legal: Tensor) -> dict[str, Tensor]:
-        """Return penalties of illegal actions and the floor of exploration, [M, A, K] each."""
-        return {"penalty": penalties(legal), "floor": self._epsilon * uniform(legal) + LEAST}
-
-    @torch.no_grad()
-    def _prepare(self, batch: Batch) -> Rows:
-        """Everything that is computed once per update, as joint rows."""
-        action = batch.arrays["action"].long()  # [L + 1, B, A]
-        obs = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
-        actor_inputs, hidden = self._actor_inputs(obs), recurrent_states(batch)
-        t = transitions(batch)
-        mask = obs.get(ACTION_MASK)  # [(L + 1) * B, A, K]
-        rows_mask = None if mask is None else mask.flatten(0, 1)
-        self._choose_last(batch, action, actor_inputs, rows_mask, hidden[0])
-        critic_inputs = self._critic_inputs(obs, action.flatten(0, 1))
-        columns = {
-            "action": action[:-1].flatten(0, 1),
-            "target": self._targets(t, critic_inputs, action, hidden[1]).flatten(0, 1),
-        }
-        columns |= expert_column(obs, len(columns["action"]))
-        if mask is not None:
-            legal = mask[: len(columns["action"])]
-            columns |= self._of_mask(legal)
-        weight = counted_actions(batch, t, self._spec.num_agents).flatten(0, 1)
-        if self._config.clip_ratio:  # log pi_old(u | o)
-            logits = self._network_outputs(self.actor, actor_inputs, hidden[0]).flatten(0, 1)
-            pi = policy_probabilities(logits, rows_mask, self._epsilon)
-            log_prob = taken(bounded_log(pi).view(*action.shape, -1), action)
-            columns["inverse"] = _inverse(log_prob[:-1].flatten(0, 1), weight)
-        return self._rows((actor_inputs, critic_inputs), columns, weight, hidden)
+        target = lambda_returns(t.reward, t.discount, value, t.next_is_last, c.gamma, c.td_lambda)
+        columns = {"target": target}
+        if c.clip_ratio:
+            # 1 / pi_old(u | o) of what counts, else 0.
+            columns["inverse"] = (-values["log_prob"][:-1].where(weight > 0, NEVER_TAKEN)).exp()
+        # Mean, variance and deviation of targets; environment steps, all of all ranks.
+        env_steps, counted, mean = t.valid.sum(), weight.sum(), (target * weight).sum()
+        self._group.sum_([counted, mean, env_steps])
+        self._exploration.advance(env_steps)
+        counted = counted.clamp_min(1)
+        mean = mean / counted
+        squares = ((target - mean).square() * weight).sum()
+        self._group.sum_([squares])
+        variance = squares / counted
+        return columns, weight, torch.stack([mean, variance, variance.sqrt()])
 
     def _fed(self, obs: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
         """Inputs of actor and critic."""
         return self._actor_inputs(obs), self._critic_inputs(obs, action)
 
-    def _choose_last(
-        self,
-        batch: Batch,
-        action: Tensor,
-        inputs: Inputs,
-        mask: Tensor | None,
-        hidden: RecurrentState | None,
-    ) -> None:
-        """Set the actions [L + 1, B, A] of the unrolls' last rows to what the policy would do.
-
-        An unroll's last row has no action yet. In an unroll that was closed before it was full,
-        the last row is the one before the padding.
-        """
-        # 1. a ~ pi(. | o) at the row that the targets of the last transition look at.
-        _, num_unrolls, num_agents = action.shape
-        joint = last_written(batch.arrays["step_type"])  # [B] of the (L + 1) * B joint rows
-        if hidden is None:
-            logits = self._network_outputs(self.actor, inputs.rows(joint)).flatten(0, 1)
-        else:
-            logits = self._network_outputs(self.actor, inputs, hidden)[joint].flatten(0, 1)
-        if mask is not None:
-            mask = mask.view(-1, num_agents, mask.shape[-1])[joint].flatten(0, 1)
-        pi = policy_probabilities(logits, mask, self._epsilon)
-        chosen = sample(pi, self._generator).view(num_unrolls, num_agents)
-        action.view(-1, num_agents).index_copy_(0, joint, chosen)
-
-    def _targets(
-        self, t: Transitions, inputs: Inputs, action: Tensor, hidden: RecurrentState | None
-    ) -> Tensor:
-        """[L, B, A] TD(lambda) targets from the target critic's values of rows 1 to L."""
-        # 2. y = r + gamma [(1 - lambda) Q'(s', u') + lambda y'] (section 3, TD(lambda)).
-        length, num_unrolls, num_agents = action.shape
-        if hidden is None:
-            q = self._network_outputs(self.target, inputs.rows(slice(num_unrolls, None)))
-        else:
-            q = self._network_outputs(self.target, inputs, hidden)[num_unrolls:]
-        value = q.flatten(0, 1).gather(-1, action[1:].flatten().unsqueeze(-1))
-        return self._returns(t, value.view(length - 1, num_unrolls, num_agents))
-
-    def _returns(self, t: Transitions, value: Tensor) -> Tensor:
-        """Targets of the target critic's values of rows 1 to L, all [L, B, A]."""
-        c = self._config
-        return lambda_returns(t.reward, t.discount, value, t.next_is_last, c.gamma, c.td_lambda)
-
-    def _critic_pass(self, shuffled: Pass, rates: Mapping[str, Tensor]) -> _Log:
-        """Fit the critic; returns squared errors and values of the actions taken, and norms.
+    def _fit(self, minibatches: Pass) -> None:
+        """Fit the critic: L = E[(Q(s, u) - y)^2], one minibatch after the other.
 
         With g = -2 share of the action taken and 0 of the others, the gradient of
         sum share (q - target)^2 is g target - g q.
         """
-        # 3. Critic: L = E[(Q(s, u) - y)^2], one minibatch after the other.
-        action, target = shuffled.columns["action"], shuffled.columns["target"]
+        # 3. Critic.
+        c, share = self._config, minibatches.share  # [n, M, A]
+        action, target = minibatches.columns["action"], minibatches.columns["target"]
         g = target.new_zeros(*action.shape, self._num_actions)
-        g.scatter_(-1, action.unsqueeze(-1), (2 * shuffled.cost).view(*action.shape, 1))
-        of_goal = g * target.unsqueeze(-1)
-        inputs, state = shuffled.inputs(shuffled.critic), shuffled.state(shuffled.critic_state)
-        given = {"of_goal": shuffled.each(of_goal), "of_q": shuffled.each(g), **rates}
-        found = each(self._fit, named("critic", inputs, state) | given)
-        q_taken = taken(found["q"].flatten(0, 1), action).view_as(shuffled.share)
-        error = (q_taken - target.view_as(q_taken)).square()
-        return {"error": error, "q": q_taken, "critic_norm": found["norm"]}
-
-    def _fit(self, given: Mapping[str, Tensor]) -> Outputs:
-        """Fit the critic to a minibatch.
-
-        Args:
-            given: see `_critic_pass`.
-
-        Returns:
-            its values and the gradient's norm.
-        """
-        self._schedule.step(given)
-        with cast_weights(self._precision, self.critic):
-            out, _ = forward(self.critic, *fed("critic", given))
-        q = out.float()
-        of_q = torch.addcmul(given["of_goal"], q.detach(), given["of_q"], value=-1)
-        (norm,) = self._precision.step_together(
-            [(q, of_q)],
-            [(self._critic_optimizer, self.critic)],
-            self._config.max_grad_norm,
-            self._num_slices,
-        )
-        return {"q": q.detach(), "norm": norm}
-
-    def _values(self, shuffled: Pass) -> Tensor:
-        """[n * M, A, K] the critic's values of all minibatches."""
-        state = shuffled.state(shuffled.critic_state)
-        if state is None:
-            return self._network_outputs(self.critic, shuffled.critic)
-        given = named("rows", shuffled.inputs(shuffled.critic), state)
-        return each(partial(self._forward_block, network=self.critic), given)["out"].flatten(0, 1)
-
-    def _actor_pass(self, shuffled: Pass, rates: Mapping[str, Tensor]) -> _Log:
-        """Improve the policy.
-
-        Returns:
-            gains, their weights, minus entropies, advantages, what advice logs, and norms.
-        """
-        # 4. Q of all own actions by the critic just fitted, [n * M, A, K].
-        with torch.no_grad():
-            q = self._values(shuffled)
-            lead = taken(q, shuffled.columns["action"]).unsqueeze(-1) - q
-        inputs, state = shuffled.inputs(shuffled.actor), shuffled.state(shuffled.actor_state)
-        columns = {k: shuffled.each(x) for k, x in shuffled.columns.items() if k != "target"}
-        given = {"share": shuffled.share, "cost": shuffled.cost, "lead": shuffled.each(lead)}
-        given |= {**{f"column/{name}": x for name, x in columns.items()}, **rates}
-        given |= self._before_improving(given)
-        found = each(self._improve, named("actor", inputs, state) | given)
-        return self._after_improving(given, found)
+        g.scatter_(-1, action.unsqueeze(-1), (2 * minibatches.cost).view(*action.shape, 1))
+        of_goal = (g * target.unsqueeze(-1)).view(*share.shape, -1)
+        g = g.view_as(of_goal)
+        rates = self._schedule.rates(minibatches.counts)
+        values, norms = [], []
+        for i in range(minibatches.number):
+            if rates is not None:
+                self._schedule.step(rates[i])
+            rows = minibatches.at(i)
+            with cast_weights(self._precision, self.critic):
+                out, _ = forward(self.critic, rows.critic, rows.critic_state)
+            q = out.float()
+            (norm,) = self._precision.step_together(
+                [(q, torch.addcmul(of_goal[i], q.detach(), g[i], value=-1))],
+                [(self._critic_optimizer, self.critic)],
+                c.max_grad_norm,
+                self._num_slices,
+            )
+            values.append(q.detach())
+            norms.append(norm)
+        with torch.no_grad():  # loss, value and norm, summed over minibatches
+            q = taken(torch.stack(values), action.view_as(share))
+            error = (q - target.view_as(q)).square()
+            by_row = self._of_slices(torch.stack([error, q]).flatten(1) @ share.flatten())
+            self._total[:3].add_(torch.cat([by_row, torch.stack(norms).sum().view(1)]))
 
     @torch.no_grad()
-    def _before_improving(self, given: Mapping[str, Tensor]) -> Outputs:
-        """Weights of probabilities and of the gradient, for all minibatches together.
+    def _values(self, minibatches: Pass) -> Tensor:
+        """Return the critic's values of all minibatches, [n, M, A, K]."""
+        if minibatches.critic_state is None:
+            q = self._rows_of(self.critic, minibatches.critic)
+            return q.view(*minibatches.share.shape, -1)
+        found = []
+        for rows in (minibatches.at(i) for i in range(minibatches.number)):
+            with cast_weights(self._precision, self.critic):
+                found.append(forward(self.critic, rows.critic, rows.critic_state)[0].float())
+        return torch.stack(found)
 
-        Args:
-            given: tensors of a minibatch as `_actor_pass` names them.
+    def _improve(self, minibatches: Pass) -> None:
+        """Improve the policy, one minibatch after the other.
+
+        Up goes E[log pi(u | o) A], or PPO's surrogate r A, r = pi / pi_old, where it is not
+        clipped, and the entropy: -E[pi log pi]; their gradient by the softmax.
+        """
+        c, rates = self._config, self._schedule.rates(minibatches.counts)
+        of_pi, of_order, root = self._weights(minibatches)
+        log: list[Outputs] = []
+        for i in range(minibatches.number):
+            if rates is not None:
+                self._schedule.step(rates[i])
+            rows = minibatches.at(i)
+            columns, action = rows.columns, rows.columns["action"]
+            penalty = columns.get("penalty")
+            # 5. pi(u | o), epsilon included, [M, A, K].
+            with cast_weights(self._precision, self.actor):
+                logits, _ = forward(self.actor, rows.actor, rows.actor_state)
+            logits = logits.float()
+            expert = advice(columns, partial(_log_taken, logits, penalty), rows.cost)
+            with torch.no_grad():
+                floor = columns.get("floor", self._exploration.floor)
+                softmax, pi = mixture(logits, penalty, self._exploration.keep, floor)
+                # 6. A = Q(s, u) - sum_k pi(k) Q(s, (u_others, k)) (section 4).
+                sums = (pi.unsqueeze(-2) * of_pi[i]).sum(-1)
+                advantage, ratio, of_taken = sums[..., 0], sums[..., 1], sums[..., 2]
+                found = {"pi": pi, "sums": sums}
+                if c.normalize_advantage:
+                    found["deviation"] = self._deviation(sums, rows.share, root and root[i])
+                    of_each = of_agents(found["deviation"] + _LEAST_DEVIATION, self._sets)
+                    of_taken = of_taken / of_each
+                # 7. Actor.
+                if c.clip_ratio:  # not clipped: (1 - r) sign(A) > -clip
+                    sign = advantage.sign()
+                    inside = torch.addcmul(sign, ratio, sign, value=-1)
+                    of_taken = torch.ops.aten.threshold_backward(of_taken, inside, -c.clip_ratio)
+                else:
+                    of_taken = of_taken / ratio
+                of_taken = expert.spared(of_taken)
+                if c.entropy_weight:  # softmax's gradient is free of constants, as log pi's is
+                    of_softmax = torch.xlogy(expert.spared(of_order[i]).unsqueeze(-1), pi)
+                else:
+                    of_softmax = torch.zeros_like(pi)
+                of_softmax.scatter_add_(-1, action.unsqueeze(-1), of_taken.unsqueeze(-1))
+                terms = [(logits, mixture_gradient(of_softmax, softmax)), *expert.terms]
+            (norm,) = self._precision.step_together(
+                terms, [(self._actor_optimizer, self.actor)], c.max_grad_norm, self._num_slices
+            )
+            told = {f"told {j}": x for j, x in enumerate(expert.logged)}
+            log.append(found | told | {"norm": norm})
+        self._note_actor(minibatches, log)
+
+    @torch.no_grad()
+    def _weights(self, minibatches: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Make weights of probabilities and of the gradient, for all minibatches together.
 
         Returns:
             [n, M, A, J, K] weights of probabilities, whose sums are, in order: the advantage; the
@@ -406,69 +362,27 @@ class Coma(OnPolicyAlgorithm):
             what its log-probability, or the ratio, weighs; and the advantage times the root of
             share, if it is normalised. [n, M, A] weights of the entropy, and that root.
         """
-        keep, lead, action = self._exploration.keep, given["lead"], given["column/action"]
-        of_taken, of_action = given["cost"] * keep, torch.zeros_like(lead)
+        share, keep, columns = minibatches.share, self._exploration.keep, minibatches.columns
+        mask = columns.pop("mask", None)
+        if mask is not None:  # penalties of illegal actions, and exploration of legal ones
+            floor = self._epsilon * uniform(mask) + LEAST
+            columns |= {"penalty": penalties(mask), "floor": floor}
+        # 4. Q of all own actions by the critic just fitted, [n, M, A, K].
+        q = self._values(minibatches)
+        action = columns["action"].view_as(share)
+        lead, of_action = taken(q, action).unsqueeze(-1) - q, torch.zeros_like(q)
+        of_taken = minibatches.cost * keep
         if self._config.clip_ratio:
-            inverse = given["column/inverse"]
+            inverse = columns["inverse"].view_as(share)
             of_taken = of_taken * inverse
             of_action.scatter_(-1, action.unsqueeze(-1), inverse.unsqueeze(-1))
         else:
             of_action.scatter_(-1, action.unsqueeze(-1), 1.0)
-        of_pi = [lead, of_action, lead * of_taken.unsqueeze(-1)]
-        found = {"of_order": given["share"] * (self._schedule.entropy_weight * keep)}
+        of_pi, root = [lead, of_action, lead * of_taken.unsqueeze(-1)], None
         if self._one_deviation:
-            found["root"] = given["share"].sqrt()
-            of_pi.append(lead * found["root"].unsqueeze(-1))
-        return found | {"of_pi": torch.stack(of_pi, -2)}
-
-    def _improve(self, given: Mapping[str, Tensor]) -> Outputs:
-        """Improve the policy by a minibatch.
-
-        Args:
-            given: tensors of a minibatch as `_actor_pass` and `_before_improving` name them.
-
-        Returns:
-            probabilities, their weighted sums, the advantage's deviation if it is normalised, and
-            what advice logs, [M, A, ...], and the gradient's norm.
-        """
-        self._schedule.step(given)
-        # 5. pi(u | o), epsilon included, [M, A, K].
-        c = self._config
-        columns = {k.removeprefix("column/"): v for k, v in given.items() if k[:7] == "column/"}
-        with cast_weights(self._precision, self.actor):
-            logits, _ = forward(self.actor, *fed("actor", given))
-        logits, penalty = logits.float(), columns.get("penalty")
-        expert = advice(columns, lambda u: taken(log_softmax(logits, penalty), u), given["cost"])
-        with torch.no_grad():
-            floor = columns.get("floor", self._exploration.floor)
-            softmax, pi = mixture(logits, penalty, self._exploration.keep, floor)
-            # 6. A = Q(s, u) - sum_k pi(k) Q(s, (u_others, k)) (section 4).
-            sums = (pi.unsqueeze(-2) * given["of_pi"]).sum(-1)
-            advantage, ratio, of_taken = sums[..., 0], sums[..., 1], sums[..., 2]
-            found = {"pi": pi, "sums": sums}
-            if c.normalize_advantage:
-                found["deviation"] = self._deviation(sums, given)
-                of_taken = of_taken / of_agents(found["deviation"] + _LEAST_DEVIATION, self._sets)
-            # 7. Actor: up E[log pi(u | o) A], or PPO's surrogate r A, r = pi / pi_old, where it is
-            # not clipped, and the entropy: -E[pi log pi]; their gradient by the softmax.
-            if c.clip_ratio:  # not clipped: (1 - r) sign(A) > -clip
-                sign = advantage.sign()
-                inside = torch.addcmul(sign, ratio, sign, value=-1)
-                of_taken = torch.ops.aten.threshold_backward(of_taken, inside, -c.clip_ratio)
-            else:
-                of_taken = of_taken / ratio
-            of_taken = expert.spared(of_taken)
-            if c.entropy_weight:  # softmax's gradient is free of constants, as that of log pi is
-                of_softmax = torch.xlogy(expert.spared(given["of_order"]).unsqueeze(-1), pi)
-            else:
-                of_softmax = torch.zeros_like(pi)
-            of_softmax.scatter_add_(-1, columns["action"].unsqueeze(-1), of_taken.unsqueeze(-1))
-            terms = [(logits, mixture_gradient(of_softmax, softmax)), *expert.terms]
-        (norm,) = self._precision.step_together(
-            terms, [(self._actor_optimizer, self.actor)], c.max_grad_norm, self._num_slices
-        )
-        told = {f"told {i}": x for i, x in enumerate(expert.logged)}
-        return found | told | {"actor_norm": norm}
+            root = share.sqrt()
+            of_pi.append(lead * root.unsqueeze(-1))
+        return torch.stack(of_pi, -2), share * (self._schedule.entropy_weight * keep), root
 
     @property
     def _sets(self) -> Tensor:
@@ -481,88 +395,66 @@ class Coma(OnPolicyAlgorithm):
         one = len(self._sharing) == 1 and self._group.size == 1
         return self._config.normalize_advantage and one
 
-    def _deviation(self, sums: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        """[S] deviations of a minibatch's advantages; of one set by three kernels.
+    def _deviation(self, sums: Tensor, share: Tensor, root: Tensor | None) -> Tensor:
+        """Return [S] deviations of a minibatch's advantages; of one set by three kernels.
 
         Args:
-            sums: [M, A, J], see `_before_improving`.
-            given: see `_improve`.
+            sums: [M, A, J], see `_weights`.
+            share: [M, A] weights of the rows.
+            root: their roots; None: there are several sets, or ranks.
         """
-        share = given["share"]
-        if not self._one_deviation:
+        if root is None:
             return deviations(sums[..., 0], share, self._sets, self._group)
         mean = sums[..., 0].reshape(1, -1) @ share.reshape(-1, 1)
-        centred = torch.addcmul(sums[..., 3], mean, given["root"], value=-1)
+        centred = torch.addcmul(sums[..., 3], mean, root, value=-1)
         found: Tensor = torch.linalg.vector_norm(centred).view(1)
         return found
 
     @torch.no_grad()
-    def _after_improving(self, given: Mapping[str, Tensor], found: Outputs) -> Outputs:
-        """Return the terms of `_actor_sums`, [n, M, A]: minus entropies, gains, and others."""
-        pi, sums = found.pop("pi"), found.pop("sums")
-        advantage, ratio = sums[..., 0], sums[..., 1]
+    def _note_actor(self, minibatches: Pass, log: list[Outputs]) -> None:
+        """Add what is logged of the actor, summed over minibatches, to `_total`.
+
+        Entropy, loss, what advice logs, deviation of the advantage, norm, number that count.
+
+        Args:
+            minibatches: [n, M, A] weights of their rows.
+            log: probabilities, sums of them and what advice logs [M, A, ...], and norms of each.
+        """
+        found = {name: torch.stack([of[name] for of in log]) for name in log[0]}
+        pi, sums, cost = found["pi"], found["sums"], minibatches.cost
+        scaled, ratio = sums[..., 0], sums[..., 1]
         if "deviation" in found:
-            of_each = of_agents(found["deviation"] + _LEAST_DEVIATION, self._sets)
-            scaled = advantage / of_each.unsqueeze(1)
+            deviation = found["deviation"]
+            of_each = of_agents(deviation + _LEAST_DEVIATION, self._sets)
+            scaled = scaled / of_each.unsqueeze(1)
         else:
-            found["deviation"] = deviations(advantage, given["share"], self._sets, self._group)
-            scaled = advantage
+            deviation = deviations(scaled, minibatches.share, self._sets, self._group)
         if self._config.clip_ratio:
             gain = torch.minimum(ratio * scaled, most_gain(scaled, self._config.clip_ratio))
         else:
             gain = ratio.log() * scaled
-        order = torch.xlogy(pi, pi).sum(-1)
-        return found | {"gain": gain, "cost": given["cost"], "order": order}
-
-    @torch.no_grad()
-    def _critic_sums(self, found: Mapping[str, Tensor]) -> Tensor:
-        """The critic's part of `_of_steps`, summed over minibatches: loss, value, norm."""
-        by_row = torch.stack([found["error"], found["q"]]).flatten(1)
-        by_row = self._of_slices(by_row @ found["share"].flatten())
-        return torch.cat([by_row, found["critic_norm"].sum().view(1)])
-
-    @torch.no_grad()
-    def _actor_sums(self, found: Mapping[str, Tensor]) -> Tensor:
-        """The actor's part, and the number of minibatches that count.
-
-        Entropy, loss, what advice logs, deviation of the advantage, norm, number.
-        """
-        order, gain, told = found["order"], found["gain"], "told 1" in found
+        order = torch.xlogy(pi, pi).sum(-1)  # minus the entropy
         rows = [order, gain]
-        if told:  # of gains and of the entropy what the loss contains
+        if "told 1" in found:  # of gains and of the entropy what the loss contains
             others = 1 - found["told 1"]
             rows = [order, gain * others, order * others, -found["told 0"], -found["told 1"]]
         # Not a product of matrices, which rounds by the number of rows.
-        entropy, loss, *more = (torch.stack(rows) * found["cost"]).flatten(1).sum(1)
-        of_loss = more.pop(0) if told else entropy
+        entropy, loss, *more = (torch.stack(rows) * cost).flatten(1).sum(1)
+        of_loss = more.pop(0) if more else entropy
         loss = torch.addcmul(loss, of_loss, self._schedule.entropy_weight, value=-1)
         by_row = self._of_slices(torch.stack([entropy, loss, *more]))
-        deviation = found["deviation"]
         deviation = deviation.mean(-1) if self._num_slices > 1 else deviation.flatten()
-        by_step = torch.stack([deviation, found["actor_norm"], found["counts"]]).sum(1)
-        return torch.cat([by_row, by_step])
+        by_step = torch.stack([deviation, found["norm"], minibatches.counts]).sum(1)
+        self._total[3:].add_(torch.cat([by_row, by_step]))
 
     def _of_slices(self, sums: Tensor) -> Tensor:
-        """Means over parameter groups of sums over them."""
+        """Return means over parameter groups of sums over them."""
         return sums / self._num_slices if self._num_slices > 1 else sums
-
-    @torch.no_grad()
-    def _of_targets(self, target: Tensor, weight: Tensor, env_steps: Tensor) -> Tensor:
-        """Mean, variance and deviation of targets; counts environment steps, of all ranks."""
-        counted, mean = weight.sum(), (target * weight).sum()
-        self._group.sum_([counted, mean, env_steps])
-        self._exploration.advance(env_steps)
-        counted = counted.clamp_min(1)
-        mean = mean / counted
-        squares = ((target - mean).square() * weight).sum()
-        self._group.sum_([squares])
-        variance = squares / counted
-        return torch.stack([mean, variance, variance.sqrt()])
 
     @torch.no_grad()
     def _scalars(self, total: Tensor, of_batch: Tensor) -> Tensor:
         """See OnPolicyAlgorithm; means over the minibatches in which anything counts."""
-        # Of `_critic_sums` and `_actor_sums`, in the order of `_of_steps`.
+        # Of `_fit` and `_note_actor`, in the order of `_of_steps`.
         order = (0, 1, 3, 4, len(total) - 3, *range(5, len(total) - 3), 2, len(total) - 2)
         means = torch.stack([total[i] for i in order]) / total[-1].clamp_min(1)
         if self._imitates:
@@ -572,9 +464,9 @@ class Coma(OnPolicyAlgorithm):
         return torch.cat([means, torch.stack([mean, deviation, explained, self._epsilon])])
 
 
-def _inverse(log_prob: Tensor, weight: Tensor) -> Tensor:
-    """1 / pi_old(u | o) of what counts, else 0."""
-    return (-uncounted_never_taken(log_prob, weight)).exp()
+def _log_taken(logits: Tensor, penalty: Tensor | None, action: Tensor) -> Tensor:
+    """Return log-probabilities [M, A] of actions, without exploration; see `log_softmax`."""
+    return taken(log_softmax(logits, penalty), action)
 
 
 def last_written(step_type: Tensor) -> Tensor:

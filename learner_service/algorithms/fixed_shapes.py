@@ -14,7 +14,6 @@ again: `prepare` alone.
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,17 +21,15 @@ from torch import Tensor
 
 from learner_service.algorithms.minibatches import Pass, shares
 from learner_service.algorithms.packed_rows import Layout, packed, unpacked
+from learner_service.algorithms.rollout_rows import RolloutRows, told_of_rows
 from learner_service.networks.inputs import Inputs
 from learner_service.networks.recurrent import RecurrentState
 from learner_service.runtime.cuda_graph import Captured, Outputs, copy_by_type
 from learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
 from learner_service.storage.rollout import Batch
 from learner_service.storage.unroll import OBSERVATION
-from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Discrete
+from shared.spec import AGENT_MASK, Discrete
 from shared.timestep import StepType
-
-if TYPE_CHECKING:
-    from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 
 _HEADROOM = 4
 _TEMPORARIES = 24  # arrays of `prepare` that live at once in its pool, of one number of each agent
@@ -51,7 +48,7 @@ class FixedShapes:
         columns: names of the numbers that `prepare` finds for each row of an agent.
     """
 
-    def __init__(self, algorithm: "OnPolicyAlgorithm", columns: tuple[str, ...]) -> None:
+    def __init__(self, algorithm: RolloutRows, columns: tuple[str, ...]) -> None:
         """Make and capture nothing yet.
 
         Args:
@@ -86,6 +83,17 @@ class FixedShapes:
             in_place=True,
             recover=algorithm._precision.recover,
         )
+
+    def capture_steps(
+        self, name: str, step: Callable[[Pass], None], without: Container[str] = ()
+    ) -> Captured:
+        """Capture steps on the minibatches of a block, gathered by `gather`; see `of_block`."""
+
+        def on_block(given: Arrays) -> Outputs:
+            step(self.of_block(given, without))
+            return {}
+
+        return self.capture(name, on_block)
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor of this shape that stays where it is for as long as its shape does."""
@@ -302,34 +310,16 @@ class FixedShapes:
         obs, action, state = self.fed(given)
         values = {}
         if again:
-            obs, action = self._augmented(obs, action, state)
+            obs, action = algorithm.redrawn(obs, action, state)
         inputs = algorithm._fed(obs, action)
         if not again:
             values = algorithm._values_of_rows(inputs, _both(state), action, obs)
         arrays = _named_inputs("actor", inputs[0])
         if inputs[1] is not inputs[0]:
             arrays |= _named_inputs("critic", inputs[1])
-        arrays["action"] = action
-        for name, column in ((ACTION_MASK, "mask"), (EXPERT_ACTION, EXPERT_ACTION)):
-            if name in obs:
-                arrays[column] = obs[name]
-        self._layout, words = packed(algorithm._derived(arrays), len(self.columns))
+        arrays |= {"action": action, **told_of_rows(obs)}
+        self._layout, words = packed(arrays, len(self.columns))
         return {_WORDS: words} | {_VALUE + name: x for name, x in values.items()}
-
-    def _augmented(
-        self, obs: dict[str, Tensor], action: Tensor, state: RecurrentState | None
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Observations and actions augmented; with memory an environment's rows change alike."""
-        algorithm = self._algorithm
-        assert algorithm.augment is not None
-        batch = {OBSERVATION + name: x for name, x in obs.items()} | {"action": action}
-        steps = 1 if state is None or state.first is None else len(state.first)
-        if steps > 1:  # environments first
-            batch = {k: x.view(steps, -1, *x.shape[1:]).transpose(0, 1) for k, x in batch.items()}
-        found = algorithm.augment(batch, algorithm._generator)
-        if steps > 1:
-            found = {k: x.transpose(0, 1).flatten(0, 1) for k, x in found.items()}
-        return {name: found[OBSERVATION + name] for name in obs}, found["action"]
 
     # --- 3. returns, weights, order ---------------------------------------------------------------
 
@@ -497,8 +487,6 @@ class FixedShapes:
             length = self._steps - 1
             begins = first[:, 0].view(number, length, -1).transpose(0, 1).flatten(1) > 0
             state = RecurrentState(memory, begins)
-        if EXPERT_ACTION in found:
-            found[EXPERT_ACTION] = found[EXPERT_ACTION].long()
         return Pass(number, actor, critic, found, share, -share, counts, sharing, *_both(state))
 
 

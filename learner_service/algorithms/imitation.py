@@ -10,9 +10,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
-from shared.config import ImitationConfig
 from shared.spec import EXPERT_ACTION
 
 LOGGED = ("imitation_loss", "imitation_share")
@@ -35,29 +32,6 @@ class Advice(NamedTuple):
     def spared(self, weight: Tensor) -> Tensor:
         """Weights [M, A] of other losses of the policy, 0 where an expert was asked."""
         return weight if self.told is None else weight.masked_fill(self.told, 0)
-
-
-def end_in_time(config: ImitationConfig, updates: int, batch: object) -> None:
-    """Hide what experts say from updates after those of imitation: rows sent before may have some.
-
-    Args:
-        config: of the run.
-        updates: made so far.
-        batch: of the next one.
-    """
-    if config.baseline and updates >= config.updates and isinstance(batch, Batch):
-        batch.arrays[OBSERVATION + EXPERT_ACTION].fill_(-1)
-
-
-def expert_column(obs: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """The experts' actions of the first rows [rows, A], by the column's name; empty: none is asked.
-
-    Args:
-        obs: name -> [>= rows, A, ...].
-        rows: that have an action.
-    """
-    found = obs.get(EXPERT_ACTION)
-    return {} if found is None else {EXPERT_ACTION: found[:rows].long()}
 
 
 def mean_of_told(means: Tensor, told: list[Tensor], first: int) -> Tensor:

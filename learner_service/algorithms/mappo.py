@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from learner_service.algorithms import options
-from learner_service.algorithms.imitation import LOGGED, advice, expert_column, mean_of_told
+from learner_service.algorithms.imitation import LOGGED, advice, mean_of_told
 from learner_service.algorithms.minibatches import (
+    NEVER_TAKEN,
+    Minibatch,
     Pass,
-    Rows,
     counted_actions,
-    uncounted_never_taken,
 )
-from learner_service.algorithms.on_policy import OnPolicyAlgorithm, RecurrentStates, each
+from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.algorithms.policies import (
     Actor,
     MappoPolicy,
@@ -38,18 +38,17 @@ from learner_service.algorithms.returns import (
     of_agents,
     vtrace_returns,
 )
-from learner_service.algorithms.running_moments import CLIPPED
-from learner_service.algorithms.steps import fed, named
+from learner_service.algorithms.rollout_rows import RecurrentStates
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.building import ImageShape, is_stacked
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, Normal, logged_entropy
 from learner_service.networks.forward import forward, forward_both
 from learner_service.networks.inputs import CriticInputs, Inputs
-from learner_service.networks.recurrent import RecurrentState, recurrent_states
+from learner_service.preprocess.running_moments import CLIPPED
 from learner_service.runtime.cuda_graph import Outputs
 from learner_service.runtime.readback import to_host
-from learner_service.storage.rollout import Batch, Transitions, transitions
+from learner_service.storage.rollout import Batch, transitions
 from shared.config import PluginConfig
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK
@@ -154,35 +153,9 @@ class Mappo(OnPolicyAlgorithm):
         self._logged = (*self._of_steps, *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
 
-    def _learn(self, batch: Batch, number: int) -> Tensor:
-        """The update.
-
-        Args:
-            batch: all that is learned from.
-            number: of minibatches in each pass.
-        """
-        # 1. to 4. Advantages and targets, once.
-        rows, of_batch = self._prepare(batch)
-        # 5. and 6. Steps of the policy and of the value function.
-        every: list[dict[str, Tensor]] = []
-        for shuffled, rates in self._passes(rows, batch, number):
-            found = self._steps(shuffled, rates)
-            every.append(found | {"share": shuffled.share, "counts": shuffled.counts})
-        if not every:
-            return self._scalars(torch.zeros_like(self._total), of_batch)
-        together = {name: torch.cat([of[name] for of in every]) for name in every[0]}
-        return self._scalars(self._sums(together), of_batch)
-
     @override
-    def _blocks_of_steps(self) -> dict[str, Callable[[Mapping[str, Tensor]], Outputs]]:
-        return {"step": self._block_of_steps}
-
-    def _block_of_steps(self, given: Mapping[str, Tensor]) -> Outputs:
-        """Steps on the minibatches of a block, which may be captured."""
-        own = self._fixed.of_block(given)
-        found = self._steps(own, self._schedule.rates(own.counts))
-        self._total.add_(self._sums(found | {"share": own.share, "counts": own.counts}))
-        return {}
+    def _stages(self) -> dict[str, Callable[[Pass], None]]:
+        return {"step": self._steps}
 
     def precision_scalars(self) -> dict[str, Tensor]:
         """See Algorithm; also how many returns the last update clipped."""
@@ -205,80 +178,6 @@ class Mappo(OnPolicyAlgorithm):
         same = self._critic_inputs is self._actor_inputs
         return actor, actor if same else self._critic_inputs(obs)
 
-    @torch.no_grad()
-    def _prepare(self, batch: Batch) -> tuple[Rows, Tensor]:
-        """Everything that is computed once per update; return_mean and what follows it."""
-        arrays, t = batch.arrays, transitions(batch)  # T rows, B environments
-        obs = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
-        action = arrays["raw_action" if "raw_action" in arrays else "action"][:-1].flatten(0, 1)
-        action = action if action.is_floating_point() else action.long()  # [T * B, A, ...]
-        weight = counted_actions(batch, t, self._spec.num_agents)  # [T, B, A]
-        # 1. Values V of all rows, [T + 1, B, A].
-        inputs, hidden = self._fed(obs), recurrent_states(batch)
-        value, pi = self._value_and_policy(batch, inputs, hidden)
-        log_prob = None if pi is None else pi.log_prob(action).view_as(weight)
-        columns, of_batch = self._advantages(batch, t, weight, value, log_prob)
-        columns = {"action": action, **{k: x.flatten(0, 1) for k, x in columns.items()}}
-        columns |= expert_column(obs, len(action))
-        if ACTION_MASK in obs:
-            columns["mask"] = obs[ACTION_MASK]
-        return self._rows(inputs, columns, weight.flatten(0, 1), hidden), of_batch
-
-    def _advantages(
-        self,
-        batch: Batch,
-        t: Transitions,
-        weight: Tensor,
-        value: Tensor,
-        log_prob: Tensor | None,
-        rows: Tensor | None = None,
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Columns of minibatches, [T, B, A]; return_mean and what follows it.
-
-        Args:
-            batch: of T + 1 rows.
-            t: its transitions.
-            weight: [T, B, A] 1 where an action counts, else 0.
-            value: [T + 1, B, A] in units of the reward.
-            log_prob: V-trace: [T, B, A] of the actions now.
-            rows: see `ValueNorm.plausible`.
-        """
-        c, old_log_prob = self._config, batch.arrays["log_prob"][:-1]  # [T, B, A]
-        # 2. Targets G and advantages A = G - V by GAE, or both by V-trace; [T, B, A].
-        if log_prob is None:
-            target = lambda_returns(
-                t.reward, t.discount, value[1:], t.next_is_last, c.gamma, c.gae_lambda
-            )
-            advantage = target - value[:-1]
-        else:
-            log_ratio = log_prob - old_log_prob
-            target, advantage = vtrace_returns(
-                *(t.reward, t.discount, value, t.next_is_last, log_ratio.where(weight > 0, 0)),
-                *(c.gamma, c.gae_lambda, c.vtrace_clip),
-            )
-        shape = weight.shape
-        target, advantage, weight = (x.flatten(0, 1) for x in (target, advantage, weight))
-        # 3. Advantages in units of their deviation, by parameter group.
-        over = weight, self._sharing, self._group
-        target_mean, target_variance = moments_of_sets(target, *over)  # [S]
-        mean, variance = moments_of_sets(advantage, *over)
-        std = variance.sqrt()
-        explained = 1 - variance / target_variance.clamp_min(1e-8)
-        centre, scale = of_agents(mean, self._sharing), of_agents(std, self._sharing) + 1e-8
-        advantage = (advantage - centre) / scale
-        # 4. Targets in units of their running deviation (Yu et al., section 5.1).
-        if c.normalize_values:
-            target = self.value_norm.plausible(target, weight, rows)
-            self.value_norm.update(target, weight, self._group)
-            target = self.value_norm.normalize(target)
-        columns = {
-            "log_prob": uncounted_never_taken(old_log_prob.flatten(0, 1), weight),
-            "advantage": advantage,
-            "target": target,
-        }
-        columns = {name: x.view(shape) for name, x in columns.items()}
-        return columns, torch.stack([target_mean, std, explained]).mean(1)
-
     @override
     def _values_of_rows(
         self,
@@ -286,197 +185,142 @@ class Mappo(OnPolicyAlgorithm):
         states: RecurrentStates,
         action: Tensor,
         obs: Mapping[str, Tensor],
+        envs: int = 0,
     ) -> dict[str, Tensor]:
         # 1. Values V of all rows, and V-trace: log pi(u | o).
         if self.critic is None:
-            out = value = self._forward(self.actor.network, inputs[0], states[0])
+            out = value = self._outputs(self.actor.network, inputs[0], states[0])
         else:
-            value = self._forward(self.critic, inputs[1], states[1])
+            value = self._outputs(self.critic, inputs[1], states[1])
         found = {"value": value[..., -1]}
         if self._config.vtrace_clip:
             if self.critic is not None:
-                out = self._forward(self.actor.network, inputs[0], states[0])
+                out = self._outputs(self.actor.network, inputs[0], states[0])
             pi = self.actor.distribution(out, obs.get(ACTION_MASK))
             found["log_prob"] = pi.log_prob(action)
         return found
 
     @override
     def _learnable(
-        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor
+        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        t, value, log_prob = transitions(batch), values["value"], values.get("log_prob")
-        weight = counted_actions(batch, t, self._spec.num_agents)
-        if self._config.normalize_values:
-            value = self.value_norm.denormalize(value)
-        log_prob = None if log_prob is None else log_prob[:-1]
-        columns, of_batch = self._advantages(batch, t, weight, value, log_prob, rows)
-        return columns, weight, of_batch
-
-    def _value_and_policy(
-        self,
-        batch: Batch,
-        inputs: tuple[Inputs, Inputs],
-        states: tuple[RecurrentState | None, RecurrentState | None],
-    ) -> tuple[Tensor, Categorical | Normal | None]:
-        """[T + 1, B, A] values of all rows, in units of the reward; V-trace: pi of those but last.
-
-        Args:
-            batch: of T + 1 rows.
-            inputs: of the policy and of the value function.
-            states: the same.
-        """
-        c, agents, obs = self._config, self._spec.num_agents, batch.observation()
-        length, num_unrolls = batch.arrays["step_type"].shape
-
-        def outputs(network: nn.Module, of: int) -> Tensor:
-            return self._network_outputs(network, inputs[of], states[of])
-
-        if self.critic is None:
-            out = value = outputs(self.actor.network, 0)
-        else:
-            value = outputs(self.critic, 1)
-            out = outputs(self.actor.network, 0) if c.vtrace_clip else value
-        value = value[..., -1].view(length, num_unrolls, agents)
+        c, t, value = self._config, transitions(batch), values["value"]
+        weight = counted_actions(batch, t, self._spec.num_agents)  # [L, B, A]
+        old_log_prob = batch.arrays["log_prob"][:-1]
         if c.normalize_values:
             value = self.value_norm.denormalize(value)
+        # 2. Targets G and advantages A = G - V by GAE, or both by V-trace; [L, B, A].
         if not c.vtrace_clip:
-            return value, None
-        acted = (length - 1) * num_unrolls  # joint rows with an action; time is outermost
-        mask = obs[ACTION_MASK].flatten(0, 1)[:acted] if ACTION_MASK in obs else None
-        return value, self.actor.distribution(out[:acted], mask)
-
-    def _given(self, shuffled: Pass) -> dict[str, Tensor]:
-        """Name the tensors of all minibatches for the steps, each [n, ...]."""
-        states = shuffled.state(shuffled.actor_state), shuffled.state(shuffled.critic_state)
-        given = named("actor", shuffled.inputs(shuffled.actor), states[0])
-        own = self.critic is not None and shuffled.critic is not shuffled.actor
-        critic = shuffled.inputs(shuffled.critic) if own else Inputs(None, None)
-        given |= named("critic", critic, states[1])
-        given |= {f"column/{name}": shuffled.each(x) for name, x in shuffled.columns.items()}
-        return given | {"share": shuffled.share, "cost": shuffled.cost}
-
-    def _steps(self, shuffled: Pass, rates: Mapping[str, Tensor]) -> Outputs:
-        """Steps on minibatches, one after the other; returns what `_sums` needs, [n, ...]."""
-        given = self._given(shuffled)
-        given |= {**self._before(given), **rates}
-        return self._after(given, each(self._minibatch, given))
-
-    @torch.no_grad()
-    def _before(self, given: Mapping[str, Tensor]) -> Outputs:
-        """Weights of the loss, for all minibatches together.
-
-        Args:
-            given: of `_given`.
-
-        Returns:
-            [n, M, A] those of ratios, the least that a ratio then costs, and those of minus
-            entropies and of errors.
-        """
-        c, cost = self._config, given["cost"]
-        return {
-            "of_ratio": given["column/advantage"] * cost,
-            "least": most_gain(given["column/advantage"], c.clip_ratio) * cost,
-            "of_order": given["share"] * self._schedule.entropy_weight,
-            "of_error": given["share"] * (2.0 if self.critic is not None else 2 * c.value_weight),
+            target = lambda_returns(
+                t.reward, t.discount, value[1:], t.next_is_last, c.gamma, c.gae_lambda
+            )
+            advantage = target - value[:-1]
+        else:
+            log_ratio = (values["log_prob"][:-1] - old_log_prob).where(weight > 0, 0)
+            target, advantage = vtrace_returns(
+                *(t.reward, t.discount, value, t.next_is_last, log_ratio),
+                *(c.gamma, c.gae_lambda, c.vtrace_clip),
+            )
+        shape, sharing = weight.shape, self._sharing
+        target, advantage, counted = (x.flatten(0, 1) for x in (target, advantage, weight))
+        # 3. Advantages in units of their deviation, by parameter group.
+        target_mean, target_variance = moments_of_sets(target, counted, sharing, self._group)  # [S]
+        mean, variance = moments_of_sets(advantage, counted, sharing, self._group)
+        std = variance.sqrt()
+        explained = 1 - variance / target_variance.clamp_min(1e-8)
+        advantage = (advantage - of_agents(mean, sharing)) / (of_agents(std, sharing) + 1e-8)
+        # 4. Targets in units of their running deviation (Yu et al., section 5.1).
+        if c.normalize_values:
+            target = self.value_norm.plausible(target, counted, rows)
+            self.value_norm.update(target, counted, self._group)
+            target = self.value_norm.normalize(target)
+        columns = {
+            "log_prob": old_log_prob.where(weight > 0, NEVER_TAKEN),
+            "advantage": advantage.view(shape),
+            "target": target.view(shape),
         }
+        return columns, weight, torch.stack([target_mean, std, explained]).mean(1)
 
-    @torch.no_grad()
-    def _after(self, given: Mapping[str, Tensor], found: Outputs) -> Outputs:
-        """Return the terms of `_sums`, [n, M, A]: gains, entropies, and others."""
-        gain = clipped_surrogate(
-            found["log_ratio"], given["column/advantage"], self._config.clip_ratio
-        )
-        entropy = logged_entropy(found).expand_as(gain)
-        return found | {"gain": gain, "entropy": entropy, "error": found["error"].square()}
+    def _steps(self, minibatches: Pass) -> None:
+        """Make a step of the policy and of the value function for each minibatch.
 
-    def _minibatch(self, given: Mapping[str, Tensor]) -> Outputs:
-        """One step of the policy and of the value function.
-
-        Args:
-            given: of `_given` and `_before`, and learning rates.
-
-        Returns:
-            log ratios, errors, what entropies and advice need to be logged [M, A], and norms.
+        L = -E[min(r A, clip(r) A) + weight H] + E[(V - G)^2], r = pi / pi_old. Both parts are given
+        as outputs of networks and their gradients. The first has that of -E[r A] where it is not
+        clipped. Rows that have an expert's action raise its probability in its place.
         """
-        self._schedule.step(given)
-        columns = {k.removeprefix("column/"): v for k, v in given.items() if k[:7] == "column/"}
-        # 5. pi(u | o) and V of the minibatch, [M, A].
-        with cast_weights(self._precision, *(network for _, network in self._learned)):
-            pi, value = self._evaluate(given, columns.get("mask"))
-        # 6. Both parts of the loss.
-        terms, found = self._policy_terms(pi, given, columns)
-        of_value, error = self._value_terms(value, given, columns)
-        norms = self._precision.step_together(
-            [*terms, *of_value], self._learned, self._config.max_grad_norm, self._num_slices
-        )
-        return found | {"error": error, "norms": norms}
-
-    def _policy_terms(
-        self, pi: Categorical | Normal, given: Mapping[str, Tensor], columns: Mapping[str, Tensor]
-    ) -> tuple[list[tuple[Tensor, Tensor]], Outputs]:
-        """The policy's part of the loss as outputs with their gradients, and what is logged of it.
-
-        L = -E[min(r A, clip(r) A) + weight H], r = pi / pi_old; the first has the gradient of
-        -E[r A] where it is not clipped.
-        """
-        action = columns["action"]
-        expert = advice(columns, pi.log_prob, given["cost"])
-        with torch.no_grad():
-            log_ratio = pi.log_prob(action) - columns["log_prob"]
-            cost = log_ratio.exp() * given["of_ratio"]
-            slope = expert.spared(cost * (cost >= given["least"]))
-            weighted = bool(self._config.entropy_weight)
-            of_order = expert.spared(given["of_order"]) if weighted else None
-            terms = pi.gradient(action, slope, of_order) + expert.terms
-        told = {f"told {i}": x for i, x in enumerate(expert.logged)}
-        return terms, {"log_ratio": log_ratio, **pi.logged(), **told}
-
-    @torch.no_grad()
-    def _value_terms(
-        self, value: Tensor, given: Mapping[str, Tensor], columns: Mapping[str, Tensor]
-    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        """The same of values [M, A] for E[(V - G)^2], and errors V - G."""
-        with torch.enable_grad():
+        c, share, cost = self._config, minibatches.share, minibatches.cost  # [n, M, A]
+        rates = self._schedule.rates(minibatches.counts)
+        with torch.no_grad():  # weights of the loss, for all minibatches together
+            advantage = minibatches.columns["advantage"].view_as(share)
+            of_ratio = advantage * cost
+            least = most_gain(advantage, c.clip_ratio) * cost
+            of_order = share * self._schedule.entropy_weight
+            of_error = share * (2.0 if self.critic is not None else 2 * c.value_weight)
+        log: list[Outputs] = []
+        for i in range(minibatches.number):
+            if rates is not None:
+                self._schedule.step(rates[i])
+            rows = minibatches.at(i)
+            columns, action = rows.columns, rows.columns["action"]
+            # 5. pi(u | o) and V of the minibatch, [M, A].
+            with cast_weights(self._precision, *(network for _, network in self._learned)):
+                pi, value = self._evaluate(rows)
             value = value.float()
-        error = value - columns["target"]
-        return [(value, error * given["of_error"])], error
+            expert = advice(columns, pi.log_prob, rows.cost)
+            # 6. Both parts of the loss.
+            with torch.no_grad():
+                log_ratio = pi.log_prob(action) - columns["log_prob"]
+                ratio_cost = log_ratio.exp() * of_ratio[i]
+                slope = expert.spared(ratio_cost * (ratio_cost >= least[i]))
+                weighted = expert.spared(of_order[i]) if c.entropy_weight else None
+                error = value - columns["target"]
+                terms = [*pi.gradient(action, slope, weighted), *expert.terms]
+                terms.append((value, error * of_error[i]))
+            norms = self._precision.step_together(
+                terms, self._learned, c.max_grad_norm, self._num_slices
+            )
+            told = {f"told {j}": x for j, x in enumerate(expert.logged)}
+            log.append(
+                {"log_ratio": log_ratio, **pi.logged(), **told, "error": error, "norms": norms}
+            )
+        self._note(minibatches, log)
 
-    def _evaluate(
-        self, given: Mapping[str, Tensor], mask: Tensor | None
-    ) -> tuple[Categorical | Normal, Tensor]:
-        """The policy's distribution and values [M, A]."""
-        (actor, state), (critic, critic_state) = fed("actor", given), fed("critic", given)
+    def _evaluate(self, rows: Minibatch) -> tuple[Categorical | Normal, Tensor]:
+        """Return the policy's distribution and values [M, A]."""
+        mask = rows.columns.get("mask")
         if self.critic is None:
-            out, _ = forward(self.actor.network, actor, state)
+            out, _ = forward(self.actor.network, rows.actor, rows.actor_state)
             return self.actor.distribution(out, mask), out[..., -1]
-        same = critic.stored is None and critic.vector is None
         out, value = forward_both(
             (self.actor.network, self.critic),
-            (actor, actor if same else critic),
-            (state, critic_state),
+            (rows.actor, rows.critic),
+            (rows.actor_state, rows.critic_state),
         )
         return self.actor.distribution(out, mask), value.squeeze(-1)
 
     @torch.no_grad()
-    def _sums(self, found: Mapping[str, Tensor]) -> Tensor:
-        """`_of_steps` of minibatches, summed over them, and the number of those that count.
+    def _note(self, minibatches: Pass, log: list[Outputs]) -> None:
+        """Add `_of_steps`, summed over minibatches, and the number of those that count to `_total`.
 
         Args:
-            found: of `_steps`, share and counts, [n, ...].
+            minibatches: [n, M, A] weights of their rows.
+            log: log ratios, errors, what entropies and advice need [M, A], and norms of each.
         """
-        gain, log_ratio = found["gain"], found["log_ratio"]
-        entropy, error = found["entropy"], found["error"]
+        found = {name: torch.stack([of[name] for of in log]) for name in log[0]}  # [n, M, A]
+        advantage = minibatches.columns["advantage"].view_as(minibatches.share)
+        log_ratio, clip = found["log_ratio"], self._config.clip_ratio
+        gain = clipped_surrogate(log_ratio, advantage, clip)
+        entropy, error = logged_entropy(found).expand_as(gain), found["error"].square()
         told = [x for name, x in found.items() if name[:4] == "told"]
-        share = found["share"].flatten()  # of [N, M, A]
         grown = torch.expm1(log_ratio)  # r - 1
-        clipped = (grown.abs() > self._config.clip_ratio).float()
+        clipped = (grown.abs() > clip).float()
         loss = -torch.addcmul(gain, entropy, self._schedule.entropy_weight)
         if told:
             loss = loss * (1 - told[1])
         # Schulman 2020, "Approximating KL divergence": (r - 1) - log r is unbiased, never < 0.
         rows = torch.stack([loss, error, entropy, clipped, grown - log_ratio, *told]).flatten(1)
-        sums = [rows @ share / self._num_slices, found["norms"].sum(0)]
-        return torch.cat([*sums, found["counts"].sum().view(1)])
+        sums = [rows @ minibatches.share.flatten() / self._num_slices, found["norms"].sum(0)]
+        self._total.add_(torch.cat([*sums, minibatches.counts.sum().view(1)]))
 
     @torch.no_grad()
     def _scalars(self, total: Tensor, of_batch: Tensor) -> Tensor:

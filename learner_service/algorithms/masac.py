@@ -317,7 +317,7 @@ class Masac(OffPolicyAlgorithm):
 
     def _learn(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The update, on the device from end to end: static shapes, no synchronisation."""
-        rows, c = self._augmented(rows), self._config
+        rows, c = self.transforms.draw(rows, self._generator), self._config
         obs, next_obs = observed(rows), observed(rows, NEXT)  # name -> [B, A, ...] or [B, ...]
         reward, discount = rows["reward"], rows["discount"]  # [B, A], and gamma^n: [B, A] or [B, 1]
         # What each row counts for: each parameter group is to get the mean over its agents' rows.

@@ -23,6 +23,23 @@ from learner_service.storage.rollout import Batch, Transitions
 from learner_service.storage.unroll import OBSERVATION
 from shared.spec import AGENT_MASK
 
+# Log-probability in rows that do not count, which may be of another time: their ratio is 0, for an
+# infinite one times a weight of 0 is NaN.
+NEVER_TAKEN = 1e4
+
+
+@dataclass
+class Minibatch:
+    """M joint rows of a pass, those of whole environments with memory; fields as those of Pass."""
+
+    actor: Inputs
+    critic: Inputs
+    columns: dict[str, Tensor]
+    share: Tensor
+    cost: Tensor
+    actor_state: RecurrentState | None
+    critic_state: RecurrentState | None
+
 
 @dataclass
 class Pass:
@@ -59,16 +76,21 @@ class Pass:
         """[n, M, ...] of [n * M, ...]."""
         return x.view(self.number, -1, *x.shape[1:])
 
-    def inputs(self, inputs: Inputs) -> Inputs:
-        """[n, M, A, ...] of [n * M, A, ...]."""
-        return inputs.each(self.each)
-
-    def state(self, state: RecurrentState | None) -> RecurrentState | None:
-        """Memory [n, m, A, H] and first rows [n, T, m] of the minibatches' environments."""
-        if state is None or state.first is None:
-            return None
-        first = state.first.view(len(state.first), self.number, -1).transpose(0, 1)
-        return RecurrentState(self.each(state.memory), first)
+    def at(self, i: int) -> Minibatch:
+        """Return minibatch i: views of this pass."""
+        length, envs = self.share.shape[1], 0
+        if self.actor_state is not None:
+            envs = len(self.actor_state.memory) // self.number
+        rows, columns = slice(i * length, (i + 1) * length), slice(i * envs, (i + 1) * envs)
+        actor = self.actor.each(lambda x: x[rows])
+        return Minibatch(
+            actor,
+            actor if self.critic is self.actor else self.critic.each(lambda x: x[rows]),
+            {name: x[rows] for name, x in self.columns.items()},
+            self.share[i],
+            self.cost[i],
+            *(state and state.columns(columns) for state in (self.actor_state, self.critic_state)),
+        )
 
 
 def number_of_minibatches(
@@ -145,14 +167,6 @@ def shares(weight: Tensor, sharing: Tensor, group: Group = ALONE) -> tuple[Tenso
     return weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
 
 
-def uncounted_never_taken(log_prob: Tensor, weight: Tensor) -> Tensor:
-    """log_prob [R, A] with a ratio of 0 where weight is 0: an infinite one would not weigh nothing.
-
-    What stands in rows that do not count may be of another time.
-    """
-    return log_prob.where(weight > 0, 1e4)
-
-
 def counted_actions(batch: Batch, t: Transitions, num_agents: int) -> Tensor:
     """[L, B, A] 1 where an alive agent's action was taken and led to the next row, else 0."""
     weight = t.valid.unsqueeze(-1).expand(-1, -1, num_agents).float()
@@ -215,82 +229,52 @@ class Rows:
         return Rows(actor, critic, columns, weight, sharing, group=self.group)
 
     def shuffled(self, number: int, generator: torch.Generator) -> Pass:
-        """All rows that count, in `number` minibatches: equally many in each, give or take a unit.
+        """Deal all rows that count to `number` minibatches, shuffled, like cards.
+
+        Minibatches have equally many units, give or take one. Units of the ranks are dealt one
+        after the other, as if they were one pack.
 
         Args:
             number: of minibatches; there are fewer if there are fewer units.
             generator: draws the order.
         """
-        number, skipped = self._places(number)
+        group, size, skipped = self.group, len(self._units), 0
+        if group.size == 1:
+            number = min(number, size)
+        else:
+            self._by_rank = self._by_rank or group.gather(size)
+            number = min(number, int(sum(self._by_rank)))
+            # The minibatch that this rank's first unit goes to; those before it get padding.
+            skipped = int(sum(self._by_rank[: group.rank])) % max(1, number)
         if number == 0:  # environments that fail at once, or an episode's end alone
             none = self.weight
             return Pass(0, self.actor, self.critic, {}, none, none, none, self.sharing)
-        units, spare = self._deal(number, skipped, generator)
-        index, width = units.unsqueeze(1), units.shape[1]
-        if self.actor_state is not None:  # [n, L, m] rows of whole environments
-            step = len(self.weight) // self._length
-            first = torch.arange(0, len(self.weight), step, device=units.device)
-            index = index + first.view(1, -1, 1)
-        rows = index.flatten()
-        share, any_counts = self._weighted(rows, (number, self._length, width), skipped, spare)
-        actor = self.actor.rows(rows)
-        critic = actor if self.critic is self.actor else self.critic.rows(rows)
-        columns = {name: x.index_select(0, rows) for name, x in self.columns.items()}
-        before = (self.actor_state, self.critic_state)
-        states = (state and state.columns(units.flatten()) for state in before)
-        found = actor, critic, columns, share, -share, any_counts, self.sharing
-        return Pass(number, *found, *states)
-
-    def _weighted(
-        self, rows: Tensor, shape: tuple[int, int, int], skipped: int, spare: int
-    ) -> tuple[Tensor, Tensor]:
-        """What rows count for in their minibatches, and whether any row of an agent counts.
-
-        Args:
-            rows: numbers of the rows of all minibatches.
-            shape: n, L, m: minibatches, steps, units of each.
-            skipped: minibatches, the first ones, to which this rank's first unit is only padding.
-            spare: units of padding behind this rank's last one.
-
-        Returns:
-            see `shares`.
-        """
-        weight = self.weight.index_select(0, rows)
-        if skipped:  # the first of these are there to fill them up
-            weight.view(*shape, -1)[:skipped, :, 0] = 0
-        columns, rest = divmod(spare, shape[0])
-        if columns:  # and the last of these
-            weight.view(*shape, -1)[:, :, -columns:] = 0
-        if rest:
-            weight.view(*shape, -1)[-rest:, :, -columns - 1] = 0
-        weight = weight.view(shape[0], -1, weight.shape[1])
-        return shares(weight, self.sharing, self.group)
-
-    def _places(self, number: int) -> tuple[int, int]:
-        """Minibatches that there are, and the one that this rank's first unit goes to.
-
-        Units of the ranks are dealt one after the other, as if they were one pack.
-        """
-        group = self.group
-        if group.size == 1:
-            return min(number, len(self._units)), 0
-        self._by_rank = self._by_rank or group.gather(len(self._units))
-        number = min(number, int(sum(self._by_rank)))
-        return number, int(sum(self._by_rank[: group.rank])) % max(1, number)
-
-    def _deal(self, number: int, skipped: int, generator: torch.Generator) -> tuple[Tensor, int]:
-        """Shuffled units [n, m], dealt like cards, and how many of them are padding at the end.
-
-        Args:
-            number: n.
-            skipped: minibatches that get none in the first round.
-            generator: draws the order.
-        """
-        size, device = len(self._units), self._units.device
+        device = self._units.device
         order = torch.randperm(size, device=device, generator=generator)
         order = self._units.index_select(0, order)
         width = max(1, -(-(skipped + size) // number))
-        spare = width * number - skipped - size
+        spare = width * number - skipped - size  # places behind this rank's last unit
         if skipped or spare:
             order = F.pad(order, (skipped, spare))
-        return order.view(-1, number).T.contiguous(), spare
+        units = order.view(-1, number).T.contiguous()  # [n, m]
+        index = units.unsqueeze(1)
+        if self.actor_state is not None:  # [n, L, m] rows of whole environments
+            step = len(self.weight) // self._length
+            first = torch.arange(0, len(self.weight), step, device=device)
+            index = index + first.view(1, -1, 1)
+        rows = index.flatten()
+        weight = self.weight.index_select(0, rows).view(number, self._length, width, -1)
+        if skipped:
+            weight[:skipped, :, 0] = 0
+        columns, rest = divmod(spare, number)
+        if columns:
+            weight[:, :, -columns:] = 0
+        if rest:
+            weight[-rest:, :, -columns - 1] = 0
+        share, any_counts = shares(weight.flatten(1, 2), self.sharing, group)
+        actor = self.actor.rows(rows)
+        critic = actor if self.critic is self.actor else self.critic.rows(rows)
+        found = {name: x.index_select(0, rows) for name, x in self.columns.items()}
+        before = (self.actor_state, self.critic_state)
+        states = (state and state.columns(units.flatten()) for state in before)
+        return Pass(number, actor, critic, found, share, -share, any_counts, self.sharing, *states)

@@ -10,7 +10,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from learner_service.algorithms.actor_critic import ActorCritic
-from learner_service.algorithms.base import NEXT as NEXT
 from learner_service.algorithms.options import (
     AlgorithmConfig,
     Change,
@@ -26,6 +25,7 @@ from learner_service.runtime.cuda_graph import Outputs
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
 from learner_service.storage.sequences import SequenceReplay
+from learner_service.storage.unroll import NEXT as NEXT
 from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from shared.errors import ConfigError
@@ -192,7 +192,8 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         Returns:
             the scalars of `_learn`, and what `_explores` names.
         """
-        self._count_update()
+        self._counts["updates"] += 1
+        self._set_rows(self._rows() + self._rows_per_update)
         rows, turn = self._rows_of(batch), self._turn()
         if batch.error_memory is None:
             scalars = self._captured(rows, **turn)
@@ -245,19 +246,6 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             rows["weight"] = batch.weight * (batch.largest_weight / largest)
         return rows
 
-    def _augmented(self, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """`rows_of` a batch without frozen agents, augmented if that is configured.
-
-        Called by the part on the device.
-        """
-        rows = self._frozen.hidden(rows)
-        return rows if self.augment is None else self.augment(rows, self._generator)
-
-    def _count_update(self) -> None:
-        """Count an update, and the rows it stands for at the replay's ratio of the two."""
-        self._counts["updates"] += 1
-        self._set_rows(self._rows() + self._rows_per_update)
-
     def _rows(self) -> Fraction:
         return Fraction(int(self._counts["rows"]), int(self._counts["rows_divisor"]))
 
@@ -275,7 +263,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         Raises:
             ConfigError: if sequences are to be augmented.
         """
-        if self.memory_size and self.augment is not None:
+        if self.memory_size and self.transforms.draws:
             raise ConfigError(
                 "augment: a recurrent network with a replay learns from whole sequences, which are "
                 "not augmented; leave out the section augment, or set network.recurrent=0"

@@ -9,12 +9,11 @@ from typing_extensions import override
 from learner_service.networks.building import RESERVED
 from learner_service.networks.layers import LayersConfig
 from learner_service.networks.stacked import Sharing, resolve_sharing
+from learner_service.preprocess.frozen import FROZEN as FROZEN
+from learner_service.preprocess.frozen import SHARING as SHARING
 from learner_service.storage.flight import Demand, Flight, transitions_in, unmeasured
 from shared.config import PluginConfig, Section
 from shared.errors import ConfigError
-
-SHARING = "algorithm.share_parameters"  # options of several algorithms, for messages
-FROZEN = "algorithm.frozen_agents"
 
 Change = tuple[str, dict[str, Any]]  # text, and the options that change: dotted name -> value
 

@@ -203,7 +203,7 @@ class Qmix(OffPolicyAlgorithm):
 
     def _of_rows(self, rows: Mapping[str, Tensor]) -> "_Step":
         """Values of both ends of transitions that were drawn one by one."""
-        rows = self._augmented(rows)
+        rows = self.transforms.draw(rows, self._generator)
         obs, next_obs = observed(rows), observed(rows, NEXT)
         with torch.no_grad():
             value = self._q(self.target.agents, next_obs)
@@ -219,7 +219,6 @@ class Qmix(OffPolicyAlgorithm):
 
     def _of_sequences(self, arrays: Mapping[str, Tensor]) -> "_Step":
         """Values of all transitions of sequences [L + 1, S, ...], from the stored state on."""
-        arrays = self._frozen.hidden(arrays)
         kinds, flat = arrays["step_type"], {k: v.flatten(0, 1) for k, v in arrays.items()}
         obs = observed(flat)  # name -> [(L + 1) * S, ...]
         hidden = RecurrentState(arrays["memory"][0], kinds == int(StepType.FIRST))

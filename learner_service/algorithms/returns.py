@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.group.group import ALONE, Group
-from learner_service.networks.stacked import count_slices
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -131,12 +130,6 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tens
 def most_gain(advantage: Tensor, clip: float) -> Tensor:
     """The bound in `clipped_surrogate`: A + clip |A|."""
     return torch.add(advantage, advantage.abs(), alpha=clip)
-
-
-def sharing_agents(slices: tuple[int, ...], device: torch.device) -> Tensor:
-    """[S, A] 1 where an agent uses a parameter group, else 0; slices as of `resolve_sharing`."""
-    sets = torch.arange(count_slices(slices), device=device)
-    return (torch.tensor(slices, device=device) == sets.unsqueeze(1)).float()
 
 
 def mean_over(x: Tensor, counted: Tensor, dim: int) -> Tensor:

@@ -1,13 +1,9 @@
 """What falls over a run's updates: learning rates and the weight of the entropy."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from learner_service.algorithms.returns import annealed
-
-RATES = "rates"
 
 
 class Schedule:
@@ -62,22 +58,21 @@ class Schedule:
                     self._on_device[i].fill_(rate)
         self.restore()
 
-    def rates(self, counts: Tensor) -> dict[str, Tensor]:
-        """Learning rates for the minibatches of a pass, [n, groups] by name; `step` gets a row.
+    def rates(self, counts: Tensor) -> Tensor | None:
+        """Return learning rates for the minibatches of a pass, [n, groups]; `step` gets a row.
 
-        0 where nothing counts, so nothing moves. Nothing where learning rates are numbers: such
+        0 where nothing counts, so nothing moves. None where learning rates are numbers: such
         minibatches are left out there.
 
         Args:
             counts: [n] of a Pass.
         """
-        return {RATES: self._on_device * counts.unsqueeze(1)} if self._static else {}
+        return self._on_device * counts.unsqueeze(1) if self._static else None
 
-    def step(self, given: Mapping[str, Tensor]) -> None:
-        """Set the learning rates of a minibatch; `given` has what `rates` gave."""
-        if RATES in given:
-            for group, rate in zip(self._groups, given[RATES].unbind(), strict=True):
-                group["lr"] = rate
+    def step(self, rates: Tensor) -> None:
+        """Set the learning rates of a minibatch, [groups] of `rates`."""
+        for group, rate in zip(self._groups, rates.unbind(), strict=True):
+            group["lr"] = rate
 
     def restore(self) -> None:
         """Give the optimisers their learning rates back as numbers, which checkpoints keep."""

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.algorithms.returns import of_agents
-from learner_service.algorithms.running_moments import CROWD_ROWS, agents_of_sets, crowd
 from learner_service.group.group import ALONE, Group
+from learner_service.preprocess.running_moments import CROWD_ROWS, agents_of_sets, crowd
 
 _REACH = 100.0  # deviations from the mean, ranges of a batch: returns may be rare and large
 

@@ -15,7 +15,7 @@ nothing from one call to the next.
 
 No option is needed. These have a meaning if a Config declares them: `agent_id` (bool: append the
 agent's number, one-hot), `normalise_observations` (bool: bring observations that are no images to
-mean 0 and variance 1, see learner_service.algorithms.normalising), `recurrent` (int: a GRU of that
+mean 0 and variance 1, see learner_service.preprocess.normalize), `recurrent` (int: a GRU of that
 width follows, see learner_service.networks.recurrent), `frame_stack` (int: number of steps whose
 channels the image holds, oldest first), `centred` and `centred_state` (see InputOptions).
 

@@ -38,7 +38,8 @@ class MLP(nn.Module):
         Layers that stand side by side want agents outermost, [A, B, F].
         """
         if self._agents == 1:
-            return self.layers(vector.flatten(0, 1)).view(*vector.shape[:2], -1)
+            rows: Tensor = self.layers(vector.flatten(0, 1))
+            return rows.view(*vector.shape[:2], -1)
         stacked = vector.reshape(-1, self._agents, vector.shape[2]).transpose(0, 1)
         out: Tensor = self.layers(stacked).transpose(0, 1)
         if vector.device.type == "cpu":  # which reads them faster in order

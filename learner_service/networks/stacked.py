@@ -58,6 +58,17 @@ def count_slices(slices: tuple[int, ...]) -> int:
     return max(slices) + 1
 
 
+def sharing_agents(slices: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return [S, A] 1 where an agent uses a parameter group, else 0.
+
+    Args:
+        slices: parameter group of each agent, of `resolve_sharing`.
+        device: of the result.
+    """
+    sets = torch.arange(count_slices(slices), device=device)
+    return (torch.tensor(slices, device=device) == sets.unsqueeze(1)).float()
+
+
 def per_agent(stacked: Tensor, slices: tuple[int, ...]) -> Tensor:
     """Each agent's slice, [S, ...] -> [A, ...]; [1, ...] stays, since it broadcasts.
 

@@ -18,8 +18,8 @@ import threading
 import time
 import weakref
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -297,14 +297,15 @@ class Captured:
             the function's outputs. Another call of any function with the same `Graphs` may
             overwrite them.
         """
-        if not self._graphs.enabled:
-            return self._eagerly(inputs, options)
-        signature = self._signature(inputs, options)
-        kind = self._agreed(signature)
-        if kind == _DUE and not self._capture(signature, inputs, options):
-            kind = _EAGER
-        if kind == _EAGER:
-            return self._eager(signature, inputs, options)
+        signature, kind = None, _EAGER
+        if self._graphs.enabled:
+            signature = self._signature(inputs, options)
+            kind = self._agreed(signature)
+            if kind == _DUE and not self._capture(signature, inputs, options):
+                kind = _EAGER
+        if signature is None or kind == _EAGER:
+            with self._eager(signature):
+                return self._function(inputs, **options)
         assert signature.graph is not None
         if not self._in_place:
             copy_by_type(signature.inputs, inputs)
@@ -353,38 +354,33 @@ class Captured:
         self._signatures.move_to_end(key)
         return self._signatures[key]
 
-    def _eagerly(self, inputs: Mapping[str, Tensor], options: Mapping[str, Hashable]) -> Outputs:
-        """Call the function without a graph; count the call and its time."""
-        began = time.perf_counter()
-        outputs = self._function(inputs, **options)
-        self._graphs.eager_calls[self._name] += 1
-        self._graphs.eager_s[self._name] += time.perf_counter() - began
-        return outputs
+    @contextmanager
+    def _eager(self, signature: _Signature | None) -> Iterator[None]:
+        """Count a call without a graph, and its time.
 
-    def _eager(
-        self,
-        signature: _Signature,
-        inputs: Mapping[str, Tensor],
-        options: Mapping[str, Hashable],
-    ) -> Outputs:
-        """A call without a graph; the first ones on the stream of captures.
+        Autograd and the libraries remember the stream that they were first used on: the first calls
+        of a signature run on that of captures.
 
-        Autograd and the libraries remember the stream that they were first used on.
+        Args:
+            signature: entry of the call's shapes; None: nothing is captured.
         """
-        if signature.calls == self._warm_up_calls:
-            if self._eager_for and self._failures < _MOST_FAILURES:
+        began = time.perf_counter()
+        if signature is None or signature.calls == self._warm_up_calls:
+            if signature is not None and self._eager_for and self._failures < _MOST_FAILURES:
                 self._eager_for -= 1
                 self._graphs.retry_calls[self._name] = self._eager_for
-            return self._eagerly(inputs, options)
-        signature.calls += 1
-        collectives = self._graphs.group.calls
-        stream, current = self._graphs.stream, torch.cuda.current_stream()
-        stream.wait_stream(current)
-        with self._graphs.eager(), torch.cuda.stream(stream):
-            outputs = self._eagerly(inputs, options)
-        current.wait_stream(stream)
-        self._exchanges |= self._graphs.group.calls > collectives
-        return outputs
+            yield
+        else:
+            signature.calls += 1
+            collectives = self._graphs.group.calls
+            stream, current = self._graphs.stream, torch.cuda.current_stream()
+            stream.wait_stream(current)
+            with self._graphs.eager(), torch.cuda.stream(stream):
+                yield
+            current.wait_stream(stream)
+            self._exchanges |= self._graphs.group.calls > collectives
+        self._graphs.eager_calls[self._name] += 1
+        self._graphs.eager_s[self._name] += time.perf_counter() - began
 
     def _capture(
         self,

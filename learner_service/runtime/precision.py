@@ -139,7 +139,7 @@ class Precision:
             the gradient's norm before clipping (the largest agent's), a scalar on the device (no
             synchronisation); 0 where fp16 overflowed, which skips the step and lowers the scale.
         """
-        self.backward(loss, optimizer)
+        self.backward([loss], [optimizer])
         norms = self._clip_for([optimizer], [list(parameters)], max_norm, num_slices)
         self.apply(optimizer)
         return norms[0]
@@ -165,7 +165,7 @@ class Precision:
         """
         optimizers = [optimizer for optimizer, _ in learned]
         values, weights = zip(*terms, strict=True)
-        self._backward(values, [self.scaler.scale(weight) for weight in weights], optimizers)
+        self.backward(values, optimizers, weights)
         norms = self._clip_for(
             optimizers, [_stepped(optimizer) for optimizer in optimizers], max_norm, num_slices
         )
@@ -191,7 +191,7 @@ class Precision:
             each network's norm, as `step` returns it.
         """
         values, weights = zip(*terms, strict=True)
-        self._backward(values, [self.scaler.scale(weight) for weight in weights], [optimizer])
+        self.backward(values, [optimizer], weights)
         if all(slices > 1 for _, slices in sets):
             grads = [(_gradients(of_one), slices) for of_one, slices in sets]
             by_slice = clip_slices(grads, max_norm or float("inf"), self._spreads)
@@ -201,20 +201,27 @@ class Precision:
         self.apply(optimizer)
         return [self._finite(norm) for norm in norms]
 
-    def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """The first part of `step`: gradients of the loss, unscaled."""
-        self._backward([self.scaler.scale(loss)], None, [optimizer])
-
-    def _backward(
+    def backward(
         self,
         values: Sequence[Tensor],
-        weights: Sequence[Tensor] | None,
         optimizers: Sequence[torch.optim.Optimizer],
+        weights: Sequence[Tensor] | None = None,
     ) -> None:
+        """Find the gradients of a loss, unscaled (stage 1 of `step`).
+
+        Args:
+            values: losses, scalars; or what `weights` are of.
+            optimizers: optimizers of the parameters; other gradients add to those that there are.
+            weights: weights of all values, of the same shapes: the loss is the sum of products.
+        """
         enter("backward")
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(values, weights)
+        scaled = [self.scaler.scale(x) for x in (values if weights is None else weights)]
+        if weights is None:
+            torch.autograd.backward(scaled)
+        else:
+            torch.autograd.backward(values, scaled)
         if self.group.size > 1:
             self._average(optimizers)
         enter("optimize")

@@ -12,7 +12,6 @@ treat it as one; bytes are exact in it.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -53,35 +52,6 @@ class Frames:
             ),
         )
 
-    # --- acting ------------------------------------------------------------------------------
-
-    def see(
-        self, observation: Mapping[str, Tensor], memory: Tensor
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Stacks for a policy to act on, and the memory for the next row.
-
-        Args:
-            observation: name -> [B, A, ...], images of one step.
-            memory: [B, A, memory_size] of the row before; all zero where an episode begins.
-        """
-        found, parts, start = dict(observation), [torch.ones_like(memory[..., :1])], 1
-        began = memory[..., :1] == 0
-        for image in self.images:
-            now = observation[image.name]
-            shape = *now.shape[:2], self.depth - 1, math.prod(image.shape)
-            size = shape[2] * shape[3]
-            flat = now.flatten(2).unsqueeze(2)  # [B, A, 1, C * H * W]
-            previous = memory[..., start : start + size].reshape(shape)
-            first = flat.float().expand(shape)
-            previous = torch.where(began.unsqueeze(-1), first, previous)
-            if now.dtype == torch.uint8:  # a caller of an exported policy may give anything
-                previous = previous.clamp(0, 255)
-            stack = torch.cat([previous.to(now.dtype), flat], 2)
-            found[image.name] = stack.reshape(*now.shape[:2], -1, *image.shape[1:])
-            parts.append(stack[:, :, 1:].flatten(2).float())
-            start += size
-        return found, torch.cat(parts, -1)
-
     def of_memory(self, memory: Tensor) -> dict[str, Tensor]:
         """Name -> [B, k - 1, A, C, H, W] frames before a row, of its memory [B, A, memory_size]."""
         found, start = {}, 1
@@ -92,23 +62,6 @@ class Frames:
             found[image.name] = previous.to(DTYPES[image.dtype])
             start += size
         return found
-
-    # --- learning ----------------------------------------------------------------------------
-
-    def stack_batch(self, arrays: dict[str, Tensor], remembered: int, prefix: str) -> None:
-        """Replace the frames of a batch of unrolls by stacks, and take them out of its memory.
-
-        Args:
-            arrays: name -> [T, B, ...]; "memory" is [1, B, A, ...], frames last.
-            remembered: numbers of the memory that are a recurrent policy's.
-            prefix: of observations' names.
-        """
-        memory = arrays.pop("memory")
-        for name, previous in self.of_memory(memory[0, ..., remembered:]).items():
-            frames = arrays[prefix + name]
-            arrays[prefix + name] = self.stack_unrolls(frames, previous, arrays["step_type"])
-        if remembered:
-            arrays["memory"] = memory[..., :remembered]
 
     def stack_unrolls(self, frames: Tensor, previous: Tensor, step_type: Tensor) -> Tensor:
         """Stacks of whole unrolls.

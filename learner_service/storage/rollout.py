@@ -358,8 +358,6 @@ class RolloutStorage(UnrollStorage[Rollout]):
         self.on_room()
         batch = Rollout(arrays, versions, padding)
         batch.times = max(1.0, batch.size / self._enough)
-        if self._frames is not None:
-            self._frames.stack_batch(batch.arrays, self._memory_size, OBSERVATION)
         return batch
 
     def done(self, batch: Rollout) -> None:

@@ -23,6 +23,7 @@ from shared.spec import ACTION_MASK, EnvSpec, action_layout
 from shared.timestep import Array, StepType
 
 OBSERVATION = "observation/"
+NEXT = "next/"  # prefix of the arrays of row t + k, of transitions
 DTYPES = {
     "uint8": torch.uint8,
     "int32": torch.int32,

@@ -84,8 +84,9 @@ class Probe:
         """Make an update that is due."""
         batch = self.storage.sample(0, 0.0)
         assert batch is not None
-        scalars = self._algorithm.update(batch)
-        self.storage.done(batch)
+        seen = self._algorithm.transforms.batch(batch)
+        scalars = self._algorithm.update(seen)
+        self.storage.done(seen)
         to_host(torch.stack([s.float() for s in scalars.values()]))  # waits for the device
 
     def wait(self) -> None:

@@ -128,7 +128,7 @@ class ActingDuties:
 
     def publish(self, version: int) -> None:
         """See Duties."""
-        self._snapshots.publish(self._algorithm.publish, version)
+        self._snapshots.publish(self._algorithm.refresh, version)
 
     def after(self, updated: bool, over: bool) -> None:
         """See Duties."""
@@ -165,7 +165,7 @@ class ActingDuties:
         assert self._learner is not None
         state = {**self._state(), "best": self._learner.best}
         path = self._checkpoints.save_opponent(state, self._progress.updates)
-        self._league.keep(path.name, self._algorithm.make_policy())
+        self._league.keep(path.name, self._algorithm.snapshot())
 
     def _offer_evaluation(self) -> None:
         enter("evaluate")
@@ -173,7 +173,7 @@ class ActingDuties:
         self._offered = p.updates
         # A copy: training continues while the evaluation lasts.
         state = copy.deepcopy(self._state())
-        policy = self._algorithm.make_policy()
+        policy = self._algorithm.snapshot()
         self._snapshots.published.mark()
         self._scheduler.offer(Evaluation(policy, p.updates, p.all_env_steps, state))
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm
-from learner_service.algorithms.imitation import end_in_time
-from learner_service.algorithms.running_moments import CLIPPED
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.checksum import require_same
 from learner_service.group.group import ALONE, Group
+from learner_service.preprocess.running_moments import CLIPPED
 from learner_service.runtime.readback import Readback, to_host
 from learner_service.runtime.streams import enter_stream
 from learner_service.storage.rollout import Rollout
@@ -171,9 +170,11 @@ class Learner:
         enter("forward")
         with self._clock.working("update"):
             self._last_finite.keep()
-            end_in_time(self._config.imitation, version, batch)
-            scalars = self._algorithm.update(batch)
-            scalars |= {**self._algorithm.precision_scalars(), _TOTAL: self._last_finite.total()}
+            algorithm, transforms = self._algorithm, self._algorithm.transforms
+            seen = transforms.batch(batch, version)
+            scalars = algorithm.update(seen)
+            scalars |= {**algorithm.precision_scalars(), **transforms.scalars()}
+            scalars[_TOTAL] = self._last_finite.total()
             enter("synchronize")
             counted = [batch.env_steps()] if isinstance(batch, Rollout) else []
             on_device = torch.stack([x.float() for x in (*scalars.values(), *counted)])
@@ -182,7 +183,7 @@ class Learner:
         wrong = next((n for n, value in losses.items() if not math.isfinite(value)), None)
         if wrong is not None:
             self._last_finite.restore()
-            self._storage.done(batch)
+            self._storage.done(seen)
             self._skip(batch, f"{wrong} is {losses[wrong]}")
             return False
         enter("publish")
@@ -195,7 +196,7 @@ class Learner:
         self._progress.updates = version + 1
         took = time.monotonic() - started
         self._draw_distributions(batch)
-        self._storage.done(batch)
+        self._storage.done(seen)
         if counted:
             self.rounds.count(round(values[len(scalars)]), round(values[-1]))
         self._note_update(batch, version, took)
@@ -292,7 +293,8 @@ class Learner:
             self._metrics.counter("outliers_clipped", of=of).inc(count)
         if not any(counts.values()):
             return
-        for name, text in self._algorithm.outliers().items():
+        outliers = self._algorithm.outliers() | self._algorithm.transforms.outliers()
+        for name, text in outliers.items():
             if name in self._outliers_said:
                 continue
             self._outliers_said.add(name)

@@ -122,7 +122,7 @@ class Run(RunProcess):
         storage = self._make_storage(spec, algorithm)
         if isinstance(storage, ReplayStorage):
             self.metrics.watch(storage.graphs)
-        snapshots = Snapshots(algorithm.make_policy, self.progress.updates, self.device)
+        snapshots = Snapshots(algorithm.snapshot, self.progress.updates, self.device)
         graphs = Graphs(self.device, enabled=c.learner.cuda_graph, priority=-1)
         self.metrics.watch(graphs)
         staging = make_staging(
@@ -179,7 +179,14 @@ class Run(RunProcess):
         c = self._config
         chosen = c if self._serve_only else self._with_batch_size(spec)
         algorithm = build_algorithm(
-            chosen.algorithm, spec, c.network, precision, self.device, c.run.seed, c.augment
+            chosen.algorithm,
+            spec,
+            c.network,
+            precision,
+            self.device,
+            c.run.seed,
+            c.augment,
+            c.imitation,
         )
         if self._origin is not None:
             start_acting(self._origin, c, spec, algorithm, self._run_dir)
@@ -361,7 +368,7 @@ class Run(RunProcess):
         p = self.progress
 
         def start() -> Evaluation:
-            return Evaluation(algorithm.make_policy(), p.updates, p.all_env_steps)
+            return Evaluation(algorithm.snapshot(), p.updates, p.all_env_steps)
 
         self.scheduler.serve(start)
 

@@ -53,7 +53,7 @@ class Serving:
             graphs: of acting; with them packed batches are filled up, whether or not it captures.
         """
         self.algorithm, self.spec = algorithm, spec
-        self.snapshots = Snapshots(algorithm.make_policy, 0, CPU)
+        self.snapshots = Snapshots(algorithm.snapshot, 0, CPU)
         self.storage = algorithm.make_storage(spec, None)
         if records:
             layout = time_step_layout(spec, algorithm.extras)
@@ -87,7 +87,7 @@ class Serving:
         self._loop.learn = self._learn if learns else None
 
     def _firsts(self) -> dict[str, tuple[int, int]]:
-        size = self.algorithm.memory_size
+        size = self.snapshots.policy.memory_size
         return {"memory": (self.spec.num_agents, size)} if size else {}
 
     @property
@@ -109,7 +109,7 @@ class Serving:
     def session(self, n: int, first_slot: int = 0, *, evaluates: bool = False) -> EnvSession:
         session = EnvSession("w", self.spec, n, first_slot, np.zeros(n, np.int64))
         if evaluates:
-            session.evaluation = Evaluation(self.algorithm.make_policy(), 0, 0)
+            session.evaluation = Evaluation(self.algorithm.snapshot(), 0, 0)
         return session
 
     def exchange(self, *rows: tuple[EnvSession, TimeStep]) -> list[Array]:
@@ -152,7 +152,8 @@ class Serving:
         while self.storage.ready:
             batch = self.storage.sample(0, 0.0)
             assert batch is not None
-            self.algorithm.update(batch)
-            self.snapshots.publish(self.algorithm.publish, 0)
-            self.storage.done(batch)
+            seen = self.algorithm.transforms.batch(batch)
+            self.algorithm.update(seen)
+            self.snapshots.publish(self.algorithm.refresh, 0)
+            self.storage.done(seen)
         return True

@@ -203,12 +203,17 @@ def random_transitions(spec: EnvSpec, rows: int, seed: int = 0) -> ReplayBatch:
     )
 
 
+def learn(algorithm: Algorithm[Any], batch: Any) -> dict[str, Tensor]:
+    """Make an update as the learner does."""
+    return algorithm.update(algorithm.transforms.batch(batch))
+
+
 def play_and_learn(
     algorithm: Algorithm[Any], environment: VectorEnvironment, env_steps: int
 ) -> Policy:
     """Act and learn in turns, as the sync pipeline does, without processes; returns the policy."""
     storage = algorithm.make_storage(environment.spec, None)
-    policy, generator = algorithm.make_policy(), torch.Generator().manual_seed(0)
+    policy, generator = algorithm.snapshot(), torch.Generator().manual_seed(0)
     n, taken, sequence = environment.num_envs, 0, 0
     seeds = np.arange(n, dtype=np.uint64)
     timestep = environment.reset(seeds)
@@ -229,9 +234,10 @@ def play_and_learn(
             storage.add(unroll)
             while storage.ready:
                 batch = storage.sample(0, 0.0)
-                algorithm.update(batch)
-                algorithm.publish(policy)
-                storage.done(batch)
+                seen = algorithm.transforms.batch(batch)
+                algorithm.update(seen)
+                algorithm.refresh(policy)
+                storage.done(seen)
             sequence += 1
             unroll = storage.begin(n, 0, sequence)
         observation = {k: torch.from_numpy(v) for k, v in timestep.observation.items()}

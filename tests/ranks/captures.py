@@ -77,17 +77,17 @@ def learned(
     capture = failing(fails[group.rank], at_once=at_once)
     with taped_graphs(capture), patch.object(cuda_graph, "_RETRY_CALLS", 5):
         algorithm = case.build(group)
-        inner = getattr(algorithm, "inner", algorithm)
-        if isinstance(inner, OnPolicyAlgorithm):
-            inner._static = inner._schedule._static = True
+        if isinstance(algorithm, OnPolicyAlgorithm):
+            algorithm._static = algorithm._schedule._static = True
         graphs, counts, scalars = algorithm.graphs, list[Counts](), dict[str, Tensor]()
         graphs.enabled = captured
         for batch in every[group.rank]:
-            scalars = algorithm.update(batch)
+            seen = algorithm.transforms.batch(batch)
+            scalars = algorithm.update(seen)
             together = [f._name for f in graphs._functions if f._exchanges]
             counters = graphs.eager_calls, graphs.captures, graphs.replays
             counts.append({n: tuple(c[n] for c in counters) for n in sorted(together)})  # type: ignore[misc]
-        outcome = jobs.outcome(algorithm, batch, scalars)
+        outcome = jobs.outcome(algorithm, seen, scalars)
         fallbacks = sum(graphs.fallbacks.values())
         graphs.reset()
     return outcome, counts, fallbacks

@@ -138,7 +138,7 @@ class Case:
         batch.arrays["step_type"][4:, 1] = ABORTED
         if seed % 4 == 3:
             batch.arrays["step_type"][:, ENVS[0] :] = ABORTED
-        policy = algorithm.make_policy()
+        policy = algorithm.snapshot()
         memory = torch.randn(envs, AGENTS, policy.memory_size, generator=random)
         acted: list[dict[str, Tensor]] = []
         for t in range(LENGTH + 1):

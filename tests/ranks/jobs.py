@@ -24,8 +24,9 @@ def update(
     algorithm, (batch, rows) = _kept[0], parts[group.rank]
     algorithm.load_state_dict(state)
     with Draws(seed, rows, group.rank):
-        scalars = algorithm.update(batch)
-    return outcome(algorithm, batch, scalars)
+        seen = algorithm.transforms.batch(batch)
+        scalars = algorithm.update(seen)
+    return outcome(algorithm, seen, scalars)
 
 
 def outcome(

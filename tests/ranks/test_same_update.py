@@ -74,8 +74,9 @@ def alone(algorithm: Algorithm[Any], case: Any, batch: Any, seed: int) -> dict[s
     """What one learner makes of all rows."""
     total = case.parts(batch)[0][1].total
     with Draws(seed, Rows(0, total, total), 0, case.owners(batch)):
-        scalars = algorithm.update(batch)
-    return jobs.outcome(algorithm, batch, scalars)
+        seen = algorithm.transforms.batch(batch)
+        scalars = algorithm.update(seen)
+    return jobs.outcome(algorithm, seen, scalars)
 
 
 def assert_same(one: dict[str, Tensor], two: list[dict[str, Tensor]]) -> None:

@@ -65,7 +65,7 @@ class Trial:
         self.probe.fill()
         batch = self.probe.storage.sample(0, 0.0)
         assert batch is not None
-        return batch
+        return self.algorithm.transforms.batch(batch)
 
     def update_ms(self, repeats: int, budget_s: float) -> float:
         """Measure the median time of an update [ms] on rows that are there already.
@@ -134,7 +134,7 @@ class Actor:
             trial: trial with the policy that acts.
             rows: number of environments.
         """
-        self._device, self._policy = trial.device, trial.algorithm.make_policy()
+        self._device, self._policy = trial.device, trial.algorithm.snapshot()
         cuda = self._device.type == "cuda"
         made = synthetic(trial.spec, rows)
         self._rows = {k: v.pin_memory() for k, v in made.items()} if cuda else made

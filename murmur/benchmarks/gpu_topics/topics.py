@@ -221,8 +221,9 @@ def updates(context: Context) -> dict[str, Value]:
         before, failed = trial.calls()
         captures, seconds = trial.captures()
         trial.probe.fill()
-        batch = trial.probe.storage.sample(0, 0.0)
-        assert batch is not None
+        sampled = trial.probe.storage.sample(0, 0.0)
+        assert sampled is not None
+        batch = trial.algorithm.transforms.batch(sampled)
         yield f"{case.name}: environment rows of it", batch.size
         trial.algorithm.update(batch)
         trial.probe.storage.done(batch)

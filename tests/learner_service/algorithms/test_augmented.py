@@ -7,13 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.algorithms.base import NEXT, Algorithm, build_algorithm
+from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.algorithms.minibatches import Minibatch
 from learner_service.augment import Augment
 from learner_service.augment.symmetry import Symmetries
+from learner_service.preprocess.augmentation import Augmentation
+from learner_service.preprocess.transform import Transforms
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.unroll import NEXT, OBSERVATION
 from shared.augmentation import AugmentConfig
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, ArraySpec, Continuous, Discrete, EnvSpec
@@ -189,7 +192,7 @@ def test_every_algorithm_learns_from_changed_rows() -> None:
         weights = []
         for number in range(2):
             algorithm = build(spec, options, "none", recurrent)
-            algorithm.augment = Fixed(spec, number)
+            algorithm.transforms = Transforms([Augmentation(Fixed(spec, number))])
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(3)
                 on_policy = options["name"] in ("mappo", "coma")
@@ -205,12 +208,13 @@ def test_first_pass_sees_rows_as_they_are_and_later_ones_do_not() -> None:
     seen: list[float] = []
     evaluate = algorithm._evaluate  # type: ignore[attr-defined]
 
-    def kept(given: Any, mask: Any) -> Any:
-        vector = given["actor/vector"]
+    def kept(rows: Minibatch) -> Any:
+        vector = rows.actor.vector
+        assert vector is not None
         seen.append(float((vector[..., 0] == 1).float().mean()))
         mirrored = (vector[..., 0] == -1).unsqueeze(-1)
-        assert not (mirrored & (given["column/action"].unsqueeze(-1) == 2)).any()
-        return evaluate(given, mask)
+        assert not (mirrored & (rows.columns["action"].unsqueeze(-1) == 2)).any()
+        return evaluate(rows)
 
     algorithm._evaluate = kept  # type: ignore[attr-defined]
     algorithm.update(rollout(0))

@@ -13,6 +13,8 @@ from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.algorithms.coma import Coma
 from learner_service.algorithms.mappo import Mappo
 from learner_service.augment.base import Augment
+from learner_service.preprocess.augmentation import Augmentation
+from learner_service.preprocess.transform import Transforms
 from learner_service.runtime.cuda_graph import WARM_UP_CALLS
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
@@ -81,7 +83,8 @@ def build(name: str, captured: bool) -> Algorithm[Any]:
     assert isinstance(algorithm, Mappo | Coma)
     algorithm._static = algorithm._schedule._static = True
     algorithm.graphs.enabled = captured
-    algorithm.augment = Rotated() if "augmented" in name else None
+    if "augmented" in name:
+        algorithm.transforms = Transforms([Augmentation(Rotated())])
     return algorithm
 
 

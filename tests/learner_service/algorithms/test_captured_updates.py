@@ -137,8 +137,9 @@ def learned(
             put(storage, 2 + len(losses) % 4)
             batch = storage.sample(0, 0.0)
             assert batch is not None
-            losses.append({k: float(v) for k, v in algorithm.update(batch).items()})
-            storage.done(batch)
+            seen = algorithm.transforms.batch(batch)
+            losses.append({k: float(v) for k, v in algorithm.update(seen).items()})
+            storage.done(seen)
             if len(losses) == RESUMED_AT:  # other tensors: to be captured again
                 algorithm.load_state_dict(copy.deepcopy(algorithm.state_dict()))
     return algorithm, storage, losses

@@ -482,6 +482,7 @@ def test_dead_agents_teach_nothing() -> None:
     before = (2 * 2 + 1) * 2
     target = rows.columns["target"].flatten()
     assert target[before] == 7 != target[before + 1]
+    coma = make_coma(alive_spec)
     coma.update(batch)
     assert coma.state_dict()["parts"]["exploration"]["env_steps"] == 12
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from learner_service.algorithms.mappo import Mappo
 from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.algorithms.packed_rows import packed, unpacked
-from learner_service.algorithms.returns import sharing_agents
-from learner_service.algorithms.running_moments import crowd
 from learner_service.algorithms.value_norm import ValueNorm
+from learner_service.networks.stacked import sharing_agents
+from learner_service.preprocess.running_moments import crowd
 from learner_service.storage.rollout import Batch, transitions
 from shared.timestep import StepType
 from tests.learner_service.algorithms.test_captured_on_policy import build, wide
@@ -105,13 +105,13 @@ def test_returns_are_those_of_a_cpu() -> None:
     assert isinstance(plain, Mappo)
     learn(padded, batch)
     plain._static = plain._schedule._static = False
-    rows, of_batch = plain._prepare(batch)
+    rows = plain._prepare(batch)
     fixed = padded._fixed
     for name in ("log_prob", "advantage", "target"):
         ours = fixed._buffers["columns"][: len(rows.weight), :, fixed.columns.index(name)]
         mine, theirs = (x[rows.weight > 0] for x in (ours, rows.columns[name]))
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(padded._of_batch, of_batch, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(padded._of_batch, plain._of_batch, rtol=1e-4, atol=1e-5)
 
 
 def test_outliers_of_a_padded_batch_are_those_of_the_batch() -> None:

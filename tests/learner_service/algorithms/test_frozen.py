@@ -9,18 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.algorithms.base import Algorithm, build_algorithm
-from learner_service.algorithms.frozen import FrozenAgents
 from learner_service.checkpoint import load_algorithm
+from learner_service.preprocess.frozen import HideFrozen
 from learner_service.runtime.precision import Precision
+from learner_service.storage.rollout import Batch
 from learner_service.storage.unroll import OBSERVATION
 from shared.config import ExperimentConfig, PluginConfig, validate
 from shared.errors import CheckpointError, ConfigError
 from shared.spec import AGENT_MASK, EnvSpec
 from tests.learner_service.algorithms.test_contract import ENTRIES, Case, Entry
 from tests.learner_service.running import experiment
-from tests.learner_service.toys import CPU
+from tests.learner_service.toys import CPU, MID, learn, random_transitions
 
 SHARING = (0, 0, 1)
+VIEW, MASK = OBSERVATION + "view", OBSERVATION + AGENT_MASK
 FROZEN = (2,)
 NOT_OF_SETS = ("value_norm", "temperature", "exploration")  # no networks
 
@@ -76,7 +78,7 @@ def test_weights_of_frozen_agents_stay_to_the_bit(case: Case) -> None:
     algorithm = replace(case, entry=frozen(case.entry)).build()
     learned, kept = weights(algorithm, 0), weights(algorithm, 1)
     for seed in range(3):
-        algorithm.update(case.batch(algorithm, seed))
+        learn(algorithm, case.batch(algorithm, seed))
     for name, before in kept.items():
         assert torch.equal(weights(algorithm, 1)[name], before), name
     moved = [name for name, x in weights(algorithm, 0).items() if not torch.equal(x, learned[name])]
@@ -91,25 +93,32 @@ def test_the_others_learn_as_if_all_did(name: str) -> None:
     alone, all_learn = (replace(case, entry=e).build() for e in (frozen(entry), entry))
     batch = case.batch(all_learn)
     for algorithm in (alone, all_learn):
-        algorithm.update(batch)
+        learn(algorithm, batch)
     for key, value in weights(all_learn, 0).items():
         torch.testing.assert_close(weights(alone, 0)[key], value, msg=key)
 
 
 def test_frozen_agents_count_as_dead_and_unpaid() -> None:
-    hide = FrozenAgents(FROZEN, SHARING, CPU).hidden
-    rows = {"reward": torch.ones(4, 3), OBSERVATION + "view": torch.zeros(4, 3, 2)}
-    hidden = hide(rows)
-    assert hidden["reward"].tolist() == [[1, 1, 0]] * 4
-    assert hidden[OBSERVATION + AGENT_MASK].tolist() == [[1, 1, 0]] * 4
-    assert rows.keys() == {"reward", OBSERVATION + "view"}  # the batch is unchanged
-    dead = {**rows, OBSERVATION + AGENT_MASK: torch.tensor([[0, 1, 1]] * 4, dtype=torch.uint8)}
-    assert hide(dead)[OBSERVATION + AGENT_MASK].tolist() == [[0, 1, 0]] * 4
-    assert hide({**rows, "next/observation/view": torch.zeros(4, 3, 2)}).keys() >= {
-        "observation/agent_mask",
-        "next/observation/agent_mask",
-    }
-    assert FrozenAgents((), SHARING, CPU).hidden(rows) is rows
+    hide = HideFrozen(FROZEN, SHARING, CPU)
+    kinds = torch.full((4, 1), MID, dtype=torch.uint8)
+    rows = {"reward": torch.ones(4, 1, 3), "step_type": kinds, VIEW: torch.zeros(4, 1, 3, 2)}
+    hidden = hide.batch(Batch(dict(rows), [0]), 0).arrays
+    assert hidden["reward"].tolist() == [[[1, 1, 0]]] * 4
+    assert hidden[MASK].tolist() == [[[1, 1, 0]]] * 4
+    dead = {**rows, MASK: torch.tensor([[[0, 1, 1]]] * 4, dtype=torch.uint8)}
+    assert hide.batch(Batch(dead, [0]), 0).arrays[MASK].tolist() == [[[0, 1, 0]]] * 4
+    assert dead[MASK].tolist() == [[[0, 1, 1]]] * 4  # the batch is unchanged
+
+
+def test_both_ends_of_transitions_hide_frozen_agents() -> None:
+    spec = Case(ENTRIES["qmix"], "discrete", True, 0).spec
+    batch = random_transitions(spec, 8)
+    hidden = HideFrozen(FROZEN, SHARING, CPU).batch(batch, 0)
+    for arrays in (hidden.arrays, hidden.next_arrays):
+        assert not arrays[MASK][:, 2].any()
+    assert not hidden.reward[:, 2].any()
+    assert torch.equal(hidden.reward[:, :2], batch.reward[:, :2])
+    assert batch.reward[:, 2].any()
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,7 @@ def test_a_large_minibatch_is_the_mean_of_its_parts(
     )
     assert isinstance(algorithm, OnPolicyAlgorithm)
     batch = batch_for(algorithm, spec) if name == "mappo" else random_batch(spec, 5, 6)
-    found = algorithm._prepare(batch)
-    rows = found[0] if isinstance(found, tuple) else found
+    rows = algorithm._prepare(batch)
     grads: dict[int, list[list[Tensor]]] = {i: [] for i in range(len(algorithm._learned))}
 
     def keep(*optimizers: torch.optim.Optimizer) -> None:
@@ -198,11 +197,8 @@ def test_a_large_minibatch_is_the_mean_of_its_parts(
         for kept in grads.values():
             kept.clear()
         shuffled = rows.shuffled(number, torch.Generator().manual_seed(1))
-        if name == "mappo":
-            algorithm._steps(shuffled, {})
-        else:
-            algorithm._critic_pass(shuffled, {})
-            algorithm._actor_pass(shuffled, {})
+        for step in algorithm._each_stage:
+            step(shuffled)
         return shuffled, {i: list(kept) for i, kept in grads.items()}
 
     _, whole = learn(1)

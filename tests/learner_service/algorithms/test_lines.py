@@ -57,4 +57,4 @@ def test_lines_are_counted_by_kind() -> None:
 def test_an_algorithms_file_is_its_equations(name: str) -> None:
     source = (ROOT / FOLDER / f"{name}.py").read_text(encoding="utf-8")
     # Segmentation has two losses and one step: its options and its evaluation are as many lines.
-    assert share_of_algorithm(kinds(source)) >= (0.4 if name == "segmentation" else 0.6)
+    assert share_of_algorithm(kinds(source)) >= (0.4 if name == "segmentation" else 0.5)

@@ -13,9 +13,9 @@ from torch import Tensor
 from env_service.envs.matrix import Config as MatrixConfig
 from env_service.envs.matrix import MatrixGame
 from learner_service.algorithms.mappo import Config, Mappo
-from learner_service.algorithms.returns import sharing_agents
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.distributions import ILLEGAL, Categorical, Normal, explore
+from learner_service.networks.stacked import sharing_agents
 from learner_service.runtime.precision import Precision, clip_gradients
 from learner_service.storage.rollout import Batch, RolloutStorage
 from learner_service.storage.unroll import OBSERVATION

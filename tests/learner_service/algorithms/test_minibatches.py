@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.minibatches import Rows, deviations
-from learner_service.algorithms.returns import sharing_agents
 from learner_service.networks.inputs import Inputs
 from learner_service.networks.recurrent import RecurrentState
-from tests.learner_service.algorithms.apart import Minibatch, apart
+from learner_service.networks.stacked import sharing_agents
+from tests.learner_service.algorithms.apart import Part, apart
 from tests.learner_service.toys import CPU
 
 
@@ -33,7 +33,7 @@ def make_rows(weight: Tensor, slices: tuple[int, ...], num_envs: int = 0) -> Row
     )
 
 
-def parts_of(rows: Rows, number: int) -> list[Minibatch]:
+def parts_of(rows: Rows, number: int) -> list[Part]:
     return apart(rows.shuffled(number, torch.Generator().manual_seed(0)))
 
 

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from env_service.environment import VectorEnvironment
 from learner_service.algorithms.base import Algorithm, build_algorithm
-from learner_service.algorithms.normalising import Normalising, NormalisingPolicy
-from learner_service.algorithms.returns import sharing_agents
-from learner_service.algorithms.running_moments import RunningMoments
 from learner_service.checkpoint import spec_text
+from learner_service.networks.stacked import sharing_agents
+from learner_service.preprocess.running_moments import RunningMoments
 from learner_service.runtime.precision import Precision
 from learner_service.storage.unroll import OBSERVATION
 from learner_service.tools.export import export_policy
@@ -35,6 +34,7 @@ from tests.learner_service.toys import (
     FIRST,
     LAST,
     MID,
+    learn,
     play_and_learn,
     random_batch,
 )
@@ -234,14 +234,13 @@ def test_an_update_equals_one_of_rows_normalised_before(name: str) -> None:
     case = case_of(name)
     algorithm = build(case, {})
     plain = build(case, {"normalise_observations": False})
-    assert isinstance(algorithm, Normalising)
     first, second = (case.batch(plain, seed) for seed in (0, 1))
     for batch in (first, second):
         batch.arrays[OBSERVATION + "view"] = 1 + 2 * batch.arrays[OBSERVATION + "view"]
-    policy = algorithm.make_policy()
-    algorithm.update(copy.deepcopy(first))
+    policy = algorithm.snapshot()
+    learn(algorithm, copy.deepcopy(first))
     plain.update(copy.deepcopy(first))  # before the first rows nothing changes
-    algorithm.publish(policy)
+    algorithm.refresh(policy)
     view = first.arrays[OBSERVATION + "view"]
     mean, std = view.mean((*range(view.dim() - 1),)), view.flatten(0, -2).std(0, correction=0)
 
@@ -258,7 +257,7 @@ def test_an_update_equals_one_of_rows_normalised_before(name: str) -> None:
         if arrays:
             arrays[OBSERVATION + "view"] = hand(arrays[OBSERVATION + "view"])
     # Random numbers continue alike in both.
-    torch.testing.assert_close(algorithm.update(second), plain.update(normalised))
+    torch.testing.assert_close(learn(algorithm, second), plain.update(normalised))
     kept = algorithm.parts["observation_norm"].state_dict()["moments.view.count"]
     assert kept.item() == view.flatten(0, -2).shape[0] * 2  # rows of both batches
 
@@ -280,7 +279,7 @@ def test_rows_that_are_not_there_do_not_count() -> None:
     batch.arrays[OBSERVATION + AGENT_MASK].fill_(1)
     batch.arrays[OBSERVATION + AGENT_MASK][2:, 1, 0] = 0
     batch.arrays["log_prob"] = torch.zeros(4, 2, 3)
-    algorithm.update(batch)
+    learn(algorithm, batch)
     saved = algorithm.parts["observation_norm"].state_dict()
     assert saved["moments.view.count"].item() == 7 * 3 - 2
     assert saved["moments.state.count"].item() == 7
@@ -308,7 +307,7 @@ def test_rewards_are_divided_by_their_root_mean_square(name: str, sets: int) -> 
                 batch.reward = batch.reward * factor
             else:
                 batch.arrays["reward"] = batch.arrays["reward"] * factor
-            found = algorithm.update(batch)
+            found = learn(algorithm, batch)
         scalars.append(found)
     torch.testing.assert_close(scalars[0], scalars[1], rtol=1e-3, atol=1e-4)
     assert len(one.parts["reward_norm"].state_dict()["count"]) == sets
@@ -317,9 +316,9 @@ def test_rewards_are_divided_by_their_root_mean_square(name: str, sets: int) -> 
 def test_frozen_agents_keep_their_statistics() -> None:
     case = case_of("mappo", sharing=(0, 0, 1))
     algorithm = build(case, {}, frozen_agents=[2])
-    before = algorithm.make_policy().act(case.observation(), None)["logits"][:, 2].clone()
-    algorithm.update(case.batch(build(case, {"normalise_observations": False})))
-    after = algorithm.make_policy().act(case.observation(), None)["logits"]
+    before = algorithm.snapshot().act(case.observation(), None)["logits"][:, 2].clone()
+    learn(algorithm, case.batch(build(case, {"normalise_observations": False})))
+    after = algorithm.snapshot().act(case.observation(), None)["logits"]
     assert torch.equal(after[:, 2], before)
     count = algorithm.parts["observation_norm"].state_dict()["moments.view.count"]
     assert count[0] > 0
@@ -329,16 +328,15 @@ def test_frozen_agents_keep_their_statistics() -> None:
 def test_policies_keep_the_statistics_they_were_published_with() -> None:
     case = case_of("mappo", recurrent=5)
     algorithm = build(case, {})
-    policy = algorithm.make_policy()
-    assert isinstance(policy, NormalisingPolicy)
+    policy = algorithm.snapshot()
     assert policy.memory_size == 5
     before = policy.act(case.observation(), None, case.memory())["logits"]
-    algorithm.update(case.batch(build(case, {"normalise_observations": False})))
+    learn(algorithm, case.batch(build(case, {"normalise_observations": False})))
     assert torch.equal(policy.act(case.observation(), None, case.memory())["logits"], before)
     again = build(case, {})
     again.load_state_dict(algorithm.state_dict())
-    algorithm.publish(policy)
-    loaded = again.make_policy().act(case.observation(), None, case.memory())["logits"]
+    algorithm.refresh(policy)
+    loaded = again.snapshot().act(case.observation(), None, case.memory())["logits"]
     assert torch.equal(policy.act(case.observation(), None, case.memory())["logits"], loaded)
     assert not torch.equal(loaded, before)
 
@@ -358,7 +356,7 @@ def test_statistics_are_exported(kind: Any, tmp_path: Path) -> None:
     algorithm = build(case, {})
     batch = case.batch(build(case, {"normalise_observations": False}))
     batch.arrays[OBSERVATION + "view"] = 1 + 2 * batch.arrays[OBSERVATION + "view"]
-    algorithm.update(batch)
+    learn(algorithm, batch)
     base = experiment().model_dump(mode="json")
     sections = {"algorithm": {**case.entry.options, "share_parameters": False}, "network": NETWORK}
     config = validate(ExperimentConfig, {**base, **sections})

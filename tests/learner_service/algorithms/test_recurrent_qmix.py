@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from learner_service.algorithms.base import build_algorithm
 from learner_service.algorithms.qmix import Qmix
 from learner_service.networks.recurrent import Recurrent, RecurrentState
+from learner_service.preprocess.transform import Transforms
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.sequences import SequenceReplay
@@ -21,7 +22,16 @@ from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.networks.test_recurrent import ragged, random_row
 from tests.learner_service.serving_learner import Serving
-from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID, random_batch, vector_spec
+from tests.learner_service.toys import (
+    ABORTED,
+    CPU,
+    FIRST,
+    LAST,
+    MID,
+    learn,
+    random_batch,
+    vector_spec,
+)
 
 WIDTH = 5
 
@@ -215,7 +225,9 @@ def test_options_of_single_rows_are_refused(replay: dict[str, Any], message: str
 
 def test_augmented_sequences_are_refused() -> None:
     qmix = make(vector_spec())
-    qmix.augment = object()  # type: ignore[assignment]
+    augmented = Transforms()
+    augmented.draws = True
+    qmix.transforms = augmented
     with pytest.raises(ConfigError, match=r"augment: .* set network\.recurrent=0"):
         qmix.make_storage(vector_spec(), None)
 
@@ -226,7 +238,7 @@ def test_sequences_teach_frozen_agents_nothing(mixer: str) -> None:
     _, batch = sequences(qmix, rows=41)
     before = [p.detach().clone() for p in qmix.values.agents.parameters()]
     for _ in range(3):
-        qmix.update(batch)
+        learn(qmix, batch)
     changes = [
         (now - then).view(2, -1).abs().amax(1)
         for now, then in zip(qmix.values.agents.parameters(), before, strict=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.preprocess.stack_frames import StackFrames
 from learner_service.runtime.precision import Precision
 from learner_service.storage.frames import Frames, find_frames
 from learner_service.storage.replay import ReplayConfig, ReplayStorage
@@ -57,12 +58,13 @@ def test_stacks_hold_all_channels_of_a_frame_side_by_side() -> None:
 
 def test_acting_keeps_the_last_frames_in_memory() -> None:
     f = frames()
+    stacks = StackFrames(f)
     memory = torch.zeros(1, 1, f.memory_size)
     seen = []
     for value, begins in ((5, True), (6, False), (7, False), (8, False), (9, True)):
         memory = memory * (not begins)
         image = column(value).view(1, 1, 1, 1, 1)
-        stack, memory = f.see({"image": image, "other": torch.ones(1)}, memory)
+        stack, memory = stacks.act({"image": image, "other": torch.ones(1)}, memory)
         assert stack["image"].dtype == torch.uint8
         assert "other" in stack
         seen.append(stack["image"].flatten().tolist())
@@ -71,9 +73,9 @@ def test_acting_keeps_the_last_frames_in_memory() -> None:
 
 
 def test_a_dark_first_frame_is_a_frame() -> None:
-    f = frames(2)
-    stack, memory = f.see({"image": column(0).view(1, 1, 1, 1, 1)}, torch.zeros(1, 1, 2))
-    stack, _ = f.see({"image": column(4).view(1, 1, 1, 1, 1)}, memory)
+    stacks = StackFrames(frames(2))
+    stack, memory = stacks.act({"image": column(0).view(1, 1, 1, 1, 1)}, torch.zeros(1, 1, 2))
+    stack, _ = stacks.act({"image": column(4).view(1, 1, 1, 1, 1)}, memory)
     assert stack["image"].flatten().tolist() == [0, 4]
 
 

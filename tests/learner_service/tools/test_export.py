@@ -121,12 +121,12 @@ def checkpoint(spec: EnvSpec, algorithm: dict[str, Any], network: dict[str, Any]
     learner = build_algorithm(
         config.algorithm, spec, config.network, Precision("fp32", CPU), CPU, 3
     )
-    policy = learner.make_policy()
+    policy = learner.snapshot()
     for part in vars(learner).values():
         if isinstance(part, nn.Module):
             for parameter in part.parameters():
                 parameter.data *= 3
-    learner.publish(policy)
+    learner.refresh(policy)
     return {
         "spec": spec_text(spec),
         "config": config.model_dump_json(),

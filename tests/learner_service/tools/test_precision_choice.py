@@ -69,9 +69,8 @@ def test_a_probe_learns_from_augmented_batches() -> None:
     spec = EnvSpec("p", 1, (ArraySpec("image", "uint8", (1, 8, 8)),), Discrete(2))
     options = {"network": {"name": "cnn", "channels": [4], "kernels": [3], "strides": [1]}}
     config = experiment(**options, augment={"preset": "random-shift"})
-    augment = Probe(config, spec).algorithm.augment
-    assert augment is not None
-    assert Probe(experiment(**options), spec).algorithm.augment is None
+    assert Probe(config, spec).algorithm.transforms.draws
+    assert not Probe(experiment(**options), spec).algorithm.transforms.draws
 
 
 @pytest.mark.parametrize(

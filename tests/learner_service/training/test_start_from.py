@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm, build_algorithm
-from learner_service.algorithms.normalising import ObservationNorm
 from learner_service.checkpoint import CheckpointFolder, files, spec_text
 from learner_service.group.group import ALONE
+from learner_service.preprocess.normalize import ObservationNorm
 from learner_service.runtime.precision import Precision
 from learner_service.storage.unroll import OBSERVATION
 from learner_service.training.start_from import Origin, load_origin, start_acting
@@ -51,7 +51,7 @@ def origin(config: ExperimentConfig, spec: EnvSpec) -> tuple[Algorithm[Any], Ori
 
 def acts(algorithm: Algorithm[Any], spec: EnvSpec) -> dict[str, Tensor]:
     view = torch.randn(300, spec.num_agents, 4, generator=torch.Generator().manual_seed(0))
-    return algorithm.make_policy().act({"view": view}, None)
+    return algorithm.snapshot().act({"view": view}, None)
 
 
 def started(run_dir: Path) -> dict[str, Any]:
@@ -83,8 +83,8 @@ def test_other_number_of_agents_takes_what_fits(tmp_path: Path) -> None:
     new = build(config, many, seed=2)
     start_acting(checkpoint, config, many, new, tmp_path)
     view = torch.randn(3, 4, 4)
-    pairs = old.make_policy().act({"view": view.view(6, 2, 4)}, None)["logits"]
-    assert torch.equal(new.make_policy().act({"view": view}, None)["logits"].view(6, 2, 3), pairs)
+    pairs = old.snapshot().act({"view": view.view(6, 2, 4)}, None)["logits"]
+    assert torch.equal(new.snapshot().act({"view": view}, None)["logits"].view(6, 2, 3), pairs)
     kept = started(tmp_path)
     # Own numbers and those of all agents: 4 + 2 * 4 with two agents, 4 + 4 * 4 with four.
     (name, shapes) = next(iter(kept["fresh"].items()))

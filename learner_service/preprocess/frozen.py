@@ -5,25 +5,31 @@ networks are exactly 0 and Adam does not move them. Other agents' critics still 
 """
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from learner_service.algorithms.base import NEXT
-from learner_service.algorithms.options import FROZEN, SHARING
+from learner_service.preprocess.transform import (
+    Rows,
+    Transform,
+    reward_of,
+    with_arrays,
+    with_reward,
+)
+from learner_service.storage.storage import Batch
 from learner_service.storage.unroll import OBSERVATION
 from shared.errors import ConfigError
 from shared.spec import AGENT_MASK
 
+B = TypeVar("B", bound=Batch)
+FROZEN, SHARING = "algorithm.frozen_agents", "algorithm.share_parameters"  # for messages
 _MASK = OBSERVATION + AGENT_MASK
 
 
-class FrozenAgents:
-    """Hides frozen agents from updates.
-
-    Attributes:
-        any: whether there are such agents.
-    """
+class HideFrozen(Transform):
+    """Hides frozen agents from updates: they are dead, and earn nothing."""
 
     def __init__(
         self, frozen: tuple[int, ...], slices: tuple[int, ...], device: torch.device
@@ -39,7 +45,7 @@ class FrozenAgents:
             ConfigError: for an agent that there is not, if none is left to learn, or if a frozen
                 agent shares networks with one that learns.
         """
-        self.any, agents = bool(frozen), len(slices)
+        agents = len(slices)
         option = f"{FROZEN} = {list(frozen)}"
         if unknown := sorted({agent for agent in frozen if not 0 <= agent < agents}):
             raise ConfigError(
@@ -59,28 +65,20 @@ class FrozenAgents:
                 )
         self._learns = torch.tensor([agent in learning for agent in range(agents)], device=device)
 
-    def hidden(self, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """A batch in which frozen agents are dead, and earn nothing.
+    @override
+    def batch(self, batch: B, updates: int) -> B:
+        reward = reward_of(batch)
 
-        Args:
-            rows: named arrays of an update: "reward" [..., A], observations with the prefix
-                OBSERVATION, and NEXT + OBSERVATION if they are of transitions.
-        """
-        if not self.any:
-            return rows
-        reward, prefixes = rows["reward"], ["", NEXT]
-        if not any(name.startswith(NEXT) for name in rows):
-            prefixes.pop()
-        found = {**rows, "reward": reward * self._learns}
-        for prefix in prefixes:
-            alive = rows.get(prefix + _MASK)
-            hidden = self._learns.expand(reward.shape) if alive is None else alive * self._learns
-            found[prefix + _MASK] = hidden.to(torch.uint8)
-        return found
+        def hidden(arrays: Mapping[str, Tensor]) -> Rows:
+            alive = arrays.get(_MASK)
+            shown = self._learns.expand(reward.shape) if alive is None else alive * self._learns
+            return {**arrays, _MASK: shown.to(torch.uint8)}
+
+        return with_reward(with_arrays(batch, hidden), reward * self._learns)
 
 
 def apart_slices(slices: tuple[int, ...], frozen: tuple[int, ...]) -> str:
-    """Parameter groups in which frozen agents share none with others, as the option is written."""
+    """Return parameter groups in which frozen agents share none with others, as the option says."""
     numbers: dict[tuple[int, bool], int] = {}
     apart = [numbers.setdefault((s, a in frozen), len(numbers)) for a, s in enumerate(slices)]
     return str(apart).replace(" ", "")

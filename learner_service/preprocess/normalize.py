@@ -1,0 +1,220 @@
+"""Observations and rewards in units of their running statistics.
+
+What is stored stays as the environment gave it. `publish` hands the statistics of observations to
+the policy together with the weights. So a policy that acts, is evaluated or exported has those that
+belong to its weights, and none of them changes by acting. Values far beyond all others are clipped
+before they are taken in, see RunningMoments, and counted.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from learner_service.group.group import Group
+from learner_service.networks.building import NORMALISE
+from learner_service.networks.stacked import sharing_agents
+from learner_service.preprocess.running_moments import CLIPPED, RunningMoments
+from learner_service.preprocess.transform import Transform, reward_of, with_arrays, with_reward
+from learner_service.storage.storage import Batch
+from learner_service.storage.unroll import OBSERVATION
+from shared.errors import ConfigError
+from shared.spec import AGENT_MASK, NO_INPUTS, EnvSpec
+from shared.timestep import StepType
+
+B = TypeVar("B", bound=Batch)
+_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
+
+
+class ObservationNorm(nn.Module):
+    """Running statistics of each observation that is no image; each parameter group has its own."""
+
+    def __init__(
+        self, spec: EnvSpec, slices: tuple[int, ...], learns: Tensor, device: torch.device
+    ) -> None:
+        """Begin with no rows.
+
+        Args:
+            spec: of the environment.
+            slices: the parameter group of each agent.
+            learns: [A] 1, or 0 for a frozen agent, whose rows are not taken in.
+            device: of batches.
+
+        Raises:
+            ConfigError: if the environment observes images alone.
+        """
+        super().__init__()
+        self._learns: Tensor
+        self.register_buffer("_learns", learns, persistent=False)
+        drawn = {source for derived in spec.derived for source in derived.sources}
+        self._arrays = {
+            o.name: o
+            for o in spec.observations
+            if len(o.shape) != 3 and o.name not in NO_INPUTS and o.name not in drawn
+        }
+        if not self._arrays:
+            raise ConfigError(
+                f"{NORMALISE} = true: environment '{spec.name}' observes images alone, which are "
+                "scaled already; set it to false"
+            )
+        found = {}
+        for name, array in self._arrays.items():
+            sharing = sharing_agents(slices if array.per_agent else (0,), device)
+            found[_key(name)] = RunningMoments(sharing, array.shape).to(device)
+        self.moments = nn.ModuleDict(found)
+
+    def normalised(self, arrays: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+        """Arrays by name; observations [..., A, *shape] or [..., *shape] with the prefix change."""
+        found = dict(arrays)
+        for name in self._arrays:
+            if prefix + name in arrays:
+                x = arrays[prefix + name]
+                found[prefix + name] = self._of(name).normalised(self._rows(name, x)).view(x.shape)
+        return found
+
+    def update(self, arrays: Mapping[str, Tensor], there: Tensor, group: Group) -> None:
+        """Take in a batch's observations.
+
+        Args:
+            arrays: of the batch, by name with the prefix OBSERVATION.
+            there: [..., A] 1 where there is a row, else 0.
+            group: of the ranks.
+        """
+        counted = there * self._learns
+        if OBSERVATION + AGENT_MASK in arrays:
+            counted = counted * (arrays[OBSERVATION + AGENT_MASK] != 0)
+        for name, array in self._arrays.items():
+            rows = self._rows(name, arrays[OBSERVATION + name])
+            weight = counted if array.per_agent else counted.amax(-1, keepdim=True)
+            self._of(name).update(rows, weight, group)
+
+    def clipped(self) -> Tensor:
+        """Count the numbers that the last update clipped, a scalar on the device."""
+        return torch.stack([self._of(name).clipped for name in self._arrays]).sum()
+
+    def outliers(self) -> dict[str, str]:
+        """Describe the number of each observation that the last update clipped most."""
+        found = {}
+        for name, array in self._arrays.items():
+            text = self._of(name).outlier_text(array.shape, array.per_agent)
+            if text:
+                found[f"observation '{name}'"] = text
+        return found
+
+    def _of(self, name: str) -> RunningMoments:
+        found = self.moments[_key(name)]
+        assert isinstance(found, RunningMoments)
+        return found
+
+    def _rows(self, name: str, x: Tensor) -> Tensor:
+        """[..., A, *shape]; what all agents share is a row of one agent."""
+        array = self._arrays[name]
+        return x if array.per_agent else x.unsqueeze(x.dim() - len(array.shape))
+
+
+def _key(name: str) -> str:
+    """An observation's name as that of a module, which has no dots."""
+    return name.replace(".", "/")
+
+
+class NormalizeObservations(Transform):
+    """Brings observations to mean 0 and deviation 1, those of a policy by published statistics.
+
+    A batch is normalised by the statistics that the policy acted with, then they take it in.
+
+    Attributes:
+        norm: statistics.
+    """
+
+    acts = True
+
+    def __init__(self, norm: ObservationNorm, group: Group) -> None:
+        """Keep the statistics.
+
+        Args:
+            norm: statistics of each observation.
+            group: ranks whose rows are taken in.
+        """
+        self.norm, self._group = norm, group
+
+    @override
+    def batch(self, batch: B, updates: int) -> B:
+        seen = with_arrays(batch, lambda arrays: self.norm.normalised(arrays, OBSERVATION))
+        there = torch.ones_like(reward_of(batch))
+        if (kinds := batch.arrays.get("step_type")) is not None:
+            there = (kinds != _ABORTED).unsqueeze(-1).expand_as(there)
+        self.norm.update(batch.arrays, there, self._group)
+        return seen
+
+    @override
+    def act(
+        self, observation: Mapping[str, Tensor], memory: Tensor | None
+    ) -> tuple[Mapping[str, Tensor], None]:
+        return self.norm.normalised(observation), None
+
+    @override
+    def state(self) -> dict[str, nn.Module]:
+        return {"observation_norm": self.norm}
+
+    @override
+    def snapshot(self) -> "NormalizeObservations":
+        return NormalizeObservations(copy.deepcopy(self.norm), self._group)
+
+    @torch.no_grad()
+    @override
+    def publish(self, snapshot: Transform) -> None:
+        assert isinstance(snapshot, NormalizeObservations)
+        published = snapshot.norm.buffers()
+        for theirs, mine in zip(published, self.norm.buffers(), strict=True):
+            theirs.copy_(mine)
+
+    @override
+    def scalars(self) -> dict[str, Tensor]:
+        return {CLIPPED + "observation": self.norm.clipped()}
+
+    @override
+    def outliers(self) -> dict[str, str]:
+        return self.norm.outliers()
+
+
+class NormalizeRewards(Transform):
+    """Divides rewards by their root mean square, after it has taken in the batch's."""
+
+    def __init__(self, moments: RunningMoments, learns: Tensor, group: Group) -> None:
+        """Keep the statistics.
+
+        Args:
+            moments: statistics of rewards.
+            learns: [A] 1, or 0 for a frozen agent, whose rewards are not taken in.
+            group: ranks whose rows are taken in.
+        """
+        self._moments, self._learns, self._group = moments, learns, group
+
+    @override
+    def batch(self, batch: B, updates: int) -> B:
+        reward = reward_of(batch)
+        counted = self._learns.expand_as(reward)
+        if (alive := batch.arrays.get(OBSERVATION + AGENT_MASK)) is not None:
+            counted = counted * (alive != 0)
+        earned, kinds = reward, batch.arrays.get("step_type")
+        if kinds is not None:  # rows in sequence, each with the reward of the action before it
+            taken = (kinds[:-1] < _LAST) & (kinds[1:] != _ABORTED)
+            earned, counted = reward[1:], counted[:-1] * taken.unsqueeze(-1)
+        self._moments.update(earned, counted, self._group)
+        return with_reward(batch, self._moments.scaled(reward))
+
+    @override
+    def state(self) -> dict[str, nn.Module]:
+        return {"reward_norm": self._moments}
+
+    @override
+    def scalars(self) -> dict[str, Tensor]:
+        return {CLIPPED + "reward": self._moments.clipped}
+
+    @override
+    def outliers(self) -> dict[str, str]:
+        text = self._moments.outlier_text((), per_agent=True)
+        return {"reward": text} if text else {}

@@ -1,0 +1,213 @@
+"""The contract of a transform, and the list of a run's transforms.
+
+The learner applies the list to each batch before `algorithm.update`, a policy to each observation
+before `act`. Storage keeps what environments sent. Random changes alone wait for the algorithm: it
+asks for other ones in each pass over a batch, within its CUDA graphs.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from learner_service.storage.frames import Frames
+from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.rollout import Batch
+from learner_service.storage.storage import Batch as AnyBatch
+from shared.spec import EnvSpec
+
+B = TypeVar("B", bound=AnyBatch)
+Rows = dict[str, Tensor]
+
+
+class Transform:
+    """One change. A subclass overrides what it changes. Used by the thread that learns.
+
+    Attributes:
+        memory_size: numbers that `act` carries from row to row for each agent.
+        acts: whether `act` changes anything.
+        draws: whether `draw` changes anything.
+        frames: images that storage keeps singly, and this stacks.
+    """
+
+    memory_size = 0
+    frames: Frames | None = None
+    acts = False
+    draws = False
+
+    def spec(self, spec: EnvSpec) -> EnvSpec:
+        """Return the spec of what the algorithm sees."""
+        return spec
+
+    def batch(self, batch: B, updates: int) -> B:
+        """Return a batch with what changes of it; the tensors of the given one stay.
+
+        Args:
+            batch: rollout, transitions or sequences.
+            updates: number of updates made so far.
+        """
+        return batch
+
+    def draw(self, rows: Mapping[str, Tensor], generator: torch.Generator) -> Rows:
+        """Return rows changed at random; may be captured.
+
+        Args:
+            rows: named arrays, rows first: observations with their prefix, actions.
+            generator: source of random numbers, on the device.
+        """
+        return dict(rows)
+
+    def act(
+        self, observation: Mapping[str, Tensor], memory: Tensor | None
+    ) -> tuple[Mapping[str, Tensor], Tensor | None]:
+        """Return an observation as the algorithm's own policy sees it, and the next memory.
+
+        Args:
+            observation: name -> [B, A, ...].
+            memory: [B, A, memory_size] float32 of the row before; zero, or None for all, where an
+                episode begins.
+        """
+        return observation, None
+
+    def state(self) -> dict[str, nn.Module]:
+        """Return the parts of checkpoints, by name."""
+        return {}
+
+    def snapshot(self) -> "Transform":
+        """Return what a policy acts with: no update changes it."""
+        return self
+
+    def publish(self, snapshot: "Transform") -> None:
+        """Copy what was learned into a snapshot."""
+
+    def scalars(self) -> dict[str, Tensor]:
+        """Return scalars on the device, for logs."""
+        return {}
+
+    def outliers(self) -> dict[str, str]:
+        """Describe what the last batch clipped, by what it is of; waits for the device."""
+        return {}
+
+
+class Transforms:
+    """Transforms one after another.
+
+    Attributes:
+        parts: transforms, in the order in which they are applied.
+        memory_size: numbers of a policy's memory that are theirs, behind its own.
+        acts: whether any changes what is acted on.
+        draws: whether any changes rows at random.
+        frames: images that storage keeps singly; None: none.
+    """
+
+    def __init__(self, parts: Iterable[Transform] = ()) -> None:
+        self.parts = tuple(parts)
+        self.memory_size = sum(part.memory_size for part in self.parts)
+        self.acts = any(part.acts for part in self.parts)
+        self.draws = any(part.draws for part in self.parts)
+        self.frames = next((part.frames for part in self.parts if part.frames), None)
+
+    def spec(self, spec: EnvSpec) -> EnvSpec:
+        """Return the spec of what the algorithm sees."""
+        for part in self.parts:
+            spec = part.spec(spec)
+        return spec
+
+    def batch(self, batch: B, updates: int = 0) -> B:
+        """Return what an update learns from; see Transform."""
+        for part in self.parts:
+            batch = part.batch(batch, updates)
+        return batch
+
+    def draw(self, rows: Mapping[str, Tensor], generator: torch.Generator, steps: int = 1) -> Rows:
+        """Return rows changed at random; see Transform.
+
+        Args:
+            rows: name -> [steps * B, ...], time outermost.
+            generator: source of random numbers, on the device.
+            steps: rows of an environment, which change alike.
+        """
+        found = dict(rows)
+        if steps > 1:  # environments first: a draw is for each first index
+            found = {
+                k: x.reshape(steps, -1, *x.shape[1:]).transpose(0, 1) for k, x in found.items()
+            }
+        for part in self.parts:
+            found = part.draw(found, generator)
+        if steps > 1:
+            found = {k: x.transpose(0, 1).flatten(0, 1) for k, x in found.items()}
+        return found
+
+    def act(
+        self, observation: Mapping[str, Tensor], memory: Tensor | None
+    ) -> tuple[Mapping[str, Tensor], Tensor | None]:
+        """Return what a policy sees, and the next memory; see Transform."""
+        kept: list[Tensor] = []
+        start = 0
+        for part in self.parts:
+            stop = start + part.memory_size
+            own = None if memory is None or start == stop else memory[..., start:stop]
+            observation, following = part.act(observation, own)
+            kept += [] if following is None else [following]
+            start = stop
+        if len(kept) > 1:
+            return observation, torch.cat(kept, -1)
+        return observation, kept[0] if kept else None
+
+    def state(self) -> dict[str, nn.Module]:
+        """Return the parts of checkpoints, by name."""
+        return {name: part for of in self.parts for name, part in of.state().items()}
+
+    def snapshot(self) -> "Transforms":
+        """Return what a policy acts with."""
+        return Transforms(part.snapshot() for part in self.parts if part.acts)
+
+    def publish(self, snapshot: "Transforms") -> None:
+        """Copy what was learned into a snapshot."""
+        acting = [part for part in self.parts if part.acts]
+        for part, copy in zip(acting, snapshot.parts, strict=True):
+            part.publish(copy)
+
+    def scalars(self) -> dict[str, Tensor]:
+        """Return scalars on the device, for logs."""
+        return {name: x for part in self.parts for name, x in part.scalars().items()}
+
+    def outliers(self) -> dict[str, str]:
+        """Describe what the last batch clipped, by what it is of; waits for the device."""
+        return {name: text for part in self.parts for name, text in part.outliers().items()}
+
+
+def reward_of(batch: AnyBatch) -> Tensor:
+    """Return a batch's rewards [..., A]: transitions of a replay have theirs beside the arrays."""
+    if isinstance(batch, ReplayBatch) and "reward" not in batch.arrays:
+        return batch.reward
+    return batch.arrays["reward"]
+
+
+def with_reward(batch: B, reward: Tensor) -> B:
+    """Return a batch with other rewards; see `reward_of`."""
+    if isinstance(batch, ReplayBatch) and "reward" not in batch.arrays:
+        return _replaced(batch, reward=reward)
+    return _replaced(batch, arrays={**batch.arrays, "reward": reward})
+
+
+def with_arrays(batch: B, change: Callable[[Mapping[str, Tensor]], Rows]) -> B:
+    """Return a batch with changed arrays, those of both ends of transitions.
+
+    Args:
+        batch: rollout, transitions or sequences.
+        change: arrays by name -> changed ones.
+    """
+    changes = {"arrays": change(batch.arrays)}
+    if isinstance(batch, ReplayBatch) and batch.next_arrays:
+        changes["next_arrays"] = change(batch.next_arrays)
+    return _replaced(batch, **changes)
+
+
+def _replaced(batch: B, **changes: Any) -> B:  # noqa: ANN401 - fields of a batch
+    if isinstance(batch, ReplayBatch):
+        changes["error_memory"] = None  # graphs read what is changed elsewhere each time
+    assert isinstance(batch, Batch | ReplayBatch)
+    return cast("B", replace(batch, **changes))
