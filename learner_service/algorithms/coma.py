@@ -307,7 +307,8 @@ class Coma(OnPolicyAlgorithm):
         clipped, and the entropy: -E[pi log pi]; their gradient by the softmax.
         """
         c, rates = self._config, self._schedule.rates(minibatches.counts)
-        of_pi, of_order, root = self._weights(minibatches)
+        # 4. Q of all own actions by the critic just fitted, [n, M, A, K].
+        of_pi, of_order, root = self._weights(minibatches, self._values(minibatches))
         log: list[Outputs] = []
         for i in range(minibatches.number):
             if rates is not None:
@@ -328,7 +329,9 @@ class Coma(OnPolicyAlgorithm):
                 advantage, ratio, of_taken = sums[..., 0], sums[..., 1], sums[..., 2]
                 found = {"pi": pi, "sums": sums}
                 if c.normalize_advantage:
-                    found["deviation"] = self._deviation(sums, rows.share, root and root[i])
+                    found["deviation"] = self._deviation(
+                        sums, rows.share, None if root is None else root[i]
+                    )
                     of_each = of_agents(found["deviation"] + _LEAST_DEVIATION, self._sets)
                     of_taken = of_taken / of_each
                 # 7. Actor.
@@ -353,8 +356,12 @@ class Coma(OnPolicyAlgorithm):
         self._note_actor(minibatches, log)
 
     @torch.no_grad()
-    def _weights(self, minibatches: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _weights(self, minibatches: Pass, q: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Make weights of probabilities and of the gradient, for all minibatches together.
+
+        Args:
+            minibatches: minibatches; their columns get what follows from masks.
+            q: [n, M, A, K] values of all own actions.
 
         Returns:
             [n, M, A, J, K] weights of probabilities, whose sums are, in order: the advantage; the
@@ -367,8 +374,6 @@ class Coma(OnPolicyAlgorithm):
         if mask is not None:  # penalties of illegal actions, and exploration of legal ones
             floor = self._epsilon * uniform(mask) + LEAST
             columns |= {"penalty": penalties(mask), "floor": floor}
-        # 4. Q of all own actions by the critic just fitted, [n, M, A, K].
-        q = self._values(minibatches)
         action = columns["action"].view_as(share)
         lead, of_action = taken(q, action).unsqueeze(-1) - q, torch.zeros_like(q)
         of_taken = minibatches.cost * keep

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from learner_service.algorithms.base import build_algorithm
 from learner_service.algorithms.coma import Coma
-from learner_service.algorithms.counterfactual import taken
 from learner_service.algorithms.exploration import policy_probabilities
+from learner_service.algorithms.minibatches import Pass
 from learner_service.algorithms.returns import clipped_surrogate, lambda_returns
 from learner_service.networks.distributions import sample
-from learner_service.networks.inputs import CriticInputs, InputOptions
+from learner_service.networks.inputs import CriticInputs, InputOptions, Inputs
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, RolloutStorage, transitions
 from learner_service.storage.unroll import OBSERVATION
@@ -41,21 +41,18 @@ def test_sums_of_probabilities_by_hand() -> None:
     q = torch.tensor([[1.0, 3.0], [2.0, 0.0]]).unsqueeze(1)
     pi = torch.tensor([[0.5, 0.5], [0.25, 0.75]]).unsqueeze(1)
     action, share = torch.tensor([[1], [0]]), torch.tensor([[0.25], [0.25]])
-    given = {
-        "lead": taken(q, action).unsqueeze(-1) - q,
-        "cost": -share,
-        "share": share,
-        "column/action": action,
-        "column/inverse": torch.tensor([[4.0], [2.0]]),
-    }
-    found = coma._before_improving(given)
-    sums = (pi.unsqueeze(-2) * found["of_pi"]).sum(-1).squeeze(1)
+    columns = {"action": action, "inverse": torch.tensor([[4.0], [2.0]])}
+    inputs, share = Inputs(None, torch.zeros(2, 1, 1)), share.unsqueeze(0)
+    one = Pass(1, inputs, inputs, columns, share, -share, torch.ones(1), coma._sharing)
+    of_pi, _, root = coma._weights(one, q.unsqueeze(0))
+    assert root is not None
+    sums = (pi.unsqueeze(-2) * of_pi[0]).sum(-1).squeeze(1)
     # 3 - (0.5*1 + 0.5*3) = 1.0;  2 - (0.25*2 + 0.75*0) = 1.5; the ratios are 2 and 0.5; weights of
     # the ratios -0.25 / 0.25 and -0.25 / 0.5
     expected = torch.tensor([[1.0, 2.0, -1.0, 0.5], [1.5, 0.5, -0.75, 0.75]])
     torch.testing.assert_close(sums, expected)
     # of 1 and 1.5 at a quarter each, about the mean 0.625
-    deviation = coma._deviation(sums.unsqueeze(1), {"share": share, **found})
+    deviation = coma._deviation(sums.unsqueeze(1), share[0], root[0])
     torch.testing.assert_close(deviation, torch.tensor([math.sqrt(0.25 * (0.375**2 + 0.875**2))]))
 
 

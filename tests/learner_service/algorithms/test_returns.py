@@ -15,9 +15,9 @@ from learner_service.algorithms.returns import (
     mean_over,
     moments_of_sets,
     polyak_update,
-    sharing_agents,
     vtrace_returns,
 )
+from learner_service.networks.stacked import sharing_agents
 
 GAMMA, LAMBDA = 0.99, 0.8
 
