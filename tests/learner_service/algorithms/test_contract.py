@@ -237,7 +237,7 @@ def test_a_replay_is_given_the_runs_discount_lag_and_seed(name: str) -> None:
     options = {**entry.options, "gamma": 0.5, "replay": {"capacity_rows": 1000}}
     case = Case(replace(entry, options=options), entry.spaces[0], True, 0)
     replays = [case.build(seed).make_storage(case.spec, 5) for seed in (1, 1, 2)]
-    assert {(r._returns._gamma, r._ahead) for r in replays} == {(0.5, 5)}  # type: ignore[attr-defined]
+    assert {(r._gamma, r._ahead) for r in replays} == {(0.5, 5)}  # type: ignore[attr-defined]
     drawn = [float(torch.rand((), generator=r._generator)) for r in replays]  # type: ignore[attr-defined]
     assert drawn[0] == drawn[1] != drawn[2]
 

@@ -315,7 +315,7 @@ def test_dead_agents_and_what_follows_death_count_for_nothing() -> None:
     none_alive.arrays[OBSERVATION + AGENT_MASK] = torch.zeros_like(alive)
     assert all(math.isfinite(v) for v in numbers(one.update(none_alive)).values())
     assert none_alive.td_error is not None
-    assert none_alive.td_error.tolist() == [0.0] * none_alive.rows
+    assert none_alive.td_error.tolist() == [0.0] * none_alive.size
 
 
 def test_weights_and_td_errors() -> None:
@@ -338,7 +338,7 @@ def test_weights_and_td_errors() -> None:
         float((weight * error.square()).sum(-1).mean()), rel=1e-5
     )
     none = clone(batch)
-    none.weight = torch.zeros(none.rows)
+    none.weight = torch.zeros(none.size)
     before = [p.detach().clone() for p in unweighted.critic.parameters()]
     unweighted.update(none)
     for p, old in zip(unweighted.critic.parameters(), before, strict=True):
