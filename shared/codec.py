@@ -165,7 +165,7 @@ class Frame:
         """
         for (name, dtype, shape), array in zip(self.layout.fields, arrays, strict=True):
             if array is None or array.shape != shape or array.dtype != dtype:
-                raise _misfit(name, dtype, shape, array)
+                raise _wrong_array(name, dtype, shape, array)
         self._values[1::2] = numbers
         head = self._head.pack(*self._values)
         try:
@@ -200,7 +200,7 @@ class Frame:
         return [(d, shape, self._head.size + at) for _, d, shape, at in self.layout.places]
 
 
-def _misfit(
+def _wrong_array(
     name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...], array: Array | None
 ) -> WireError:
     """Make the error for an array that is not as the spec says."""
@@ -295,7 +295,7 @@ class ObservationCodec:
             self._frame.layout.fields, views, arrays, strict=True
         ):
             if array is None or array.shape != shape or array.dtype != dtype:
-                raise _misfit(name, dtype, shape, array)
+                raise _wrong_array(name, dtype, shape, array)
             view[...] = array
         return payload
 

@@ -487,7 +487,10 @@ class _Evaluator:
                     self._metrics.count_rows(size)
                     if environment.notices.pending:
                         await stream.tell(environment.notices)
-                    action = await stream.exchange(expert.label(play.timestep))
+                    timestep = play.timestep
+                    if expert.labels:
+                        timestep = expert.label(timestep)
+                    action = await stream.exchange(timestep)
                     if play.done:  # the learner has seen every LAST
                         break
                     self._metrics.enter("step")

@@ -18,9 +18,10 @@ from shared.timestep import Array, StepType, TimeStep
 
 
 class Expert:
-    """Labeler of one session's rows with a baseline's actions; without imitation it does nothing.
+    """Labeler of one session's rows with a baseline's actions.
 
     Attributes:
+        labels: true with imitation: every row needs `label`.
         spec: spec of the rows with the added observation.
         updates: number of updates of the learner's policy; the caller sets it after `begin`.
     """
@@ -39,13 +40,14 @@ class Expert:
             ConfigError: if there is no such baseline, or the actions are continuous.
         """
         self._name = config.imitation.baseline
+        self.labels = bool(self._name)
         self._environment, self.spec = environment, environment.spec
         self._until = config.imitation.updates if asked else 0
         self._repeats = config.learner.pipeline == "sync"
         self.updates = 0
         self._asked_of: object = None
         self._policy: ScriptedPolicy | None = None
-        if not self._name:
+        if not self.labels:
             return
         if not isinstance(self.spec.action, Discrete):
             raise ConfigError(
@@ -67,13 +69,11 @@ class Expert:
     def label(self, timestep: TimeStep) -> TimeStep:
         """Add the baseline's actions [N, A] to the rows; -1 if it is not called or acts illegally.
 
-        Baselines may keep track of episodes: call this with every row.
+        Baselines may keep track of episodes: call this with every row, if `labels`.
 
         Raises:
             EnvironmentFault: if the baseline raises or returns invalid actions.
         """
-        if not self._name:
-            return timestep
         action = np.full((len(timestep.step_type), self.spec.num_agents), -1, np.int32)
         aborted = timestep.step_type == StepType.ABORTED
         if self.updates < self._until and not aborted.all():

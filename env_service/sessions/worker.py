@@ -123,7 +123,7 @@ class Stream(Call):
         return action
 
 
-class Session:
+class WorkerSession:
     """A share of a worker's environments and their stream to the learner.
 
     Used by one asyncio task.
@@ -202,13 +202,30 @@ class Session:
                 return await stream.close()
             metrics.enter("step")
             self._expert.updates = stream.updates
-            if over:
-                self._next_episodes(np.flatnonzero(environment.over))
-            timestep = self._step(action, environment.over)
+            ended = np.flatnonzero(environment.over) if over else None
+            timestep = self._step(action, environment.over, ended)
 
-    def _step(self, action: Array, restart: NDArray[np.bool_]) -> TimeStep:
-        """Step the environments; return their rows with the expert's actions."""
-        return self._expert.label(self._environment.step(action, restart))
+    def _step(
+        self,
+        action: Array,
+        restart: NDArray[np.bool_],
+        ended: NDArray[np.intp] | None = None,
+    ) -> TimeStep:
+        """Step the environments; return their rows with the expert's actions.
+
+        Args:
+            action: actions, [N, A] int32 or [N, A, U] float32.
+            restart: [N] bool, true for copies that begin an episode.
+            ended: numbers of the copies that begin their next episode, None for none; other copies
+                that restart begin the same episode again.
+        """
+        if ended is not None:
+            self._episodes[ended] += np.uint64(1)
+            self._environment.seeds[ended] = episode_seeds(
+                self._run_seed, self._slots[ended], self._episodes[ended]
+            )
+        timestep = self._environment.step(action, restart)
+        return self._expert.label(timestep) if self._expert.labels else timestep
 
     def _begin(self, welcome: pb.Welcome) -> TimeStep:
         """Replay actions to bring every copy to its state in the learner's checkpoint.
@@ -244,8 +261,8 @@ class Session:
             lost[early] = timestep.step_type[early] == StepType.ABORTED
             if (ended := early[~lost[early]]).size:
                 raise self._not_the_same(ended[0])
-            self._next_episodes(over[~lost[over]])
-            timestep = self._step(action, environment.over | (starts == call))
+            restart = environment.over | (starts == call)
+            timestep = self._step(action, restart, over[~lost[over]])
         if lost.any():
             timestep = aborted_rows(timestep, np.flatnonzero(lost).tolist())
             environment.over[lost] = True
@@ -259,13 +276,6 @@ class Session:
             f"{environment.steps[copy]} steps that was longer before: the same seed and actions "
             f"must give the same episode (seed {environment.seeds[copy]}, slot "
             f"{self._slots[copy]}, run seed {self._run_seed})"
-        )
-
-    def _next_episodes(self, copies: NDArray[np.intp]) -> None:
-        """Number and seed the next episode of some copies."""
-        self._episodes[copies] += np.uint64(1)
-        self._environment.seeds[copies] = episode_seeds(
-            self._run_seed, self._slots[copies], self._episodes[copies]
         )
 
 
@@ -337,7 +347,7 @@ async def run_sessions(
                 stop,
                 metrics,
                 [
-                    Session(
+                    WorkerSession(
                         environment,
                         Expert(config, environment, asked=True),
                         f"{socket.gethostname()}-{worker}/{i}",

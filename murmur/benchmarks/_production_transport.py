@@ -19,7 +19,7 @@ from env_service.environment import VectorEnvironment
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.expert import Expert
 from env_service.sessions.ranks import Ranks
-from env_service.sessions.worker import Session, run_until
+from env_service.sessions.worker import WorkerSession, run_until
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from murmur.benchmarks._no_op import Gate, no_op_timestep, run_loop
 from shared.codec import ActionCodec
@@ -149,7 +149,7 @@ def play_production(
                 for i in range(streams)
             ]
             sessions = [
-                Session(
+                WorkerSession(
                     environment,
                     Expert(config, environment, asked=True),
                     f"no-op/{i}",

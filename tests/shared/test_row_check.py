@@ -135,7 +135,7 @@ def test_step_types_are_in_order(kind: int, begins: bool | None, received: bool)
 
 
 @pytest.mark.parametrize("array", ["reward", "maps", "score", "step_type"])
-def test_arrays_of_an_environment_that_are_not_the_specs_never_pass(array: str) -> None:
+def test_arrays_of_another_shape_or_dtype_never_pass(array: str) -> None:
     check, good = RowCheck(SPEC, 2, received=False), rows(MID, MID)
     assert check.passes(good)
     arrays = {"reward": good.reward, "step_type": good.step_type}

@@ -18,7 +18,7 @@ from env_service.sessions.rank import Rank
 from env_service.sessions.ranks import LearnerChoice, Ranks, look_up, worth_moving
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.supply import run_supply
-from env_service.sessions.worker import Session, run_sessions, run_until
+from env_service.sessions.worker import WorkerSession, run_sessions, run_until
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from env_service.watchdog.heartbeat import Heartbeat
 from murmur.certs import make_certificates
@@ -469,8 +469,8 @@ def trusting(learner: str) -> ExperimentConfig:
 
 def _session(
     config: ExperimentConfig, metrics: WorkerMetrics, number: int, stop: asyncio.Event
-) -> Session:
+) -> WorkerSession:
     faults = FaultCount(0, metrics.drop_episodes)
     guarded = GuardedEnvironment(lambda: make_environment(config.environment, 4), faults)
     expert = Expert(config, guarded, asked=True)
-    return Session(guarded, expert, f"test-0/{number}", 4 * number, stop)
+    return WorkerSession(guarded, expert, f"test-0/{number}", 4 * number, stop)

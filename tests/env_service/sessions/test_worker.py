@@ -18,7 +18,7 @@ from env_service.envs.spread.environment import Config, Spread
 from env_service.metrics import METRICS, WorkerMetrics
 from env_service.sessions.expert import Expert
 from env_service.sessions.ranks import Ranks
-from env_service.sessions.worker import Session, Stream, run_sessions, run_until
+from env_service.sessions.worker import Stream, WorkerSession, run_sessions, run_until
 from env_service.watchdog.faults import Fault, FaultCount, GuardedEnvironment
 from env_service.watchdog.heartbeat import Heartbeat
 from shared.config import ExperimentConfig
@@ -48,7 +48,7 @@ def play(
         faults = FaultCount(config.env_server.max_faults_per_minute, metrics.drop_episodes)
         bound = config.learner.max_abs_reward
         guarded = GuardedEnvironment(make, faults, max_abs_reward=bound)
-        session = Session(guarded, Expert(config, guarded, asked=True), "test-0/0", 0, stop)
+        session = WorkerSession(guarded, Expert(config, guarded, asked=True), "test-0/0", 0, stop)
         async with Ranks(config, metrics, "environment") as ranks:
             await run_until(stop, metrics, [session.run(ranks.choice(4), metrics)])
 
