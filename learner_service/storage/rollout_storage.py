@@ -276,7 +276,10 @@ class RolloutStorage(Storage[Batch]):
             if not self._changed.wait_for(lambda: self.ready, timeout_s):
                 return False, 0
             dropped = 0 if self._max_lag is None else self._drop_stale(version - self._max_lag)
-            return self.ready, dropped
+            ready = self.ready
+        if dropped:
+            self.on_room()
+        return ready, dropped
 
     def done(self, batch: Batch) -> None:
         """The update that `sample` started has ended."""

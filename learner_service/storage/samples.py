@@ -222,8 +222,11 @@ class SampleStore(Feed[SampleBatch]):
         A rank that has trained its samples continues with empty batches until all have.
         """
         with self._changed:
-            epochs = self._epochs
-            return self._changed.wait_for(lambda: epochs.ready or epochs.exhausted, timeout_s), 0
+            epochs, many = self._epochs, self._group.size > 1
+            ready = self._changed.wait_for(
+                lambda: epochs.ready or (many and epochs.exhausted), timeout_s
+            )
+            return ready, 0
 
     def sample(self, version: int, timeout_s: float) -> tuple[SampleBatch | None, int]:
         """The next batch, or None if it was not there in time; see Feed."""

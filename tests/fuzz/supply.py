@@ -23,9 +23,9 @@ from env_service.sessions.call import Call
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.supply import SupplySession
 from env_service.watchdog.heartbeat import Heartbeat
+from learner_service.images.supply import SupplyDesk
 from learner_service.serving.admission import Admission
 from learner_service.serving.server import RolloutServer
-from learner_service.serving.supply import SupplyDesk
 from learner_service.storage.samples import CacheChoice, SampleStore
 from learner_service.telemetry.copied import Copied
 from learner_service.telemetry.metrics import LearnerMetrics
@@ -48,7 +48,7 @@ from tests.fuzz.stand_in import LOOP, Aborted, Context
 from tests.supply.toy_source import ToySource
 
 MODULES = (
-    "learner_service.serving.supply",
+    "learner_service.images.supply",
     "learner_service.storage.epochs",
     "learner_service.storage.samples",
     "env_service.sessions.supply",

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.context import RunContext
+from learner_service.images.run import SupervisedRun
 from learner_service.runtime.streams import enter_stream
 from learner_service.storage.samples import CacheChoice, SampleStore
 from learner_service.telemetry.copied import Copied
-from learner_service.training.supervised import SupervisedRun
 from shared.config import ExperimentConfig, validate
 from shared.samples import SPLITS
 from tests.pretend_cuda import pretend_cuda
@@ -86,11 +87,11 @@ def run_whole(
         },
     )
     stop, ended = threading.Event(), threading.Event()
-    run = SupervisedRun(config, folder, checkpoint, False, stop)
+    run = SupervisedRun(RunContext(config, folder, checkpoint, False, stop))
     if checkpoint is None:
         run.open_source(SOURCE.spec)
     run.admit_supply()
-    learner, store = run.learner, run.store
+    learner, store = run.context.learner, run.store
     assert learner is not None
     assert store is not None
     sender = threading.Thread(target=send, args=(store, ended))
@@ -101,8 +102,8 @@ def run_whole(
         ended.set()
         sender.join()
         stop.set()
-    run.finish()
-    run.close()
+    run.context.finish()
+    run.context.close()
     return run
 
 
