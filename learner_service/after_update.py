@@ -15,32 +15,21 @@ from learner_service.serving.league import League
 from learner_service.serving.snapshots import Snapshots
 from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.telemetry.progress import Progress
 from shared.ledger import enter
 
 
-class CompareRanks:
-    """Compares the weights of all ranks every few updates."""
+def compare_ranks(
+    algorithm: Algorithm[Any], sync: RankSync, every_updates: int, update: Update | None, over: bool
+) -> bool:
+    """Compare the weights of all ranks every few updates; the last two arguments are a Step's.
 
-    def __init__(
-        self, algorithm: Algorithm[Any], progress: Progress, sync: RankSync, every_updates: int
-    ) -> None:
-        """Compare the weights of `algorithm`."""
-        self._algorithm = algorithm
-        self._progress = progress
-        self._group = sync.group
-        self._every = every_updates
-
-    def __call__(self, update: Update | None, over: bool) -> bool:
-        """Compare weights if that is due; a Step.
-
-        Raises:
-            MurmurError: if they differ.
-        """
-        updates = self._progress.updates
-        if update is not None and update.kept and updates % self._every == 0:
-            require_same(self._group, named_weights(self._algorithm), f"update {updates}", to_host)
-        return over
+    Raises:
+        MurmurError: if they differ.
+    """
+    updates = sync.progress.updates
+    if update is not None and update.kept and updates % every_updates == 0:
+        require_same(sync.group, named_weights(algorithm), f"update {updates}", to_host)
+    return over
 
 
 class KeepOpponents:
@@ -50,14 +39,14 @@ class KeepOpponents:
         self,
         league: League,
         algorithm: Algorithm[Any],
-        progress: Progress,
+        sync: RankSync,
         keeper: Keeper,
         metrics: LearnerMetrics,
     ) -> None:
         """Keep policies of `algorithm` for `league`."""
         self._league = league
         self._algorithm = algorithm
-        self._progress = progress
+        self._progress = sync.progress
         self._keeper = keeper
         self._opponents = metrics.gauge("league_opponents")
         self._opponents.set(len(league.opponents))
@@ -90,7 +79,7 @@ class Evaluate:
         algorithm: Algorithm[Any],
         snapshots: Snapshots,
         scheduler: EvaluationScheduler,
-        progress: Progress,
+        sync: RankSync,
         keeper: Keeper,
         report: Report,
         every_updates: int,
@@ -101,7 +90,7 @@ class Evaluate:
             algorithm: algorithm that learns.
             snapshots: fence behind which policies may act.
             scheduler: hands evaluations to evaluators.
-            progress: counters.
+            sync: counters.
             keeper: keeps the best policy.
             report: logs results.
             every_updates: updates from one evaluation to the next.
@@ -109,13 +98,13 @@ class Evaluate:
         self._algorithm = algorithm
         self._snapshots = snapshots
         self._scheduler = scheduler
-        self._progress = progress
+        self._progress = sync.progress
         self._keeper = keeper
         self._report = report
         self._every = every_updates
         self._offered = -1  # version of the latest evaluation
         scheduler.finished = self._finish
-        if progress.updates == 0:
+        if sync.progress.updates == 0:
             self._offer()
 
     def __call__(self, update: Update | None, over: bool) -> bool:

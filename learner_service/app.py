@@ -99,7 +99,12 @@ def run_learner(
             loaded = _load(config, run_dir, again, serve_only, checkpoint, group)
             if group.any_rank(bool(loaded and not serve_only and _is_complete(config, *loaded))):
                 return 0
-            run = build_run(config, run_dir, loaded, serve_only, stop, group, lock)
+            context = RunContext(config, run_dir, loaded, serve_only, stop, group, lock)
+            run = (SupervisedRun if config.supervised else Run)(context)
+            if loaded is None:
+                context.folder.keep_config()
+            elif not serve_only:
+                logger.info("resumed %s: %d updates", loaded[0], context.progress.updates)
             ports_file = run_dir / ("serve.json" if serve_only else f"{_name(group.rank)}.json")
             config = _with_own_ports(config, group, ports_file)
             _listen(config, run, credentials, stop, ports_file, on_ready)
@@ -242,25 +247,6 @@ def _load(
     return folder.load_latest() if group.any_rank(wanted) else None
 
 
-def build_run(
-    config: ExperimentConfig,
-    run_dir: Path,
-    loaded: tuple[Path, dict[str, Any]] | None,
-    serve_only: bool,
-    stop: threading.Event,
-    group: Group = ALONE,
-    lock: RunLock | None = None,
-) -> Run | SupervisedRun:
-    """Build the run, as `loaded` has it; a new one keeps its configuration. See RunContext."""
-    context = RunContext(config, run_dir, loaded, serve_only, stop, group, lock)
-    run = (SupervisedRun if config.supervised else Run)(context)
-    if loaded is None:
-        context.folder.keep_config()
-    elif not serve_only:
-        logger.info("resumed %s: %d updates", loaded[0], context.progress.updates)
-    return run
-
-
 def _is_complete(config: ExperimentConfig, path: Path, state: dict[str, Any]) -> bool:
     """Whether a checkpoint has reached the run's limit already; says so."""
     so_far = state["progress"]
@@ -376,34 +362,20 @@ def _wait(run: Run | SupervisedRun, stop: threading.Event) -> None:
 
 
 def _await_evaluation(run: Run | SupervisedRun, stop: threading.Event) -> None:
-    """Let the evaluation of the final policy come to its end, in bounded time."""
-    began = time.monotonic()
-    reminded, over = False, False
-
-    def busy() -> bool:
-        nonlocal reminded, over
-        if not run.busy:
-            return False
+    """Let the evaluation of the final policy come to its end, in bounded time, on all ranks."""
+    began, reminded, waited = time.monotonic(), False, 0.0
+    while run.context.barrier.await_end(run.busy and waited < _LAST_EVALUATION_S, stop):
         waited = time.monotonic() - began
-        if waited > _REMIND_OF_EVALUATION_S and not reminded:
+        if run.busy and waited > _REMIND_OF_EVALUATION_S and not reminded:
             reminded = True
             logger.warning(
                 "all updates are made; the run ends after the evaluation under way, or without it "
                 "in %.0f s",
                 _LAST_EVALUATION_S - waited,
             )
-        if waited >= _LAST_EVALUATION_S and not over:
-            over = True
-            logger.warning(
-                "the run ends without the evaluation under way: its episodes have not ended within "
-                "%.0f s",
-                _LAST_EVALUATION_S,
-            )
-        return not over
-
-    if run.context.group.size > 1:  # what follows takes all ranks
-        while run.context.barrier.await_end(busy(), stop):
-            pass
-        return
-    while busy() and not stop.is_set():
-        time.sleep(0.1)
+    if run.busy and waited >= _LAST_EVALUATION_S:
+        logger.warning(
+            "the run ends without the evaluation under way: its episodes have not ended within "
+            "%.0f s",
+            _LAST_EVALUATION_S,
+        )

@@ -2,7 +2,8 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from learner_service.after_update import compare_ranks
 from learner_service.algorithms.base import Algorithm
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.gathering import RankSync, StartBarrier
 from learner_service.group.group import ALONE, Group
 from learner_service.keeper import Keeper, RunFolder
-from learner_service.loop import Learner
+from learner_service.loop import Learner, Step
 from learner_service.report import Report
 from learner_service.runtime.device import require_compiler, select_device
 from learner_service.runtime.memory import limited
@@ -59,10 +61,14 @@ class RunContext:
         folder: run's folder, with its checkpoints.
         begun: whether a session that trains has been admitted.
         learner: None before the run is open, and where nothing is learned.
+        sync: counters and agreements of the ranks; made by `prepare_learning`.
+        report: metrics and log; made by `prepare_learning`.
+        keeper: checkpoints; made by `prepare_learning`.
     """
 
-    _keeper: Keeper
-    _report: Report
+    sync: RankSync
+    report: Report
+    keeper: Keeper
 
     def __init__(
         self,
@@ -178,7 +184,7 @@ class RunContext:
             require_compiler(self.device)
             algorithm.compile()
 
-    def make_keeper(
+    def prepare_learning(
         self,
         algorithm: Algorithm[Any],
         storage: Feed[Any],
@@ -189,8 +195,8 @@ class RunContext:
         settled: Callable[[bool], bool] = lambda updated: True,
         waits_for_sessions: bool = False,
         figures: Callable[[], Mapping[str, Any]] = lambda: MappingProxyType({}),
-    ) -> tuple[RankSync, Report, Keeper]:
-        """Build all that a learner needs beside algorithm and storage; rank 0 alone keeps a log.
+    ) -> None:
+        """Build what steps after an update need: sync, report, keeper. Rank 0 alone keeps a log.
 
         Args:
             algorithm: algorithm that learns.
@@ -207,43 +213,75 @@ class RunContext:
             log = ProgressLog(self.run_dir, self.progress, num_agents, config.tracking)
             self.metrics.log = log
         own = self.run_dir / f"rank-{rank}" if rank else self.run_dir
-        sync = RankSync(self.group, self.progress, self.stop, config.run)
-        self._report = Report(
+        self.sync = RankSync(self.group, self.progress, self.stop, config.run)
+        self.report = Report(
             config,
             algorithm,
             storage,
-            self.progress,
+            self.sync,
             self.metrics,
             self.clock,
-            sync,
             self.folder.checkpoints,
             log,
             Profiling(own, self.metrics.ledgers, self.device.type == "cuda"),
             figures,
         )
-        self._keeper = Keeper(
+        self.keeper = Keeper(
             self.folder,
             lambda: {**state(), "plugins": self._plugins},
             storage,
-            self.progress,
-            sync,
-            self._report,
+            self.sync,
+            self.report,
             every_updates=config.learner.checkpoint_every_updates,
             best_metric=best_metric,
             settled=settled,
             waits_for_sessions=waits_for_sessions,
         )
         if self.loaded:
-            self._keeper.best = self.folder.checkpoints.best_score(config.evaluation.best_metric)
-        return sync, self._report, self._keeper
+            self.keeper.best = self.folder.checkpoints.best_score(config.evaluation.best_metric)
 
-    def start_threads(self, what: str, precision: str, **targets: Callable[[], None]) -> None:
+    def make_learner(
+        self,
+        algorithm: Algorithm[Any],
+        storage: Feed[Any],
+        steps: Sequence[Step],
+        publish: Callable[[int], None] = lambda version: None,
+        updating: Callable[[bool], None] = lambda begins: None,
+    ) -> Learner:
+        """Build the learner, once learning is prepared.
+
+        Args:
+            algorithm: algorithm that learns.
+            storage: source of batches.
+            steps: steps after an update that come before the log and checkpoints.
+            publish: see Learner.
+            updating: see Learner.
+        """
+        if self.group.size > 1:
+            every = self.config.learner.group_check_every_updates
+            steps = [partial(compare_ranks, algorithm, self.sync, every), *steps]
+        self.learner = Learner(
+            algorithm,
+            storage,
+            self.sync,
+            self.report,
+            self.clock,
+            self.config.imitation,
+            publish=publish,
+            updating=updating,
+            after_update=[*steps, self.report, self.keeper],
+        )
+        return self.learner
+
+    def start_threads(
+        self, what: str, precision: str, targets: Mapping[str, Callable[[], None]]
+    ) -> None:
         """Log what the run learns on, and start threads that keep a ledger of their time.
 
         Args:
             what: what the run learns from, for the log.
             precision: precision of its arithmetic.
-            **targets: functions to run, by the thread's name.
+            targets: functions to run, by the thread's name.
         """
         about = describe_device(self.device, precision, self.metrics.gpu)
         shown = {name: about[name] for name in ("name", "driver", "cuda", "precision")}
@@ -284,13 +322,13 @@ class RunContext:
         if self._learned():
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # with streams of threads that are gone
-            self._keeper.finish()
+            self.keeper.finish()
 
     def close(self) -> None:
         """Stop the threads; one in the middle of a long update is left to the process's end."""
         self.barrier.cancel()
         if self._learned():
-            self._report.close()
+            self.report.close()
 
     def _learned(self) -> bool:
         """Wait for the threads; return whether there is a learner, and no thread uses it."""

@@ -78,11 +78,16 @@ class StartBarrier:
         self._over.set()
 
     def await_end(self, busy: bool, stop: threading.Event) -> bool:
-        """Whether a rank is still busy at the end of a complete run, and none was told to stop."""
+        """Wait a little if a rank is busy at the end of a complete run; return whether one was.
+
+        A rank that is told to stop ends the wait of all.
+        """
         own = {"busy": float(busy), "stop": float(stop.is_set())}
         together = self._group.agree(own, "sum")
-        time.sleep(_EVERY_S)
-        return together["busy"] > 0 and not together["stop"]
+        waits = together["busy"] > 0 and not together["stop"]
+        if waits:
+            time.sleep(_EVERY_S)
+        return waits
 
 
 class RankSync:
@@ -92,6 +97,7 @@ class RankSync:
 
     Attributes:
         group: learners of the run.
+        progress: counters of this rank; include the others' environment steps.
         log_due: whether a rank asked for a line of the log in the latest round.
         env_steps: environment steps of all ranks, the same number on each: what limits count.
     """
@@ -108,7 +114,7 @@ class RankSync:
             limits: updates, environment steps and minutes at which the run is complete.
         """
         self.group = group
-        self._progress = progress
+        self.progress = progress
         self._stop = stop
         self._limits = limits
         self._stopping = self._time_up = False
@@ -122,7 +128,7 @@ class RankSync:
             ready: whether this rank has rows.
             log_due: whether this rank's log is due.
         """
-        p, minutes = self._progress, self._limits.max_minutes
+        p, minutes = self.progress, self._limits.max_minutes
         own: dict[str, float] = {
             "ready": ready,
             "log_due": log_due,
@@ -140,14 +146,14 @@ class RankSync:
 
     def count(self, own: int, of_all: int) -> None:
         """Count the environment steps of an update: this rank's, and those of all ranks."""
-        self._progress.env_steps += own
-        self._progress.others_env_steps += of_all - own
+        self.progress.env_steps += own
+        self.progress.others_env_steps += of_all - own
         self.env_steps += of_all
 
     @property
     def over(self) -> bool:
         """Whether the run has reached a limit, the time in the latest round."""
-        done = self._progress.updates
+        done = self.progress.updates
         return self._time_up or bool(reached_limit(self._limits, done, self.env_steps, 0.0))
 
     @property
@@ -161,7 +167,7 @@ class RankSync:
         Args:
             rows_waiting: rows of this rank that wait to be learned from.
         """
-        p, group = self._progress, self.group
+        p, group = self.progress, self.group
         if group.size == 1:
             return {}
         own: dict[str, float] = {name: getattr(p, name) for name in _SUMMED}

@@ -12,7 +12,6 @@ from learner_service.gathering import RankSync
 from learner_service.group.group import Group
 from learner_service.report import Report, Update
 from learner_service.storage.feed import Feed
-from learner_service.telemetry.progress import Progress
 from shared.config import ExperimentConfig
 from shared.config_text import config_text
 from shared.errors import CheckpointError, ResourceError
@@ -118,7 +117,6 @@ class Keeper:
         folder: RunFolder,
         state: Callable[[], dict[str, Any]],
         storage: Feed[Any],
-        progress: Progress,
         sync: RankSync,
         report: Report,
         *,
@@ -133,8 +131,7 @@ class Keeper:
             folder: run's folder.
             state: returns the complete state of the run.
             storage: storage, which is saved with it.
-            progress: counters.
-            sync: agreements with the other ranks.
+            sync: counters, and agreements with the other ranks.
             report: counts checkpoints.
             every_updates: updates from one checkpoint to the next.
             best_metric: result of an evaluation that chooses the best one; with "-" the least.
@@ -146,7 +143,7 @@ class Keeper:
         self._folder = folder
         self._state = state
         self._storage = storage
-        self._progress = progress
+        self._progress = sync.progress
         self._sync = sync
         self._report = report
         self._every_updates = every_updates
@@ -191,7 +188,7 @@ class Keeper:
         started = time.monotonic()
         self._folder.checkpoints.save(self.state(), self._progress.updates, self._storage)
         self._due = False
-        self._report.checkpoint_written(time.monotonic() - started)
+        self._report.checkpoint(time.monotonic() - started)
 
     def write_or_continue(self, write: Callable[[], object]) -> None:
         """Write a checkpoint; if that fails, the next one that is due may succeed."""
@@ -199,7 +196,7 @@ class Keeper:
             write()
         except CheckpointError as error:
             logger.error("%s; training continues", error)
-            self._report.checkpoint_failed()
+            self._report.checkpoint(None)
 
     def keep_opponent(self) -> Path:
         """Write the policy as it is now, to be played against; return the file's path.

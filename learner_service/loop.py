@@ -19,7 +19,6 @@ from learner_service.runtime.streams import enter_stream
 from learner_service.storage.feed import Feed, Taken
 from learner_service.storage.rollout import Batch
 from learner_service.telemetry.device_clock import DeviceClock
-from learner_service.telemetry.progress import Progress
 from shared.config import ImitationConfig
 from shared.ledger import enter
 
@@ -54,7 +53,6 @@ class Learner:
         self,
         algorithm: Algorithm[Any],
         storage: Feed[Any],
-        progress: Progress,
         sync: RankSync,
         report: Report,
         clock: DeviceClock,
@@ -69,8 +67,7 @@ class Learner:
         Args:
             algorithm: algorithm that learns.
             storage: source of batches.
-            progress: counters.
-            sync: agreements with the other ranks, which make each update together.
+            sync: counters, and agreements with the other ranks, which make each update together.
             report: metrics and log.
             clock: clock of the device's work.
             imitation: end of learning from experts.
@@ -80,7 +77,6 @@ class Learner:
         """
         self._algorithm = algorithm
         self._storage = storage
-        self._progress = progress
         self._sync = sync
         self._report = report
         self._clock = clock
@@ -118,7 +114,7 @@ class Learner:
         Raises:
             MurmurError: if too many updates in a row were not finite.
         """
-        before, version = enter("wait_rows"), self._progress.updates
+        before, version = enter("wait_rows"), self._sync.progress.updates
         batch = self._sample(version, timeout_s)
         update = None
         if batch is not None:
@@ -135,7 +131,7 @@ class Learner:
                 del losses[_TOTAL]
                 enter("publish")
                 self._publish(version + 1)
-                self._progress.updates = version + 1
+                self._sync.progress.updates = version + 1
                 self._sync.count(*env_steps)
                 update = Update(batch, time.monotonic() - started, kept=True)
                 self._report.updated(update, losses)

@@ -49,21 +49,16 @@ class Update(NamedTuple):
 
 
 class Report:
-    """Writes metrics and the log. Used by the thread that learns, but for `evaluated`.
-
-    Attributes:
-        saved: time.monotonic() of the latest checkpoint, or of the start.
-    """
+    """Writes metrics and the log. Used by the thread that learns, but for `evaluated`."""
 
     def __init__(
         self,
         config: ExperimentConfig,
         algorithm: Algorithm[Any],
         storage: Feed[Any],
-        progress: Progress,
+        sync: RankSync,
         metrics: LearnerMetrics,
         clock: DeviceClock,
-        sync: RankSync,
         checkpoints: CheckpointFolder,
         log: ProgressLog | None,
         profiling: Profiling,
@@ -75,10 +70,9 @@ class Report:
             config: experiment.
             algorithm: algorithm that learns.
             storage: source of batches.
-            progress: counters.
+            sync: counters, and agreements with the other ranks.
             metrics: Prometheus metrics.
             clock: clock of the device's work.
-            sync: agreements with the other ranks.
             checkpoints: folder for batches whose update was not finite.
             log: progress.jsonl, TensorBoard and trackers; None: another rank writes them.
             profiling: recorder of updates.
@@ -86,7 +80,7 @@ class Report:
         """
         self._algorithm = algorithm
         self._storage = storage
-        self._progress = progress
+        self._progress = sync.progress
         self._metrics = metrics
         self._clock = clock
         self._sync = sync
@@ -99,7 +93,7 @@ class Report:
         self._max_skipped = config.learner.max_skipped_updates
         self._process = psutil.Process()
         psutil.cpu_percent()
-        self._logged = self.saved = time.monotonic()
+        self._logged = self._saved = time.monotonic()
         self._busy_before = (time.monotonic(), 0.0)
         self._inserted = storage.inserted
         self._update_times = (0, 0.0)  # updates since the last line of the log, their seconds
@@ -319,7 +313,7 @@ class Report:
         m = self._metrics
         self._set_results("train", self._progress.means())
         m.gauge("rows_stored").set(self._storage.ready_rows)
-        m.gauge("checkpoint_age_seconds").set(now - self.saved)
+        m.gauge("checkpoint_age_seconds").set(now - self._saved)
         busy, _ = self._clock.seconds()
         before = self._busy_before
         m.gauge("device_busy_ratio").set((busy - before[1]) / max(now - before[0], 1e-9))
@@ -352,15 +346,14 @@ class Report:
         self._set_results("evaluate", means)
         return means
 
-    def checkpoint_written(self, seconds: float) -> None:
-        """Count a checkpoint that took this number of seconds to write."""
-        self.saved = time.monotonic()
+    def checkpoint(self, seconds: float | None) -> None:
+        """Count a checkpoint that took this number of seconds; None: it could not be written."""
+        if seconds is None:
+            self._metrics.counter("checkpoint_failures").inc()
+            return
+        self._saved = time.monotonic()
         self._metrics.counter("checkpoints").inc()
         self._metrics.histogram("checkpoint_seconds").observe(seconds)
-
-    def checkpoint_failed(self) -> None:
-        """Count a checkpoint that could not be written."""
-        self._metrics.counter("checkpoint_failures").inc()
 
     def close(self) -> None:
         """Write the last line of the log, if that takes no other rank."""

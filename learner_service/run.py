@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from learner_service.after_update import CompareRanks, Evaluate, KeepOpponents
+from learner_service.after_update import Evaluate, KeepOpponents
 from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
 from learner_service.checkpoint import (
     check_spec,
@@ -16,7 +16,7 @@ from learner_service.checkpoint import (
     spec_text,
 )
 from learner_service.context import RunContext
-from learner_service.loop import Learner, Step
+from learner_service.loop import Step
 from learner_service.report import Update, settle
 from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.device import restore_generator
@@ -145,23 +145,17 @@ class Run:
         storage = self._make_storage(spec, algorithm, config)
         snapshots = Snapshots(algorithm.make_policy, context.progress.updates, context.device)
         self._make_inference(spec, config, storage, snapshots, generator)
-        threads = {}
+        threads = {"inference": self.inference.run}
         if context.serve_only:
             self._serve_evaluations(algorithm)
         else:
-            learner = self._make_learner(spec, config, algorithm, generator, storage, snapshots)
-            context.learner = learner
-
-            def learn() -> None:
-                self.inference.prepared.wait()
-                learner.run()
-
+            self._make_learner(spec, config, algorithm, generator, storage, snapshots)
             if not self._sync:
-                threads["learner"] = learn
+                threads = {"learner": self._learn, **threads}
         self.spec = spec
         named = f" ({shown_agents(spec.agents)})" if spec.agents else ""
         what = f"environment '{spec.name}': {spec.num_agents} agents{named}"
-        context.start_threads(what, precision.name, **threads, inference=self.inference.run)
+        context.start_threads(what, precision.name, threads)
 
     def _resume(
         self,
@@ -286,6 +280,12 @@ class Run:
         )
         storage.on_room = self.inference.wake
 
+    def _learn(self) -> None:
+        """Make updates once acts are captured: the learner thread."""
+        assert self.context.learner is not None
+        self.inference.prepared.wait()
+        self.context.learner.run()
+
     def _learn_ready(self) -> bool:
         assert self.context.learner is not None
         return self.context.learner.learn_ready()
@@ -298,7 +298,7 @@ class Run:
         generator: torch.Generator,
         storage: Storage[Any],
         snapshots: Snapshots,
-    ) -> Learner:
+    ) -> None:
         """Build the learner and the steps after an update."""
         context, text = self.context, config_text(config)
 
@@ -313,7 +313,7 @@ class Run:
                 **self._slots.state_dict(),
             }
 
-        sync, report, keeper = context.make_keeper(
+        context.prepare_learning(
             algorithm,
             storage,
             full_state,
@@ -323,28 +323,21 @@ class Run:
             settled=lambda updated: not self._sync or (updated and not storage.ready),
             waits_for_sessions=not self._sync,
         )
-        progress, steps = context.progress, list[Step]()
-        if measures := self._warm_up(config, algorithm, storage):
-            steps.append(measures)
-        if context.group.size > 1:
-            every = config.learner.group_check_every_updates
-            steps.append(CompareRanks(algorithm, progress, sync, every))
-        steps.append(KeepOpponents(self._league, algorithm, progress, keeper, context.metrics))
+        sync, report, keeper = context.sync, context.report, context.keeper
+        steps = list[Step]()
+        if measure := self._warm_up(config, algorithm, storage):
+            steps.append(measure)
+        steps.append(KeepOpponents(self._league, algorithm, sync, keeper, context.metrics))
         if (every := config.evaluation.every_updates) and not context.group.rank:
             steps.append(
-                Evaluate(algorithm, snapshots, self.scheduler, progress, keeper, report, every)
+                Evaluate(algorithm, snapshots, self.scheduler, sync, keeper, report, every)
             )
-        return Learner(
+        context.make_learner(
             algorithm,
             storage,
-            progress,
-            sync,
-            report,
-            context.clock,
-            config.imitation,
+            steps,
             publish=lambda version: snapshots.publish(algorithm.publish, version),
             updating=self.inference.during_update,
-            after_update=[*steps, report, keeper],
         )
 
     def _warm_up(

@@ -1,6 +1,5 @@
 """Steps after an update on samples: an evaluation at the end of every few epochs."""
 
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,9 +7,7 @@ import numpy as np
 
 from learner_service.algorithms.supervised import Supervised, SupervisedConfig
 from learner_service.context import RunContext
-from learner_service.gathering import RankSync
-from learner_service.keeper import Keeper
-from learner_service.report import Report, Update
+from learner_service.report import Update
 from learner_service.storage.epochs import TRAIN, VALID
 from learner_service.storage.sample_batch import SampleBatch
 from learner_service.storage.samples import SampleStore
@@ -45,9 +42,6 @@ class EndEpoch:
         algorithm: Supervised,
         store: SampleStore,
         context: RunContext,
-        sync: RankSync,
-        report: Report,
-        keeper: Keeper,
     ) -> None:
         """Wire it up.
 
@@ -55,22 +49,15 @@ class EndEpoch:
             options: options of the algorithm.
             algorithm: algorithm that learns.
             store: source of batches.
-            context: progress, clock, notices and the event that ends the run.
-            sync: ranks, of which each evaluates its share of the validation split.
-            report: logs results.
-            keeper: keeps the best network.
+            context: counters, log and checkpoints; each rank evaluates its share of the
+                validation split.
         """
         self._options = options
         self._algorithm = algorithm
         self._store = store
+        self._context = context
         self._progress = context.progress
-        self._clock = context.clock
-        self._notices = context.metrics.notices
-        self._stop: threading.Event = context.stop
-        self._sync = sync
-        self._group = sync.group
-        self._report = report
-        self._keeper = keeper
+        self._group = context.group
         self._epochs = context.progress.epochs  # seen so far
         self._evaluated = -1  # epochs trained when the latest evaluation was made
         self._surveyed = [False, False]  # splits whose classes were told
@@ -81,7 +68,7 @@ class EndEpoch:
         if update is not None:
             assert isinstance(update.batch, SampleBatch)
             self._count(update.batch)
-        over |= self._complete or self._sync.over
+        over |= self._complete or self._context.sync.over
         ended, self._epochs = p.epochs != self._epochs, p.epochs
         if ended or over:
             self._survey()
@@ -103,7 +90,7 @@ class EndEpoch:
         together = group.agree(own, "sum")
         if group.size > 1 and together["ends"] == group.size:
             self._store.end_epoch()
-        self._sync.count(batch.rows, round(together["rows"]))
+        self._context.sync.count(batch.rows, round(together["rows"]))
         p.env_steps_received += batch.rows
         p.epochs = self._store.epoch
 
@@ -111,11 +98,11 @@ class EndEpoch:
         """Score the network on the validation split, once all of it is here."""
         enter("wait_rows")
         while not self._ready_to_evaluate():
-            if self._group.any_rank(self._stop.is_set()):
+            if self._group.any_rank(self._context.stop.is_set()):
                 return
         self._survey()
         enter("evaluate")
-        with self._clock.working("evaluate"):
+        with self._context.clock.working("evaluate"):
             scores = self._algorithm.evaluate(self._store.valid())
         p = self._progress
         shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
@@ -125,9 +112,9 @@ class EndEpoch:
             name: {"mean": value, "std": 0.0, "ci95": [value, value], "episodes": count}
             for name, value in scores.items()
         }
-        state = None if self._group.rank else self._keeper.state()  # rank 0 keeps the best
-        means = self._report.evaluated(p.updates, p.all_env_steps, summary, self._figures)
-        self._keeper.keep_best(means, state)
+        state = None if self._group.rank else self._context.keeper.state()  # rank 0 keeps the best
+        means = self._context.report.evaluated(p.updates, p.all_env_steps, summary, self._figures)
+        self._context.keeper.keep_best(means, state)
 
     def _survey(self) -> None:
         """Say which classes no sample of a split holds, once every sample of it has come.
@@ -152,7 +139,9 @@ class EndEpoch:
                 seen[split][values] = [together[f"{split} {v}"] > 0 for v in values]
         problems = class_problems(spec, seen, (counts[0], counts[1]))
         if not self._group.rank:
-            self._notices.add(Notice("class_absent", p.subject, p.text) for p in problems)
+            self._context.metrics.notices.add(
+                Notice("class_absent", p.subject, p.text) for p in problems
+            )
         self._surveyed = [bool(count) for count in counts]
         if counts[TRAIN] and not seen[TRAIN][: len(spec.classes)].any():
             raise MurmurError(problems[0].text)

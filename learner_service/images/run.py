@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from learner_service.after_update import CompareRanks
 from learner_service.algorithms.base import algorithm_options
 from learner_service.algorithms.supervised import (
     Supervised,
@@ -16,7 +15,7 @@ from learner_service.checkpoint import load_algorithm, saved_source, source_text
 from learner_service.context import RunContext
 from learner_service.images.epochs import EndEpoch, epoch_figures
 from learner_service.images.supply import SupplyDesk
-from learner_service.loop import Learner, Step
+from learner_service.loop import Learner
 from learner_service.networks.dense import dense_plugin
 from learner_service.runtime.memory import free_bytes, limited, room
 from learner_service.runtime.precision import Precision
@@ -107,11 +106,11 @@ class SupervisedRun:
             context.progress.load_state_dict(state["progress"])
             context.folder.checkpoints.load_storage(path, state, store)
         self._count_undone()
-        learner = context.learner = self._make_learner(spec, config, options, algorithm, store)
+        learner = self._make_learner(spec, config, options, algorithm, store)
         if store.choice.kind == "stream":
             store.on_room = self.sessions.wake
         self.source, self.store = spec, store
-        context.start_threads(f"source '{spec.name}'", precision.name, learner=learner.run)
+        context.start_threads(f"source '{spec.name}'", precision.name, {"learner": learner.run})
 
     def _make_learner(
         self,
@@ -133,27 +132,15 @@ class SupervisedRun:
             }
 
         wanted = config.evaluation.best_metric
-        sync, report, keeper = context.make_keeper(
+        context.prepare_learning(
             algorithm,
             store,
             full_state,
             best_metric=algorithm.metrics[0] if wanted == "return" else wanted,
             figures=partial(epoch_figures, options, store, context),
         )
-        steps = list[Step]()
-        if context.group.size > 1:
-            every = config.learner.group_check_every_updates
-            steps.append(CompareRanks(algorithm, context.progress, sync, every))
-        steps.append(EndEpoch(options, algorithm, store, context, sync, report, keeper))
-        return Learner(
-            algorithm,
-            store,
-            context.progress,
-            sync,
-            report,
-            context.clock,
-            config.imitation,
-            after_update=[*steps, report, keeper],
+        return context.make_learner(
+            algorithm, store, [EndEpoch(options, algorithm, store, context)]
         )
 
     def _make_store(self, spec: SampleSpec, batch_size: int) -> SampleStore:
