@@ -1,6 +1,7 @@
 """Steps after an update of a policy that acts: it is compared, evaluated, and played against."""
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 from learner_service.algorithms.base import Algorithm
@@ -32,32 +33,32 @@ def compare_ranks(
     return over
 
 
+@dataclass(eq=False)
 class KeepOpponents:
-    """Lets a league play against the policy as it was every few updates."""
+    """Lets a league play against the policy as it was every few updates.
 
-    def __init__(
-        self,
-        league: League,
-        algorithm: Algorithm[Any],
-        sync: RankSync,
-        keeper: Keeper,
-        metrics: LearnerMetrics,
-    ) -> None:
-        """Keep policies of `algorithm` for `league`."""
-        self._league = league
-        self._algorithm = algorithm
-        self._progress = sync.progress
-        self._keeper = keeper
-        self._opponents = metrics.gauge("league_opponents")
-        self._opponents.set(len(league.opponents))
+    Attributes:
+        league: plays against past policies.
+        algorithm: algorithm that learns.
+        keeper: writes past policies.
+        metrics: Prometheus metrics.
+    """
+
+    league: League
+    algorithm: Algorithm[Any]
+    keeper: Keeper
+    metrics: LearnerMetrics
+
+    def __post_init__(self) -> None:
+        self._count()
 
     def __call__(self, update: Update | None, over: bool) -> bool:
         """Share the opponents' scores and keep the policy if that is due; a Step."""
-        updates = self._progress.updates
+        updates = self.keeper.sync.progress.updates
         if update is not None and update.kept:
-            self._league.share_points(updates)
-            if self._league.wants(updates):
-                self._keeper.write_or_continue(self._keep)
+            self.league.share_points(updates)
+            if self.league.wants(updates):
+                self.keeper.write_or_continue(self._keep)
         return over
 
     def _keep(self) -> None:
@@ -66,52 +67,46 @@ class KeepOpponents:
         Raises:
             CheckpointError: if it cannot be written; the league stays as it is.
         """
-        path = self._keeper.keep_opponent()
-        self._league.keep(path.name, self._algorithm.make_policy())
-        self._opponents.set(len(self._league.opponents))
+        path = self.keeper.keep_opponent()
+        self.league.keep(path.name, self.algorithm.make_policy())
+        self._count()
+
+    def _count(self) -> None:
+        self.metrics.gauge("league_opponents").set(len(self.league.opponents))
 
 
+@dataclass(eq=False)
 class Evaluate:
-    """Offers the policy to evaluators every few updates, and keeps the best one."""
+    """Offers the policy to evaluators every few updates, and keeps the best one.
 
-    def __init__(
-        self,
-        algorithm: Algorithm[Any],
-        snapshots: Snapshots,
-        scheduler: EvaluationScheduler,
-        sync: RankSync,
-        keeper: Keeper,
-        report: Report,
-        every_updates: int,
-    ) -> None:
-        """Evaluate the untrained policy first.
+    Attributes:
+        algorithm: algorithm that learns.
+        snapshots: fence behind which policies may act.
+        scheduler: hands evaluations to evaluators.
+        keeper: keeps the best policy.
+        report: logs results.
+        every_updates: updates from one evaluation to the next.
+    """
 
-        Args:
-            algorithm: algorithm that learns.
-            snapshots: fence behind which policies may act.
-            scheduler: hands evaluations to evaluators.
-            sync: counters.
-            keeper: keeps the best policy.
-            report: logs results.
-            every_updates: updates from one evaluation to the next.
-        """
-        self._algorithm = algorithm
-        self._snapshots = snapshots
-        self._scheduler = scheduler
-        self._progress = sync.progress
-        self._keeper = keeper
-        self._report = report
-        self._every = every_updates
-        self._offered = -1  # version of the latest evaluation
-        scheduler.finished = self._finish
-        if sync.progress.updates == 0:
+    algorithm: Algorithm[Any]
+    snapshots: Snapshots
+    scheduler: EvaluationScheduler
+    keeper: Keeper
+    report: Report
+    every_updates: int
+    _offered: int = -1  # version of the latest evaluation
+
+    def __post_init__(self) -> None:
+        """Offer the untrained policy first."""
+        self.scheduler.finished = self._finish
+        if self.keeper.sync.progress.updates == 0:
             self._offer()
 
     def __call__(self, update: Update | None, over: bool) -> bool:
         """Offer an evaluation if it is due; a Step."""
-        updates = self._progress.updates
+        updates = self.keeper.sync.progress.updates
         # The end may come between updates: the last policy is evaluated all the same.
-        due = over or (update is not None and update.kept and updates % self._every == 0)
+        due = over or (update is not None and update.kept and updates % self.every_updates == 0)
         if due and updates != self._offered:
             self._offer()
         return over
@@ -119,20 +114,20 @@ class Evaluate:
     def _offer(self) -> None:
         """Offer the policy as it is now."""
         enter("evaluate")
-        p = self._progress
+        p = self.keeper.sync.progress
         self._offered = p.updates
         # A copy: training continues while the evaluation lasts.
-        state = copy.deepcopy(self._keeper.state())
-        policy = self._algorithm.make_policy()
-        self._snapshots.published.mark()
-        self._scheduler.offer(Evaluation(policy, p.updates, p.all_env_steps, state))
+        state = copy.deepcopy(self.keeper.state())
+        policy = self.algorithm.make_policy()
+        self.snapshots.published.mark()
+        self.scheduler.offer(Evaluation(policy, p.updates, p.all_env_steps, state))
 
     def _finish(self, evaluation: Evaluation) -> None:
         """Log a complete evaluation and keep the best policy. Called by the inference thread."""
-        means = self._report.evaluated(
+        means = self.report.evaluated(
             evaluation.updates,
             evaluation.env_steps,
             evaluation.summary(),
             lambda: Figures(values={f"episodes/{k}": v for k, v in evaluation.episodes.items()}),
         )
-        self._keeper.keep_best(means, evaluation.state)
+        self.keeper.keep_best(means, evaluation.state)

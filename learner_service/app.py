@@ -105,7 +105,8 @@ def run_learner(
                 context.folder.keep_config()
             elif not serve_only:
                 logger.info("resumed %s: %d updates", loaded[0], context.progress.updates)
-            ports_file = run_dir / ("serve.json" if serve_only else f"{_name(group.rank)}.json")
+            name = f"learner-{group.rank}" if group.rank else "learner"
+            ports_file = run_dir / ("serve.json" if serve_only else f"{name}.json")
             config = _with_own_ports(config, group, ports_file)
             _listen(config, run, credentials, stop, ports_file, on_ready)
     except ConnectionLostError as error:
@@ -161,11 +162,6 @@ def _prepared(
         config = with_device(config)
     make_folder(run_dir)
     return config, credentials
-
-
-def _name(rank: int) -> str:
-    """What the file of a learner's ports is called."""
-    return f"learner-{rank}" if rank else "learner"
 
 
 def _joined(config: ExperimentConfig, serve_only: bool) -> tuple[Group, Heartbeat | None]:

@@ -226,6 +226,7 @@ class RunContext:
             Profiling(own, self.metrics.ledgers, self.device.type == "cuda"),
             figures,
         )
+        checkpoints = self.folder.checkpoints
         self.keeper = Keeper(
             self.folder,
             lambda: {**state(), "plugins": self._plugins},
@@ -236,9 +237,8 @@ class RunContext:
             best_metric=best_metric,
             settled=settled,
             waits_for_sessions=waits_for_sessions,
+            best=checkpoints.best_score(config.evaluation.best_metric) if self.loaded else None,
         )
-        if self.loaded:
-            self.keeper.best = self.folder.checkpoints.best_score(config.evaluation.best_metric)
 
     def make_learner(
         self,

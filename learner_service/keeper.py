@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +22,25 @@ from shared.process import logger
 from shared.run_lock import RunLock
 
 
+@dataclass(eq=False)
 class RunFolder:
     """Folder of a run, which may be moved or deleted while the run trains.
 
     Attributes:
         path: path at the start.
         checkpoints: its checkpoints, where the folder is now.
+        lock: its lock.
+        group: learners of the run, of which rank 0 writes config.yaml.
+        stop: event that ends the run, set if the folder was moved.
         completed: returns the configuration with what was chosen, for config.yaml.
     """
 
-    completed: Callable[[], ExperimentConfig]
-
-    def __init__(
-        self,
-        path: Path,
-        checkpoints: CheckpointFolder,
-        lock: RunLock,
-        group: Group,
-        stop: threading.Event,
-    ) -> None:
-        """Watch over a folder.
-
-        Args:
-            path: run's folder.
-            checkpoints: its checkpoints.
-            lock: its lock.
-            group: learners of the run, of which rank 0 writes config.yaml.
-            stop: event that ends the run, set if the folder was moved.
-        """
-        self.path = path
-        self.checkpoints = checkpoints
-        self._lock = lock
-        self._group = group
-        self._stop = stop
+    path: Path
+    checkpoints: CheckpointFolder
+    lock: RunLock
+    group: Group
+    stop: threading.Event
+    completed: Callable[[], ExperimentConfig] = field(init=False)
 
     def keep_config(self) -> None:
         """Write config.yaml; a run that is resumed does not before its first session.
@@ -64,7 +51,7 @@ class RunFolder:
         Raises:
             ResourceError: if it cannot be written.
         """
-        if self._group.rank:
+        if self.group.rank:
             return
         write_whole(self.path / "config.yaml", config_text(self.completed()))
 
@@ -78,8 +65,8 @@ class RunFolder:
             ResourceError: if another process has locked the folder.
         """
         folder = self.checkpoints
-        if moved := self._lock.moved_to():
-            if not self._stop.is_set() or folder.path.parent != moved:
+        if moved := self.lock.moved_to():
+            if not self.stop.is_set() or folder.path.parent != moved:
                 logger.error(
                     "run folder %s was moved to %s while the run trains: it stops, with a last "
                     "checkpoint there",
@@ -87,10 +74,10 @@ class RunFolder:
                     moved,
                 )
             folder.path = moved / folder.path.name
-            self._stop.set()
-        if moved or self._group.rank:
+            self.stop.set()
+        if moved or self.group.rank:
             return
-        if self.path.exists() and self._lock.retake():
+        if self.path.exists() and self.lock.retake():
             logger.warning("run.lock of %s was deleted while the run trains; made again", self.path)
         if (self.path / "config.yaml").is_file():
             return
@@ -102,68 +89,51 @@ class RunFolder:
         with contextlib.suppress(ResourceError):  # the checkpoint's own error follows
             make_folder(self.path)
             self.keep_config()
-            self._lock.retake()
+            self.lock.retake()
 
 
+@dataclass(eq=False)
 class Keeper:
     """Writes checkpoints. Used by the thread that learns, but for `keep_best`.
 
     Attributes:
+        folder: run's folder.
+        run_state: returns the complete state of the run.
+        storage: storage, which is saved with it.
+        sync: counters, and agreements with the other ranks.
+        report: counts checkpoints.
+        every_updates: updates from one checkpoint to the next.
+        best_metric: result of an evaluation that chooses the best one; with "-" the least.
+        settled: returns whether a checkpoint written now can be continued from, given whether an
+            update was just made.
+        waits_for_sessions: whether a run that is told to stop is saved when its sessions have
+            ended, by `finish`, not at once.
         best: score of the best evaluation so far.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        state: Callable[[], dict[str, Any]],
-        storage: Feed[Any],
-        sync: RankSync,
-        report: Report,
-        *,
-        every_updates: int,
-        best_metric: str,
-        settled: Callable[[bool], bool],
-        waits_for_sessions: bool,
-    ) -> None:
-        """Save to `folder`.
-
-        Args:
-            folder: run's folder.
-            state: returns the complete state of the run.
-            storage: storage, which is saved with it.
-            sync: counters, and agreements with the other ranks.
-            report: counts checkpoints.
-            every_updates: updates from one checkpoint to the next.
-            best_metric: result of an evaluation that chooses the best one; with "-" the least.
-            settled: returns whether a checkpoint written now can be continued from, given whether
-                an update was just made.
-            waits_for_sessions: whether a run that is told to stop is saved when its sessions have
-                ended, by `finish`, not at once.
-        """
-        self._folder = folder
-        self._state = state
-        self._storage = storage
-        self._progress = sync.progress
-        self._sync = sync
-        self._report = report
-        self._every_updates = every_updates
-        self._best_metric = best_metric
-        self._settled = settled
-        self._waits_for_sessions = waits_for_sessions
-        self._due = False
-        self._ended = False
-        self.best: float | None = None
+    folder: RunFolder
+    run_state: Callable[[], dict[str, Any]]
+    storage: Feed[Any]
+    sync: RankSync
+    report: Report
+    every_updates: int
+    best_metric: str
+    settled: Callable[[bool], bool]
+    waits_for_sessions: bool
+    best: float | None
+    _due: bool = False
+    _ended: bool = False
 
     def __call__(self, update: Update | None, over: bool) -> bool:
         """Save what is due; end a run that was told to stop. The last Step."""
         updated = update is not None and update.kept
         if updated:
-            self._due |= self._progress.updates % self._every_updates == 0
-        stopping = self._sync.stopping
-        if stopping and self._waits_for_sessions:
+            self._due |= self.sync.progress.updates % self.every_updates == 0
+        stopping = self.sync.stopping
+        if stopping and self.waits_for_sessions:
             self._ended = True
             return True  # `finish` saves
-        settled = (stopping or self._due) and self._sync.group.all_ranks(self._settled(updated))
+        settled = (stopping or self._due) and self.sync.group.all_ranks(self.settled(updated))
         if over or (stopping and settled):
             self.save()
             self._ended = True
@@ -175,8 +145,8 @@ class Keeper:
 
     def state(self) -> dict[str, Any]:
         """Return the state of the run for a checkpoint of any kind; the folder is there."""
-        self._folder.require()
-        return {**self._state(), "best": self.best}
+        self.folder.require()
+        return {**self.run_state(), "best": self.best}
 
     def save(self) -> None:
         """Write a checkpoint.
@@ -186,9 +156,9 @@ class Keeper:
         """
         enter("checkpoint")
         started = time.monotonic()
-        self._folder.checkpoints.save(self.state(), self._progress.updates, self._storage)
+        self.folder.checkpoints.save(self.state(), self.sync.progress.updates, self.storage)
         self._due = False
-        self._report.checkpoint(time.monotonic() - started)
+        self.report.checkpoint(time.monotonic() - started)
 
     def write_or_continue(self, write: Callable[[], object]) -> None:
         """Write a checkpoint; if that fails, the next one that is due may succeed."""
@@ -196,7 +166,7 @@ class Keeper:
             write()
         except CheckpointError as error:
             logger.error("%s; training continues", error)
-            self._report.checkpoint(None)
+            self.report.checkpoint(None)
 
     def keep_opponent(self) -> Path:
         """Write the policy as it is now, to be played against; return the file's path.
@@ -204,7 +174,7 @@ class Keeper:
         Raises:
             CheckpointError: if it cannot be written.
         """
-        return self._folder.checkpoints.save_opponent(self.state(), self._progress.updates)
+        return self.folder.checkpoints.save_opponent(self.state(), self.sync.progress.updates)
 
     def keep_best(self, means: Mapping[str, float], state: Mapping[str, Any] | None) -> None:
         """Write the policy of an evaluation if it is the best so far.
@@ -213,7 +183,7 @@ class Keeper:
             means: results of the evaluation by name.
             state: run's state when it began; None: another rank writes it.
         """
-        wanted = self._best_metric
+        wanted = self.best_metric
         score = means[wanted.removeprefix("-")] * (-1 if wanted.startswith("-") else 1)
         if self.best is None or score > self.best:
             self.write_or_continue(lambda: self._write_best(score, state))
@@ -225,7 +195,7 @@ class Keeper:
             CheckpointError: if it cannot be written; the best is still what best.pt holds.
         """
         if state is not None:
-            self._folder.checkpoints.save_best({**state, "best": score})
+            self.folder.checkpoints.save_best({**state, "best": score})
         self.best = score
 
     def finish(self) -> None:
@@ -236,6 +206,6 @@ class Keeper:
         Raises:
             CheckpointError: if it cannot be written.
         """
-        self._report.count_rows()
-        if self._waits_for_sessions and self._ended:
+        self.report.count_rows()
+        if self.waits_for_sessions and self._ended:
             self.save()

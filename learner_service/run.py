@@ -17,7 +17,7 @@ from learner_service.checkpoint import (
 )
 from learner_service.context import RunContext
 from learner_service.loop import Step
-from learner_service.report import Update, settle
+from learner_service.report import settle
 from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.device import restore_generator
 from learner_service.runtime.memory import limited, require_room
@@ -147,7 +147,11 @@ class Run:
         self._make_inference(spec, config, storage, snapshots, generator)
         threads = {"inference": self.inference.run}
         if context.serve_only:
-            self._serve_evaluations(algorithm)
+            p = context.progress
+            # Every evaluation session is answered at once, with the checkpoint's policy.
+            self.scheduler.serve(
+                lambda: Evaluation(algorithm.make_policy(), p.updates, p.all_env_steps)
+            )
         else:
             self._make_learner(spec, config, algorithm, generator, storage, snapshots)
             if not self._sync:
@@ -323,14 +327,13 @@ class Run:
             settled=lambda updated: not self._sync or (updated and not storage.ready),
             waits_for_sessions=not self._sync,
         )
-        sync, report, keeper = context.sync, context.report, context.keeper
-        steps = list[Step]()
+        steps, keeper = list[Step](), context.keeper
         if measure := self._warm_up(config, algorithm, storage):
             steps.append(measure)
-        steps.append(KeepOpponents(self._league, algorithm, sync, keeper, context.metrics))
+        steps.append(KeepOpponents(self._league, algorithm, keeper, context.metrics))
         if (every := config.evaluation.every_updates) and not context.group.rank:
             steps.append(
-                Evaluate(algorithm, snapshots, self.scheduler, sync, keeper, report, every)
+                Evaluate(algorithm, snapshots, self.scheduler, keeper, context.report, every)
             )
         context.make_learner(
             algorithm,
@@ -357,27 +360,13 @@ class Run:
             except ResourceError as error:
                 logger.error("%s; a resumed run chooses again", error)
 
-        warm_up = WarmUp(
+        return WarmUp(
             storage,
             self.context.metrics,
             any_lag=any_lag,
             keep=keep,
             group=self.context.group,
             unsettled=lambda: algorithm.graphs.unsettled,
-        )
-
-        def measure(update: Update | None, over: bool) -> bool:
-            if update is not None and update.kept:
-                warm_up.updated(update.batch.rows, update.seconds)
-            return over
-
-        return measure
-
-    def _serve_evaluations(self, algorithm: Algorithm[Any]) -> None:
-        """Answer every evaluation session at once, with the policy of the checkpoint."""
-        p = self.context.progress
-        self.scheduler.serve(
-            lambda: Evaluation(algorithm.make_policy(), p.updates, p.all_env_steps)
         )
 
     # --- sessions --------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Steps after an update on samples: an evaluation at the end of every few epochs."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,47 +34,41 @@ def epoch_figures(
     return {"samples": {**figures, "epochs": options.epochs}}
 
 
+@dataclass(eq=False)
 class EndEpoch:
-    """Counts epochs, evaluates at the end of every few, and tells when the run is complete."""
+    """Counts epochs, evaluates at the end of every few, and tells when the run is complete.
 
-    def __init__(
-        self,
-        options: SupervisedConfig,
-        algorithm: Supervised,
-        store: SampleStore,
-        context: RunContext,
-    ) -> None:
-        """Wire it up.
+    Attributes:
+        options: options of the algorithm.
+        algorithm: algorithm that learns.
+        store: source of batches.
+        context: counters, log and checkpoints; each rank evaluates its share of the validation
+            split.
+    """
 
-        Args:
-            options: options of the algorithm.
-            algorithm: algorithm that learns.
-            store: source of batches.
-            context: counters, log and checkpoints; each rank evaluates its share of the
-                validation split.
-        """
-        self._options = options
-        self._algorithm = algorithm
-        self._store = store
-        self._context = context
-        self._progress = context.progress
-        self._group = context.group
-        self._epochs = context.progress.epochs  # seen so far
-        self._evaluated = -1  # epochs trained when the latest evaluation was made
-        self._surveyed = [False, False]  # splits whose classes were told
+    options: SupervisedConfig
+    algorithm: Supervised
+    store: SampleStore
+    context: RunContext
+    _evaluated: int = -1  # epochs trained when the latest evaluation was made
+    _surveyed: tuple[bool, bool] = (False, False)  # splits whose classes were told
+
+    def __post_init__(self) -> None:
+        """Continue with the epochs that the run has trained."""
+        self._epochs = self.context.progress.epochs
 
     def __call__(self, update: Update | None, over: bool) -> bool:
         """Evaluate at the end of every few epochs, and at the end of the run; a Step."""
-        p = self._progress
+        p = self.context.progress
         if update is not None:
             assert isinstance(update.batch, SampleBatch)
             self._count(update.batch)
-        over |= self._complete or self._context.sync.over
+        over |= self._complete or self.context.sync.over
         ended, self._epochs = p.epochs != self._epochs, p.epochs
         if ended or over:
             self._survey()
-        due = over or (ended and p.epochs % self._options.evaluate_every_epochs == 0)
-        if due and p.epochs != self._evaluated and self._store.spec.size("valid"):
+        due = over or (ended and p.epochs % self.options.evaluate_every_epochs == 0)
+        if due and p.epochs != self._evaluated and self.store.spec.size("valid"):
             self._evaluate()
             self._evaluated = p.epochs
         return over or self._complete
@@ -81,40 +76,42 @@ class EndEpoch:
     @property
     def _complete(self) -> bool:
         """Whether all epochs are trained, or no evaluation gets better."""
-        return self._progress.epochs >= self._options.epochs or self._algorithm.finished
+        return self.context.progress.epochs >= self.options.epochs or self.algorithm.finished
 
     def _count(self, batch: SampleBatch) -> None:
         """Count a batch that was learned from; ranks end an epoch together."""
-        p, group = self._progress, self._group
+        p, group = self.context.progress, self.context.group
         own = {"ends": float(batch.ends_epoch), "rows": float(batch.rows)}
         together = group.agree(own, "sum")
         if group.size > 1 and together["ends"] == group.size:
-            self._store.end_epoch()
-        self._context.sync.count(batch.rows, round(together["rows"]))
+            self.store.end_epoch()
+        self.context.sync.count(batch.rows, round(together["rows"]))
         p.env_steps_received += batch.rows
-        p.epochs = self._store.epoch
+        p.epochs = self.store.epoch
 
     def _evaluate(self) -> None:
         """Score the network on the validation split, once all of it is here."""
         enter("wait_rows")
         while not self._ready_to_evaluate():
-            if self._group.any_rank(self._context.stop.is_set()):
+            if self.context.group.any_rank(self.context.stop.is_set()):
                 return
         self._survey()
         enter("evaluate")
-        with self._context.clock.working("evaluate"):
-            scores = self._algorithm.evaluate(self._store.valid())
-        p = self._progress
+        with self.context.clock.working("evaluate"):
+            scores = self.algorithm.evaluate(self.store.valid())
+        p = self.context.progress
         shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
-        logger.info("epoch %d of %d: %s", p.epochs, self._options.epochs, shown)
-        count = self._store.spec.size("valid")
+        logger.info("epoch %d of %d: %s", p.epochs, self.options.epochs, shown)
+        count = self.store.spec.size("valid")
         summary = {
             name: {"mean": value, "std": 0.0, "ci95": [value, value], "episodes": count}
             for name, value in scores.items()
         }
-        state = None if self._group.rank else self._context.keeper.state()  # rank 0 keeps the best
-        means = self._context.report.evaluated(p.updates, p.all_env_steps, summary, self._figures)
-        self._context.keeper.keep_best(means, state)
+        state = (
+            None if self.context.group.rank else self.context.keeper.state()
+        )  # rank 0 keeps the best
+        means = self.context.report.evaluated(p.updates, p.all_env_steps, summary, self._figures)
+        self.context.keeper.keep_best(means, state)
 
     def _survey(self) -> None:
         """Say which classes no sample of a split holds, once every sample of it has come.
@@ -124,33 +121,33 @@ class EndEpoch:
         """
         if all(self._surveyed):
             return
-        store, spec = self._store, self._store.spec
+        store, spec = self.store, self.store.spec
         census, values = store.census, [*range(len(spec.classes)), spec.ignore_index]
         own: dict[str, float] = {}
         for split in (TRAIN, VALID):
             own[f"unseen {split}"] = float(store.count_unseen(split))
             own[f"looked {split}"] = float(np.count_nonzero(census.looked[split]))
             own |= {f"{split} {v}": float(census.seen[split][v]) for v in values}
-        together = self._group.agree(own, "sum")
+        together = self.context.group.agree(own, "sum")
         counts, seen = [0, 0], np.zeros_like(census.seen)
         for split in (TRAIN, VALID):
             if not together[f"unseen {split}"]:
                 counts[split] = round(together[f"looked {split}"])
                 seen[split][values] = [together[f"{split} {v}"] > 0 for v in values]
         problems = class_problems(spec, seen, (counts[0], counts[1]))
-        if not self._group.rank:
-            self._context.metrics.notices.add(
+        if not self.context.group.rank:
+            self.context.metrics.notices.add(
                 Notice("class_absent", p.subject, p.text) for p in problems
             )
-        self._surveyed = [bool(count) for count in counts]
+        self._surveyed = (bool(counts[TRAIN]), bool(counts[VALID]))
         if counts[TRAIN] and not seen[TRAIN][: len(spec.classes)].any():
             raise MurmurError(problems[0].text)
 
     def _figures(self) -> Figures:
         """Draw what the algorithm makes of the first images of the validation split."""
-        image, mask = next(self._store.valid())
-        return self._algorithm.figures(image[:_DRAWN], mask[:_DRAWN])
+        image, mask = next(self.store.valid())
+        return self.algorithm.figures(image[:_DRAWN], mask[:_DRAWN])
 
     def _ready_to_evaluate(self) -> bool:
         """Wait a little; return whether every rank has its share of the validation split."""
-        return self._group.all_ranks(self._store.valid_ready(_WAIT_S))
+        return self.context.group.all_ranks(self.store.valid_ready(_WAIT_S))

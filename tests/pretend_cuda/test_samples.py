@@ -110,10 +110,10 @@ def run_whole(
 def test_a_supervised_run_is_clean_and_resumes(tmp_path: Path) -> None:
     with pretend_cuda(ALLOWED) as cuda:
         first = run_whole(tmp_path, 2)
-        assert (first.progress.updates, first.progress.epochs) == (10, 2)
-        replays = first.metrics.graph_calls()["graph_replays"]
+        assert (first.context.progress.updates, first.context.progress.epochs) == (10, 2)
+        replays = first.context.metrics.graph_calls()["graph_replays"]
         assert sum(replays.values()) > 0
         assert {f.name for f in (tmp_path / "figures").iterdir()} == {"masks.png", "confusion.png"}
         second = run_whole(tmp_path, 3, CheckpointFolder(tmp_path, 2).load_latest())
-        assert (second.progress.updates, second.progress.epochs) == (15, 3)
+        assert (second.context.progress.updates, second.context.progress.epochs) == (15, 3)
         assert not unknown(list(cuda.report.faults))

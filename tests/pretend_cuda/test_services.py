@@ -262,8 +262,8 @@ def test_nothing_is_learned_while_acts_are_captured(
             prepared.append(len(updates))
 
         monkeypatch.setattr(PackedStaging, "prepare", prepare_late)
-        update = Learner._update
-        monkeypatch.setattr(Learner, "_update", lambda *a: updates.append(1) or update(*a))
+        means = Learner._means
+        monkeypatch.setattr(Learner, "_means", lambda *a: updates.append(1) or means(*a))
         resumed = CheckpointFolder(tmp_path, 2).load_latest()
         with DrivenRun(config, spec, tmp_path, resumed) as run:
             run.play_until(run.updates + 2, run.player(3), run.player(3))
