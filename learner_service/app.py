@@ -15,10 +15,13 @@ import uvloop
 from learner_service.algorithms.base import algorithm_options
 from learner_service.algorithms.supervised import require_fitting_algorithm, supervised_config
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.context import RunContext
 from learner_service.group.group import ALONE, Group
 from learner_service.group.heartbeat import SILENT_S, Heartbeat
 from learner_service.group.session_watch import SessionWatch
+from learner_service.images.run import SupervisedRun
 from learner_service.networks.building import check_network
+from learner_service.run import Run
 from learner_service.runtime.device import (
     choose_own_gpu,
     keep_freed_memory,
@@ -26,14 +29,11 @@ from learner_service.runtime.device import (
     with_device,
 )
 from learner_service.serving.admission import Admission
-from learner_service.serving.lockstep import EnvSessions
 from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.progress import reached_limit
 from learner_service.telemetry.tracking.forwarder import require_trackers
 from learner_service.tools.batch_size import require_nothing_measured
-from learner_service.training.run import Run
-from learner_service.training.share import share_of
-from learner_service.training.supervised import SupervisedRun
+from learner_service.tuning.fit import share_of
 from shared.addresses import host_and_port, port_or_any
 from shared.config import ExperimentConfig
 from shared.cores import with_threads
@@ -99,9 +99,14 @@ def run_learner(
             loaded = _load(config, run_dir, again, serve_only, checkpoint, group)
             if group.any_rank(bool(loaded and not serve_only and _is_complete(config, *loaded))):
                 return 0
-            run = _made(config, run_dir, loaded, serve_only, stop, group)
-            run.lock = lock
-            ports_file = run_dir / ("serve.json" if serve_only else f"{_name(group.rank)}.json")
+            context = RunContext(config, run_dir, loaded, serve_only, stop, group, lock)
+            run = (SupervisedRun if config.supervised else Run)(context)
+            if loaded is None:
+                context.folder.keep_config()
+            elif not serve_only:
+                logger.info("resumed %s: %d updates", loaded[0], context.progress.updates)
+            name = f"learner-{group.rank}" if group.rank else "learner"
+            ports_file = run_dir / ("serve.json" if serve_only else f"{name}.json")
             config = _with_own_ports(config, group, ports_file)
             _listen(config, run, credentials, stop, ports_file, on_ready)
     except ConnectionLostError as error:
@@ -157,11 +162,6 @@ def _prepared(
         config = with_device(config)
     make_folder(run_dir)
     return config, credentials
-
-
-def _name(rank: int) -> str:
-    """What the file of a learner's ports is called."""
-    return f"learner-{rank}" if rank else "learner"
 
 
 def _joined(config: ExperimentConfig, serve_only: bool) -> tuple[Group, Heartbeat | None]:
@@ -243,24 +243,6 @@ def _load(
     return folder.load_latest() if group.any_rank(wanted) else None
 
 
-def _made(
-    config: ExperimentConfig,
-    run_dir: Path,
-    loaded: tuple[Path, dict[str, Any]] | None,
-    serve_only: bool,
-    stop: threading.Event,
-    group: Group,
-) -> Run | SupervisedRun:
-    """The run, as `loaded` has it; a new one keeps its configuration."""
-    kind = SupervisedRun if config.supervised else Run
-    run = kind(config, run_dir, loaded, serve_only, stop, group)
-    if loaded and not serve_only:
-        logger.info("resumed %s: %d updates", loaded[0], loaded[1]["progress"]["updates"])
-    if loaded is None:
-        run.keep_config()
-    return run
-
-
 def _is_complete(config: ExperimentConfig, path: Path, state: dict[str, Any]) -> bool:
     """Whether a checkpoint has reached the run's limit already; says so."""
     so_far = state["progress"]
@@ -281,23 +263,23 @@ def _listen(
     on_ready: Callable[[int, int], None],
 ) -> None:
     """Listen until the run is complete or told to stop; then end everything in order."""
-    serving = threading.Event()
+    context, serving = run.context, threading.Event()
+    group, liveness = context.group, context.liveness
     metrics = MetricsServer(
         config.learner.metrics_host,
         config.learner.metrics_port,
-        run.metrics.registry,
-        lambda: run.liveness.trouble() if serving.is_set() else "not ready: it takes no sessions",
+        context.metrics.registry,
+        lambda: liveness.trouble() if serving.is_set() else "not ready: it takes no sessions",
     )
     loop = uvloop.new_event_loop()
-    sessions = EnvSessions(run, config.learner, run.metrics) if isinstance(run, Run) else run.supply
-    admission = Admission(config.learner, run.metrics, credentials, run.group.rank, run.group.size)
-    server = RolloutServer(sessions, admission, config.learner, credentials)
+    admission = Admission(config.learner, context.metrics, credentials, group.rank, group.size)
+    server = RolloutServer(run.sessions, admission, config.learner, credentials)
     grpc_thread = CriticalThread("grpc", loop.run_forever)
     watch: SessionWatch | None = None
     try:
         loop.run_until_complete(server.start())
         grpc_thread.start()
-        run.metrics.keep(ThreadClock(grpc_thread))
+        context.metrics.keep(ThreadClock(grpc_thread))
         serving.set()  # before a client can read where it listens
         ports = {
             "pid": os.getpid(),
@@ -308,18 +290,20 @@ def _listen(
         write_whole(ports_file, json.dumps(ports))
         logger.info("listening on %s", host_and_port(config.learner.host, server.port))
         on_ready(server.port, metrics.port)
-        watch = _watch_sessions(config, run, server)
+        watch = _watch_sessions(config.learner.group_timeout_s, context, admission)
         _wait(run, stop)
         serving.clear()
-        server.admission.stopping = True
+        admission.stopping = True
         run.drain()
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
-        run.finish()
+        run.end_input()
+        context.finish()
     finally:
         stop.set()  # else the learner's thread continues, if this is an error
         if watch is not None:
             watch.close()
-        run.close()
+        run.end_input()
+        context.close()
         metrics.close()
         if grpc_thread.is_alive():
             loop.call_soon_threadsafe(loop.stop)
@@ -328,41 +312,42 @@ def _listen(
 
 
 def _watch_sessions(
-    config: ExperimentConfig, run: Run | SupervisedRun, server: RolloutServer
+    timeout_s: float, context: RunContext, admission: Admission
 ) -> SessionWatch | None:
     """Watch for ranks without sessions; None of a learner that is alone."""
-    group = run.group
+    group = context.group
     if group.store is None:
         return None
 
     def updates() -> int | None:
-        ended = run.learner is not None and run.learner.finished.is_set()
-        return None if ended or server.admission.stopping else run.progress.updates
+        ended = context.learner is not None and context.learner.finished.is_set()
+        return None if ended or admission.stopping else context.progress.updates
 
     return SessionWatch(
         group.store.clone(),
         group.rank,
         group.size,
-        lambda: server.admission.training_sessions,
+        lambda: admission.training_sessions,
         updates,
-        run.metrics.gauge("ranks_without_sessions"),
-        config.learner.group_timeout_s,
+        context.metrics.gauge("ranks_without_sessions"),
+        timeout_s,
     )
 
 
 def _wait(run: Run | SupervisedRun, stop: threading.Event) -> None:
-    """Until the run is complete, or told to stop and saved."""
-    deadline, alone = None, run.group.size == 1
-    if run.learner is None and not alone and not run.gathering.await_all(stop):
+    """Wait until the run is complete, or told to stop and saved."""
+    context, deadline = run.context, None
+    alone = context.group.size == 1
+    if context.learner is None and not alone and not context.barrier.await_all(stop):
         return
     while True:
-        learner = run.learner
+        learner = context.learner
         if learner is not None and learner.finished.wait(0.1):
             _await_evaluation(run, stop)
             return
         if not stop.wait(0 if learner else 0.1):
             continue
-        if alone and (learner is None or not run.begun):
+        if alone and (learner is None or not context.begun):
             return
         if learner is None:
             time.sleep(0.1)
@@ -373,34 +358,20 @@ def _wait(run: Run | SupervisedRun, stop: threading.Event) -> None:
 
 
 def _await_evaluation(run: Run | SupervisedRun, stop: threading.Event) -> None:
-    """Let the evaluation of the final policy come to its end, in bounded time."""
-    began = time.monotonic()
-    reminded, over = False, False
-
-    def busy() -> bool:
-        nonlocal reminded, over
-        if not run.busy:
-            return False
+    """Let the evaluation of the final policy come to its end, in bounded time, on all ranks."""
+    began, reminded, waited = time.monotonic(), False, 0.0
+    while run.context.barrier.await_end(run.busy and waited < _LAST_EVALUATION_S, stop):
         waited = time.monotonic() - began
-        if waited > _REMIND_OF_EVALUATION_S and not reminded:
+        if run.busy and waited > _REMIND_OF_EVALUATION_S and not reminded:
             reminded = True
             logger.warning(
                 "all updates are made; the run ends after the evaluation under way, or without it "
                 "in %.0f s",
                 _LAST_EVALUATION_S - waited,
             )
-        if waited >= _LAST_EVALUATION_S and not over:
-            over = True
-            logger.warning(
-                "the run ends without the evaluation under way: its episodes have not ended within "
-                "%.0f s",
-                _LAST_EVALUATION_S,
-            )
-        return not over
-
-    if run.group.size > 1:  # what follows takes all ranks
-        while run.gathering.await_end(busy(), stop):
-            pass
-        return
-    while busy() and not stop.is_set():
-        time.sleep(0.1)
+    if run.busy and waited >= _LAST_EVALUATION_S:
+        logger.warning(
+            "the run ends without the evaluation under way: its episodes have not ended within "
+            "%.0f s",
+            _LAST_EVALUATION_S,
+        )

@@ -1,1 +1,1 @@
-"""Images: samples that supply sessions send, and the epochs of batches made of them."""
+"""Learning from images: samples that supply sessions send, their epochs, and runs on them."""

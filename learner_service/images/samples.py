@@ -246,8 +246,10 @@ class SampleStore(Storage[SampleBatch]):
         A rank that has trained its samples continues with empty batches until all have.
         """
         with self._changed:
-            epochs = self._epochs
-            return self._changed.wait_for(lambda: epochs.ready or epochs.exhausted, timeout_s)
+            epochs, many = self._epochs, self._group.size > 1
+            return self._changed.wait_for(
+                lambda: epochs.ready or (many and epochs.exhausted), timeout_s
+            )
 
     def sample(self, version: int, timeout_s: float) -> SampleBatch | None:
         """Return the next batch, or None if it was not there in time; see Storage."""

@@ -150,15 +150,21 @@ def count_update(pretend: Any, config: Any, updates: int) -> tuple[dict[str, int
 
 def count_act(pretend: Any, config: Any, sessions: int) -> dict[str, int]:
     """Count one turn of the inference thread: from the rows of these sessions to their actions."""
-    run_module = _module("learner_service.training.run", "learner_service.app")
+    run_module = _module(
+        "learner_service.run", "learner_service.training.run", "learner_service.app"
+    )
     with tempfile.TemporaryDirectory() as folder, pretend.pretend_cuda(hollow=True) as machine:
-        run = run_module.Run(config, Path(folder), None, False, threading.Event())
+        whole = config, Path(folder), None, False, threading.Event()
+        context = getattr(run_module, "RunContext", None)
+        run = run_module.Run(*whole) if context is None else run_module.Run(context(*whole))
         run.open(_spec(config))
         try:
             return asyncio.run(_turns(run, machine, sessions))
         finally:
-            run.learner.finished.set()
-            run.close()
+            process = run if context is None else run.context
+            process.learner.finished.set()
+            run.batcher.close()
+            process.close()
 
 
 async def _turns(run: Any, machine: Any, sessions: int) -> dict[str, int]:

@@ -221,7 +221,7 @@ class Supply:
 
     async def _serve(self, _: object, context: aio.ServicerContext[bytes, bytes]) -> None:
         """Send grants as the learner does: several ahead."""
-        from learner_service.serving.supply import grant_sizes
+        from learner_service.images.supply import grant_sizes
 
         hello = pb.WorkerMessage.FromString(await context.read()).hello
         spec = samples_from_proto(hello.source)

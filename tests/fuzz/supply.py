@@ -24,9 +24,9 @@ from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.supply import SupplySession
 from env_service.watchdog.heartbeat import Heartbeat
 from learner_service.images.samples import CacheChoice, SampleStore
+from learner_service.images.supply import SupplyDesk
 from learner_service.serving.admission import Admission
 from learner_service.serving.server import RolloutServer
-from learner_service.serving.supply import SupplyDesk
 from learner_service.telemetry.copied import Copied
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config import ExperimentConfig, LearnerConfig, validate
@@ -48,9 +48,9 @@ from tests.fuzz.stand_in import LOOP, Aborted, Context
 from tests.supply.toy_source import ToySource
 
 MODULES = (
-    "learner_service.serving.supply",
-    "learner_service.storage.epochs",
-    "learner_service.storage.samples",
+    "learner_service.images.supply",
+    "learner_service.images.epochs",
+    "learner_service.images.samples",
     "env_service.sessions.supply",
     "shared.sample_codec",
     "shared.samples",

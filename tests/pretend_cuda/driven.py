@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from learner_service.context import RunContext
+from learner_service.run import Run
 from learner_service.serving.batcher import Request
 from learner_service.serving.league import split
 from learner_service.serving.session import EnvSession
-from learner_service.training.run import Run
 from shared.codec import ActionCodec
 from shared.config import ExperimentConfig
 from shared.rpc import rollout_pb2 as pb
@@ -102,7 +103,7 @@ class DrivenRun:
         folder.mkdir(exist_ok=True)
         self._league = config.league.on
         self._stop = threading.Event()
-        self.run = Run(config, folder, checkpoint, False, self._stop)
+        self.run = Run(RunContext(config, folder, checkpoint, False, self._stop))
         self.spec = spec
         self._loop = asyncio.new_event_loop()
         self._seeds = itertools.count()
@@ -119,15 +120,17 @@ class DrivenRun:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        assert self.run.learner is not None
+        assert self.run.context.learner is not None
         self._stop.set()
-        if error is None and self.run.learner.finished.wait(DEADLINE_S):
+        if error is None and self.run.context.learner.finished.wait(DEADLINE_S):
             for player in self._players:
                 self.run.end(player.session)
-            self.run.finish()
+            self.run.end_input()
+            self.run.context.finish()
         else:
-            self.run.learner.finished.set()
-        self.run.close()
+            self.run.context.learner.finished.set()
+        self.run.end_input()
+        self.run.context.close()
         self._loop.close()
 
     @property

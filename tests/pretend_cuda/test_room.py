@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from learner_service.training.run import Run
+from learner_service.context import RunContext
+from learner_service.run import Run
 from shared.errors import SpecError
 from tests.pretend_cuda import pretend_cuda
 from tests.pretend_cuda.cases import Case, make_spec
@@ -21,7 +22,7 @@ def test_graphs_count_against_the_limit_of_memory(graphs: bool, tmp_path: Path) 
     learner |= {"metrics_port": 0, "cuda_graph": graphs, "memory_limit_gib": 32 * 1024 / _GIB}
     config = case.config(learner=learner)
     with pretend_cuda(ALLOWED):
-        run = Run(config, tmp_path, None, False, threading.Event())
+        run = Run(RunContext(config, tmp_path, None, False, threading.Event()))
         try:
             if graphs:
                 told = r"CUDA graphs of updates of \d+ .*learner\.cuda_graph=false"
@@ -29,7 +30,8 @@ def test_graphs_count_against_the_limit_of_memory(graphs: bool, tmp_path: Path) 
                     run.open(spec)
             else:
                 run.open(spec)
-                assert run.learner is not None
-                run.learner.finished.set()
+                assert run.context.learner is not None
+                run.context.learner.finished.set()
         finally:
-            run.close()
+            run.end_input()
+            run.context.close()

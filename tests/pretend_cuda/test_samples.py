@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.context import RunContext
+from learner_service.images.run import SupervisedRun
 from learner_service.images.samples import CacheChoice, SampleStore
 from learner_service.runtime.streams import enter_stream
 from learner_service.telemetry.copied import Copied
-from learner_service.training.supervised import SupervisedRun
 from shared.config import ExperimentConfig, validate
 from shared.samples import SPLITS
 from tests.pretend_cuda import pretend_cuda
@@ -86,11 +87,11 @@ def run_whole(
         },
     )
     stop, ended = threading.Event(), threading.Event()
-    run = SupervisedRun(config, folder, checkpoint, False, stop)
+    run = SupervisedRun(RunContext(config, folder, checkpoint, False, stop))
     if checkpoint is None:
         run.open_source(SOURCE.spec)
     run.admit_supply()
-    learner, store = run.learner, run.store
+    learner, store = run.context.learner, run.store
     assert learner is not None
     assert store is not None
     sender = threading.Thread(target=send, args=(store, ended))
@@ -101,18 +102,18 @@ def run_whole(
         ended.set()
         sender.join()
         stop.set()
-    run.finish()
-    run.close()
+    run.context.finish()
+    run.context.close()
     return run
 
 
 def test_a_supervised_run_is_clean_and_resumes(tmp_path: Path) -> None:
     with pretend_cuda(ALLOWED) as cuda:
         first = run_whole(tmp_path, 2)
-        assert (first.progress.updates, first.progress.epochs) == (10, 2)
-        replays = first.metrics.graph_calls()["graph_replays"]
+        assert (first.context.progress.updates, first.context.progress.epochs) == (10, 2)
+        replays = first.context.metrics.graph_calls()["graph_replays"]
         assert sum(replays.values()) > 0
         assert {f.name for f in (tmp_path / "figures").iterdir()} == {"masks.png", "confusion.png"}
         second = run_whole(tmp_path, 3, CheckpointFolder(tmp_path, 2).load_latest())
-        assert (second.progress.updates, second.progress.epochs) == (15, 3)
+        assert (second.context.progress.updates, second.context.progress.epochs) == (15, 3)
         assert not unknown(list(cuda.report.faults))

@@ -12,6 +12,7 @@ import torch
 
 from learner_service.algorithms.mappo import Mappo
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.loop import Learner
 from learner_service.runtime import cuda_graph
 from learner_service.runtime.cuda_graph import WARM_UP_CALLS
 from learner_service.serving.league import League
@@ -22,7 +23,6 @@ from learner_service.tools.export import (
     policy_outputs,
     random_observations,
 )
-from learner_service.training.learner import Learner
 from tests.pretend_cuda import Machine, pretend_cuda
 from tests.pretend_cuda.cases import AGENTS, Case, make_spec
 from tests.pretend_cuda.driven import DrivenRun
@@ -130,7 +130,7 @@ def test_open_unrolls_are_cut_cleanly(case: Case, tmp_path: Path) -> None:
             run.play_rows(1, slow)
         run.end(slow)
         run.play_rows(1, fast)
-    assert run.run.progress.rows_trained > 0
+    assert run.run.context.progress.rows_trained > 0
     assert_clean(cuda)
 
 
@@ -151,7 +151,7 @@ def test_an_update_that_is_undone_is_clean(case: Case, tmp_path: Path) -> None:
             return found
 
         broken.row = with_nan  # type: ignore[method-assign]
-        run.play(lambda: run.run.progress.updates_skipped, *players)
+        run.play(lambda: run.run.context.progress.updates_skipped, *players)
     assert_clean(cuda)
 
 
@@ -188,10 +188,10 @@ def test_one_read_an_update_and_one_an_act(tmp_path: Path) -> None:
         DrivenRun(MAPPO.config(), make_spec("discrete"), tmp_path) as run,
     ):
         run.play_until(4, run.player(3), run.player(3))
-    reads = {function: 0 for function in ("Learner._update", "InferenceLoop.serve")}
+    reads = {function: 0 for function in ("Learner._means", "InferenceLoop.serve")}
     for (_, site), count in cuda.report.syncs.items():
         reads[site.function] = reads.get(site.function, 0) + count
-    assert reads["Learner._update"] == run.updates + run.run.progress.updates_skipped
+    assert reads["Learner._means"] == run.updates + run.run.context.progress.updates_skipped
 
 
 @cases(MAPPO, slow=(RECURRENT,))
@@ -262,8 +262,8 @@ def test_nothing_is_learned_while_acts_are_captured(
             prepared.append(len(updates))
 
         monkeypatch.setattr(PackedStaging, "prepare", prepare_late)
-        update = Learner._update
-        monkeypatch.setattr(Learner, "_update", lambda *a: updates.append(1) or update(*a))
+        means = Learner._means
+        monkeypatch.setattr(Learner, "_means", lambda *a: updates.append(1) or means(*a))
         resumed = CheckpointFolder(tmp_path, 2).load_latest()
         with DrivenRun(config, spec, tmp_path, resumed) as run:
             run.play_until(run.updates + 2, run.player(3), run.player(3))
@@ -370,7 +370,7 @@ def test_pretending_leaves_torch_as_it_was() -> None:
 def test_histograms_wait_only_at_their_interval(case: Case, tmp_path: Path) -> None:
     config = case.config(tracking={"histograms_every_updates": 2})
     with pretend_cuda(ALLOWED) as cuda, DrivenRun(config, make_spec(case.space), tmp_path) as run:
-        run.play(lambda: run.run.progress.updates >= 4, run.player(3), run.player(3))
+        run.play(lambda: run.run.context.progress.updates >= 4, run.player(3), run.player(3))
     (curves,) = (tmp_path / "tensorboard").iterdir()
     drawn = curves.read_bytes()
     assert drawn.count(b"weights/") > 0

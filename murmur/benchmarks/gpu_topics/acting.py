@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from env_service.environment import make_environment
+from learner_service.context import RunContext
+from learner_service.run import Run
 from learner_service.serving.batcher import Request
 from learner_service.serving.session import EnvSession
-from learner_service.training.run import Run
 from murmur.benchmarks.gpu_topics.figures import CASES, SMALL, WORKERS, Figure, Value
 from murmur.benchmarks.gpu_topics.parts import quantile, synthetic
 from murmur.benchmarks.gpu_topics.topics import Context
@@ -124,23 +125,24 @@ def latencies(
     """
     spec = make_environment(config.environment, 1).spec
     with tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder:
-        run = Run(config, Path(folder), None, False, threading.Event())
+        run = Run(RunContext(config, Path(folder), None, False, threading.Event()))
         run.open(spec)
         try:
             if period_s:
                 return asyncio.run(_each(run, spec, sessions, envs, warm_up, seconds, period_s))
             return asyncio.run(_ask(run, spec, sessions, envs, warm_up, seconds))
         finally:
-            assert run.learner is not None
-            run.learner.finished.set()
-            run.close()
+            assert run.context.learner is not None
+            run.context.learner.finished.set()
+            run.end_input()
+            run.context.close()
 
 
 async def _ask(
     run: Run, spec: EnvSpec, count: int, envs: int, warm_up: int, seconds: float
 ) -> Latencies:
     sessions = [run.admit(pb.Hello(worker_id=str(i), num_envs=envs), spec)[0] for i in range(count)]
-    (learner,) = (ledger for ledger in run.metrics.ledgers() if ledger.thread == "learner")
+    (learner,) = (ledger for ledger in run.context.metrics.ledgers() if ledger.thread == "learner")
     first, later = _row(spec, envs, StepType.FIRST), _row(spec, envs, StepType.MID)
     found = Latencies()
     for turn in range(warm_up):
@@ -168,7 +170,7 @@ async def _each(
 ) -> Latencies:
     """Measure environments that step on their own: every session has its turn once in a period."""
     sessions = [run.admit(pb.Hello(worker_id=str(i), num_envs=envs), spec)[0] for i in range(count)]
-    (learner,) = (ledger for ledger in run.metrics.ledgers() if ledger.thread == "learner")
+    (learner,) = (ledger for ledger in run.context.metrics.ledgers() if ledger.thread == "learner")
     first, later = _row(spec, envs, StepType.FIRST), _row(spec, envs, StepType.MID)
     found = Latencies()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from learner_service.storage.rollout import RolloutStorage
-from learner_service.training.warm_up import warn_of_waiting
+from learner_service.tuning.warm_up import warn_of_waiting
 from shared import config as options_of_murmur
 from shared.config import PluginConfig
 from tests.learner_service.networks.plugged import install

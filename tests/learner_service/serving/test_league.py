@@ -31,8 +31,8 @@ from shared.seeding import episode_seeds, uniform
 from shared.spec import EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
 from shared.timestep import TimeStep
 from tests.learner_service.running import experiment, learner_process, play, running_learner
+from tests.learner_service.test_loop import same, start_player
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, MatrixGame, row, vector_spec
-from tests.learner_service.training.test_learner import same, start_player
 from tests.ranks.processes import Ranks
 from tests.waiting import wait_until
 from tests.wire import Client, Refused

@@ -18,7 +18,7 @@ from learner_service.tools.probe import (
     supervised_update_seconds,
     update_seconds,
 )
-from learner_service.training.share import with_precision
+from learner_service.tuning.fit import with_precision
 from shared.config import ExperimentConfig, PluginConfig, validate
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.running import experiment

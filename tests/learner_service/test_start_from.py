@@ -15,8 +15,8 @@ from learner_service.checkpoint import CheckpointFolder, files, spec_text
 from learner_service.group.group import ALONE
 from learner_service.preprocess.normalize import ObservationNorm
 from learner_service.runtime.precision import Precision
+from learner_service.start_from import Origin, load_origin, start_acting
 from learner_service.storage.unroll import OBSERVATION
-from learner_service.training.start_from import Origin, load_origin, start_acting
 from shared.config import ExperimentConfig, validate
 from shared.errors import CheckpointError, ConfigError
 from shared.rpc import rollout_pb2 as pb

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from learner_service.algorithms.base import build_algorithm
+from learner_service.last_finite import LastFinite
+from learner_service.report import _largest_observation
 from learner_service.runtime.precision import Precision
 from learner_service.storage.unroll import OBSERVATION
-from learner_service.training.last_finite import LastFinite
-from learner_service.training.learner import _largest_observation
 from shared.config import PluginConfig
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import (

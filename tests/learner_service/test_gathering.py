@@ -3,22 +3,25 @@
 import threading
 from typing import Any
 
+from learner_service.gathering import RankSync
 from learner_service.group.group import ALONE, Group
 from learner_service.telemetry.progress import Progress
-from learner_service.training.rounds import Rounds
+from shared.config import RunConfig
 from tests.ranks.processes import Ranks
 
 
-def _meet(group: Group, cases: list[tuple[dict[str, bool], bool, int]]) -> list[Any]:
-    """A round for each case, which names the flags of this rank, its stop, and its steps."""
+def _meet(group: Group, cases: list[tuple[dict[str, bool], str, int]]) -> list[Any]:
+    """Hold a round for each case: flags of this rank, "stop" or "late" or "", and its steps."""
     progress, stop, seen = Progress(), threading.Event(), []
-    rounds = Rounds(group, progress, stop)
-    for flags, stops, steps in cases:
-        if stops:
+    sync = RankSync(group, progress, stop, RunConfig(max_minutes=1))
+    for flags, what, steps in cases:
+        if what == "stop":
             stop.set()
+        if what == "late":
+            progress.load_state_dict({**progress.state_dict(), "seconds": 61.0})
         progress.env_steps = steps
-        ready = rounds.meet(**flags)
-        seen.append((ready, rounds.log_due, rounds.time_up, rounds.stopping, rounds.env_steps))
+        ready = sync.meet(**flags)
+        seen.append((ready, sync.log_due, sync.over, sync.stopping, sync.env_steps))
     return seen
 
 
@@ -26,17 +29,17 @@ def _totals(group: Group) -> dict[str, Any]:
     progress = Progress()
     progress.rows_received, progress.updates_skipped = 10 + group.rank, 3
     progress.rows_dropped = {"lag": 2} if group.rank else {"session": 1}
-    return Rounds(group, progress, threading.Event()).totals(5)
+    return RankSync(group, progress, threading.Event(), RunConfig()).totals(5)
 
 
 def test_ranks_agree_on_updates_ends_and_counts() -> None:
-    none = {"ready": False, "log_due": False, "time_up": False}
+    none = {"ready": False, "log_due": False}
     ready = none | {"ready": True}
     own = [
-        [(none, False, 1), (ready, False, 2), (ready, True, 4)],
-        [(ready, False, 10), (ready | {"log_due": True}, False, 20)],
+        [(none, "", 1), (ready, "", 2), (ready, "stop", 4)],
+        [(ready, "", 10), (ready | {"log_due": True}, "", 20)],
     ]
-    own[1].append((none | {"time_up": True}, False, 40))
+    own[1].append((none, "late", 40))
     with Ranks() as ranks:
         for rank in range(2):
             ranks.start(rank, _meet, own[rank])
@@ -58,10 +61,13 @@ def test_ranks_agree_on_updates_ends_and_counts() -> None:
 
 def test_a_learner_alone_decides_by_itself() -> None:
     stop = threading.Event()
-    rounds = Rounds(ALONE, Progress(), stop)
-    assert not rounds.stopping
+    sync = RankSync(ALONE, Progress(), stop, RunConfig())
+    assert not sync.stopping
     stop.set()
-    assert rounds.stopping
-    assert rounds.totals(3) == {}
-    rounds.count(5, 5)
-    assert rounds.env_steps == 5
+    assert sync.stopping
+    assert sync.totals(3) == {}
+    sync.count(5, 5)
+    assert sync.env_steps == 5
+    assert sync.meet(ready=True, log_due=True)
+    assert sync.log_due
+    assert sync.env_steps == 5

@@ -14,7 +14,7 @@ from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.storage.flight import Flight
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.training.warm_up import WarmUp, check_in_flight, warn_of_waiting
+from learner_service.tuning.warm_up import WarmUp, check_in_flight, warn_of_waiting
 from shared.config import config_names, find_config, load
 from shared.errors import ConfigError, SpecError
 from tests.learner_service.running import experiment, running_learner

@@ -1,4 +1,4 @@
-"""The configuration of a run with what its plug-ins take, and what was chosen, if not said."""
+"""The configuration of a run with all options of its plug-ins, for config.yaml."""
 
 from learner_service.algorithms.base import algorithm_config, algorithm_options
 from learner_service.networks.building import FOLDER, GROUP, observed_image, resolved_name
@@ -12,12 +12,12 @@ from shared.spec import EnvSpec
 def completed(
     config: ExperimentConfig, spec: EnvSpec | None, flight: Flight | None = None
 ) -> ExperimentConfig:
-    """All options of algorithm and network; with the spec also the network that `auto` stands for.
+    """Add all options of algorithm and network; with the spec also the network of `auto`.
 
     Args:
-        config: as given.
-        spec: the environment's, if it is known.
-        flight: what the warm-up chose, if it is over.
+        config: experiment as it is given.
+        spec: environment's spec, if it is known.
+        flight: choice of the warm-up, if it is over.
 
     Raises:
         ConfigError: for an unknown algorithm, network or option.
@@ -29,13 +29,14 @@ def completed(
         options |= plain_data(chosen)
         learner = learner.model_copy(update={"max_policy_lag": flight.max_policy_lag})
     algorithm = PluginConfig(name=config.algorithm.name, **options)
-    network = _network(config.network, spec)
+    network = completed_network(config.network, spec)
     return config.model_copy(
         update={"algorithm": algorithm, "network": network, "learner": learner}
     )
 
 
-def _network(network: PluginConfig, spec: EnvSpec | None) -> PluginConfig:
+def completed_network(network: PluginConfig, spec: EnvSpec | None) -> PluginConfig:
+    """Add all options of a network; of `auto` without a spec none."""
     name = network.name
     if name == "auto":
         if spec is None:

@@ -10,8 +10,8 @@ import pytest
 from shared.notices import FILE, read_notices
 from shared.sample_codec import Grant
 from shared.samples import SPLITS
+from tests.learner_service.images.test_supply import SOURCE, Supplier, config
 from tests.learner_service.running import learner_process, running_learner
-from tests.learner_service.serving.test_supply import SOURCE, Supplier, config
 
 Mask = Callable[[str, int], list[int]]  # split and index -> values that the mask holds
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from learner_service.algorithms.base import algorithm_config
 from learner_service.group.group import ALONE, Group
+from learner_service.report import Update
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.storage.flight import Flight, Speed
 from learner_service.storage.rollout import RolloutStorage
@@ -60,6 +61,12 @@ class WarmUp:
         self._skip = _SKIPPED
         self._environments = -1
         self.over = False
+
+    def __call__(self, update: Update | None, over: bool) -> bool:
+        """Note an update that is kept; a Step."""
+        if update is not None and update.kept:
+            self.updated(update.batch.size, update.seconds)
+        return over
 
     def updated(self, rows: int, seconds: float) -> None:
         """Note an update of this number of environment rows; choose once enough was measured."""

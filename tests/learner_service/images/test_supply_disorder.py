@@ -17,9 +17,9 @@ from shared.config import ExperimentConfig, validate
 from shared.rpc import rollout_pb2 as pb
 from shared.sample_codec import Broken, Grant
 from shared.samples import SPLITS
+from tests.learner_service.images.test_supply import SOURCE, Supplier
 from tests.learner_service.networks.plugged import install
 from tests.learner_service.running import RunningLearner, running_learner
-from tests.learner_service.serving.test_supply import SOURCE, Supplier
 from tests.waiting import wait_until
 
 TRAIN = SOURCE.spec.sizes[0]

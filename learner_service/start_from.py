@@ -24,7 +24,7 @@ from learner_service.checkpoint import (
 from learner_service.networks.building import observed_image, resolved_name
 from learner_service.networks.dense import DEFAULT as DENSE
 from learner_service.networks.dense import dense_plugin
-from learner_service.training.chosen import completed
+from learner_service.tuning.completed import completed_network
 from shared.config import ExperimentConfig
 from shared.config_text import plain_data
 from shared.errors import CheckpointError, ConfigError
@@ -70,13 +70,13 @@ class Started:
 
 
 def load_origin(config: ExperimentConfig) -> Origin | None:
-    """The checkpoint of run.start_from: a file, or the best one of a run's folder.
+    """Read the checkpoint of run.start_from: a file, or the best one of a run's folder.
 
     Args:
-        config: of the new run.
+        config: configuration of the new run.
 
     Returns:
-        None if the option is empty.
+        the checkpoint, or None if the option is empty.
 
     Raises:
         CheckpointError: if there is none, or it cannot be read.
@@ -120,11 +120,11 @@ def start_acting(
     """Give a run's algorithm the weights of a checkpoint, and say which.
 
     Args:
-        origin: the checkpoint.
-        config: of the run.
-        spec: of its environment.
-        algorithm: with untrained networks.
-        run_dir: the run's folder.
+        origin: checkpoint.
+        config: configuration of the run.
+        spec: spec of its environment.
+        algorithm: algorithm with untrained networks.
+        run_dir: folder of the run.
 
     Raises:
         MurmurError: if the checkpoint has another network, or nothing of the policy fits.
@@ -140,15 +140,13 @@ def start_acting(
         resolved_name(config.network, observed_image(spec)),
     )
     _require_same_name(origin, *names)  # before the module that a checkpoint names is imported
-    networks = completed(origin.config, before).network, completed(config, spec).network
+    networks = (
+        completed_network(origin.config.network, before),
+        completed_network(config.network, spec),
+    )
     chosen = "" if config.network.name != "auto" else names[1]
     _require_same_options(origin, networks[0].options, networks[1].options, chosen)
-    _note(
-        origin,
-        take_weights(origin, algorithm),
-        difference,
-        run_dir,
-    )
+    _note(origin, take_weights(origin, algorithm), difference, run_dir)
 
 
 def start_supervised(
@@ -158,7 +156,7 @@ def start_supervised(
     algorithm: Algorithm[Any],
     run_dir: Path,
 ) -> None:
-    """The same for a run that learns from a source; see start_acting."""
+    """Give a run that learns from a source the weights of a checkpoint; see start_acting."""
     before, networks = saved_source(origin.state), (origin.config.network, config.network)
     there, here = (DENSE if network.name == "auto" else network.name for network in networks)
     _require_same_name(origin, there, here)
@@ -188,10 +186,10 @@ def _require_same_options(
     """Check that trained weights compute the same in the configured network.
 
     Args:
-        origin: the checkpoint.
+        origin: checkpoint.
         there: options of its network.
-        here: those of the run's.
-        chosen: what `auto` stands for; its options need its name; empty: the name is configured.
+        here: options of the run's network.
+        chosen: network that `auto` stands for, as its options need its name; else empty.
 
     Raises:
         ConfigError: naming the options that differ.
@@ -213,8 +211,8 @@ def take_weights(origin: Origin, algorithm: Algorithm[Any]) -> Started:
     """Give an algorithm all tensors of a checkpoint that its networks have in the same shape.
 
     Args:
-        origin: the checkpoint.
-        algorithm: with untrained networks; the first of its parts is the policy's.
+        origin: checkpoint.
+        algorithm: algorithm with untrained networks; the first of its parts is the policy's.
 
     Raises:
         ConfigError: if no tensor of the policy fits; the algorithm is unchanged then.
@@ -248,7 +246,7 @@ def take_weights(origin: Origin, algorithm: Algorithm[Any]) -> Started:
 
 
 def _fitting(part: nn.Module, own: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> set[str]:
-    """Names of tensors that both have in the same shape; of statistics all or none."""
+    """Return names of tensors that both have in the same shape; of statistics all or none."""
     fits = {key for key, x in own.items() if key in there and there[key].shape == x.shape}
     for name, module in part.named_modules():
         if getattr(module, "TAKEN_WHOLE", False):
@@ -286,7 +284,7 @@ def _note(origin: Origin, started: Started, difference: str | None, run_dir: Pat
 
 
 def _fresh_text(started: Started, most: int) -> str:
-    """The first of the tensors that start fresh, with their shapes."""
+    """Name the first of the tensors that start fresh, with their shapes."""
     shown = [
         f"{name} {here} ({'not there' if there is None else f'{there} there'})"
         for name, (here, there) in list(started.fresh.items())[:most]

@@ -20,7 +20,7 @@ class LastFinite:
     """
 
     def __init__(self, algorithm: Algorithm[Any]) -> None:
-        """Nothing is kept yet."""
+        """Keep nothing yet."""
         self._algorithm = algorithm
         self._tensors: list[Tensor] = []
         self._copies: list[Tensor] = []
@@ -56,15 +56,6 @@ class LastFinite:
                 momentum.zero_()  # as Adam's begin
         self._algorithm.counts.update(self._counts)
 
-    def named_weights(self) -> dict[str, Tensor]:
-        """Parameters and buffers of all networks, by name."""
-        return {
-            f"{name}.{of}": tensor
-            for name, part in self._algorithm.parts.items()
-            if isinstance(part, nn.Module)
-            for of, tensor in chain(part.named_parameters(), part.named_buffers())
-        }
-
     def _weights(self) -> Iterator[Tensor]:
         """Parameters and buffers of all networks."""
         for part in self._algorithm.parts.values():
@@ -78,3 +69,13 @@ class LastFinite:
             if isinstance(part, torch.optim.Optimizer):
                 for state in part.state.values():
                     yield from (x for x in state.values() if isinstance(x, Tensor))
+
+
+def named_weights(algorithm: Algorithm[Any]) -> dict[str, Tensor]:
+    """Return parameters and buffers of all networks, by name."""
+    return {
+        f"{name}.{of}": tensor
+        for name, part in algorithm.parts.items()
+        if isinstance(part, nn.Module)
+        for of, tensor in chain(part.named_parameters(), part.named_buffers())
+    }

@@ -1,0 +1,133 @@
+"""Steps after an update of a policy that acts: it is compared, evaluated, and played against."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from learner_service.algorithms.base import Algorithm
+from learner_service.gathering import RankSync
+from learner_service.group.checksum import require_same
+from learner_service.keeper import Keeper
+from learner_service.last_finite import named_weights
+from learner_service.report import Report, Update
+from learner_service.runtime.readback import to_host
+from learner_service.serving.evaluation import Evaluation, EvaluationScheduler
+from learner_service.serving.league import League
+from learner_service.serving.snapshots import Snapshots
+from learner_service.telemetry.figures import Figures
+from learner_service.telemetry.metrics import LearnerMetrics
+from shared.ledger import enter
+
+
+def compare_ranks(
+    algorithm: Algorithm[Any], sync: RankSync, every_updates: int, update: Update | None, over: bool
+) -> bool:
+    """Compare the weights of all ranks every few updates; the last two arguments are a Step's.
+
+    Raises:
+        MurmurError: if they differ.
+    """
+    updates = sync.progress.updates
+    if update is not None and update.kept and updates % every_updates == 0:
+        require_same(sync.group, named_weights(algorithm), f"update {updates}", to_host)
+    return over
+
+
+@dataclass(eq=False)
+class KeepOpponents:
+    """Lets a league play against the policy as it was every few updates.
+
+    Attributes:
+        league: plays against past policies.
+        algorithm: algorithm that learns.
+        keeper: writes past policies.
+        metrics: Prometheus metrics.
+    """
+
+    league: League
+    algorithm: Algorithm[Any]
+    keeper: Keeper
+    metrics: LearnerMetrics
+
+    def __post_init__(self) -> None:
+        self._count()
+
+    def __call__(self, update: Update | None, over: bool) -> bool:
+        """Share the opponents' scores and keep the policy if that is due; a Step."""
+        updates = self.keeper.sync.progress.updates
+        if update is not None and update.kept:
+            self.league.share_points(updates)
+            if self.league.wants(updates):
+                self.keeper.write_or_continue(self._keep)
+        return over
+
+    def _keep(self) -> None:
+        """Write the policy as it is now, and play against it from now on.
+
+        Raises:
+            CheckpointError: if it cannot be written; the league stays as it is.
+        """
+        path = self.keeper.keep_opponent()
+        self.league.keep(path.name, self.algorithm.snapshot())
+        self._count()
+
+    def _count(self) -> None:
+        self.metrics.gauge("league_opponents").set(len(self.league.opponents))
+
+
+@dataclass(eq=False)
+class Evaluate:
+    """Offers the policy to evaluators every few updates, and keeps the best one.
+
+    Attributes:
+        algorithm: algorithm that learns.
+        snapshots: fence behind which policies may act.
+        scheduler: hands evaluations to evaluators.
+        keeper: keeps the best policy.
+        report: logs results.
+        every_updates: updates from one evaluation to the next.
+    """
+
+    algorithm: Algorithm[Any]
+    snapshots: Snapshots
+    scheduler: EvaluationScheduler
+    keeper: Keeper
+    report: Report
+    every_updates: int
+    _offered: int = -1  # version of the latest evaluation
+
+    def __post_init__(self) -> None:
+        """Offer the untrained policy first."""
+        self.scheduler.finished = self._finish
+        if self.keeper.sync.progress.updates == 0:
+            self._offer()
+
+    def __call__(self, update: Update | None, over: bool) -> bool:
+        """Offer an evaluation if it is due; a Step."""
+        updates = self.keeper.sync.progress.updates
+        # The end may come between updates: the last policy is evaluated all the same.
+        due = over or (update is not None and update.kept and updates % self.every_updates == 0)
+        if due and updates != self._offered:
+            self._offer()
+        return over
+
+    def _offer(self) -> None:
+        """Offer the policy as it is now."""
+        enter("evaluate")
+        p = self.keeper.sync.progress
+        self._offered = p.updates
+        # A copy: training continues while the evaluation lasts.
+        state = copy.deepcopy(self.keeper.state())
+        policy = self.algorithm.snapshot()
+        self.snapshots.published.mark()
+        self.scheduler.offer(Evaluation(policy, p.updates, p.all_env_steps, state))
+
+    def _finish(self, evaluation: Evaluation) -> None:
+        """Log a complete evaluation and keep the best policy. Called by the inference thread."""
+        means = self.report.evaluated(
+            evaluation.updates,
+            evaluation.env_steps,
+            evaluation.summary(),
+            lambda: Figures(values={f"episodes/{k}": v for k, v in evaluation.episodes.items()}),
+        )
+        self.keeper.keep_best(means, evaluation.state)

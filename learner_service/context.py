@@ -1,0 +1,355 @@
+"""Parts of a run that do not depend on what it learns from: folder, device, metrics, threads."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from learner_service.after_update import compare_ranks
+from learner_service.algorithms.base import Algorithm
+from learner_service.checkpoint import CheckpointFolder
+from learner_service.gathering import RankSync, StartBarrier
+from learner_service.group.group import ALONE, Group
+from learner_service.keeper import Keeper, RunFolder
+from learner_service.loop import Learner, Step
+from learner_service.report import Report
+from learner_service.runtime.device import require_compiler, select_device
+from learner_service.runtime.memory import limited
+from learner_service.start_from import load_origin
+from learner_service.storage.storage import Storage
+from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.device_info import describe_device, device_text, keep_device
+from learner_service.telemetry.gpu import Gpu
+from learner_service.telemetry.liveness import Liveness
+from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.nvtx import nvtx_ranges
+from learner_service.telemetry.persistent_counters import counters_of
+from learner_service.telemetry.profiling import Profiling
+from learner_service.telemetry.progress import Progress, ProgressLog
+from shared.config import ExperimentConfig
+from shared.errors import MurmurError, SpecError
+from shared.files import disk_error
+from shared.ledger import Ledger
+from shared.plugin_folders import plugin_files
+from shared.process import CriticalThread, end_process, exit_code, logger
+from shared.run_lock import RunLock
+
+
+class RunContext:
+    """Parts that every run has, and the learner once the run knows what it learns from.
+
+    Attributes:
+        config: experiment; as it was measured to be best, once the run is open.
+        run_dir: run's folder at the start.
+        loaded: checkpoint's path and content; None: the run begins.
+        origin: checkpoint whose weights a new run starts from, if any.
+        serve_only: whether nothing is learned.
+        stop: event that is set from outside to end the run.
+        group: learners of the run.
+        barrier: begins and ends the run together with the other ranks.
+        device: device that the run learns on.
+        metrics: Prometheus metrics.
+        clock: clock of the device's work.
+        progress: counters.
+        liveness: says which thread hangs.
+        folder: run's folder, with its checkpoints.
+        begun: whether a session that trains has been admitted.
+        learner: None before the run is open, and where nothing is learned.
+        sync: counters and agreements of the ranks; made by `prepare_learning`.
+        report: metrics and log; made by `prepare_learning`.
+        keeper: checkpoints; made by `prepare_learning`.
+    """
+
+    sync: RankSync
+    report: Report
+    keeper: Keeper
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        run_dir: Path,
+        loaded: tuple[Path, dict[str, Any]] | None,
+        serve_only: bool,
+        stop: threading.Event,
+        group: Group = ALONE,
+        lock: RunLock | None = None,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            config: experiment.
+            run_dir: run's folder.
+            loaded: checkpoint to continue from, or to serve.
+            serve_only: whether to serve the checkpoint's policy to evaluations alone.
+            stop: event that is set from outside to end the run.
+            group: learners of the run.
+            lock: lock of the folder.
+
+        Raises:
+            MurmurError: if the run cannot be as it is configured.
+        """
+        self.config = config
+        self.run_dir = run_dir
+        self.loaded = loaded
+        self.serve_only = serve_only
+        self.stop = stop
+        self.group = group
+        self.barrier = StartBarrier(group)
+        self._plugins = plugin_files(config.model_dump(mode="json"))
+        if loaded and not group.rank:
+            _warn_of_changed_plugins(loaded[1].get("plugins", {}), self._plugins)
+        begins = loaded is None and not serve_only and group.rank == 0  # others get its weights
+        self.origin = load_origin(config) if begins else None
+        checkpoints = CheckpointFolder(run_dir, config.learner.keep_checkpoints, group)
+        self.folder = RunFolder(run_dir, checkpoints, lock or RunLock(None), group, stop)
+        self.device = select_device(config.learner)
+        self.clock = DeviceClock(self.device)
+        self.metrics = self._make_metrics()
+        self.progress = Progress()
+        self._resumed_at = 0 if loaded is None else loaded[1]["progress"]["updates"]
+        self.begun = False
+        self.learner: Learner | None = None
+        self.liveness = Liveness(
+            config.learner.stalled_after_s,
+            lambda: config.learner.compile and self.progress.updates == self._resumed_at,
+        )
+        self._threads: list[CriticalThread] = []
+
+    def _make_metrics(self) -> LearnerMetrics:
+        """Return the metrics of this process, those of the device and the run's name set."""
+        config, group = self.config, self.group
+        metrics = LearnerMetrics(
+            None if self.serve_only else counters_of(self.run_dir, group.rank, group.size),
+            group.rank if group.size > 1 else None,
+        )
+        if not self.serve_only:
+            metrics.notices.keep_in(self.run_dir)
+        metrics.clock = self.clock
+        if self.device.type == "cuda":
+            metrics.gpu = Gpu(str(torch.cuda.get_device_properties(self.device).uuid))
+            if metrics.gpu.trouble:
+                logger.warning(
+                    "the GPU's driver tells nothing (%s): no murmur_learner_gpu_ metrics",
+                    metrics.gpu.trouble,
+                )
+        metrics.gauge(
+            "info",
+            run=config.run.name,
+            environment=config.environment.name or config.source.name,
+            algorithm=config.algorithm.name,
+            device=self.device.type,
+        ).set(1)
+        return metrics
+
+    @contextlib.contextmanager
+    def opening(self, text: str) -> Iterator[None]:
+        """Build the run within: an error that no later session can avoid ends the process.
+
+        Args:
+            text: spec of what the run learns from; must be the same on all ranks.
+
+        Raises:
+            SpecError: what the next session may do better.
+        """
+        self.barrier.join(text)
+        try:
+            with limited(self.config.learner.memory_limit_gib):
+                yield
+        except MurmurError as error:
+            if isinstance(error, SpecError) and self.group.size == 1:
+                raise
+            logger.error("%s", error)  # of a group the others wait for this rank
+            end_process(exit_code(error))
+        except OSError as error:
+            known = disk_error(error)
+            logger.error("%s", known or error, exc_info=known is None)
+            end_process(2 if known else 1)
+        except Exception:
+            logger.exception("the run cannot begin; the process ends")
+            end_process(1)
+
+    def make_ready(self, algorithm: Algorithm[Any]) -> None:
+        """Give an algorithm rank 0's networks; let it be captured and compiled as configured."""
+        parts = [part for part in algorithm.parts.values() if isinstance(part, nn.Module)]
+        self.group.broadcast_([p for part in parts for p in (*part.parameters(), *part.buffers())])
+        algorithm.graphs.enabled &= self.config.learner.cuda_graph
+        self.metrics.watch(algorithm.graphs)
+        if self.config.learner.compile and not self.serve_only:
+            require_compiler(self.device)
+            algorithm.compile()
+
+    def prepare_learning(
+        self,
+        algorithm: Algorithm[Any],
+        storage: Storage[Any],
+        state: Callable[[], dict[str, Any]],
+        *,
+        num_agents: int = 1,
+        best_metric: str,
+        settled: Callable[[bool], bool] = lambda updated: True,
+        waits_for_sessions: bool = False,
+        figures: Callable[[], Mapping[str, Any]] = lambda: MappingProxyType({}),
+    ) -> None:
+        """Build what steps after an update need: sync, report, keeper. Rank 0 alone keeps a log.
+
+        Args:
+            algorithm: algorithm that learns.
+            storage: source of batches.
+            state: returns the state of the run for a checkpoint.
+            num_agents: number of agents that learn.
+            best_metric: see Keeper, as settled and waits_for_sessions.
+            settled: see Keeper.
+            waits_for_sessions: see Keeper.
+            figures: see Report.
+        """
+        config, rank, log = self.config, self.group.rank, None
+        if not rank:
+            log = ProgressLog(self.run_dir, self.progress, num_agents, config.tracking)
+            self.metrics.log = log
+        own = self.run_dir / f"rank-{rank}" if rank else self.run_dir
+        self.sync = RankSync(self.group, self.progress, self.stop, config.run)
+        self.report = Report(
+            config,
+            algorithm,
+            storage,
+            self.sync,
+            self.metrics,
+            self.clock,
+            self.folder.checkpoints,
+            log,
+            Profiling(own, self.metrics.ledgers, self.device.type == "cuda"),
+            figures,
+        )
+        checkpoints = self.folder.checkpoints
+        self.keeper = Keeper(
+            self.folder,
+            lambda: {**state(), "plugins": self._plugins},
+            storage,
+            self.sync,
+            self.report,
+            every_updates=config.learner.checkpoint_every_updates,
+            best_metric=best_metric,
+            settled=settled,
+            waits_for_sessions=waits_for_sessions,
+            best=checkpoints.best_score(config.evaluation.best_metric) if self.loaded else None,
+        )
+
+    def make_learner(
+        self,
+        algorithm: Algorithm[Any],
+        storage: Storage[Any],
+        steps: Sequence[Step],
+        publish: Callable[[int], None] = lambda version: None,
+        updating: Callable[[bool], None] = lambda begins: None,
+    ) -> Learner:
+        """Build the learner, once learning is prepared.
+
+        Args:
+            algorithm: algorithm that learns.
+            storage: source of batches.
+            steps: steps after an update that come before the log and checkpoints.
+            publish: see Learner.
+            updating: see Learner.
+        """
+        if self.group.size > 1:
+            every = self.config.learner.group_check_every_updates
+            steps = [partial(compare_ranks, algorithm, self.sync, every), *steps]
+        self.learner = Learner(
+            algorithm,
+            storage,
+            self.sync,
+            self.report,
+            self.clock,
+            publish=publish,
+            updating=updating,
+            after_update=[*steps, self.report, self.keeper],
+        )
+        return self.learner
+
+    def start_threads(
+        self, what: str, precision: str, targets: Mapping[str, Callable[[], None]]
+    ) -> None:
+        """Log what the run learns on, and start threads that keep a ledger of their time.
+
+        Args:
+            what: what the run learns from, for the log.
+            precision: precision of its arithmetic.
+            targets: functions to run, by the thread's name.
+        """
+        about = describe_device(self.device, precision, self.metrics.gpu)
+        shown = {name: about[name] for name in ("name", "driver", "cuda", "precision")}
+        self.metrics.gauge("device_info", **shown).set(1)
+        if not self.serve_only and not self.group.rank:
+            keep_device(self.run_dir, about)
+        logger.info("%s; learning on %s", what, device_text(about))
+        self._threads = [self._thread(name, target) for name, target in targets.items()]
+        for thread in self._threads:
+            thread.start()
+
+    def _thread(self, name: str, target: Callable[[], None]) -> CriticalThread:
+        """Return a thread that keeps a ledger of its time."""
+        ledger = Ledger(name)
+        ledger.watcher = nvtx_ranges()
+        self.metrics.keep(ledger)
+
+        def run() -> None:
+            ledger.adopt()
+            target()
+
+        thread = CriticalThread(name, run)
+        self.liveness.watch(thread, ledger)
+        return thread
+
+    def begin(self) -> None:
+        """Note that a session is admitted: the first one begins the run.
+
+        Raises:
+            ResourceError: if the configuration cannot be written.
+        """
+        if not self.begun:
+            self.folder.keep_config()
+            self.begun = True
+
+    def finish(self) -> None:
+        """Save what the last sessions have left; all of them have ended."""
+        if self._learned():
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # with streams of threads that are gone
+            self.keeper.finish()
+
+    def close(self) -> None:
+        """Stop the threads; one in the middle of a long update is left to the process's end."""
+        self.barrier.cancel()
+        if self._learned():
+            self.report.close()
+
+    def _learned(self) -> bool:
+        """Wait for the threads; return whether there is a learner, and no thread uses it."""
+        for thread in self._threads:
+            thread.join(timeout=5)
+        return self.learner is not None and not any(t.is_alive() for t in self._threads)
+
+
+def _warn_of_changed_plugins(
+    before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Say which plug-ins are not what they were when a checkpoint was written.
+
+    Args:
+        before: files of plug-ins then, see `plugin_files`; empty in older checkpoints.
+        now: files of plug-ins of this process.
+    """
+    for module, found in now.items():
+        then = before.get(module)
+        if then is not None and then.get("sha256") != found["sha256"]:
+            logger.warning(
+                "plug-in %s has changed since the checkpoint was written: the run continues with "
+                "what the file says now",
+                found["file"],
+            )

@@ -1,0 +1,219 @@
+"""A run that learns from the samples of a source: one desk, one store, one learner."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from learner_service.algorithms.base import algorithm_options
+from learner_service.algorithms.supervised import (
+    Supervised,
+    SupervisedConfig,
+    build_supervised,
+    supervised_config,
+)
+from learner_service.checkpoint import load_algorithm, saved_source, source_text
+from learner_service.context import RunContext
+from learner_service.images.after_epoch import EndEpoch, epoch_figures
+from learner_service.images.samples import CacheChoice, SampleStore, choose_cache
+from learner_service.images.supply import SupplyDesk
+from learner_service.loop import Learner
+from learner_service.networks.dense import dense_plugin
+from learner_service.runtime.memory import free_bytes, limited, room
+from learner_service.runtime.precision import Precision
+from learner_service.serving.evaluation import check_best_metric
+from learner_service.start_from import start_supervised
+from learner_service.tools.probe import supervised_update_seconds
+from learner_service.tuning.fit import share_of, with_precision
+from shared.config import ExperimentConfig, PluginConfig
+from shared.config_text import config_text, plain_data
+from shared.errors import ConfigError, MurmurError, SpecError
+from shared.process import end_process, logger
+from shared.samples import SampleSpec
+
+
+class SupervisedRun:
+    """A run that learns from samples. The desk's SupplyHost.
+
+    Attributes:
+        context: parts that do not depend on the source.
+        source: data set, once the first session has named it.
+        store: its samples, as far as they have come.
+        sessions: serves the sessions that send samples.
+        run_seed: run.seed.
+        busy: False: evaluations are made by the learner itself.
+    """
+
+    busy = False
+
+    def __init__(self, context: RunContext) -> None:
+        """Make what there is before the first session; open the run if a checkpoint has the source.
+
+        Raises:
+            MurmurError: if the run cannot be as it is configured.
+        """
+        if context.serve_only:
+            raise ConfigError(
+                "a run with a source has no evaluation sessions to serve; `murmur evaluate` takes "
+                "its checkpoints"
+            )
+        config = context.config
+        self.context = context
+        self.run_seed = config.run.seed
+        self._sync = config.learner.pipeline == "sync"
+        self.source: SampleSpec | None = None
+        self.store: SampleStore | None = None
+        self._choice: CacheChoice | None = None
+        self.sessions = SupplyDesk(self, config, context.metrics)
+        context.folder.completed = self._completed
+        if context.loaded:
+            with limited(config.learner.memory_limit_gib):
+                self._open(saved_source(context.loaded[1]))
+
+    def open_source(self, spec: SampleSpec) -> None:
+        """Begin the run with the data set of its first session. Called by the desk.
+
+        Raises:
+            SpecError: if the algorithm does not fit the samples.
+        """
+        with self.context.opening(source_text(spec)):
+            self._open(spec)
+
+    def _open(self, spec: SampleSpec) -> None:
+        """Build algorithm, store and learner for this data set, and start learning."""
+        if not spec.size("train"):
+            raise SpecError(f"source '{spec.name}' has no samples in its split 'train'")
+        context, group = self.context, self.context.group
+        options = supervised_config(share_of(context.config, group))
+        context.config = config = with_precision(
+            context.config,
+            group,
+            spec,
+            context.run_dir,
+            context.device,
+            supervised_update_seconds,
+        )
+        precision = Precision.of(config.learner, context.device, group)
+        precision.warn_if_slow()
+        algorithm = build_supervised(share_of(config, group), spec, precision, context.device)
+        if context.origin is not None:
+            start_supervised(context.origin, config, spec, algorithm, context.run_dir)
+        context.make_ready(algorithm)
+        check_best_metric(config.evaluation.best_metric, "the algorithm", algorithm.metrics)
+        store = self._make_store(spec, options.batch_size)
+        if context.loaded:
+            path, state = context.loaded
+            load_algorithm(path, state, config, algorithm)
+            context.progress.load_state_dict(state["progress"])
+            context.folder.checkpoints.load_storage(path, state, store)
+        self._count_undone()
+        learner = self._make_learner(spec, config, options, algorithm, store)
+        if store.choice.kind == "stream":
+            store.on_room = self.sessions.wake
+        self.source, self.store = spec, store
+        context.start_threads(f"source '{spec.name}'", precision.name, {"learner": learner.run})
+
+    def _make_learner(
+        self,
+        spec: SampleSpec,
+        config: ExperimentConfig,
+        options: SupervisedConfig,
+        algorithm: Supervised,
+        store: SampleStore,
+    ) -> Learner:
+        """Build the learner and the steps after an update."""
+        context, text = self.context, config_text(config)
+
+        def full_state() -> dict[str, Any]:
+            return {
+                "source": source_text(spec),
+                "config": text,
+                "algorithm": algorithm.state_dict(),
+                "progress": context.progress.state_dict(),
+            }
+
+        wanted = config.evaluation.best_metric
+        context.prepare_learning(
+            algorithm,
+            store,
+            full_state,
+            best_metric=algorithm.metrics[0] if wanted == "return" else wanted,
+            figures=partial(epoch_figures, options, store, context),
+        )
+        return context.make_learner(
+            algorithm, store, [EndEpoch(options, algorithm, store, context)]
+        )
+
+    def _make_store(self, spec: SampleSpec, batch_size: int) -> SampleStore:
+        """Return an empty store for this rank's samples, kept on the device or a window of them."""
+        context, config = self.context, self.context.config
+        # What is free, and left of learner.memory_limit_gib.
+        free = min(free_bytes(context.device), int(room(context.device)))
+        self._choice = choice = choose_cache(
+            config.supply.cache, self._share(spec), batch_size, free
+        )
+        store = SampleStore(
+            spec,
+            batch_size,
+            config.run.seed,
+            choice,
+            context.device,
+            context.metrics.copied,
+            ordered=self._sync,
+            group=context.group,
+        )
+        context.metrics.gauge("sample_cache", cache=choice.kind).set(1)
+        logger.info(
+            "source '%s': %s, %d classes; kept: %s (%s)",
+            spec.name,
+            store.split_text(),
+            len(spec.classes),
+            "on the device" if choice.kind == "device" else "a window, sent again each epoch",
+            choice.reason,
+        )
+        return store
+
+    def _share(self, spec: SampleSpec) -> SampleSpec:
+        """Return the spec of the samples that this rank keeps, at most."""
+        train, valid = (-(-count // self.context.group.size) for count in spec.sizes)
+        return replace(spec, sizes=(train, valid))
+
+    def _count_undone(self) -> None:
+        """Count what was trained after the checkpoint that the run continues from."""
+        m, p = self.context.metrics, self.context.progress
+        undone = m.total("rows_trained") - p.rows_trained - m.total("rows_undone")
+        m.counter("rows_undone").inc(max(0, undone))
+
+    @property
+    def policy_version(self) -> int:
+        """Updates made."""
+        return self.context.progress.updates
+
+    def admit_supply(self) -> None:
+        """Begin the run with the first session that is admitted.
+
+        Raises:
+            ResourceError: if the configuration cannot be written.
+        """
+        self.context.begin()
+
+    def fail(self, error: MurmurError) -> None:
+        """End the process: the run cannot continue."""
+        logger.error("%s", error)
+        end_process(2)
+
+    def _completed(self) -> ExperimentConfig:
+        """Return the configuration with all options, and in async the cache that was chosen."""
+        config = self.context.config
+        algorithm = PluginConfig(name=config.algorithm.name, **algorithm_options(config.algorithm))
+        _, options, name = dense_plugin(config.network)
+        network = PluginConfig(name=name, **plain_data(options))
+        changes: dict[str, Any] = {"algorithm": algorithm, "network": network}
+        if self._choice is not None and not self._sync:
+            changes["supply"] = config.supply.model_copy(update={"cache": self._choice.kind})
+        return config.model_copy(update=changes)
+
+    def drain(self) -> None:
+        """Wait for nothing: a resumed run requests outstanding samples again."""
+
+    def end_input(self) -> None:
+        """Close nothing: the learner's thread looks at `stop`."""

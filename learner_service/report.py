@@ -1,0 +1,406 @@
+"""Reports of the learner: metrics of each update, lines of the log, results of evaluations."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from learner_service.algorithms.base import Algorithm
+from learner_service.checkpoint import CheckpointFolder
+from learner_service.gathering import RankSync
+from learner_service.preprocess.running_moments import CLIPPED
+from learner_service.runtime.readback import to_host
+from learner_service.storage.storage import Batch, Storage
+from learner_service.storage.unroll import OBSERVATION
+from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.figures import Figures
+from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.profiling import Profiling
+from learner_service.telemetry.progress import Progress, ProgressLog
+from learner_service.telemetry.tensorboard_distributions import distributions
+from learner_service.telemetry.work import work_done
+from shared.config import ExperimentConfig
+from shared.errors import CheckpointError, MurmurError
+from shared.ledger import enter
+from shared.process import logger
+
+_NVML_EVERY_S = 5.0  # asking takes milliseconds
+_TELL_EVERY_S = 30.0  # between two lines, and files, of updates that are skipped
+
+
+class Update(NamedTuple):
+    """An update that was made.
+
+    Attributes:
+        batch: rows that it learned from; the storage may have overwritten them since.
+        seconds: duration, publishing included.
+        kept: False if it is undone, because a loss or a weight was not finite.
+    """
+
+    batch: Batch
+    seconds: float
+    kept: bool
+
+
+class Report:
+    """Writes metrics and the log. Used by the thread that learns, but for `evaluated`."""
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        algorithm: Algorithm[Any],
+        storage: Storage[Any],
+        sync: RankSync,
+        metrics: LearnerMetrics,
+        clock: DeviceClock,
+        checkpoints: CheckpointFolder,
+        log: ProgressLog | None,
+        profiling: Profiling,
+        figures: Callable[[], Mapping[str, Any]] = lambda: MappingProxyType({}),
+    ) -> None:
+        """Begin to measure.
+
+        Args:
+            config: experiment.
+            algorithm: algorithm that learns.
+            storage: source of batches.
+            sync: counters, and agreements with the other ranks.
+            metrics: Prometheus metrics.
+            clock: clock of the device's work.
+            checkpoints: folder for batches whose update was not finite.
+            log: progress.jsonl, TensorBoard and trackers; None: another rank writes them.
+            profiling: recorder of updates.
+            figures: returns further entries of a line of the log, and sets gauges of its own.
+        """
+        self._algorithm = algorithm
+        self._storage = storage
+        self._progress = sync.progress
+        self._metrics = metrics
+        self._clock = clock
+        self._sync = sync
+        self._checkpoints = checkpoints
+        self._log = log
+        self._profiling = profiling
+        self._figures = figures
+        self._log_every_s = config.learner.log_every_s
+        self._draw_every = config.tracking.histograms_every_updates
+        self._max_skipped = config.learner.max_skipped_updates
+        self._process = psutil.Process()
+        psutil.cpu_percent()
+        self._logged = self._saved = time.monotonic()
+        self._busy_before = (time.monotonic(), 0.0)
+        self._inserted = storage.inserted
+        self._dropped = storage.dropped
+        self._update_times = (0, 0.0)  # updates since the last line of the log, their seconds
+        self._skipped_in_a_row, self._told_of_skips = 0, -math.inf
+        self._scaler_skipped = 0.0  # steps, in this process
+        self._outliers_said: set[str] = set()
+
+    # --- every update ----------------------------------------------------------------------------
+
+    def count_rows(self) -> None:
+        """Count the rows that the storage has taken in, or dropped because they were too old."""
+        if dropped := self._storage.dropped - self._dropped:
+            self._dropped += dropped
+            self._progress.drop("lag", dropped)
+            self._metrics.counter("rows_dropped", reason="lag").inc(dropped)
+        if fresh := self._storage.inserted - self._inserted:
+            self._inserted += fresh
+            self._progress.rows_inserted += fresh
+            self._metrics.counter("rows_inserted").inc(fresh)
+
+    def updated(self, update: Update, losses: dict[str, float]) -> None:
+        """Report an update that is kept.
+
+        Args:
+            update: update just made.
+            losses: scalars of the update, averaged over the ranks.
+        """
+        batch, seconds, _kept = update
+        m, p = self._metrics, self._progress
+        self._skipped_in_a_row = 0
+        self._note_scaler(losses)
+        self._note_clipped(losses)
+        p.losses = losses
+        p.rows_trained += batch.size
+        m.counter("rows_trained").inc(batch.size)
+        m.counter("updates").inc()
+        m.gauge("policy_version").set(p.updates)
+        m.histogram("update_seconds").observe(seconds)
+        count, total = self._update_times
+        self._update_times = (count + 1, total + seconds)
+        if lags := [p.updates - 1 - version for version in batch.version]:
+            p.policy_lag = sum(lags) / len(lags)
+            for lag in set(lags):
+                m.histogram("policy_lag").observe(lag)
+        for name, value in losses.items():
+            m.gauge("loss", name=name).set(value)
+        if self._log is not None and self._draw_every and p.updates % self._draw_every == 0:
+            self._draw_distributions(self._log, batch)
+        self._profiling.updated()
+
+    def _draw_distributions(self, log: ProgressLog, batch: Batch) -> None:
+        """Draw histograms of weights and actions: they alone wait for the device a second time."""
+        enter("log")
+        log.draw_distributions(
+            distributions(self._algorithm.parts, batch.arrays.get("action"), to_host)
+        )
+
+    def _note_scaler(self, losses: dict[str, float]) -> None:
+        """fp16: report the loss's scale, which stays among the losses, and skipped steps."""
+        if (skipped := losses.pop("scaler_skipped_steps", None)) is not None:
+            self._metrics.gauge("loss_scale").set(losses["loss_scale"])
+            self._metrics.counter("scaler_skipped_steps").inc(skipped - self._scaler_skipped)
+            self._scaler_skipped = skipped
+
+    def _note_clipped(self, losses: dict[str, float]) -> None:
+        """Count what normalisation clipped, and say once of each observation which value it was."""
+        counts = {n.removeprefix(CLIPPED): losses.pop(n) for n in [*losses] if CLIPPED in n}
+        for of, count in counts.items():
+            self._metrics.counter("outliers_clipped", of=of).inc(count)
+        if not any(counts.values()):
+            return
+        outliers = self._algorithm.outliers() | self._algorithm.transforms.outliers()
+        for name, text in outliers.items():
+            if name in self._outliers_said:
+                continue
+            self._outliers_said.add(name)
+            logger.warning(
+                "%s: %s in the statistics that normalise: it lies far beyond all others, and alone "
+                "would set their scale; further ones are only counted, in "
+                "murmur_learner_outliers_clipped_total",
+                name,
+                text,
+            )
+
+    def skipped(self, batch: Batch, why: str) -> None:
+        """Count an update that was undone, log it and keep the batch that led to it.
+
+        Args:
+            batch: rows that it learned from.
+            why: loss and value that are not finite.
+
+        Raises:
+            MurmurError: if too many in a row were undone, naming the loss and the file.
+        """
+        p, limit = self._progress, self._max_skipped
+        p.updates_skipped += 1
+        self._metrics.counter("updates_skipped").inc()
+        if not self._storage.inserted:  # rows of a replay are drawn again
+            p.drop("skipped", batch.size)
+            self._metrics.counter("rows_dropped", reason="skipped").inc(batch.size)
+        self._skipped_in_a_row += 1
+        ends, now = self._skipped_in_a_row > limit, time.monotonic()
+        if not ends and now - self._told_of_skips < _TELL_EVERY_S:
+            return
+        self._told_of_skips = now
+        try:
+            kept = f"the batch is in {self._checkpoints.save_batch(batch.arrays, p.updates)}"
+        except CheckpointError as error:
+            kept = f"the batch is not kept: {error}"
+        kept += _largest_observation(to_host(dict(batch.arrays)))
+        if ends:
+            count = f", as in {limit} tries before (learner.max_skipped_updates)" if limit else ""
+            raise MurmurError(
+                f"update {p.updates}: {why}{count}; {kept}. "
+                "Lower the learning rates, or set learner.precision=fp32"
+            )
+        logger.warning(
+            "update %d is skipped: %s; the weights stay as they were (skipped so far: %d); %s",
+            p.updates,
+            why,
+            p.updates_skipped,
+            kept,
+        )
+
+    def end_profile(self) -> None:
+        """Give up a profile under way: there will be no more updates."""
+        self._profiling.close()
+
+    # --- every learner.log_every_s ---------------------------------------------------------------
+
+    @property
+    def due(self) -> bool:
+        """Whether a line of the log is due."""
+        return time.monotonic() - self._logged >= self._log_every_s
+
+    def __call__(self, update: Update | None, over: bool) -> bool:
+        """Write the log and set gauges if that is due; a Step."""
+        if self._sync.log_due or over:
+            self._logged = time.monotonic()
+            self.write()
+            self._set_gauges(self._logged)
+            self._profiling.look(self._progress.updates)
+        return over
+
+    def write(self) -> None:
+        """Write a line of the log, if this rank does; all ranks call it."""
+        machine_busy = psutil.cpu_percent() / 100  # since the last time it was asked
+        self._metrics.gauge("machine_busy_ratio").set(machine_busy)
+        rows_waiting = self._storage.waiting_rows
+        totals = self._sync.totals(rows_waiting)
+        more = self._figures()
+        if self._log is None:
+            return
+        figures = {
+            "rows_waiting": rows_waiting,
+            "ledger": self._metrics.ledger_seconds(),
+            "device_busy_s": self._clock.seconds()[0],
+            "machine_busy": machine_busy,
+            "environments_limit": self._storage.environments_limit,
+            "latency": self._metrics.latencies(),
+            "rollout": self._storage.chosen,
+            "device": self._device_figures(),
+            "graphs": {
+                metric: {"/".join(labels): count for labels, count in counts.items()}
+                for metric, counts in self._metrics.graph_calls().items()
+                if counts
+            },
+            "work": work_done(self._metrics),
+            **more,
+        }
+        self._log.write(figures, totals)
+
+    def _device_figures(self) -> dict[str, float]:
+        """Return the mean update time since the last line, memory, bytes copied, NVML's figures."""
+        m, (count, seconds) = self._metrics, self._update_times
+        self._update_times = (0, 0.0)
+        figures = {
+            "memory_bytes": float(self._memory()),
+            "copied_to_device_bytes": float(m.copied.to_device),
+            "copied_to_host_bytes": float(m.copied.to_host),
+            **{
+                name: float(sum(of.values()))
+                for name, of in m.graph_calls().items()
+                if name != "graph_retry_calls"
+            },
+            **{name: m.sum_of(name)[0] for name in ("acts_waited", "acts_waited_seconds")},
+        }
+        if count:
+            figures["update_ms"] = 1e3 * seconds / count
+        if m.gpu is not None:
+            figures["memory_peak_bytes"] = float(torch.cuda.max_memory_allocated())
+        return figures | (m.gpu.recent(_NVML_EVERY_S) if m.gpu else {})
+
+    def _memory(self) -> int:
+        """Return the memory in use, bytes: torch's on CUDA, the process's on the CPU."""
+        if self._metrics.gpu is not None:
+            return torch.cuda.memory_allocated()
+        resident: int = self._process.memory_info().rss
+        return resident
+
+    def _set_results(self, mode: str, means: Mapping[str, float]) -> None:
+        """Set the gauges of the environment's results: mean of each by its name."""
+        for name, mean in means.items():
+            if name == "return":
+                self._metrics.gauge("episode_return", mode=mode).set(mean)
+            else:
+                self._metrics.gauge("episode_metric", name=name, mode=mode).set(mean)
+
+    def _set_gauges(self, now: float) -> None:
+        """Set the gauges that are too slow to set per message.
+
+        Args:
+            now: time.monotonic().
+        """
+        m = self._metrics
+        self._set_results("train", self._progress.means())
+        m.gauge("rows_stored").set(self._storage.ready_rows)
+        m.gauge("checkpoint_age_seconds").set(now - self._saved)
+        busy, _ = self._clock.seconds()
+        before = self._busy_before
+        m.gauge("device_busy_ratio").set((busy - before[1]) / max(now - before[0], 1e-9))
+        self._busy_before = (now, busy)
+        m.gauge("device_memory_bytes").set(self._memory())
+
+    # --- now and then ----------------------------------------------------------------------------
+
+    def evaluated(
+        self,
+        updates: int,
+        env_steps: int,
+        summary: dict[str, dict[str, Any]],
+        figures: Callable[[], Figures],
+    ) -> dict[str, float]:
+        """Log a completed evaluation.
+
+        Args:
+            updates: number of updates when it began.
+            env_steps: number of environment steps when it began.
+            summary: name -> "mean" and others of each result.
+            figures: makes its figures; called only if they are due.
+
+        Returns:
+            name -> mean of each result.
+        """
+        if self._log is not None:
+            self._log.write_evaluation(updates, env_steps, summary, figures)
+        means = {name: values["mean"] for name, values in summary.items()}
+        self._set_results("evaluate", means)
+        return means
+
+    def checkpoint(self, seconds: float | None) -> None:
+        """Count a checkpoint that took this number of seconds; None: it could not be written."""
+        if seconds is None:
+            self._metrics.counter("checkpoint_failures").inc()
+            return
+        self._saved = time.monotonic()
+        self._metrics.counter("checkpoints").inc()
+        self._metrics.histogram("checkpoint_seconds").observe(seconds)
+
+    def close(self) -> None:
+        """Write the last line of the log, if that takes no other rank."""
+        if self._sync.group.size == 1:
+            self.write()
+        if self._log is not None:
+            self._log.close()
+
+
+def _largest_observation(arrays: Mapping[str, Tensor]) -> str:
+    """Describe the observation of a batch that is farthest from 0; empty if there is none."""
+    sizes = {
+        name: x.detach().abs().amax().item()
+        for name, x in arrays.items()
+        if name.startswith(OBSERVATION) and x.is_floating_point() and x.numel()
+    }
+    if not sizes:
+        return ""
+    name = max(sizes, key=lambda n: sizes[n] if sizes[n] == sizes[n] else math.inf)
+    x = arrays[name].detach()
+    at = int(x.abs().argmax())
+    index = [int(i) for i in np.unravel_index(at, x.shape)]
+    value = x.flatten()[at].item()
+    return (
+        f"; its largest observation is {value:g}, in '{name.removeprefix(OBSERVATION)}' at {index}"
+    )
+
+
+def settle(metrics: LearnerMetrics, progress: Progress, held: int) -> None:
+    """Count what went with a process that was killed: the rows it held, its last updates.
+
+    The metrics know every row that ever came, the progress those up to the checkpoint. A
+    learner that was killed before its first checkpoint had saved nothing.
+
+    Args:
+        metrics: metrics, with the counters that outlive the process.
+        progress: progress of the checkpoint.
+        held: rows that the storage holds.
+    """
+    m, p = metrics, progress
+    replay = p.rows_inserted or m.total("rows_inserted")
+    learned = "rows_inserted" if replay else "rows_trained"
+    if not m.total("rows_received"):  # an older murmur kept none
+        m.counter("rows_received").inc(p.rows_received)
+        m.counter(learned).inc(p.rows_settled)
+        for reason, rows in p.rows_dropped.items():
+            m.counter("rows_dropped", reason=reason).inc(rows)
+    undone = m.total(learned) - p.rows_settled - m.total("rows_undone")
+    m.counter("rows_undone").inc(max(0, undone))
+    lost = m.total("rows_received") - m.total(learned) - m.total("rows_dropped") - held
+    m.counter("rows_dropped", reason="restart").inc(max(0, lost))

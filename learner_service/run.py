@@ -1,0 +1,489 @@
+"""One run that acts: algorithm, storage, loops and threads, built once the spec is known."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from learner_service.after_update import Evaluate, KeepOpponents
+from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
+from learner_service.checkpoint import (
+    check_spec,
+    load_algorithm,
+    saved_policy,
+    saved_spec,
+    spec_text,
+)
+from learner_service.context import RunContext
+from learner_service.loop import Step
+from learner_service.report import settle
+from learner_service.runtime.cuda_graph import Graphs
+from learner_service.runtime.device import restore_generator
+from learner_service.runtime.memory import limited, require_room
+from learner_service.runtime.precision import Precision
+from learner_service.serving.accounts import ServingStats
+from learner_service.serving.agents import in_order
+from learner_service.serving.batcher import DynamicBatcher
+from learner_service.serving.evaluation import Evaluation, EvaluationScheduler, check_best_metric
+from learner_service.serving.evaluator import Evaluator
+from learner_service.serving.inference import InferenceLoop
+from learner_service.serving.league import League, check_opponent, team_spec
+from learner_service.serving.lockstep import EnvSessions
+from learner_service.serving.opponents import Pairing
+from learner_service.serving.packed import make_staging
+from learner_service.serving.session import EnvSession
+from learner_service.serving.slots import SlotTable
+from learner_service.serving.snapshots import Snapshots
+from learner_service.start_from import start_acting
+from learner_service.storage.flight import Flight
+from learner_service.storage.replay import ReplayStorage
+from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.storage import UnrollStorage
+from learner_service.tuning.completed import completed
+from learner_service.tuning.fit import fit
+from learner_service.tuning.warm_up import WarmUp, check_in_flight, warn_of_waiting
+from shared.config import ExperimentConfig
+from shared.config_text import config_text
+from shared.errors import ConfigError, ResourceError, SpecError
+from shared.process import logger
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import EXPERT_ACTION, EnvSpec, first_difference, shown_agents
+
+# How long a stopping learner waits for the rows that environments are working on.
+_DRAIN_S = 5.0
+
+
+class Run:
+    """One run in environments. The Host of EnvSessions.
+
+    `open` runs once; `admit` and `end` on the event loop.
+
+    Attributes:
+        context: parts that do not depend on the environment.
+        sessions: serves the streams of environments.
+        batcher: where their requests go.
+        scheduler: hands evaluations to evaluators.
+        spec: environment's spec; None before the run is open.
+        run_seed: run.seed.
+        inference: loop that acts; there once the run is open.
+    """
+
+    inference: InferenceLoop
+
+    def __init__(self, context: RunContext) -> None:
+        """Make what there is before the first session; open the run if a checkpoint has the spec.
+
+        Raises:
+            MurmurError: if the run cannot be as it is configured.
+        """
+        self.context = context
+        config, group = context.config, context.group
+        server = config.env_server
+        self.run_seed = config.run.seed
+        self._sync = config.learner.pipeline == "sync"
+        if self._sync and server.num_workers < group.size:
+            raise ConfigError(
+                f"{group.size} learners in the sync pipeline need as many workers: "
+                f"env_server.num_workers={server.num_workers}; set it to {group.size} or more"
+            )
+        # Of one environment server: worker i's are rank i mod N. 0 while their number is not known.
+        workers = len(range(group.rank, server.num_workers, group.size))
+        self._environments = workers * server.envs_per_worker
+        self.scheduler = EvaluationScheduler(lambda evaluation: None)
+        waits_for_all = self._sync and not context.serve_only
+        self.batcher = DynamicBatcher(
+            config.learner.batcher, self._environments if waits_for_all else 0
+        )
+        self.sessions = EnvSessions(self, config.learner, context.metrics)
+        self.spec: EnvSpec | None = None
+        self._both_teams: EnvSpec | None = None  # of a league
+        self._flight: Flight | None = None
+        self._slots = SlotTable(self._sync, context.progress, rank=group.rank)
+        self._league = League(config.league, config.run.seed, context.device, group)
+        # Absolute paths: opponents of the run itself are named by their file.
+        opponents = [context.folder.checkpoints.find(path) for path in config.league.checkpoints]
+        self._opponents = [str(path.resolve()) for path in opponents]
+        context.folder.completed = lambda: completed(context.config, self.spec, self._flight)
+        if context.loaded:
+            with limited(config.learner.memory_limit_gib):
+                self._open(saved_spec(context.loaded[1]))
+
+    # --- opening ---------------------------------------------------------------------------------
+
+    def open(self, spec: EnvSpec) -> None:
+        """Begin the run with the spec of its first session. Called by the server.
+
+        Raises:
+            SpecError: if the algorithm does not fit the environment: the next one may.
+        """
+        with self.context.opening(spec_text(spec)):
+            self._open(spec)
+
+    def _open(self, spec: EnvSpec) -> None:
+        """Build algorithm, storage and loops for this spec, and start them."""
+        context = self.context
+        config = own = context.config
+        if not context.serve_only:
+            whose = f"environment '{spec.name}'"
+            check_best_metric(config.evaluation.best_metric, whose, spec.metrics)
+            config, own = fit(config, context.group, spec, context.run_dir, context.device)
+            context.config = config
+        precision = Precision.of(config.learner, context.device, context.group)
+        precision.warn_if_slow()
+        algorithm = build_algorithm(
+            own.algorithm,
+            spec,
+            config.network,
+            precision,
+            context.device,
+            config.run.seed,
+            config.augment,
+            config.imitation,
+        )
+        if context.origin is not None:
+            start_acting(context.origin, config, spec, algorithm, context.run_dir)
+        context.make_ready(algorithm)
+        seed = context.group.own_seed(config.run.seed)
+        generator = torch.Generator(context.device).manual_seed(seed)
+        self._resume(spec, precision, algorithm, generator)
+        storage = self._make_storage(spec, algorithm, config)
+        snapshots = Snapshots(algorithm.snapshot, context.progress.updates, context.device)
+        self._make_inference(spec, config, storage, snapshots, generator)
+        threads = {"inference": self.inference.run}
+        if context.serve_only:
+            p = context.progress
+            # Every evaluation session is answered at once, with the checkpoint's policy.
+            self.scheduler.serve(
+                lambda: Evaluation(algorithm.snapshot(), p.updates, p.all_env_steps)
+            )
+        else:
+            self._make_learner(spec, config, algorithm, generator, storage, snapshots)
+            if not self._sync:
+                threads = {"learner": self._learn, **threads}
+        self.spec = spec
+        named = f" ({shown_agents(spec.agents)})" if spec.agents else ""
+        what = f"environment '{spec.name}': {spec.num_agents} agents{named}"
+        context.start_threads(what, precision.name, threads)
+
+    def _resume(
+        self,
+        spec: EnvSpec,
+        precision: Precision,
+        algorithm: Algorithm[Any],
+        generator: torch.Generator,
+    ) -> None:
+        """Add the opponents, and continue from the checkpoint if there is one."""
+        context, checkpoints = self.context, self.context.folder.checkpoints
+
+        def load_opponent(file: str) -> Policy:
+            path = checkpoints.path / file
+            state = checkpoints.load(path)
+            check_opponent(path, state, spec)
+            return saved_policy(str(path), state, precision, context.device)[0]
+
+        for file in self._opponents:
+            self._league.add(file, load_opponent(file))
+        if not context.loaded:
+            return
+        path, state = context.loaded
+        load_algorithm(path, state, context.config, algorithm)
+        # None: of a rank that did not exist.
+        saved, serve_only = state["generator"], context.serve_only
+        if saved is not None and not restore_generator(generator, saved) and not serve_only:
+            logger.warning(
+                "the checkpoint was saved on another kind of device: random numbers continue from "
+                "the seed, so this run differs from one that continued there"
+            )
+        context.progress.load_state_dict(state["progress"])
+        self._slots.load_state_dict(state)
+        # Who only serves plays against league.checkpoints; a run may have had no league so far.
+        if "league" in state and not serve_only:
+            self._league.load_state_dict(state["league"], load_opponent)
+
+    def _make_storage(
+        self, spec: EnvSpec, algorithm: Algorithm[Any], config: ExperimentConfig
+    ) -> UnrollStorage[Any]:
+        """Return the algorithm's storage, with the rows that the checkpoint holds."""
+        context = self.context
+        if context.serve_only:  # no row is ever put: a replay would be in the way
+            return RolloutStorage(spec, 1, 1, None, context.device)
+        storage: UnrollStorage[Any] = algorithm.make_storage(
+            spec, None if self._sync else config.learner.policy_lag
+        )
+        if isinstance(storage, ReplayStorage):
+            context.metrics.watch(storage.graphs)
+        if isinstance(storage, RolloutStorage):
+            storage.expect(self._environments)
+            self._require_room(spec, algorithm, storage)
+            if not self._sync:
+                check_in_flight(config, storage)
+                warn_of_waiting(config, storage, self._environments)
+        context.metrics.gauge("environments_limit").set(storage.environments_limit)
+        if context.loaded:
+            path, state = context.loaded
+            context.folder.checkpoints.load_storage(path, state, storage)
+            context.progress.settle(storage.waiting_rows + self._slots.num_counted)
+        settle(context.metrics, context.progress, storage.waiting_rows)
+        return storage
+
+    def _require_room(
+        self, spec: EnvSpec, algorithm: Algorithm[Any], storage: RolloutStorage
+    ) -> None:
+        """Check that unrolls, and CUDA graphs of updates, fit into memory.
+
+        Raises:
+            SpecError: naming the numbers and the fix.
+        """
+        require_room(
+            storage.memory_bytes(self._environments, storage.envs_per_update),
+            f"an unroll of {storage.length} steps of {self._environments} environments "
+            f"('{spec.name}', max_episode_steps {spec.max_episode_steps}) and an update's rows",
+            "observe less (environment.resize, grey), use fewer environments, shorter "
+            "unrolls, or fewer rows an update",
+            self.context.device,
+        )
+        if algorithm.graphs.enabled:
+            rows = storage.envs_per_update * (storage.length + 1)
+            require_room(
+                algorithm.graph_bytes(rows),
+                f"CUDA graphs of updates of {rows} environment rows",
+                "use fewer environments, rows an update or minibatches, or set "
+                "learner.cuda_graph=false",
+                self.context.device,
+            )
+
+    def _make_inference(
+        self,
+        spec: EnvSpec,
+        config: ExperimentConfig,
+        storage: UnrollStorage[Any],
+        snapshots: Snapshots,
+        generator: torch.Generator,
+    ) -> None:
+        """Build the loop that acts; in the sync pipeline it also learns."""
+        context, server = self.context, config.env_server
+        graphs = Graphs(context.device, enabled=config.learner.cuda_graph, priority=-1)
+        context.metrics.watch(graphs)
+        session = server.envs_per_worker // server.sessions_per_worker
+        most = max(config.learner.batcher.max_batch_envs, session)
+        staging = make_staging(
+            storage,
+            snapshots.policy.memory_size,
+            generator,
+            graphs,
+            context.metrics.copied,
+            self._environments if self._sync else most,
+        )
+        stats = ServingStats(
+            self.batcher, storage, context.progress, context.metrics, context.clock
+        )
+        sampling = None  # evaluations are greedy
+        if config.evaluation.sample:
+            sampling = torch.Generator(context.device).manual_seed(config.run.seed)
+        self.inference = InferenceLoop(
+            batcher=self.batcher,
+            storage=storage,
+            snapshots=snapshots,
+            staging=staging,
+            evaluator=Evaluator(self.scheduler, snapshots, staging, self._league, stats, sampling),
+            league=self._league,
+            stats=stats,
+        )
+        storage.on_room = self.inference.wake
+
+    def _learn(self) -> None:
+        """Make updates once acts are captured: the learner thread."""
+        assert self.context.learner is not None
+        self.inference.prepared.wait()
+        self.context.learner.run()
+
+    def _make_learner(
+        self,
+        spec: EnvSpec,
+        config: ExperimentConfig,
+        algorithm: Algorithm[Any],
+        generator: torch.Generator,
+        storage: UnrollStorage[Any],
+        snapshots: Snapshots,
+    ) -> None:
+        """Build the learner and the steps after an update."""
+        context, text = self.context, config_text(config)
+
+        def full_state() -> dict[str, Any]:
+            return {
+                "spec": spec_text(self.spec or spec),
+                "config": text,
+                "algorithm": algorithm.state_dict(),
+                "generator": generator.get_state(),
+                "progress": context.progress.state_dict(),
+                **({"league": self._league.state_dict()} if config.league.on else {}),
+                **self._slots.state_dict(),
+            }
+
+        context.prepare_learning(
+            algorithm,
+            storage,
+            full_state,
+            num_agents=spec.num_agents,
+            best_metric=config.evaluation.best_metric,
+            # A sync run is saved where no update is due: there it can continue exactly.
+            settled=lambda updated: not self._sync or (updated and not storage.ready),
+            waits_for_sessions=not self._sync,
+        )
+        steps, keeper = list[Step](), context.keeper
+        if measure := self._warm_up(config, algorithm, storage):
+            steps.append(measure)
+        steps.append(KeepOpponents(self._league, algorithm, keeper, context.metrics))
+        if (every := config.evaluation.every_updates) and not context.group.rank:
+            steps.append(
+                Evaluate(algorithm, snapshots, self.scheduler, keeper, context.report, every)
+            )
+        learner = context.make_learner(
+            algorithm,
+            storage,
+            steps,
+            publish=lambda version: snapshots.publish(algorithm.refresh, version),
+            updating=self.inference.during_update,
+        )
+        if self._sync:
+            self.inference.learn = learner.learn_ready
+
+    def _warm_up(
+        self, config: ExperimentConfig, algorithm: Algorithm[Any], storage: UnrollStorage[Any]
+    ) -> Step | None:
+        """Let the first updates choose what of the work in flight is not configured."""
+        any_lag = config.learner.max_policy_lag is None
+        is_open = any_lag or not (algorithm.unroll_length and algorithm.unrolls_per_update)
+        if self._sync or not is_open or not isinstance(storage, RolloutStorage):
+            return None
+
+        def keep(flight: Flight) -> None:
+            self._flight = flight
+            self.context.metrics.gauge("environments_limit").set(storage.environments_limit)
+            try:
+                self.context.folder.keep_config()
+            except ResourceError as error:
+                logger.error("%s; a resumed run chooses again", error)
+
+        return WarmUp(
+            storage,
+            self.context.metrics,
+            any_lag=any_lag,
+            keep=keep,
+            group=self.context.group,
+            unsettled=lambda: algorithm.graphs.unsettled,
+        )
+
+    # --- sessions --------------------------------------------------------------------------------
+
+    @property
+    def policy_version(self) -> int:
+        """Updates made."""
+        return self.context.progress.updates
+
+    def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
+        """Return what the run's policy acts for: all agents, or one of two teams.
+
+        Of a league's evaluations one may be of the team alone, against what the environment has.
+
+        Raises:
+            SpecError: if there is a league, but no two equal teams; if imitation is configured
+                on one side alone.
+            CheckpointError: if the run continues from a checkpoint of another environment.
+        """
+        config = self.context.config
+        baseline, told = config.imitation.baseline, spec.observation(EXPERT_ACTION)
+        if training and bool(baseline) != bool(told):
+            sends = "sends" if told else "does not send"
+            raise SpecError(
+                f"imitation.baseline is '{baseline}' here, but the environment server {sends} "
+                f"'{EXPERT_ACTION}'; give it the learner's configuration"
+            )
+        alone = not training and self.spec is not None and self.spec.num_agents == spec.num_agents
+        team = spec if alone or not config.league.on else self._first_team(spec)
+        team = in_order(team, self._known_spec(), config)
+        if self.context.loaded:
+            check_spec(*self.context.loaded, team)
+        return team
+
+    def _first_team(self, spec: EnvSpec) -> EnvSpec:
+        """Return the learning team of a league's games; the first session names both teams.
+
+        Raises:
+            SpecError: if there are no two equal teams, or another session has other ones.
+        """
+        team = team_spec(spec)
+        if self.spec is not None:
+            self._both_teams = self._both_teams or spec
+            difference = first_difference(self._both_teams, spec)
+            if difference:
+                raise SpecError(f"a league's games have the same agents everywhere: {difference}")
+        return team
+
+    def _known_spec(self) -> EnvSpec | None:
+        """Return the spec of the run, or of the checkpoint that it comes from, if there is one."""
+        if self.spec is not None:
+            return self.spec
+        if self.context.loaded:
+            return saved_spec(self.context.loaded[1])
+        return None if self.context.origin is None else saved_spec(self.context.origin.state)
+
+    def pair(self, session: EnvSession) -> None:
+        """Let the league play the other team in a session."""
+        n = session.num_envs
+        session.pairing = Pairing.of(n) if session.evaluating else self._league.pair(session.slots)
+
+    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[EnvSession, list[pb.SlotStart]]:
+        """Return a training session's place, and where its environments start.
+
+        Raises:
+            ConfigError: if this learner only evaluates.
+            ResourceError: if the configuration cannot be written.
+        """
+        if self.context.serve_only:
+            raise ConfigError("this learner serves evaluations only; it does not train")
+        self.context.begin()
+        assert self.spec is not None
+        if not self.spec.agents:  # of a checkpoint of 0.2, or of another worker: from now on known
+            self.spec = replace(self.spec, agents=spec.agents[: self.spec.num_agents])
+        session, starts = self._slots.admit(hello, spec)
+        self._count_environments()
+        return session, starts
+
+    def end(self, session: EnvSession) -> None:
+        """Free the slots of a session whose stream is gone, and drop what it left open."""
+        if not session.evaluating:
+            self._slots.end(session)
+            self._count_environments()
+        self.inference.end(session)
+
+    def _count_environments(self) -> None:
+        self.context.metrics.gauge("environments").set(self._slots.num_envs)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether an evaluation is under way, which the end of a complete run waits for."""
+        return self.scheduler.busy
+
+    def drain(self) -> None:
+        """Stop answering training sessions, and wait for the rows they are working on."""
+        if self._sync or self.context.serve_only or self.spec is None:
+            return
+        under_way = self.inference.turns  # this batch may still be answered
+        self.inference.draining = True
+        deadline = time.monotonic() + _DRAIN_S
+        while time.monotonic() < deadline:
+            if self.inference.turns > under_way and self._slots.all_waiting:
+                return
+            time.sleep(0.01)
+        logger.warning(
+            "some environments take longer than %.0f s for a step; what they send now is lost",
+            _DRAIN_S,
+        )
+
+    def end_input(self) -> None:
+        """Note that all sessions have ended: no batch comes any more."""
+        self.batcher.close()

@@ -1,1 +1,0 @@
-"""The learning loop: sample, update, publish, log, checkpoint, evaluate."""

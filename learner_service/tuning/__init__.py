@@ -1,0 +1,1 @@
+"""Options that the configuration leaves open: chosen for the device, the spec and the ranks."""
