@@ -147,7 +147,7 @@ def _side_by_side(network: nn.Module, inputs: Inputs, twins: int) -> tuple[nn.Mo
     A shared encoder sees each row once: returned is what follows it, and its inputs.
     """
     if isinstance(network, Encoded):
-        network, inputs = network.head, network.encode(inputs)
+        inputs, network = network.encode(inputs), network.head
     return network, inputs.each(lambda x: x.repeat_interleave(twins, 1))
 
 
