@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from learner_service.networks.images import ImageConfig, ImageNetwork, image_of
-from learner_service.networks.stacked import Layers, StackedConv2d
+from learner_service.networks.stacked import StackedConv2d
 
 if TYPE_CHECKING:
     from learner_service.networks.inputs import InputShape
@@ -50,9 +50,9 @@ def convolve(
     layers: list[nn.Module] = []
     for out, kernel, stride in zip(config.channels, config.kernels, config.strides, strict=True):
         size = (min(kernel, h), min(kernel, w))
-        layers += [StackedConv2d(slices, c, out, size, stride), nn.ReLU()]
+        layers += [StackedConv2d(slices, c, out, size, stride, relu=True), nn.Identity()]
         c, h, w = out, (h - size[0]) // stride + 1, (w - size[1]) // stride + 1
-    return Layers(*layers), c * h * w
+    return nn.Sequential(*layers), c * h * w
 
 
 def build(

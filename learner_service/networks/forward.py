@@ -1,6 +1,7 @@
 """Passes through networks: of joint rows, of many in chunks, for two actions at once."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -122,7 +123,7 @@ def forward_twice(
         if twins > 1:
             network, inputs = _side_by_side(network, inputs, twins)
             change = change.repeat_interleave(twins, 1)
-        twice = getattr(network, "twice", None)
+        twice: Any = getattr(network, "twice", None)
         if twice is not None:
             first, second = twice(inputs.image, inputs.vector, change)
         else:

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.networks.images import ImageConfig, ImageNetwork, image_of
-from learner_service.networks.stacked import Layers, StackedConv2d
+from learner_service.networks.stacked import StackedConv2d
 
 if TYPE_CHECKING:
     from learner_service.networks.inputs import InputShape
@@ -59,7 +59,7 @@ def convolve(
             Residual(slices, out),
         ]
         c, h, w = out, (h + 1) // 2, (w + 1) // 2
-    return Layers(*layers, nn.ReLU()), c * h * w
+    return nn.Sequential(*layers, nn.ReLU()), c * h * w
 
 
 def build(

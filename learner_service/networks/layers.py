@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from learner_service.networks.stacked import Layers, StackedLayerNorm, StackedLinear
+from learner_service.networks.stacked import StackedLayerNorm, StackedLinear
 from shared.config import Section
 
 Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
@@ -62,7 +62,9 @@ class NetworkConfig(LayersConfig):
     )
 
 
-def linear_layers(widths: list[int], slices: tuple[int, ...], config: LayersConfig) -> Layers:
+def linear_layers(
+    widths: list[int], slices: tuple[int, ...], config: LayersConfig
+) -> nn.Sequential:
     """Linear layers from each width to the next, with what the options put between them.
 
     Args:
@@ -73,14 +75,17 @@ def linear_layers(widths: list[int], slices: tuple[int, ...], config: LayersConf
     layers: list[nn.Module] = []
     for i, (size, width) in enumerate(pairwise(widths), 2):
         last = i == len(widths)
-        linear = StackedLinear(slices, size, width)
+        relu = config.activation == "relu" and not config.layer_norm and not last
+        linear = StackedLinear(slices, size, width, relu=relu)
         initialise(linear, config, last)
         layers.append(linear)
         if not last and config.layer_norm:
             layers.append(StackedLayerNorm(slices, width))
-        if not last:
+        if relu:  # numbers of layers, and so names of weights, are those of any activation
+            layers.append(nn.Identity())
+        elif not last:
             layers.append(_ACTIVATIONS[config.activation]())
-    return Layers(*layers)
+    return nn.Sequential(*layers)
 
 
 @torch.no_grad()

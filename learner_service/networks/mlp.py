@@ -38,10 +38,10 @@ class MLP(nn.Module):
         Layers that stand side by side want agents outermost, [A, B, F].
         """
         if self._agents == 1:
-            rows: Tensor = self.layers(vector.flatten(0, 1))
-            return rows.view(*vector.shape[:2], -1)
+            out: Tensor = self.layers(vector.flatten(0, 1))
+            return out.view(*vector.shape[:2], -1)
         stacked = vector.reshape(-1, self._agents, vector.shape[2]).transpose(0, 1)
-        out: Tensor = self.layers(stacked).transpose(0, 1)
+        out = self.layers(stacked).transpose(0, 1)
         if vector.device.type == "cpu":  # which reads them faster in order
             out = out.contiguous()
         return out.reshape(*vector.shape[:2], -1)
@@ -67,15 +67,16 @@ class MLP(nn.Module):
             x.flatten(0, 1) if shared else x.reshape(-1, self._agents, x.shape[2]).transpose(0, 1)
             for x in (vector, change)
         )
-        sums = first(rows)
+        sums = first(rows, before_relu=True)
         weight = per_agent(first.weight.detach()[:, -last:], self._slices)  # [A, U, O], or [1, ...]
         if shared:
             changed = torch.addmm(sums.detach(), moved, weight.squeeze(0))
         else:
             changed = torch.baddbmm(sums.detach(), moved, weight)
         with frozen(self):
-            second = rest(changed)
-        outputs = [rest(sums), second]  # in this order: it overwrites the sums
+            second = rest(changed.relu_() if first.relu else changed)
+        # In this order: the sums are overwritten.
+        outputs = [rest(sums.relu_() if first.relu else sums), second]
         if not shared:
             outputs = [out.transpose(0, 1) for out in outputs]
         if vector.device.type == "cpu":

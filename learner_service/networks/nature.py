@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import nn
 
 from learner_service.networks.images import ImageConfig, ImageNetwork, image_of
-from learner_service.networks.stacked import Layers, StackedConv2d
+from learner_service.networks.stacked import StackedConv2d
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ def convolve(
                 f"network 'nature' needs images of 36 x 36 or more, these are {image[1]} x "
                 f"{image[2]}; use network 'cnn' or 'impala'"
             )
-        layers += [StackedConv2d(slices, c, out, (kernel, kernel), stride), nn.ReLU()]
+        convolution = StackedConv2d(slices, c, out, (kernel, kernel), stride, relu=True)
+        layers += [convolution, nn.Identity()]
         c, h, w = out, (h - kernel) // stride + 1, (w - kernel) // stride + 1
-    return Layers(*layers), c * h * w
+    return nn.Sequential(*layers), c * h * w
 
 
 def build(

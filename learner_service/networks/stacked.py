@@ -8,7 +8,6 @@ kernel: torch.baddbmm and grouped convolution, not vmap over modules, which lose
 """
 
 import math
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -88,26 +87,52 @@ class StackedLinear(nn.Module):
     that saves a copy between them.
     """
 
-    def __init__(self, slices: tuple[int, ...], in_features: int, out_features: int) -> None:
+    def __init__(
+        self,
+        slices: tuple[int, ...],
+        in_features: int,
+        out_features: int,
+        *,
+        relu: bool = False,
+    ) -> None:
+        """Draw the weights.
+
+        Args:
+            slices: parameter group of each agent.
+            in_features: I.
+            out_features: O.
+            relu: whether ReLU follows; a shared layer on a GPU does both by one kernel.
+        """
         super().__init__()
         self._slices, s = slices, count_slices(slices)
+        self.relu = relu
         bound = 1 / math.sqrt(in_features)
         self.weight = nn.Parameter(torch.empty(s, in_features, out_features))  # [S, I, O]
         self.bias = nn.Parameter(torch.empty(s, 1, out_features))
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[R, I] -> [R, O], or [A, B, I] -> [A, B, O]."""
+    def forward(self, x: Tensor, *, before_relu: bool = False) -> Tensor:
+        """Return [R, O] of [R, I], or [A, B, O] of [A, B, I].
+
+        Args:
+            x: inputs.
+            before_relu: flag to leave out the ReLU.
+        """
+        relu = self.relu and not before_relu
         on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
         # A CPU multiplies a matrix of few columns, and forms its weights' gradient, at a fifth of
         # the speed of one of few rows: the product of the transposed matrices is faster.
         narrow = on_cpu and 1 < self.weight.shape[2] < _WIDE
         if len(self.weight) == 1:
             weight, bias = self.weight.squeeze(0), self.bias.view(-1)
+            if relu and _fuses_relu(x, weight):
+                return linear_relu(x, weight, bias)
             if narrow:
-                return torch.addmm(bias.unsqueeze(1), weight.T.contiguous(), x.T).T.contiguous()
-            return F.linear(x, weight.T, bias)
+                out = torch.addmm(bias.unsqueeze(1), weight.T.contiguous(), x.T).T.contiguous()
+            else:
+                out = F.linear(x, weight.T, bias)
+            return out.relu_() if relu else out
         weight, bias = per_agent(self.weight, self._slices), per_agent(self.bias, self._slices)
         stacked = x if x.dim() == 3 else x.view(-1, len(weight), x.shape[-1]).transpose(0, 1)
         if weight.shape[2] == 1 and on_cpu:
@@ -118,34 +143,9 @@ class StackedLinear(nn.Module):
             out = torch.baddbmm(bias.transpose(1, 2), *columns).transpose(1, 2).contiguous()
         else:
             out = torch.baddbmm(bias, stacked, weight)
-        return out if x.dim() == 3 else out.transpose(0, 1).flatten(0, 1)
-
-    def with_relu(self, x: Tensor) -> Tensor | None:
-        """ReLU of `forward`, of a shared layer on a GPU by one kernel; None where it takes two."""
-        if len(self.weight) > 1 or not _fuses_relu(x, self.weight):
-            return None
-        return linear_relu(x, self.weight.squeeze(0), self.bias.view(-1))
-
-
-class Layers(nn.Sequential):
-    """torch's Sequential; a linear layer and the ReLU after it are one kernel where they can be."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs of the last layer."""
-        if x.device.type != "cuda":
-            plain: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
-            return plain
-        layers, done = list(self), False
-        for layer, after in zip_longest(layers, layers[1:]):
-            if done:
-                done = False
-                continue
-            fused = None
-            if type(after) is nn.ReLU and isinstance(layer, StackedLinear | StackedConv2d):
-                fused = layer.with_relu(x)
-            done = fused is not None
-            x = layer(x) if fused is None else fused
-        return x
+        if x.dim() == 2:
+            out = out.transpose(0, 1).flatten(0, 1)
+        return out.relu_() if relu else out
 
 
 def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -228,42 +228,53 @@ class StackedConv2d(nn.Conv2d):
         kernel: tuple[int, int],
         stride: int,
         padding: int = 0,
+        *,
+        relu: bool = False,
     ) -> None:
+        """Draw the weights.
+
+        Args:
+            slices: parameter group of each agent.
+            channels: C.
+            out: O.
+            kernel: height and width of the kernel.
+            stride: step of the kernel, pixels.
+            padding: pixels of zeros on each side.
+            relu: whether ReLU follows, see StackedLinear.
+        """
         s = count_slices(slices)
         super().__init__(s * channels, s * out, kernel, stride, padding, groups=s)
         self._slices = slices
+        self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
-        """[R, C, H, W] -> [R, O, H', W']."""
-        padded = self.padding != (0, 0)
-        if self._is_linear(x):
-            # A linear layer, then: the same sum, on a CPU in half the time
-            # (murmur/benchmarks/coma_update.py).
-            return F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[..., None, None]
+        """Return [R, O, H', W'] of [R, C, H, W]."""
         assert self.bias is not None
-        if self.groups == 1:
-            if not padded and (pieces := toom_cook.pieces(x, self.weight, self.stride)):
-                return toom_cook.conv2d(x, self.weight, self.bias, pieces)
-            return super().forward(x)
+        unpadded = self.padding == (0, 0)
+        if self.groups == 1 and unpadded and x.shape[-2:] == self.kernel_size:
+            # The kernel is as large as the map. A linear layer is the same sum, on a CPU in half
+            # the time (murmur/benchmarks/coma_update.py).
+            rows, weight = x.flatten(1), self.weight.flatten(1)
+            if self.relu and _fuses_relu(x, weight):
+                return linear_relu(rows, weight.T, self.bias)[..., None, None]
+            out = F.linear(rows, weight, self.bias)[..., None, None]
+        elif self.groups > 1:
+            out = self._grouped(x, self.bias)
+        elif unpadded and (pieces := toom_cook.pieces(x, self.weight, self.stride)):
+            out = toom_cook.conv2d(x, self.weight, self.bias, pieces)
+        else:
+            out = super().forward(x)
+        return out.relu() if self.relu else out
+
+    def _grouped(self, x: Tensor, bias: Tensor) -> Tensor:
+        """Convolve by one kernel for all agents, each with the weights of its slice."""
         weight = per_agent(self.weight.view(self.groups, -1, *self.weight.shape[1:]), self._slices)
-        bias = per_agent(self.bias.view(self.groups, -1), self._slices)
+        bias = per_agent(bias.view(self.groups, -1), self._slices)
         agents = len(weight)
         joint = x.reshape(-1, agents * x.shape[1], *x.shape[2:])
         flat = weight.flatten(0, 1), bias.flatten()
         out = F.conv2d(joint, *flat, self.stride, self.padding, groups=agents)
         return out.reshape(x.shape[0], -1, *out.shape[2:])
-
-    def with_relu(self, x: Tensor) -> Tensor | None:
-        """See StackedLinear, of a convolution that is a linear layer."""
-        if not self._is_linear(x) or not _fuses_relu(x, self.weight):
-            return None
-        assert self.bias is not None
-        return linear_relu(x.flatten(1), self.weight.flatten(1).T, self.bias)[..., None, None]
-
-    def _is_linear(self, x: Tensor) -> bool:
-        """Whether the kernel is as large as the map, and one serves all agents."""
-        whole = x.shape[-2:] == self.kernel_size and self.padding == (0, 0)
-        return self.groups == 1 and whole
 
 
 class StackedGRU(nn.Module):

@@ -21,11 +21,18 @@ from tests.learner_service.toys import CPU
 class Loop(nn.Module):
     """One module for each slice; agents take turns."""
 
-    def __init__(self, slices: tuple[int, ...], each: list[nn.Module]) -> None:
+    def __init__(
+        self, slices: tuple[int, ...], each: list[nn.Module], *, relu: bool = False
+    ) -> None:
         super().__init__()
         self.slices, self.each = slices, nn.ModuleList(each)
+        self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
+        out = self._plain(x)
+        return out.relu() if self.relu else out
+
+    def _plain(self, x: Tensor) -> Tensor:
         if len(self.each) == 1:
             out: Tensor = self.each[0](x)
             return out
@@ -56,7 +63,7 @@ def _linear(stacked: StackedLinear) -> Loop:
         layer = nn.Linear(*weight.shape)
         layer.load_state_dict({"weight": weight.T, "bias": bias[0]})
         each.append(layer)
-    return Loop(stacked._slices, each)
+    return Loop(stacked._slices, each, relu=stacked.relu)
 
 
 def _conv(stacked: StackedConv2d) -> Loop:
@@ -69,7 +76,7 @@ def _conv(stacked: StackedConv2d) -> Loop:
         layer = nn.Conv2d(channels, out, kernel, stacked.stride)  # type: ignore[arg-type]
         layer.load_state_dict({"weight": weight, "bias": bias})
         each.append(layer)
-    return Loop(stacked._slices, each)
+    return Loop(stacked._slices, each, relu=stacked.relu)
 
 
 def _norm(stacked: StackedLayerNorm) -> Loop:

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.networks.stacked import (
-    Layers,
     StackedConv2d,
     StackedLinear,
     count_slices,
@@ -96,11 +95,19 @@ def test_a_layer_fused_with_relu_equals_both_to_the_bit() -> None:
         assert torch.equal(linear_relu(x, weight, bias), found[0][0])
 
 
-def test_layers_are_torchs_sequential_by_name_and_result() -> None:
-    parts = [StackedLinear((0, 0), 4, 8), nn.ReLU(), StackedLinear((0, 0), 8, 2)]
-    ours, plain = Layers(*parts), nn.Sequential(*parts)
-    assert list(ours.state_dict()) == list(plain.state_dict())
-    x = torch.randn(6, 4)
-    assert torch.equal(ours(x), plain(x))
-    assert isinstance(ours[1:], Layers)
-    assert Layers()(x) is x
+@pytest.mark.parametrize("slices", [(0, 0), (0, 1)])
+def test_layers_with_relu_equal_those_without_and_relu(slices: tuple[int, ...]) -> None:
+    linear, conv = (
+        StackedLinear(slices, 4, 8, relu=True),
+        StackedConv2d(slices, 2, 3, (2, 2), 1, relu=True),
+    )
+    x, whole, image = torch.randn(6, 4), torch.randn(6, 2, 2, 2), torch.randn(6, 2, 5, 5)
+    sums = linear(x, before_relu=True)
+    assert (sums < 0).any()
+    assert torch.equal(linear(x), sums.relu())
+    for maps in (whole, image):
+        conv.relu = False
+        plain = conv(maps)
+        conv.relu = True
+        assert (plain < 0).any()
+        assert torch.equal(conv(maps), plain.relu())
