@@ -19,7 +19,8 @@ _ENCODING_BYTES = 64  # by which a message may be longer than murmur's own frame
 def _observation(name: str, n: int) -> tuple[EnvSpec, ObservationCodec, Layout, bytes]:
     spec = SPECS[name]
     codec = ObservationCodec(spec, n)
-    return spec, codec, timestep_layout(spec, n), *codec.messages(300, timestep(spec, n))
+    (message,) = codec.messages(300, timestep(spec, n))
+    return spec, codec, timestep_layout(spec, n), message
 
 
 def _action(name: str, n: int) -> tuple[EnvSpec, ActionCodec, Layout, bytes]:
@@ -41,7 +42,7 @@ def _accepted(spec: EnvSpec, body: pb.Observation | pb.Action) -> bool:
     return all(spec.action.low <= a <= spec.action.high for a in action.tolist())
 
 
-_CODECS = [
+_CODECS: list[tuple[EnvSpec, ObservationCodec | ActionCodec, Layout, bytes]] = [
     _observation("small", 1),
     _observation("small", 40),
     _observation("mixed", 2),

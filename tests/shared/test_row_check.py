@@ -138,8 +138,8 @@ def test_step_types_are_in_order(kind: int, begins: bool | None, received: bool)
 def test_arrays_of_another_shape_or_dtype_never_pass(array: str) -> None:
     check, good = RowCheck(SPEC, 2, received=False), rows(MID, MID)
     assert check.passes(good)
-    arrays = {"reward": good.reward, "step_type": good.step_type}
-    arrays |= {**good.observation, **good.metrics}  # type: ignore[dict-item]
+    arrays: dict[str, Any] = {"reward": good.reward, "step_type": good.step_type}
+    arrays |= {**good.observation, **good.metrics}
     for changed in (None, arrays[array].tolist(), arrays[array][:1], arrays[array].astype("f8")):
         new: dict[str, Any] = {**arrays, array: changed}
         bad = TimeStep(
