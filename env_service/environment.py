@@ -181,7 +181,6 @@ def random_action(spec: EnvSpec, draws: NDArray[np.uint64], mask: Array | None) 
 
 # Kind and subject of the notice that an episode is longer than spec.max_episode_steps.
 LONGER = "longer_episode", "max_episode_steps"
-FOLDER, GROUP = "env_service.envs", "murmur.environments"
 
 
 def environment_module(name: str) -> ModuleType:
@@ -196,7 +195,7 @@ def environment_module(name: str) -> ModuleType:
         raise ConfigError(f"environment '{name}': {error}") from error.__cause__
     if isinstance(target, type) and not issubclass(target, VectorEnvironment):
         raise ConfigError(f"environment '{name}': it is no VectorEnvironment; {_how_foreign(name)}")
-    return load_plugin(FOLDER, GROUP, name)
+    return load_plugin("environment", name)
 
 
 def _how_foreign(factory: str) -> str:

@@ -12,13 +12,11 @@ from typing import Any
 
 import uvloop
 
-from learner_service.algorithms.base import algorithm_options
-from learner_service.algorithms.supervised import require_fitting_algorithm, supervised_config
+from learner_service.algorithms.supervised import supervised_config
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.group import ALONE, Group
 from learner_service.group.heartbeat import SILENT_S, Heartbeat
 from learner_service.group.session_watch import SessionWatch
-from learner_service.networks.building import check_network
 from learner_service.runtime.device import (
     choose_own_gpu,
     keep_freed_memory,
@@ -31,6 +29,7 @@ from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.progress import reached_limit
 from learner_service.telemetry.tracking.forwarder import require_trackers
 from learner_service.tools.batch_size import require_nothing_measured
+from learner_service.training.chosen import resolve
 from learner_service.training.run import Run
 from learner_service.training.share import share_of
 from learner_service.training.supervised import SupervisedRun
@@ -147,10 +146,7 @@ def _prepared(
     credentials = credentials_for(config.security, config.learner.host, "learner.host")
     warn_if_insecure(config.security)
     set_up_process()
-    algorithm_options(config.algorithm)  # wrong settings are refused before anything is written
-    require_fitting_algorithm(config)
-    if not config.supervised:
-        check_network(config.network)
+    config = resolve(config)  # wrong settings are refused before anything is written
     if not serve_only:
         require_trackers(config.tracking)
         require_nothing_measured(config, run_dir)
@@ -202,7 +198,7 @@ def _with_own_ports(config: ExperimentConfig, group: Group, ports_file: Path) ->
         "metrics_port": metrics_port
         or port_or_any(learner.metrics_host, before.get("metrics_port", 0), "metrics_host"),
     }
-    return config.model_copy(update={"learner": learner.model_copy(update=own)})
+    return config.changed({f"learner.{key}": value for key, value in own.items()})
 
 
 def _load(

@@ -140,7 +140,7 @@ def _diagnose(
     speedup = None
     if _worth_probing(run, seen, before, after, probe, console):
         config, speedup = _prober(run, config, console)
-    return diagnose(before, after, config, algorithm_config(config.algorithm), speedup)
+    return diagnose(before, after, config, algorithm_config(config.algorithm).about, speedup)
 
 
 @contextmanager

@@ -234,7 +234,7 @@ def page_parts(run: RunFolder, facts: Mapping[str, str], last: Mapping[str, Any]
         "dropped": dropped_message(last),
         "notices": [notice.text for notice in read_notices(run.path / NOTICES)],
         "changed": {k: _plain(v) for k, v in without_secrets(settings.changed(config)).items()},
-        "whole": to_yaml(without_secrets(settings.resolve(config))),
+        "whole": to_yaml(without_secrets(settings.resolved_data(config))),
         "provenance": _provenance(start),
     }
 

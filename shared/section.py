@@ -1,6 +1,7 @@
 """Base classes of the configuration's sections."""
 
-from typing import Annotated, Any, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 
@@ -17,6 +18,19 @@ class Section(BaseModel):
     """Base of every part of the configuration: frozen, unknown keys forbidden."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """Return a copy with other values, which are not checked again.
+
+        Args:
+            changes: values by dotted key: {"learner.port": 0}.
+        """
+        own: dict[str, Any] = {}
+        for key, value in changes.items():
+            name, _, below = key.partition(".")
+            part = own.get(name, getattr(self, name))
+            own[name] = part.changed({below: value}) if below else value
+        return self.model_copy(update=own)
 
     @field_validator("*", mode="before")
     @classmethod

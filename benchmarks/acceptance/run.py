@@ -40,7 +40,7 @@ from murmur.evaluation import evaluate_run
 from murmur.machine import RESULTS
 from murmur.results import provenance, require_clean_source
 from murmur.run_folder import RunFolder
-from murmur.settings import ALGORITHMS, resolve
+from murmur.settings import resolved_data
 from shared.config import ExperimentConfig, load
 from shared.cores import with_threads, with_workers
 from shared.errors import ConfigError
@@ -160,7 +160,7 @@ def _written(config: ExperimentConfig) -> dict[str, Any]:
     But for how long they train, and where a file is that names modules.
     """
     run = config.run.model_copy(update={"max_env_steps": 0, "plugin_folders": ()})
-    return resolve(with_workers(with_threads(config.model_copy(update={"run": run}))))
+    return resolved_data(with_workers(with_threads(config.model_copy(update={"run": run}))))
 
 
 def run_candidate(
@@ -279,7 +279,7 @@ def run_stacked(wanted: list[str]) -> bool:
     for algorithm, (name, options) in STACKED.items():
         if wanted and algorithm not in wanted:
             continue
-        if name not in plugin_names(*ALGORITHMS):
+        if name not in plugin_names("algorithm"):
             results["entries"].setdefault(algorithm, {"not_built": True})
             continue
         origin = provenance(_MODULE)

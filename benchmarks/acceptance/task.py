@@ -8,7 +8,6 @@ import yaml
 from pydantic import Field, model_validator
 
 from benchmarks.acceptance.scores import Floats, interquartile_mean
-from murmur.settings import ALGORITHMS
 from shared.config import CONFIG_DIRS, ExperimentConfig, Section, validate
 from shared.errors import ConfigError
 from shared.registry import plugin_names
@@ -144,4 +143,4 @@ def experiment(name: str, test: Task, algorithm: str, seed: int) -> ExperimentCo
 
 def built(config: ExperimentConfig) -> bool:
     """Return whether the algorithm is there."""
-    return config.algorithm.name in plugin_names(*ALGORITHMS)
+    return config.algorithm.name in plugin_names("algorithm")

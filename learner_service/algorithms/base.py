@@ -18,9 +18,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from learner_service.algorithms.options import About, OnPolicyConfig
 from learner_service.algorithms.options import AlgorithmConfig as AlgorithmConfig
 from learner_service.augment import Augment, build_rl_augment
-from learner_service.networks.building import NORMALISE, frame_depth, normalises_observations
+from learner_service.networks.building import NORMALISE, observed_image, resolve_network
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
 from learner_service.runtime.device import restore_generator
@@ -31,15 +32,14 @@ from learner_service.storage.frames import Frames, find_frames
 from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.storage import OBSERVATION, Storage
 from shared.augmentation import AugmentConfig
-from shared.config import ExperimentConfig, PluginConfig, validate
+from shared.config import ExperimentConfig, PluginConfig
 from shared.config_text import plain_data
 from shared.errors import ConfigError, SpecError
-from shared.registry import load_plugin, plugin_failures
+from shared.registry import plugin_failures, resolve_plugin
 from shared.spec import EXPERT_ACTION, Discrete, EnvSpec
 
 B = TypeVar("B", bound=Taken)
 NEXT = "next/"  # prefix of the arrays of row t + k in an update from a replay
-FOLDER, GROUP = "learner_service.algorithms", "murmur.algorithms"
 _SCALER = "scaler"
 # Of an optimiser: the configuration's and the device's, not the state's.
 _HOW_IT_STEPS = ("lr", "fused", "foreach", "capturable")
@@ -297,8 +297,7 @@ def algorithm_config(config: PluginConfig) -> AlgorithmConfig:
     Raises:
         ConfigError: for an unknown algorithm or option.
     """
-    module = load_plugin(FOLDER, GROUP, config.name)
-    options = validate(module.Config, config.options, "algorithm")
+    options = resolve_plugin("algorithm", config).options
     return options if isinstance(options, AlgorithmConfig) else AlgorithmConfig()
 
 
@@ -312,24 +311,16 @@ def grown(config: ExperimentConfig, spec: EnvSpec) -> ExperimentConfig:
     """The configuration, of the whole group, with minibatches as its environments make them.
 
     Raises:
-        ConfigError: see AlgorithmConfig.for_environments.
+        ConfigError: see OnPolicyConfig.for_environments.
     """
     options = algorithm_config(config.algorithm)
+    if not isinstance(options, OnPolicyConfig):
+        return config
     remembers = bool(config.network.options.get("recurrent"))
     settled = options.for_environments(
         config.total_envs, spec.num_agents, spec.max_episode_steps, remembers=remembers
     )
     return config if settled is options else with_options(config, settled)
-
-
-def algorithm_options(config: PluginConfig) -> dict[str, Any]:
-    """All options of the configured algorithm, with its defaults.
-
-    Raises:
-        ConfigError: for an unknown algorithm or option.
-    """
-    module = load_plugin(FOLDER, GROUP, config.name)
-    return plain_data(validate(module.Config, config.options, "algorithm"), "algorithm")
 
 
 def build_algorithm(
@@ -352,14 +343,18 @@ def build_algorithm(
     from learner_service.algorithms.normalising import normalising
     from learner_service.algorithms.stacking import Stacking  # algorithms themselves
 
-    module = load_plugin(FOLDER, GROUP, config.name)
-    options = validate(module.Config, config.options, "algorithm")
-    frames = find_frames(frame_depth(network, spec), spec)
+    plugin = resolve_plugin("algorithm", config)
+    options: Any = plugin.options
+    net = resolve_network(network, observed_image(spec))
+    frames = find_frames(net.frame_stack, spec)
     seen = spec if frames is None else frames.stacked_spec(spec)
-    rows = options.learned_at_once(spec.num_agents) if isinstance(options, AlgorithmConfig) else 0
+    about = options.about if isinstance(options, AlgorithmConfig) else About()
+    rows = about.learned_at_once * (spec.num_agents if about.joint else 1)
     at_once = learning_from(rows, device, precision.dtype.itemsize)
     with plugin_failures(f"algorithm '{config.name}'"), at_once:
-        algorithm: Algorithm[Any] = module.build(options, seen, network, precision, device, seed)
+        algorithm: Algorithm[Any] = plugin.module.build(
+            options, seen, network, precision, device, seed
+        )
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
             f"algorithm '{config.name}' gave a {type(algorithm).__name__}; derive it from "
@@ -375,10 +370,9 @@ def build_algorithm(
         algorithm.augment = build_rl_augment(augment, seen, device, prefixes)
     if frames is not None:
         algorithm = Stacking(algorithm, frames)
-    observations = normalises_observations(network, spec)
-    if observations and augment is not None and augment.preset == "symmetry":
+    if net.normalizes and augment is not None and augment.preset == "symmetry":
         raise ConfigError(
             f"augment.preset=symmetry mirrors observations in the environment's own units; set "
             f"{NORMALISE}=false"
         )
-    return normalising(algorithm, options, spec, observations, precision, device)
+    return normalising(algorithm, options, spec, net.normalizes, precision, device)

@@ -51,7 +51,7 @@ from learner_service.algorithms.returns import (
     target_of,
 )
 from learner_service.algorithms.steps import fed, named
-from learner_service.networks.building import is_stacked
+from learner_service.networks.building import resolve_network
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import one_hot, sample, uniform
 from learner_service.networks.forward import forward
@@ -118,7 +118,8 @@ class Coma(OnPolicyAlgorithm):
         self._critic_inputs = CriticInputs(spec, self._options)
         # Minibatches are of single agents' rows only where each is learned from by itself.
         image = self._actor_inputs.shape.image
-        stacked = all(is_stacked(n, image) for n in (self._network, self._network_of_critic()))
+        networks = self._network, self._critic_network
+        stacked = all(resolve_network(network, image).stacked for network in networks)
         self.actor = self._make_actor(k)
         self._single = stacked and self._num_slices == 1 and not memory_size(self.actor)
         # What a critic is fed for one agent holds what the others did: agents stay apart.

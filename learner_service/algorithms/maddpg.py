@@ -15,11 +15,13 @@ Gumbel-softmax (Jang et al. 2017, arXiv:1611.01144, section 2.2, straight-throug
 """
 
 from collections.abc import Mapping
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from learner_service.algorithms import options
 from learner_service.algorithms.actor_critic import SnapshotPolicy
@@ -83,9 +85,10 @@ class Config(options.CriticConfig, OffPolicyConfig):
         50_000, ge=1, description="rows after the first update over which noise and epsilon fall"
     )
 
-    def for_trial(self) -> Self:
-        """See AlgorithmConfig: policies move in every update."""
-        return self.model_copy(update={"policy_delay": 1})
+    @property
+    @override
+    def about(self) -> options.About:
+        return replace(super().about, trial={"policy_delay": 1})  # policies move in every update
 
 
 def gumbel_softmax(

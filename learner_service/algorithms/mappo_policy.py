@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.algorithms.actor_critic import SnapshotPolicy
-from learner_service.networks.building import ImageShape, is_stacked
+from learner_service.networks.building import ImageShape, resolve_network
 from learner_service.networks.distributions import ILLEGAL, Categorical, Normal
 from learner_service.networks.forward import forward
 from learner_service.networks.inputs import Inputs
@@ -54,7 +54,7 @@ def require_one_trunk(options: Any, network: PluginConfig, image: ImageShape) ->
             "policy and values come from one network; leave out algorithm.critic_network, or set "
             "share_trunk=false"
         )
-    elif not is_stacked(network, image):
+    elif not resolve_network(network, image).stacked:
         problem = (
             f"network '{network.name}' mixes agents, and an agent's value must come from its own "
             "observation; use a network that declares STACKED, or set share_trunk=false"

@@ -12,14 +12,14 @@ Such a plug-in is an algorithm (see learner_service.algorithms.base) whose modul
 from abc import abstractmethod
 from collections.abc import Iterable
 from types import ModuleType
-from typing import Any, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
-from learner_service.algorithms.base import FOLDER, GROUP, Algorithm
-from learner_service.algorithms.options import AlgorithmConfig, shares
+from learner_service.algorithms.base import Algorithm
+from learner_service.algorithms.options import About, AlgorithmConfig
 from learner_service.augment.base import Augment
 from learner_service.augment.building import build_augment
 from learner_service.runtime.memory import learning_from
@@ -27,9 +27,9 @@ from learner_service.runtime.precision import Precision
 from learner_service.storage.sample_batch import SampleBatch
 from learner_service.telemetry.figures import Figures
 from shared.augmentation import AugmentConfig
-from shared.config import ExperimentConfig, validate
+from shared.config import ExperimentConfig
 from shared.errors import ConfigError
-from shared.registry import load_plugin, plugin_failures, plugin_names
+from shared.registry import load_plugin, plugin_failures, plugin_names, resolve_plugin
 from shared.samples import SampleSpec
 
 
@@ -42,9 +42,10 @@ class SupervisedConfig(AlgorithmConfig):
         1, ge=1, description="epochs between evaluations on the validation split; the last always"
     )
 
-    def for_rank(self, size: int) -> Self:
-        """See AlgorithmConfig: the samples of an update."""
-        return self.model_copy(update=shares(self, size, "batch_size"))
+    @property
+    @override
+    def about(self) -> About:
+        return About(divided=("batch_size",))
 
 
 class Supervised(Algorithm[SampleBatch]):
@@ -98,12 +99,12 @@ def require_fitting_algorithm(config: ExperimentConfig) -> None:
         ConfigError: naming the algorithms that do.
     """
     name = config.algorithm.name
-    if is_supervised(load_plugin(FOLDER, GROUP, name)) == config.supervised:
+    if is_supervised(load_plugin("algorithm", name)) == config.supervised:
         return
     fitting = ", ".join(
         other
-        for other in plugin_names(FOLDER, GROUP)
-        if is_supervised(load_plugin(FOLDER, GROUP, other)) == config.supervised
+        for other in plugin_names("algorithm")
+        if is_supervised(load_plugin("algorithm", other)) == config.supervised
     )
     if config.supervised:
         raise ConfigError(
@@ -122,8 +123,7 @@ def supervised_config(config: ExperimentConfig) -> SupervisedConfig:
     Raises:
         ConfigError: for an unknown algorithm or option.
     """
-    module = load_plugin(FOLDER, GROUP, config.algorithm.name)
-    options: Any = validate(module.Config, config.algorithm.options, "algorithm")
+    options = resolve_plugin("algorithm", config.algorithm).options
     if not isinstance(options, SupervisedConfig):
         raise ConfigError(
             f"algorithm '{config.algorithm.name}' learns from samples: derive its Config from "
@@ -143,8 +143,7 @@ def build_supervised(
     """
     require_fitting_algorithm(config)
     name = config.algorithm.name
-    module = load_plugin(FOLDER, GROUP, name)
-    options = supervised_config(config)
+    module, options = load_plugin("algorithm", name), supervised_config(config)
     at_once = learning_from(options.batch_size, device, precision.dtype.itemsize)
     with plugin_failures(f"algorithm '{name}'"), at_once:
         algorithm: Supervised = module.build(

@@ -112,8 +112,8 @@ def with_device(config: ExperimentConfig) -> ExperimentConfig:
     if learner.pipeline != "sync":
         return config
     device = select_device(learner)
-    chosen = {"device": device.type, "precision": resolve_precision(learner, device)}
-    return config.model_copy(update={"learner": learner.model_copy(update=chosen)})
+    precision = resolve_precision(learner, device)
+    return config.changed({"learner.device": device.type, "learner.precision": precision})
 
 
 def restore_generator(generator: torch.Generator, state: torch.Tensor) -> bool:

@@ -1,46 +1,46 @@
-"""The configuration of a run with what its plug-ins take, and what was chosen, if not said."""
+"""The configuration of a run, resolved: with what its plug-ins take, and what was chosen for it."""
 
-from learner_service.algorithms.base import algorithm_config, algorithm_options
-from learner_service.networks.building import FOLDER, GROUP, observed_image, resolved_name
+from learner_service.algorithms.base import algorithm_config, with_options
+from learner_service.algorithms.supervised import require_fitting_algorithm
+from learner_service.networks.building import observed_image, resolve_network
+from learner_service.networks.dense import dense_plugin
 from learner_service.storage.flight import Flight
-from shared.config import ExperimentConfig, PluginConfig, validate
-from shared.config_text import plain_data
-from shared.registry import load_plugin
+from shared.config import ExperimentConfig
+from shared.registry import resolve_plugin
+from shared.samples import SampleSpec
 from shared.spec import EnvSpec
 
 
-def completed(
-    config: ExperimentConfig, spec: EnvSpec | None, flight: Flight | None = None
+def resolve(
+    config: ExperimentConfig,
+    spec: EnvSpec | SampleSpec | None = None,
+    flight: Flight | None = None,
 ) -> ExperimentConfig:
-    """All options of algorithm and network; with the spec also the network that `auto` stands for.
+    """Complete the configuration with all options of algorithm and network.
 
     Args:
-        config: as given.
-        spec: the environment's, if it is known.
-        flight: what the warm-up chose, if it is over.
+        config: configuration as given, or resolved before.
+        spec: spec of the environment or source, by which `auto` stands for a network; None: not
+            known yet, `auto` stays.
+        flight: unrolls and policy lag that the warm-up chose; None: it has not.
 
     Raises:
-        ConfigError: for an unknown algorithm, network or option.
+        ConfigError: for an unknown algorithm, network or option, or an algorithm that does not
+            learn from what the run has.
     """
-    options, learner = algorithm_options(config.algorithm), config.learner
-    if flight is not None:
-        asked = algorithm_config(config.algorithm)
-        chosen = asked.with_flight(flight.unroll_steps, flight.unrolls_per_update)
-        options |= plain_data(chosen)
-        learner = learner.model_copy(update={"max_policy_lag": flight.max_policy_lag})
-    algorithm = PluginConfig(name=config.algorithm.name, **options)
-    network = _network(config.network, spec)
-    return config.model_copy(
-        update={"algorithm": algorithm, "network": network, "learner": learner}
-    )
-
-
-def _network(network: PluginConfig, spec: EnvSpec | None) -> PluginConfig:
-    name = network.name
-    if name == "auto":
-        if spec is None:
-            return network
-        name = resolved_name(network, observed_image(spec))
-    model = load_plugin(FOLDER, GROUP, name).Config
-    options = plain_data(validate(model, network.options, "network"))
-    return PluginConfig(name=name, **options)
+    algorithm, network = resolve_plugin("algorithm", config.algorithm), config.network
+    require_fitting_algorithm(config)
+    if network.name == "auto" and spec is None:
+        pass
+    elif config.supervised:
+        network = dense_plugin(network).config
+    else:
+        image = observed_image(spec) if isinstance(spec, EnvSpec) else None
+        network = resolve_network(network, image).config
+    config = config.changed({"algorithm": algorithm.config, "network": network})
+    if flight is None:
+        return config
+    asked = algorithm_config(config.algorithm)
+    chosen = flight.unroll_steps, flight.unrolls_per_update
+    asked = asked.changed(dict(zip(asked.about.flight, chosen, strict=False)))
+    return with_options(config, asked).changed({"learner.max_policy_lag": flight.max_policy_lag})

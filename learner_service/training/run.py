@@ -37,10 +37,9 @@ from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.storage import Storage
 from learner_service.tools.batch_size import fit_batch_size
-from learner_service.tools.precision import in_precision
 from learner_service.tools.probe import update_seconds
 from learner_service.training.agents import in_order
-from learner_service.training.chosen import completed
+from learner_service.training.chosen import resolve
 from learner_service.training.duties import ActingDuties
 from learner_service.training.learner import Learner
 from learner_service.training.process import RunProcess
@@ -164,7 +163,7 @@ class Run(RunProcess):
         """The configuration with the fastest precision, if it says auto."""
         how = self.group, spec, self._run_dir, self.device, update_seconds
         measured = with_precision(grown(self._config, spec), *how)
-        return in_precision(self._config, measured.learner.precision)
+        return self._config.changed({"learner.precision": measured.learner.precision})
 
     def _build_algorithm(self, spec: EnvSpec, precision: Precision) -> Algorithm[Any]:
         """The configured algorithm, with untrained networks."""
@@ -186,7 +185,7 @@ class Run(RunProcess):
         group, whole = self.group, grown(self._config, spec)
         if whole is not self._config and not group.rank:
             size, asked = (
-                algorithm_config(c.algorithm).learned_at_once(1) for c in (whole, self._config)
+                algorithm_config(c.algorithm).about.learned_at_once for c in (whole, self._config)
             )
             logger.info(
                 "%d environments: a minibatch has %d agent-transitions, %d times those configured; "
@@ -200,11 +199,11 @@ class Run(RunProcess):
         with rank_0_first(group):
             fitted = fit_batch_size(own, spec, self._run_dir)
         options = algorithm_config(own.algorithm)
-        if group.size == 1 or not options.open_batch_size():
+        if group.size == 1 or not options.about.open_batch_size:
             return fitted
-        sizes = {"rows": float(algorithm_config(fitted.algorithm).learned_at_once(1))}
+        sizes = {"rows": float(algorithm_config(fitted.algorithm).about.learned_at_once)}
         size = round(group.agree(sizes, "min")["rows"])
-        return with_options(own, options.with_batch_size(size))
+        return with_options(own, options.changed({options.about.batch_size: size}))
 
     def _resume(
         self,
@@ -435,7 +434,7 @@ class Run(RunProcess):
 
     @override
     def _completed(self) -> ExperimentConfig:
-        return completed(self._config, self.spec, self._flight)
+        return resolve(self._config, self.spec, self._flight)
 
     def end(self, session: Session) -> None:
         """A session's stream is gone: free its slots, drop what it left open."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from learner_service.algorithms.base import Algorithm, algorithm_config, with_options
 from learner_service.group.group import Group
-from learner_service.tools.precision import Measure, fit_precision, in_precision
+from learner_service.tools.precision import Measure, fit_precision
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError
 from shared.samples import SampleSpec
@@ -78,7 +78,7 @@ def with_precision(
     with rank_0_first(group):
         own = fit_precision(share_of(config, group), spec, run_dir, device, measure)
     name = _PRECISIONS[group.of_rank_0(_PRECISIONS.index(own.learner.precision))]
-    return in_precision(config, name)
+    return config.changed({"learner.precision": name})
 
 
 def begin_alike(algorithm: Algorithm[Any], group: Group) -> None:

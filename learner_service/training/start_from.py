@@ -24,9 +24,8 @@ from learner_service.checkpoint import (
 from learner_service.networks.building import observed_image, resolved_name
 from learner_service.networks.dense import DEFAULT as DENSE
 from learner_service.networks.dense import dense_plugin
-from learner_service.training.chosen import completed
+from learner_service.training.chosen import resolve
 from shared.config import ExperimentConfig
-from shared.config_text import plain_data
 from shared.errors import CheckpointError, ConfigError
 from shared.files import write_whole
 from shared.process import logger
@@ -140,7 +139,7 @@ def start_acting(
         resolved_name(config.network, observed_image(spec)),
     )
     _require_same_name(origin, *names)  # before the module that a checkpoint names is imported
-    networks = completed(origin.config, before).network, completed(config, spec).network
+    networks = resolve(origin.config, before).network, resolve(config, spec).network
     chosen = "" if config.network.name != "auto" else names[1]
     _require_same_options(origin, networks[0].options, networks[1].options, chosen)
     _note(
@@ -162,7 +161,7 @@ def start_supervised(
     before, networks = saved_source(origin.state), (origin.config.network, config.network)
     there, here = (DENSE if network.name == "auto" else network.name for network in networks)
     _require_same_name(origin, there, here)
-    there_options, here_options = (plain_data(dense_plugin(network)[1]) for network in networks)
+    there_options, here_options = (dense_plugin(network).config.options for network in networks)
     chosen = "" if config.network.name != "auto" else here
     _require_same_options(origin, there_options, here_options, chosen)
     other = None if before == spec else f"source '{spec.name}' here, '{before.name}' there"

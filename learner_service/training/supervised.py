@@ -5,26 +5,25 @@ from typing import Any
 
 from typing_extensions import override
 
-from learner_service.algorithms.base import algorithm_options
 from learner_service.algorithms.supervised import (
     Supervised,
     build_supervised,
     supervised_config,
 )
 from learner_service.checkpoint import load_algorithm, saved_source, source_text
-from learner_service.networks.dense import dense_plugin
 from learner_service.runtime.memory import free_bytes, room
 from learner_service.runtime.precision import Precision
 from learner_service.serving.evaluation import check_best_metric
 from learner_service.serving.supply import SupplyDesk
 from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
 from learner_service.tools.probe import supervised_update_seconds
+from learner_service.training.chosen import resolve
 from learner_service.training.epoch_duties import EpochDuties
 from learner_service.training.process import RunProcess
 from learner_service.training.share import share_of, with_precision
 from learner_service.training.start_from import start_supervised
-from shared.config import ExperimentConfig, PluginConfig
-from shared.config_text import config_text, plain_data
+from shared.config import ExperimentConfig
+from shared.config_text import config_text
 from shared.errors import ConfigError, MurmurError, SpecError
 from shared.process import end_process, logger
 from shared.samples import SampleSpec
@@ -187,13 +186,9 @@ class SupervisedRun(RunProcess):
     def _completed(self) -> ExperimentConfig:
         """See RunProcess: with all options of the algorithm, and in async what was chosen."""
         c = self._config
-        algorithm = PluginConfig(name=c.algorithm.name, **algorithm_options(c.algorithm))
-        _, options, name = dense_plugin(c.network)
-        network = PluginConfig(name=name, **plain_data(options))
-        changes: dict[str, Any] = {"algorithm": algorithm, "network": network}
         if self._choice is not None and not self._sync:
-            changes["supply"] = c.supply.model_copy(update={"cache": self._choice.kind})
-        return c.model_copy(update=changes)
+            c = c.changed({"supply.cache": self._choice.kind})
+        return resolve(c, self.source)
 
     def drain(self) -> None:
         """See RunProcess: a resumed run requests outstanding samples again."""

@@ -177,5 +177,5 @@ def warn_of_waiting(
 
 def _advice(config: ExperimentConfig) -> str:
     """How more environments may act at once."""
-    own = algorithm_config(config.algorithm).waiting_advice()
+    own = algorithm_config(config.algorithm).about.waiting_advice
     return ", or ".join(filter(None, (own, "raise learner.max_policy_lag")))

@@ -27,7 +27,7 @@ def complete_environment(incomplete: str) -> list[str]:
     """Return names of environments."""
     from shared.registry import plugin_names
 
-    return _starting(incomplete, plugin_names("env_service.envs", "murmur.environments"))
+    return _starting(incomplete, plugin_names("environment"))
 
 
 def complete_source(incomplete: str) -> list[str]:
@@ -35,7 +35,7 @@ def complete_source(incomplete: str) -> list[str]:
     from shared.registry import plugin_names
 
     files = Path(incomplete).parent.glob("*.y*ml")
-    names = _starting(incomplete, plugin_names("env_service.sources", "murmur.sources"))
+    names = _starting(incomplete, plugin_names("source"))
     return names or _starting(incomplete, [*map(str, files)])
 
 

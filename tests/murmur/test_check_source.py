@@ -202,4 +202,4 @@ def test_source_is_named_by_a_configuration(tmp_path: Path) -> None:
 def test_source_given_by_its_class_has_its_parameters_as_options() -> None:
     plugin = PluginConfig(name=f"{__name__}:Restless")
     config = ExperimentConfig(source=plugin)
-    assert resolve(config, ["source"])["source"] == {"name": plugin.name, "depth": 0}
+    assert resolve(config, ["source"]).source == PluginConfig(name=plugin.name, depth=0)

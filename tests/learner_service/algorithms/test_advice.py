@@ -17,16 +17,17 @@ from tests.learner_service.toys import CPU, vector_spec
 
 OWN = '''"""An algorithm of another package, whose options have names of their own."""
 
-from learner_service.algorithms.base import AlgorithmConfig
+from learner_service.algorithms.options import About, AlgorithmConfig
 
 
 class Config(AlgorithmConfig):
     games: int = 3
 
-    def waiting_advice(self):
-        return f"raise algorithm.games={self.games}"
+    @property
+    def about(self):
+        return About(waiting_advice=f"raise algorithm.games={self.games}")
 '''
-SILENT = OWN[: OWN.index("    def")]
+SILENT = OWN[: OWN.index("    @property")]
 
 
 def advice(caplog: pytest.LogCaptureFixture, name: str, **options: int) -> str:

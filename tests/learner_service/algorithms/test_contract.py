@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Algorithm, Policy, algorithm_options, build_algorithm
+from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
 from learner_service.algorithms.mappo import Mappo
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig
+from shared.registry import resolve_plugin
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.reference_layers import looped, stacked_layers
 from tests.learner_service.toys import (
@@ -458,7 +459,11 @@ def test_a_resumed_run_takes_the_configurations_learning_rates(name: str) -> Non
     case = Case(entry, entry.spaces[0], True, 0)
     one = case.build()
     groups = [group for part in optimizers(one).values() for group in part.param_groups]
-    rates = {key for key in algorithm_options(PluginConfig(**entry.options)) if key.endswith("lr")}
+    rates = {
+        key
+        for key in resolve_plugin("algorithm", PluginConfig(**entry.options)).config.options
+        if key.endswith("lr")
+    }
     if entry.options.get("share_trunk"):
         rates.remove("critic_lr")
     assert len(rates) == len(groups)

@@ -28,9 +28,8 @@ def settled(
     environments: int, *, agents: int = 4, steps: int = 14, remembers: bool = False, **options: Any
 ) -> OnPolicyCriticConfig:
     asked = algorithm_config(PluginConfig(**TERRAIN | options))
-    found = asked.for_environments(environments, agents, steps, remembers=remembers)
-    assert isinstance(found, OnPolicyCriticConfig)
-    return found
+    assert isinstance(asked, OnPolicyCriticConfig)
+    return asked.for_environments(environments, agents, steps, remembers=remembers)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,7 @@ def test_growth_that_cannot_be_is_refused(
 
 def test_doctor_does_not_ask_for_what_is_refused() -> None:
     asked = algorithm_config(PluginConfig(**TERRAIN, max_batch_size=960))
-    for _, changes in asked.cheaper_learning():
+    for _, changes in asked.about.cheaper_learning:
         settled(512, **{"max_batch_size": 960, **changes})
 
 

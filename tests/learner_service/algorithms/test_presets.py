@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from learner_service.algorithms.base import FOLDER, GROUP
 from shared.config import validate
 from shared.errors import ConfigError
 from shared.registry import load_plugin
@@ -26,7 +25,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_another_algorithm_with_options(name: str) -> None:
     base, options = PRESETS[name]
-    preset, whole = load_plugin(FOLDER, GROUP, name), load_plugin(FOLDER, GROUP, base)
+    preset, whole = load_plugin("algorithm", name), load_plugin("algorithm", base)
     assert preset.build is whole.build
     assert preset.Config().model_dump() == whole.Config(**options).model_dump()
     assert preset.Config(gamma=0.5).gamma == 0.5
@@ -38,4 +37,4 @@ def test_a_preset_refuses_what_would_make_it_another(name: str) -> None:
     _, options = PRESETS[name]
     key, other = ("mixer", "qmix") if "mixer" in options else ("centralised", True)
     with pytest.raises(ConfigError, match=rf"algorithm\.{key}.*{other}"):
-        validate(load_plugin(FOLDER, GROUP, name).Config, {key: other}, "algorithm")
+        validate(load_plugin("algorithm", name).Config, {key: other}, "algorithm")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner_service.algorithms.base import algorithm_options
 from learner_service.runtime.precision import Precision
 from learner_service.tools import batch_size
 from learner_service.tools.batch_size import _Meter, fit_batch_size, largest
@@ -52,7 +51,7 @@ def config(budget_gib: float, *more: str) -> ExperimentConfig:
 SIZE_IN_A_FRESH_PROCESS = """
 import sys
 from pathlib import Path
-from learner_service.algorithms.base import algorithm_options
+from shared.registry import resolve_plugin
 from learner_service.tools.batch_size import fit_batch_size
 from learner_service.runtime.device import keep_freed_memory
 from tests.learner_service.tools.test_batch_size import config
@@ -60,7 +59,7 @@ from tests.learner_service.toys import vector_spec
 
 keep_freed_memory()
 fitted = fit_batch_size(config(float(sys.argv[1])), vector_spec(), Path(sys.argv[2]))
-print(algorithm_options(fitted.algorithm)["batch_size"])
+print(resolve_plugin("algorithm", fitted.algorithm).config.options["batch_size"])
 """
 
 
