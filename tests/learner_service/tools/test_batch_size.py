@@ -136,7 +136,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.mark.parametrize("capacity", [96, 1000])
 def test_a_batch_is_no_larger_than_its_replay(capacity: int, tmp_path: Path) -> None:
     asked = replay_config(capacity, 50)
-    fitted = algorithm_options(fit_batch_size(asked, vector_spec(), tmp_path).algorithm)
+    fitted = fit_batch_size(asked, vector_spec(), tmp_path).algorithm.options
     assert capacity * 15 / 16 <= fitted["replay"]["batch_size"] <= capacity
     assert fitted["replay"]["start_rows"] == 50
 

@@ -107,7 +107,7 @@ def test_every_case_is_a_configuration(case: Case) -> None:
     config = load(case.config, list(case.changes), {})
     assert case.workers == (0 if case in (SMALL, SMALL_REPLAY) else 15)
     assert config.algorithm.name in case.name
-    resolve_plugin("algorithm", config.algorithm).config.options
+    resolve_plugin("algorithm", config.algorithm)
     resolve_network(config.network, None)
 
 
