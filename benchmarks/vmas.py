@@ -85,7 +85,7 @@ def delivery(copies: int) -> dict[str, Any]:
         "network": {"name": "mlp", "hidden": [64]},
         "algorithm": {
             "name": "mappo",
-            "centralised": False,
+            "centralized": False,
             "unroll_steps": 20,
             "batch_size": copies * 20 * 4,
             "batch_number": 1,

@@ -244,11 +244,12 @@ def resolve(config: ExperimentConfig, kinds: Iterable[str] | None = None) -> Exp
         if plugin_model(kind, plugin) is not None:
             whole[kind] = resolve_plugin(kind, plugin).config
             resolve_plugin(kind, whole[kind])  # as the services read it: checks the defaults too
+    config = config.changed(whole)
     if not config.supervised:
         model = plugin_model("environment", config.environment)
         assert model is not None
         validate(model, config.for_evaluation().environment.options, "evaluation.environment")
-    return config.changed(whole)
+    return config
 
 
 def resolved_data(config: ExperimentConfig) -> dict[str, Any]:

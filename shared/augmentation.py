@@ -45,7 +45,7 @@ class AugmentConfig(BaseModel):
         "counts nowhere) or background (class 0)",
     )
     pad: int = Field(4, ge=1, le=64, description="random-shift: largest shift, pixels")
-    colour: bool = Field(
+    color: bool = Field(
         False, description="random-shift: vary brightness, contrast and saturation too"
     )
 
@@ -61,9 +61,9 @@ class AugmentConfig(BaseModel):
                 f"mixup and cutmix need samples with masks; preset={self.preset} is for RL: set "
                 "both to 0"
             )
-        if self.colour and self.preset != "random-shift":
+        if self.color and self.preset != "random-shift":
             raise ValueError(
-                f"colour=true has no effect with preset={self.preset}; it is an option of "
+                f"color=true has no effect with preset={self.preset}; it is an option of "
                 "random-shift: remove it"
             )
         return self

@@ -1,5 +1,6 @@
 """Checks of configuration values and names, with one-line error messages."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -10,6 +11,51 @@ from shared.errors import ConfigError
 from shared.yaml_text import short
 
 Model = TypeVar("Model", bound=BaseModel)
+logger = logging.getLogger("murmur")
+
+# Option -> its name from 0.3 on. The former names are accepted until 0.4.
+FORMER_NAMES = {
+    "centralised": "centralized",
+    "centred": "centered",
+    "centred_state": "centered_state",
+    "colour": "color",
+    "grey": "gray",
+    "initialisation": "initialization",
+    "normalise": "normalize",
+    "normalise_observations": "normalize_observations",
+    "normalise_rewards": "normalize_rewards",
+    "prioritised": "prioritized",
+}
+_noticed: set[str] = set()  # former names, as dotted keys
+
+
+def with_new_names(
+    model: type[BaseModel], data: Mapping[str, Any], where: str = ""
+) -> dict[str, Any]:
+    """Return values of a model's fields under the names that these have now.
+
+    A former name is logged once in a process. Of a field given by both names the last one counts:
+    files and overrides are merged in this order.
+
+    Args:
+        model: pydantic model.
+        data: values by name, sections of the model nested in it.
+        where: dotted path of this model within the configuration.
+    """
+    fields, found = model.model_fields, dict[str, Any]()
+    for given, value in data.items():
+        name = FORMER_NAMES.get(given, given) if isinstance(given, str) else given
+        if given in fields or name not in fields:
+            name = given
+        at = f"{where}.{name}".lstrip(".")
+        if name != given and (old := f"{where}.{given}".lstrip(".")) not in _noticed:
+            _noticed.add(old)
+            logger.warning("%s is called %s now; the former name works until 0.4", old, at)
+        kind = fields[name].annotation if name in fields else None
+        if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            value = with_new_names(kind, value, at)
+        found[name] = value
+    return found
 
 
 def known_names(name: str, known: Iterable[str]) -> str:
@@ -32,7 +78,7 @@ def validate(model: type[Model], data: Mapping[str, Any], where: str = "") -> Mo
         ConfigError: if values are invalid, naming each key, its value, and the fix.
     """
     try:
-        return model.model_validate(dict(data))
+        return model.model_validate(with_new_names(model, data, where))
     except ValidationError as error:
         lines = []
         for e in error.errors():

@@ -133,7 +133,7 @@ def merged(
     """
     result = dict(base)
     for key, value in top.items():
-        below = base.get(key)
+        below = result.pop(key, None)  # what is given last is last
         if isinstance(value, dict) and isinstance(below, dict):
             other = value.get("name") not in (None, below.get("name"))
             result[key] = merged({} if other and key in plugins else below, value)
@@ -257,4 +257,5 @@ def set_value(data: dict[Any, Any], path: list[Any], value: object, source: str)
         data = data.setdefault(part, {})
         if not isinstance(data, dict):
             raise ConfigError(f"{source}: '{part}' is a value, not a section")
+    data.pop(path[-1], None)  # what is given last is last
     data[path[-1]] = value

@@ -18,7 +18,7 @@ _PLATEAU = 1.0  # how near to a plateau is on it, in published units
 # A9: name -> (algorithm, options); see _stacked.py
 STACKED: dict[str, tuple[str, dict[str, Any]]] = {
     "mappo": ("mappo", {"share_parameters": False}),
-    "ippo": ("mappo", {"share_parameters": False, "centralised": False}),
+    "ippo": ("mappo", {"share_parameters": False, "centralized": False}),
 }
 
 

@@ -67,12 +67,12 @@ class AdapterConfig(Section):
         description="pixels a side, or [height, width], of images of bytes as they travel; auto: "
         "84 where they have more than 128 × 128 pixels; none: as they are",
     )
-    grey: bool = Field(False, description="images of bytes travel in grey: a third of the bytes")
+    gray: bool = Field(False, description="images of bytes travel in gray: a third of the bytes")
 
     @property
     def reduction(self) -> Reduction:
         """Return the reduction of images."""
-        return Reduction(self.resize, self.grey)
+        return Reduction(self.resize, self.gray)
 
     @field_validator("factory")
     @classmethod

@@ -45,7 +45,7 @@ SUPPORT = {
     ),
 }
 
-_OWN_OBSERVATION = {"centralised": (False, "each agent's own observation alone")}
+_OWN_OBSERVATION = {"centralized": (False, "each agent's own observation alone")}
 _TD3: dict[str, Any] = {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}
 VARIANTS = {
     "ippo": Variant(

@@ -236,7 +236,7 @@ class Algorithm(ABC, Generic[B]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state, also one of another device or precision.
 
-        Then random numbers start from the seed, and a missing loss scaler is re-initialised.
+        Then random numbers start from the seed, and a missing loss scaler is re-initialized.
         Learning rates are those of the configuration.
 
         Raises:

@@ -3,7 +3,7 @@
 Foerster, Farquhar, Afouras, Nardelli, Whiteson 2018, "Counterfactual Multi-Agent Policy Gradients"
 (arXiv:1705.08926), as set up for terrain monitoring by Westheider, Rueckin, Popovic 2023,
 "Multi-UAV Adaptive Path Planning Using Deep Reinforcement Learning" (arXiv:2303.01150). One actor
-is shared by all agents (or each has its own). One centralised critic gives a Q value to each own
+is shared by all agents (or each has its own). One centralized critic gives a Q value to each own
 action while the others' actions are held fixed. Targets are TD(lambda) from a target critic. Each
 rollout is learned from in several passes of minibatches, critic first.
 """

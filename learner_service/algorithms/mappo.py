@@ -56,10 +56,10 @@ from shared.spec import ACTION_MASK
 class Config(options.OnPolicyCriticConfig):
     """Options of MAPPO; the defaults are those that EPyMARL found good on small tasks."""
 
-    centralised: bool = Field(True, description="false: IPPO, values from own observations alone")
+    centralized: bool = Field(True, description="false: IPPO, values from own observations alone")
     share_trunk: bool = Field(
         False,
-        description="one network gives policy and value, at actor_lr; needs centralised=false",
+        description="one network gives policy and value, at actor_lr; needs centralized=false",
     )
     share_encoder: options.ShareEncoder = False
     value_weight: float = Field(0.5, gt=0, description="share_trunk: weight of the value loss")
@@ -100,7 +100,7 @@ class Mappo(OnPolicyAlgorithm):
         c, spec = self._config, self._spec
         self.extras = policy_extras(spec)
         self._critic_inputs = self._actor_inputs
-        if c.centralised:
+        if c.centralized:
             self._critic_inputs = CriticInputs(spec, self._options, actions=False)
         if c.share_trunk:
             require_one_trunk(c, self._network, self._actor_inputs.shape.image)
@@ -112,7 +112,7 @@ class Mappo(OnPolicyAlgorithm):
         self.critic: nn.Module | None = None
         if not c.share_trunk:
             # Without the state each agent's value is of what it sees alone.
-            self.critic = self._make_critic(shape, 1, encoder, apart=not c.centralised)
+            self.critic = self._make_critic(shape, 1, encoder, apart=not c.centralized)
             self._critic_optimizer = self._adam(self.critic, c.critic_lr, eps=1e-5)
         norms, imitation = _NORMS[: len(self._learned)], LOGGED if self._imitates else ()
         self._of_steps = (*_BY_ROW, *imitation, *norms)

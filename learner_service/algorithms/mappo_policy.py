@@ -42,10 +42,10 @@ def require_one_trunk(options: Any, network: PluginConfig, image: ImageShape) ->
         ConfigError: if the value function sees something else than the policy.
     """
     problem = ""
-    if options.centralised:
+    if options.centralized:
         problem = (
-            "a centralised value function sees the state, the policy does not; set "
-            "algorithm.centralised=false, or share_trunk=false"
+            "a centralized value function sees the state, the policy does not; set "
+            "algorithm.centralized=false, or share_trunk=false"
         )
     elif options.share_encoder:
         problem = "policy and values share everything already; set algorithm.share_encoder=false"

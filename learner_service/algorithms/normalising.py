@@ -280,7 +280,7 @@ def normalising(
         inner: the algorithm.
         options: its options.
         spec: of the environment.
-        observations: network.normalise_observations.
+        observations: network.normalize_observations.
         precision: has the group of the ranks.
         device: it learns on.
 
@@ -289,7 +289,7 @@ def normalising(
     """
     agents = spec.num_agents
     shared = options if isinstance(options, SharingConfig) else SharingConfig()
-    rewards = shared.normalise_rewards
+    rewards = shared.normalize_rewards
     if not observations and not rewards:
         return inner
     learns = [float(agent not in shared.frozen_agents) for agent in range(agents)]

@@ -222,7 +222,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         if self.memory_size:
             return batch.arrays
         rows = rows_of(batch)
-        if self._config.replay.prioritised and self._group.size > 1:
+        if self._config.replay.prioritized and self._group.size > 1:
             largest = batch.largest_weight.clone()
             self._group.largest_([largest])
             rows["weight"] = batch.weight * (batch.largest_weight / largest)

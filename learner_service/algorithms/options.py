@@ -13,6 +13,7 @@ from learner_service.networks.building import RESERVED
 from learner_service.networks.layers import LayersConfig
 from learner_service.networks.stacked import Sharing, resolve_sharing
 from learner_service.storage.flight import Demand, Flight, transitions_in, unmeasured
+from shared.checking import with_new_names
 from shared.config import PluginConfig, Section
 from shared.errors import ConfigError
 from shared.registry import load_plugin
@@ -140,7 +141,7 @@ class SharingConfig(Section):
         description="numbers of agents, from 0, that act but are not trained; they have networks "
         "of their own by share_parameters",
     )
-    normalise_rewards: bool = Field(
+    normalize_rewards: bool = Field(
         False, description="divide rewards by their running root mean square"
     )
 
@@ -175,10 +176,11 @@ class CriticConfig(SharingConfig):
         Raises:
             ConfigError: for a change of what networks are fed or remember, or of a shared encoder.
         """
-        changes = self.critic_network
-        if not changes:
+        if not self.critic_network:
             return network
-        option = "algorithm.critic_network"
+        option, name = "algorithm.critic_network", self.critic_network.get("name", network.name)
+        kind = load_plugin("network", "mlp" if name == "auto" else str(name)).Config
+        changes = with_new_names(kind, self.critic_network, option)
         if fed := sorted(RESERVED.keys() & changes.keys()):
             raise ConfigError(
                 f"{option}.{fed[0]}: policy and critic are fed and remember alike; set "
@@ -190,9 +192,9 @@ class CriticConfig(SharingConfig):
                 f"{option}.{of_encoder[0]}: with algorithm.share_encoder = true only the linear "
                 f"layers are the critic's own: {', '.join(LayersConfig.model_fields)}"
             )
-        options, name = network.options, str(changes.get("name", network.name))
+        options = network.options
         if name != network.name:  # of the policy's options those that both have a use for
-            known = RESERVED if name == "auto" else load_plugin("network", name).Config.model_fields
+            known = RESERVED if name == "auto" else kind.model_fields
             wanted = {key for key in RESERVED if key in known or key == "recurrent"}
             options = {
                 key: x for key, x in options.items() if key in wanted and (x or key in known)

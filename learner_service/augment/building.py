@@ -90,4 +90,4 @@ def build_rl_augment(
         )
     names = [prefix + name for prefix in prefixes for name in images]
     shift = RandomShift(names, config.pad, device)
-    return Chain((shift, Colour(names, device))) if config.colour else shift
+    return Chain((shift, Colour(names, device))) if config.color else shift

@@ -14,10 +14,10 @@ the agents of each. What it does between agents is its own affair, and A is len(
 nothing from one call to the next.
 
 No option is needed. These have a meaning if a Config declares them: `agent_id` (bool: append the
-agent's number, one-hot), `normalise_observations` (bool: bring observations that are no images to
+agent's number, one-hot), `normalize_observations` (bool: bring observations that are no images to
 mean 0 and variance 1, see learner_service.algorithms.normalising), `recurrent` (int: a GRU of that
 width follows, see learner_service.networks.recurrent), `frame_stack` (int: number of steps whose
-channels the image holds, oldest first), `centred` and `centred_state` (see InputOptions).
+channels the image holds, oldest first), `centered` and `centered_state` (see InputOptions).
 
 A network whose module says
 
@@ -50,7 +50,7 @@ from learner_service.networks.encoded import Encoded, Encoder
 from learner_service.networks.footprint import footprint
 from learner_service.networks.forward import Alone, Twins
 from learner_service.networks.inputs import InputOptions, InputShape
-from learner_service.networks.layers import LayersConfig, initialise
+from learner_service.networks.layers import LayersConfig, initialize
 from learner_service.networks.mlp import MLP
 from learner_service.networks.recurrent import Recurrent
 from learner_service.networks.stacked import count_slices
@@ -63,15 +63,15 @@ from shared.spec import EnvSpec
 _LEAST_NATURE = 36  # pixels a side; below, its three layers leave nothing
 # Numbers that a network is fed, in one row and in a whole pass, from which it is weighed.
 _LARGE_INPUT, _LARGE_PASS = 4096, 1 << 20
-NORMALISE = "network.normalise_observations"
+NORMALISE = "network.normalize_observations"
 # Options with a meaning of their own: what every network is fed, and what it remembers.
 RESERVED = {
     "agent_id": bool,
     "recurrent": int,
     "frame_stack": int,
-    "normalise_observations": bool,
-    "centred": tuple,
-    "centred_state": tuple,
+    "normalize_observations": bool,
+    "centered": tuple,
+    "centered_state": tuple,
 }
 
 
@@ -140,9 +140,9 @@ def resolve_network(config: PluginConfig, image: ImageShape) -> Network:
             )
     return Network(
         *("network", name, plugin.module, options),
-        InputOptions(given["agent_id"], given["centred"], given["centred_state"]),
+        InputOptions(given["agent_id"], given["centered"], given["centered_state"]),
         given["frame_stack"] if hasattr(options, "frame_stack") else 1,
-        given["normalise_observations"],
+        given["normalize_observations"],
         given["recurrent"],
         bool(getattr(plugin.module, "STACKED", False)),
     )
@@ -235,7 +235,7 @@ def _recurrent(
     """A GRU and the outputs after a network; the outputs' weights as its options say."""
     network = Recurrent(body, slices, width, num_outputs)
     if isinstance(options, LayersConfig):
-        initialise(network.head, options, last=True)
+        initialize(network.head, options, last=True)
     return network
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from learner_service.networks.derived import Derivation
 from learner_service.networks.distributions import one_hot
-from learner_service.networks.maps import centred, check_centred, others_action_map, stacked_shape
+from learner_service.networks.maps import centered, check_centred, others_action_map, stacked_shape
 from shared.errors import ConfigError, SpecError
 from shared.spec import AGENT_CELL, NO_INPUTS, STATE, ArraySpec, Discrete, EnvSpec
 
@@ -89,13 +89,13 @@ class InputOptions:
 
     Attributes:
         agent_id: append the agent's number as a one-hot vector (for shared parameters).
-        centred: channels of the agents' maps that are given once more, agent in the middle.
-        centred_state: the same of the state's maps, for the critic.
+        centered: channels of the agents' maps that are given once more, agent in the middle.
+        centered_state: the same of the state's maps, for the critic.
     """
 
     agent_id: bool = False
-    centred: tuple[int, ...] = ()
-    centred_state: tuple[int, ...] = ()
+    centered: tuple[int, ...] = ()
+    centered_state: tuple[int, ...] = ()
 
 
 def to_float(x: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class ActorInputs:
 
         Raises:
             SpecError: if images of different size would have to be stacked.
-            ConfigError: if maps are to be centred that are not there.
+            ConfigError: if maps are to be centered that are not there.
         """
         self._derive = Derivation(spec)
         spec = self._derive.spec
@@ -187,8 +187,8 @@ class ActorInputs:
         self._numbers: dict[tuple[int, torch.device], Tensor] = {}
         vector = _width(self.vectors) + (spec.num_agents if self._agent_id else 0)
         image = stacked_shape(self._images)
-        self._centred = options.centred
-        check_centred("centred", options.centred, image, spec)
+        self._centred = options.centered
+        check_centred("centered", options.centered, image, spec)
         if image is not None:
             image = (image[0] + len(self._centred), *image[1:])
         self.shape = InputShape(image, vector)
@@ -199,7 +199,7 @@ class ActorInputs:
         images = [_pixels(observation[i.name]) for i in self._images]
         if self._centred:
             stacked = torch.cat([to_float(image) for image in images], 2)
-            images = [stacked, centred(stacked, self._centred, observation[AGENT_CELL])]
+            images = [stacked, centered(stacked, self._centred, observation[AGENT_CELL])]
         vectors = [_numbers(observation[v.name], 2) for v in self.vectors]
         if self._agent_id:
             any_array = next(iter(observation.values()))
@@ -219,7 +219,7 @@ class ActorInputs:
 
 
 class CriticInputs:
-    """What a centralised critic sees for each agent: own inputs, global state, others' actions.
+    """What a centralized critic sees for each agent: own inputs, global state, others' actions.
 
     The others' actions come as a map where the environment observes maps and says where each
     agent stands on them (`agent_cell`): (action + 1) / K at each other agent's cell. Elsewhere as
@@ -241,7 +241,7 @@ class CriticInputs:
         Raises:
             SpecError: if images of different size would have to be stacked, or actions are wanted
                 that are not discrete.
-            ConfigError: if maps are to be centred that are not there.
+            ConfigError: if maps are to be centered that are not there.
         """
         self._derive = Derivation(spec)
         spec = self._derive.spec
@@ -257,8 +257,8 @@ class CriticInputs:
         standing = own.image is not None and spec.observation(AGENT_CELL) is not None
         self._action_map = actions and standing
         image, extra = own.image, stacked_shape(self._state_images)
-        self._centred = options.centred_state
-        check_centred("centred_state", self._centred, extra, spec)
+        self._centred = options.centered_state
+        check_centred("centered_state", self._centred, extra, spec)
         if extra is not None:
             extra = (extra[0] + len(self._centred), *extra[1:])
         image = _joined_shape(image, extra)
@@ -281,7 +281,7 @@ class CriticInputs:
             state = state.unsqueeze(1).expand(b, a, *state.shape[1:])
             images.append(state)
             if self._centred:
-                images.append(centred(to_float(state), self._centred, observation[AGENT_CELL]))
+                images.append(centered(to_float(state), self._centred, observation[AGENT_CELL]))
         shared = [_numbers(observation[v.name], 1) for v in self._state_vectors]
         shared += [_numbers(observation[v.name], 1) for v in self._joint]
         vectors += [s.unsqueeze(1).expand(b, a, s.shape[1]) for s in shared]
@@ -317,32 +317,32 @@ class JointInputs:
         with_action_shape: the same, own action added.
     """
 
-    def __init__(self, spec: EnvSpec, options: InputOptions, *, centralised: bool = True) -> None:
+    def __init__(self, spec: EnvSpec, options: InputOptions, *, centralized: bool = True) -> None:
         """Decide what goes where.
 
         Args:
             spec: the run's spec.
             options: what the network wants to be fed.
-            centralised: false: own inputs alone.
+            centralized: false: own inputs alone.
 
         Raises:
             SpecError: if images of different size would have to be stacked.
-            ConfigError: if maps are to be centred that are not there, or the state's maps.
+            ConfigError: if maps are to be centered that are not there, or the state's maps.
         """
-        if options.centred_state:
+        if options.centered_state:
             raise ConfigError(
-                f"network.centred_state = {list(options.centred_state)} is for critics of "
+                f"network.centered_state = {list(options.centered_state)} is for critics of "
                 "counterfactual actions; leave it out"
             )
         self._derive = Derivation(spec)
         spec = self._derive.spec
-        self._actor, self._centralised = ActorInputs(spec, options), centralised
+        self._actor, self._centralised = ActorInputs(spec, options), centralized
         self._num_agents = spec.num_agents
         self._state_images, self._state_vectors = _split(spec, per_agent=False)
         others = self._others = [] if spec.observation(STATE) else self._actor.vectors
         size = spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
         image, vector = self._actor.shape.image, self._actor.shape.vector
-        if centralised:
+        if centralized:
             image = _joined_shape(image, stacked_shape(self._state_images))
             vector += _width(self._state_vectors)
             vector += (spec.num_agents - 1) * (size + _width(others))

@@ -4,7 +4,7 @@ Half of such an environment's agents learn, the first ones; what they see and do
 algorithm, the storage and the checkpoints know of. The other half is played, in each episode, by
 the policy as it is now or by one from the past (Bansal et al. 2018, "Emergent Complexity via
 Multi-Agent Competition", section 3.2), those that are hard to beat more often than others
-(prioritised fictitious self-play: Vinyals et al. 2019, "Grandmaster level in StarCraft II using
+(prioritized fictitious self-play: Vinyals et al. 2019, "Grandmaster level in StarCraft II using
 multi-agent reinforcement learning", methods).
 """
 

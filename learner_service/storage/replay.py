@@ -47,7 +47,7 @@ _MIN_PRIORITY = 1e-5
 
 
 class ReplayStorage(Storage[ReplayBatch]):
-    """See the module. Uniform is prioritised with all priorities equal.
+    """See the module. Uniform is prioritized with all priorities equal.
 
     Attributes, beside those of a Storage:
         graphs: CUDA graphs of draws and priorities.
@@ -255,7 +255,7 @@ class ReplayStorage(Storage[ReplayBatch]):
 
     def _next_batch(self) -> ReplayBatch:
         """Draw a batch."""
-        if self.device.type == "cuda" and self._config.prioritised:
+        if self.device.type == "cuda" and self._config.prioritized:
             self._beta.fill_(self._beta_now)
         if not self.graphs.enabled:
             return self._sample()
@@ -265,7 +265,7 @@ class ReplayStorage(Storage[ReplayBatch]):
 
     def _weighted_by(self) -> dict[str, Tensor]:
         """What a captured draw reads beside the ring."""
-        return {"beta": self._beta} if self._config.prioritised else {}
+        return {"beta": self._beta} if self._config.prioritized else {}
 
     @property
     def _beta_now(self) -> float:
@@ -314,9 +314,9 @@ class ReplayStorage(Storage[ReplayBatch]):
         Where a row has none, no transition begins there now: it was overwritten while a checkpoint
         was written, after its batch had been saved. An error that is not finite sets none.
         """
-        if self._config.prioritised:
+        if self._config.prioritized:
             if batch.td_error is None:
-                raise ValueError("a prioritised replay needs the algorithm to set td_error")
+                raise ValueError("a prioritized replay needs the algorithm to set td_error")
             error = batch.td_error.detach()
             if batch.error_memory is not None and batch.td_error is not batch.error_memory:
                 error = batch.error_memory.copy_(error)
@@ -378,7 +378,7 @@ class ReplayStorage(Storage[ReplayBatch]):
                 arrays[name] = self._frames.stack_rows(image, kinds, here, t)
                 after = t + there - here
                 next_arrays[name] = self._frames.stack_rows(image, kinds, there, after)
-        if c.prioritised:
+        if c.prioritized:
             # A graph reads the power from the device.
             beta = self._beta if self.device.type == "cuda" else self._beta_now
             # (N P)^-beta over its maximum: N cancels. Schaul et al. 2016, section 3.4.
@@ -434,7 +434,7 @@ class ReplayStorage(Storage[ReplayBatch]):
     @property
     def _alpha(self) -> float:
         """The power of errors that priorities are; without priorities 0: all rows alike."""
-        return self._config.alpha if self._config.prioritised else 0.0
+        return self._config.alpha if self._config.prioritized else 0.0
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Storage.

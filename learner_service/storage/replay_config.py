@@ -41,13 +41,13 @@ class ReplayConfig(Section):
         description="rows of an environment that are put at once; memory: 1/unroll_steps "
         "more than capacity_rows",
     )
-    prioritised: bool = Field(False, description="sample rows of large error more often")
-    alpha: float = Field(0.6, ge=0, le=1, description="prioritised: 0 is uniform, 1 proportional")
+    prioritized: bool = Field(False, description="sample rows of large error more often")
+    alpha: float = Field(0.6, ge=0, le=1, description="prioritized: 0 is uniform, 1 proportional")
     beta: float = Field(
-        0.4, ge=0, le=1, description="prioritised: how far the bias is corrected at first, 1: all"
+        0.4, ge=0, le=1, description="prioritized: how far the bias is corrected at first, 1: all"
     )
     beta_updates: int = Field(
-        100_000, ge=1, description="prioritised: updates until beta has grown to 1"
+        100_000, ge=1, description="prioritized: updates until beta has grown to 1"
     )
     prefetch: bool = Field(
         True, description="CUDA: gather the next batch on a second stream during an update"

@@ -102,7 +102,7 @@ class ReplayMemory:
             c.batch_size * drawn * batches,
             f"a batch of {c.batch_size:,} rows drawn from the replay, each of "
             f"{drawn:,} bytes with its next observations,",
-            f"lower {section}.batch_size, or observe less (environment.resize, grey)",
+            f"lower {section}.batch_size, or observe less (environment.resize, gray)",
             device,
         )
         return columns

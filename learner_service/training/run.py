@@ -248,7 +248,7 @@ class Run(RunProcess):
                 storage.memory_bytes(self._environments, storage.envs_per_update),
                 f"an unroll of {storage.length} steps of {self._environments} environments "
                 f"('{spec.name}', max_episode_steps {spec.max_episode_steps}) and an update's rows",
-                "observe less (environment.resize, grey), use fewer environments, shorter "
+                "observe less (environment.resize, gray), use fewer environments, shorter "
                 "unrolls, or fewer rows an update",
                 self.device,
             )

@@ -36,7 +36,7 @@ from shared.yaml_text import one_line
 STARTED_FROM = "started_from.json"  # in the run's folder
 _SHOWN = 6  # tensors that the screen names; the log and the file name all
 # Of networks: without effect on what trained weights compute.
-_MAY_DIFFER = {"initialisation", "output_gain", "dropout"}
+_MAY_DIFFER = {"initialization", "output_gain", "dropout"}
 _OPTION = "run.start_from (--from)"
 
 

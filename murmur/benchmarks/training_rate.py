@@ -29,7 +29,7 @@ SWEEP = ((1, 2), (1, 16), (8, 2), (32, 2), (128, 2))
 IPPO_SWEEP = ((128, 2), (256, 2), (512, 2))
 """The same, for each of ARMS but the first."""
 
-_IPPO = {"name": "mappo", "centralised": False}
+_IPPO = {"name": "mappo", "centralized": False}
 ARMS: dict[str, dict[str, Any]] = {
     "COMA": {"name": "coma"},
     "IPPO": _IPPO,

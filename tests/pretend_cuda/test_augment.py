@@ -58,7 +58,7 @@ def batch(preset: str) -> dict[str, torch.Tensor]:
         ({"preset": "standard"}, 40),
         ({"preset": "strong", "mixup": 0.3, "cutmix": 0.3}, 80),
         ({"preset": "random-shift"}, 5),
-        ({"preset": "random-shift", "colour": True}, 30),
+        ({"preset": "random-shift", "color": True}, 30),
         ({"preset": "symmetry"}, 8),
     ],
     ids=str,

@@ -107,9 +107,9 @@ _MAPPO |= {"data_passes": 2, "critic_lr": 1e-2, "max_grad_norm": 0.5}
 _COMA = {"name": "coma", "gamma": 0.0, "batch_number": 2, "data_passes": 2, "critic_lr": 1e-2}
 ENTRIES: dict[str, Entry] = {
     "mappo": Entry(_MAPPO, ("discrete", "masked", "continuous"), (0, 5)),
-    "ippo": Entry({**_MAPPO, "centralised": False}, ("discrete", "continuous"), (0, 5)),
+    "ippo": Entry({**_MAPPO, "centralized": False}, ("discrete", "continuous"), (0, 5)),
     "ippo, one trunk": Entry(
-        {**_MAPPO, "centralised": False, "share_trunk": True, "actor_lr": 1e-2},
+        {**_MAPPO, "centralized": False, "share_trunk": True, "actor_lr": 1e-2},
         ("discrete", "continuous"),
         (0, 5),
     ),
@@ -122,7 +122,7 @@ ENTRIES: dict[str, Entry] = {
     "masac": Entry(_MASAC, ("discrete", "masked", "continuous"), batch=sample, layers=False),
     "maddpg": Entry(_MADDPG, ("discrete", "masked", "continuous"), batch=sample, layers=False),
     "ddpg": Entry(
-        {**_MADDPG, "centralised": False}, ("discrete", "continuous"), batch=sample, layers=False
+        {**_MADDPG, "centralized": False}, ("discrete", "continuous"), batch=sample, layers=False
     ),
     "qmix": Entry(_QMIX, ("discrete", "masked"), batch=sample, loss="loss", layers=False),
     "vdn": Entry({**_QMIX, "mixer": "vdn"}, ("discrete",), batch=sample, loss="loss", layers=False),

@@ -71,10 +71,10 @@ def test_a_recurrent_critic_keeps_the_policys_memory() -> None:
         ({"name": "mlpp"}, {}, "mlpp"),
         (
             {"channels": (4,)},
-            {"share_encoder": True, "centralised": False},
+            {"share_encoder": True, "centralized": False},
             r"critic_network\.channels: .*only the linear layers are the critic's own: hidden, ",
         ),
-        ({"hidden": (4,)}, {"centralised": False, "share_trunk": True}, "leave out .*critic_net"),
+        ({"hidden": (4,)}, {"centralized": False, "share_trunk": True}, "leave out .*critic_net"),
     ],
 )
 def test_what_cannot_differ_is_refused(

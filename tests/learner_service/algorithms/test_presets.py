@@ -8,7 +8,7 @@ from shared.config import validate
 from shared.errors import ConfigError
 from shared.registry import load_plugin
 
-ALONE = {"centralised": False}
+ALONE = {"centralized": False}
 TD3 = {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ippo": ("mappo", ALONE),
@@ -35,6 +35,6 @@ def test_a_preset_is_another_algorithm_with_options(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in PRESETS if n != "matd3"])
 def test_a_preset_refuses_what_would_make_it_another(name: str) -> None:
     _, options = PRESETS[name]
-    key, other = ("mixer", "qmix") if "mixer" in options else ("centralised", True)
+    key, other = ("mixer", "qmix") if "mixer" in options else ("centralized", True)
     with pytest.raises(ConfigError, match=rf"algorithm\.{key}.*{other}"):
         validate(load_plugin("algorithm", name).Config, {key: other}, "algorithm")

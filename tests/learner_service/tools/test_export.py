@@ -95,10 +95,10 @@ CASES: dict[str, tuple[EnvSpec, dict[str, Any], dict[str, Any], list[str]]] = {
         ["near"],
     ),
     "coma, images": (MAPS, {"name": "coma"}, CNN, ["maps", "camera", ACTION_MASK]),
-    "coma, centred": (
+    "coma, centered": (
         MAPS,
         {"name": "coma"},
-        {**CNN, "centred": [0, 4], "agent_id": True},
+        {**CNN, "centered": [0, 4], "agent_id": True},
         ["maps", "camera", ACTION_MASK, AGENT_CELL],
     ),
     "coma, derived": (DERIVED, {"name": "coma"}, CNN, ["maps", "camera", ACTION_MASK]),
@@ -190,7 +190,7 @@ def test_a_file_marks_actions_of_impossible_inputs(case: str, kind: Any, tmp_pat
         *((case, "onnx") for case in CASES),
         *(
             (case, "torch-export")
-            for case in ("mappo, masks", "mappo, continuous", "coma, centred")
+            for case in ("mappo, masks", "mappo, continuous", "coma, centered")
         ),
     ],
 )
