@@ -273,7 +273,7 @@ def completed_here(config: ExperimentConfig) -> ExperimentConfig:
     require_plugin("algorithm", config.algorithm.name)
     if config.network.name != "auto":
         require_plugin("network", config.network.name)
-    return resolve(config, _kinds(config)[:1])
+    return resolve(config, ("source" if config.supervised else "environment",))
 
 
 def changed(config: ExperimentConfig) -> dict[str, Any]:

@@ -92,26 +92,23 @@ def is_supervised(module: ModuleType) -> bool:
     return bool(getattr(module, "SUPERVISED", False))
 
 
-def require_fitting_algorithm(config: ExperimentConfig) -> None:
-    """Check that the algorithm learns from what the run has: an environment or a source.
+def misfit(config: ExperimentConfig) -> ConfigError:
+    """Return the error of an algorithm that does not learn from what the run has.
 
-    Raises:
-        ConfigError: naming the algorithms that do.
+    It names the algorithms that do: from an environment, or from a source.
     """
     name = config.algorithm.name
-    if is_supervised(load_plugin("algorithm", name)) == config.supervised:
-        return
     fitting = ", ".join(
         other
         for other in plugin_names("algorithm")
         if is_supervised(load_plugin("algorithm", other)) == config.supervised
     )
     if config.supervised:
-        raise ConfigError(
+        return ConfigError(
             f"algorithm '{name}' learns from an environment, the run has source "
             f"'{config.source.name}'; set algorithm.name to one of: {fitting}"
         )
-    raise ConfigError(
+    return ConfigError(
         f"algorithm '{name}' learns from a source of samples, the run has environment "
         f"'{config.environment.name}'; set algorithm.name to one of: {fitting}"
     )
@@ -123,7 +120,10 @@ def supervised_config(config: ExperimentConfig) -> SupervisedConfig:
     Raises:
         ConfigError: for an unknown algorithm or option.
     """
-    options = resolve_plugin("algorithm", config.algorithm).options
+    plugin = resolve_plugin("algorithm", config.algorithm)
+    if not is_supervised(plugin.module):
+        raise misfit(config)
+    options = plugin.options
     if not isinstance(options, SupervisedConfig):
         raise ConfigError(
             f"algorithm '{config.algorithm.name}' learns from samples: derive its Config from "
@@ -141,7 +141,6 @@ def build_supervised(
         ConfigError: for an unknown algorithm, network or option, or one that does not fit.
         SpecError: if the algorithm cannot learn from such samples, or has not the memory to.
     """
-    require_fitting_algorithm(config)
     name = config.algorithm.name
     module, options = load_plugin("algorithm", name), supervised_config(config)
     at_once = learning_from(options.batch_size, device, precision.dtype.itemsize)

@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 from torch import nn
 
-from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.algorithms.base import Algorithm, algorithm_config, build_algorithm
+from learner_service.algorithms.options import CriticConfig
+from learner_service.networks.building import resolve_network
 from learner_service.networks.stacked import StackedLinear
 from learner_service.runtime.precision import Precision
-from shared.config import PluginConfig
+from murmur.settings import resolve
+from shared.config import PluginConfig, load
 from shared.errors import ConfigError
 from tests.learner_service.algorithms.test_contract import make_spec
 from tests.learner_service.toys import CPU, map_spec
@@ -93,3 +96,21 @@ def test_a_critic_of_another_kind() -> None:
     algorithm = build("mappo", {"name": "impala", "channels": (4,)}, **cnn)
     names = [type(m).__name__ for m in algorithm.parts["critic"].modules()]  # type: ignore[attr-defined]
     assert "Residual" in names
+
+
+def test_a_critic_of_another_kind_is_built_from_a_resolved_configuration_too() -> None:
+    """As a run that is resumed has it: with all options of the policy's network."""
+    config = load(
+        {
+            "environment": {"name": "spread"},
+            "algorithm": {"name": "mappo", "critic_network": {"name": "mlp", "hidden": (4,)}},
+            "network": {"name": "cnn", "channels": (4,), "kernels": (3,), "strides": (1,)},
+        },
+        environ={},
+    )
+    options = resolve(config)
+    assert "centered" in options.network.options
+    algorithm = algorithm_config(options.algorithm)
+    assert isinstance(algorithm, CriticConfig)
+    critic = algorithm.network_of_critic(options.network)
+    assert resolve_network(critic, None).options.hidden == (4,)
