@@ -17,7 +17,8 @@ from benchmarks.acceptance.task import experiment, load_task
 from env_service.envs.vmas import Config, make
 from murmur.benchmarks._processes import Processes, Snapshot
 from murmur.benchmarks.effort import Effort
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.timestep import StepType
 
 DESCRIPTION = (

@@ -7,7 +7,7 @@ group `murmur.environments`) that has
     make(config, num_envs) -> VectorEnvironment
     BASELINES            name -> (environment) -> ScriptedPolicy; may be empty
 
-`package.module:Name` names a class that is a plug-in by itself: see shared.named_plugin.
+`package.module:Name` names a class that is a plug-in by itself: see shared.config.named_plugin.
 
 `env_service.checks.check_environment()` reports violations by an implementation.
 """
@@ -21,12 +21,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.checking import known_names
-from shared.config import PluginConfig, validate
+from shared.config import PluginConfig
+from shared.config.named_plugin import find_object, named_plugin
+from shared.config.plugins import load_plugin, plugin_failures
+from shared.config.section import known_names, validate
 from shared.errors import ConfigError
-from shared.named_plugin import find_object, named_plugin
 from shared.notices import Notices
-from shared.registry import load_plugin, plugin_failures
 from shared.seeding import episode_seeds, uniform
 from shared.spec import (
     ACTION_MASK,

@@ -34,8 +34,8 @@ from learner_service.training.run import Run
 from learner_service.training.share import share_of
 from learner_service.training.supervised import SupervisedRun
 from shared.addresses import host_and_port, port_or_any
-from shared.config import ExperimentConfig
-from shared.cores import with_threads
+from shared.config.cores import with_threads
+from shared.config.experiment import ExperimentConfig
 from shared.credentials import CredentialFolder, credentials_for, warn_if_insecure
 from shared.errors import ConnectionLostError
 from shared.files import make_folder, read_json, write_whole

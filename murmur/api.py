@@ -13,14 +13,13 @@ from env_service.environment import VectorEnvironment, make_environment
 from murmur.preparing import Source, prepare
 from murmur.run import Callback, Run
 from murmur.settings import environment_factory, resolve, setting
-from shared.config import ExperimentConfig, Overrides, code_of, config_names, load
-from shared.config_files import changes_of
-from shared.config_text import plain_data
+from shared.config.experiment import ExperimentConfig
+from shared.config.extras import advising
+from shared.config.files import Overrides, changes_of, code_of, config_names, load
+from shared.config.plugin_folders import refused_code
+from shared.config.plugins import plugin_names
+from shared.config.text import plain_data, plain_value
 from shared.errors import ConfigError
-from shared.extras import advising
-from shared.plugin_folders import refused_code
-from shared.registry import plugin_names
-from shared.yaml_text import plain_value
 
 Configuration = str | PathLike[str] | Mapping[str, object] | ExperimentConfig
 

@@ -19,7 +19,7 @@ from murmur.gpu_waits import GpuWait, gpu_waits
 from murmur.group_diagnosis import RankFigures, advice
 from murmur.latency import latency_lines
 from murmur.snapshots import Snapshot
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 from shared.ledger import since
 

@@ -11,10 +11,10 @@ from typing import Any
 from murmur.machine import commit, describe_machine, versions
 from murmur.run_folder import RunFolder
 from murmur.settings import completed_here
-from shared.config import ExperimentConfig, Overrides, config_names, load
-from shared.config_files import changes_of
-from shared.config_text import without_secrets
-from shared.cores import with_threads, with_workers
+from shared.config.cores import with_threads, with_workers
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import Overrides, changes_of, config_names, load
+from shared.config.text import without_secrets
 from shared.errors import ConfigError
 from shared.files import write_whole
 from shared.process import process_began

@@ -16,8 +16,9 @@ import murmur
 from env_service.metrics import METRICS as ENV_METRICS
 from learner_service.telemetry.metrics import METRICS as LEARNER_METRICS
 from murmur.machine import ROOT
-from shared.config import ExperimentConfig, PluginConfig
-from shared.registry import load_plugin, plugin_names
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.plugins import load_plugin, plugin_names
 
 FOLDER = ROOT / "docs" / "reference"
 _NOTE = "Written by `python -m murmur.reference`; a test compares this page with the code."

@@ -27,13 +27,12 @@ from murmur.report_charts import LEARNED, evaluation_charts, learning_charts, mi
 from murmur.run_folder import RunFolder
 from murmur.scores import Metric
 from murmur.text import duration, number
-from shared.config import ExperimentConfig
-from shared.config_text import comparable, plain_data, without_secrets
+from shared.config.experiment import ExperimentConfig
+from shared.config.text import comparable, one_line, plain_data, to_yaml, without_secrets
 from shared.errors import CheckpointError
 from shared.files import write_json, write_output
 from shared.notices import FILE as NOTICES
 from shared.notices import read_notices
-from shared.yaml_text import one_line, to_yaml
 
 Say = Callable[[str], None]
 

@@ -30,8 +30,9 @@ from typing import Any
 
 import psutil
 
-from shared.config import ExperimentConfig, Overrides, load
-from shared.config_text import config_text
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import Overrides, load
+from shared.config.text import config_text
 from shared.errors import CheckpointError, ConfigError
 from shared.files import make_folder, read_json, write_whole
 from shared.notices import FILE as NOTICES

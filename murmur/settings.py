@@ -15,22 +15,15 @@ from pydantic import BaseModel
 
 from env_service.adapters.kinds import recognise
 from env_service.environment import VectorEnvironment, environment_module, make_environment
-from shared.config import (
-    ExperimentConfig,
-    Overrides,
-    PluginConfig,
-    config_names,
-    find_config,
-    load,
-    validate,
-)
-from shared.config_files import changes_of, set_value
-from shared.config_text import plain_data
-from shared.cores import available_cores, choose
+from shared.config import PluginConfig
+from shared.config.cores import available_cores, choose
+from shared.config.experiment import ExperimentConfig
+from shared.config.extras import install_command
+from shared.config.files import Overrides, changes_of, config_names, find_config, load, set_value
+from shared.config.plugins import KINDS, load_plugin, plugin_names, require_plugin, resolve_plugin
+from shared.config.section import validate
+from shared.config.text import one_line, plain_data, to_yaml
 from shared.errors import ConfigError
-from shared.extras import install_command
-from shared.registry import KINDS, load_plugin, plugin_names, require_plugin, resolve_plugin
-from shared.yaml_text import one_line, to_yaml
 
 
 def has_torch() -> bool:
@@ -46,8 +39,8 @@ def environment_factory(name: str, options: Overrides) -> Callable[[int], Vector
 
     Args:
         name: name of an environment plug-in, or package.module:Name of a VectorEnvironment (see
-            shared.named_plugin), or of a PettingZoo parallel or Gymnasium environment, which is
-            made from the options' arguments.
+            shared.config.named_plugin), or of a PettingZoo parallel or Gymnasium environment, which
+            is made from the options' arguments.
         options: options of the plug-in; see section_options.
 
     Raises:

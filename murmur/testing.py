@@ -16,7 +16,9 @@ from learner_service.networks.inputs import InputShape
 from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.tools.export import random_observations
 from learner_service.tools.probe import Probe, make_up
-from shared.config import ExperimentConfig, LearnerConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.learner import LearnerConfig
 from shared.samples import SPLITS
 from shared.spec import ACTION_MASK, Discrete, EnvSpec
 from shared.timestep import StepType

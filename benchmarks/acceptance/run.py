@@ -41,10 +41,11 @@ from murmur.machine import RESULTS
 from murmur.results import provenance, require_clean_source
 from murmur.run_folder import RunFolder
 from murmur.settings import resolved_data
-from shared.config import ExperimentConfig, load
-from shared.cores import with_threads, with_workers
+from shared.config.cores import with_threads, with_workers
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
+from shared.config.plugins import plugin_names
 from shared.errors import ConfigError
-from shared.registry import plugin_names
 
 DESCRIPTION = "train the acceptance tests A1 to A9 and compare with what they have to reach"
 

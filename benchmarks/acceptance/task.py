@@ -8,9 +8,12 @@ import yaml
 from pydantic import Field, model_validator
 
 from benchmarks.acceptance.scores import Floats, interquartile_mean
-from shared.config import CONFIG_DIRS, ExperimentConfig, Section, validate
+from shared.config import Section
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import CONFIG_DIRS
+from shared.config.plugins import plugin_names
+from shared.config.section import validate
 from shared.errors import ConfigError
-from shared.registry import plugin_names
 
 TESTS = next((d / "acceptance" for d in CONFIG_DIRS if d.is_dir()), Path("configs/acceptance"))
 _PLATEAU = 1.0  # how near to a plateau is on it, in published units

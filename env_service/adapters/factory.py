@@ -9,9 +9,9 @@ from pydantic import AfterValidator, Field, field_validator
 from env_service.adapters.pixels import Reduction, Resize
 from env_service.adapters.teams import RETURN, TEAMS, Teams
 from shared.config import Section
+from shared.config.import_advice import import_advice
+from shared.config.named_plugin import find_object
 from shared.errors import ConfigError
-from shared.import_advice import import_advice
-from shared.named_plugin import find_object
 from shared.traces import error_message
 
 Factory = Callable[..., Any]

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from shared.config.extras import missing_advice
 from shared.errors import ConfigError
-from shared.extras import missing_advice
 from shared.timestep import Array
 
 Pixels = Annotated[int, Field(ge=4, le=1024)]

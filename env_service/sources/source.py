@@ -7,7 +7,7 @@ group `murmur.sources`) that has
     build(config) -> Source
 
 `package.module:Name` names a class or function that is a plug-in by itself: see
-shared.named_plugin.
+shared.config.named_plugin.
 """
 
 from typing import Protocol
@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.config import PluginConfig
+from shared.config.extras import extra_of, missing_advice
+from shared.config.plugins import plugin_failures, resolve_plugin
 from shared.errors import ConfigError
-from shared.extras import extra_of, missing_advice
 from shared.notices import Notices
-from shared.registry import plugin_failures, resolve_plugin
 from shared.samples import MASK, SampleSpec
 from shared.timestep import Array
 

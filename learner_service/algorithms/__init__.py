@@ -5,7 +5,7 @@ VARIANTS are plug-ins that differ from another one in options alone.
 
 from typing import Any
 
-from shared.registry import Variant
+from shared.config.plugins import Variant
 
 SUPPORT = {
     *(

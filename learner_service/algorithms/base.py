@@ -6,7 +6,7 @@ An algorithm plug-in is a module `learner_service/algorithms/<name>.py` that has
     build(config, spec, network, precision, device, seed)  -> Algorithm
 
 `package.module:Name` names a subclass of Algorithm that is a plug-in by itself: see
-shared.named_plugin.
+shared.config.named_plugin.
 """
 
 import math
@@ -31,11 +31,11 @@ from learner_service.storage.feed import Taken
 from learner_service.storage.frames import Frames, find_frames
 from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.storage import OBSERVATION, Storage
-from shared.augmentation import AugmentConfig
-from shared.config import ExperimentConfig, PluginConfig
-from shared.config_text import plain_data
+from shared.config import PluginConfig
+from shared.config.experiment import AugmentConfig, ExperimentConfig
+from shared.config.plugins import plugin_failures, resolve_plugin
+from shared.config.text import plain_data
 from shared.errors import ConfigError, SpecError
-from shared.registry import plugin_failures, resolve_plugin
 from shared.spec import EXPERT_ACTION, Discrete, EnvSpec
 
 B = TypeVar("B", bound=Taken)

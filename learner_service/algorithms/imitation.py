@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import OBSERVATION
-from shared.config import ImitationConfig
+from shared.config.experiment import ImitationConfig
 from shared.spec import EXPERT_ACTION
 
 LOGGED = ("imitation_loss", "imitation_share")

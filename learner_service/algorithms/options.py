@@ -13,10 +13,10 @@ from learner_service.networks.building import RESERVED
 from learner_service.networks.layers import LayersConfig
 from learner_service.networks.stacked import Sharing, resolve_sharing
 from learner_service.storage.flight import Demand, Flight, transitions_in, unmeasured
-from shared.checking import with_new_names
 from shared.config import PluginConfig, Section
+from shared.config.plugins import load_plugin
+from shared.config.section import with_new_names
 from shared.errors import ConfigError
-from shared.registry import load_plugin
 
 SHARING = "algorithm.share_parameters"  # options of several algorithms, for messages
 FROZEN = "algorithm.frozen_agents"

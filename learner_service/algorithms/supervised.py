@@ -26,10 +26,9 @@ from learner_service.runtime.memory import learning_from
 from learner_service.runtime.precision import Precision
 from learner_service.storage.sample_batch import SampleBatch
 from learner_service.telemetry.figures import Figures
-from shared.augmentation import AugmentConfig
-from shared.config import ExperimentConfig
+from shared.config.experiment import AugmentConfig, ExperimentConfig
+from shared.config.plugins import load_plugin, plugin_failures, plugin_names, resolve_plugin
 from shared.errors import ConfigError
-from shared.registry import load_plugin, plugin_failures, plugin_names, resolve_plugin
 from shared.samples import SampleSpec
 
 

@@ -9,7 +9,7 @@ from learner_service.augment.mixing import Mixing
 from learner_service.augment.presets import STRENGTHS, SampleAugment
 from learner_service.augment.shift import Colour, RandomShift
 from learner_service.augment.symmetry import Symmetries
-from shared.augmentation import AugmentConfig
+from shared.config.experiment import AugmentConfig
 from shared.errors import ConfigError
 from shared.spec import AGENT_CELL, EnvSpec
 

@@ -6,7 +6,8 @@ entry point in the group `murmur.networks`. It has
     Config                                     a frozen pydantic model of its options
     build(config, shape, num_outputs, slices)  -> nn.Module
 
-`package.module:Name` names an nn.Module class that is a plug-in by itself: see shared.named_plugin.
+`package.module:Name` names an nn.Module class that is a plug-in by itself: see
+shared.config.named_plugin.
 
 The module's `forward(image, vector)` maps [B, A, C, H, W] and [B, A, F], either of which is None
 where `shape` has none, to [B, A, num_outputs]. B may differ from call to call; B are joint rows, A
@@ -56,8 +57,8 @@ from learner_service.networks.recurrent import Recurrent
 from learner_service.networks.stacked import count_slices
 from learner_service.runtime.memory import learning, learning_from, require_room
 from shared.config import PluginConfig, Section
+from shared.config.plugins import Plugin, plugin_failures, resolve_plugin
 from shared.errors import ConfigError
-from shared.registry import Plugin, plugin_failures, resolve_plugin
 from shared.spec import EnvSpec
 
 _LEAST_NATURE = 36  # pixels a side; below, its three layers leave nothing

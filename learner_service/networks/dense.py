@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from learner_service.networks.footprint import dense_footprint
 from learner_service.runtime.memory import learning, require_room
 from shared.config import PluginConfig
+from shared.config.plugins import Plugin, plugin_failures, resolve_plugin
 from shared.errors import ConfigError
-from shared.registry import Plugin, plugin_failures, resolve_plugin
 
 _FURTHER = 2  # copies of the weights: their average, and what is published of it
 DEFAULT = "segformer"  # what `auto` is for images and masks

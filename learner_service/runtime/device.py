@@ -9,7 +9,8 @@ from importlib.util import find_spec
 
 import torch
 
-from shared.config import ExperimentConfig, LearnerConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.learner import LearnerConfig
 from shared.errors import ResourceError
 
 _SIDE, _BUDGET_S = 256, 0.02  # of a product to time: an emulated one takes 0.1 s

@@ -28,7 +28,7 @@ from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.readback import to_host
 from learner_service.runtime.streams import Fence
 from learner_service.serving.staging import Staging
-from shared.config import LeagueConfig
+from shared.config.experiment import LeagueConfig
 from shared.errors import CheckpointError, SpecError
 from shared.seeding import episode_seeds, uniform
 from shared.spec import EnvSpec, first_difference, without_expert

@@ -14,7 +14,7 @@ from learner_service.serving.session import Session
 from learner_service.serving.validation import check_contents, check_order
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.codec import ObservationCodec
-from shared.config import LearnerConfig
+from shared.config.learner import LearnerConfig
 from shared.errors import WireError
 from shared.notices import GIVEN_UP, unpack_notices
 from shared.row_check import RowCheck

@@ -15,7 +15,7 @@ from learner_service.serving.admission import Admission, Admitted, Context, Refu
 from learner_service.storage.epochs import Request
 from learner_service.storage.samples import SampleStore
 from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import MurmurError, SpecError, WireError
 from shared.notices import unpack_notices
 from shared.process import logger

@@ -22,7 +22,8 @@ from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.device import resolve_precision, select_device
 from learner_service.storage.replay import ReplayStorage
 from learner_service.tools.probe import Probe
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError, SpecError
 from shared.files import read_json
 from shared.process import logger

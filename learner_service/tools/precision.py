@@ -15,8 +15,7 @@ import torch
 from learner_service.algorithms.base import algorithm_config, with_options
 from learner_service.runtime.device import half_precision
 from learner_service.tools.probe import update_seconds
-from shared.augmentation import AugmentConfig
-from shared.config import ExperimentConfig
+from shared.config.experiment import AugmentConfig, ExperimentConfig
 from shared.files import read_json
 from shared.process import logger
 from shared.samples import SampleSpec

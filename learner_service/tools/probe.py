@@ -20,7 +20,7 @@ from learner_service.runtime.readback import to_host
 from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.sample_batch import SampleBatch
 from learner_service.storage.storage import OBSERVATION, Storage, Unroll
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.samples import SampleSpec
 from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Discrete, EnvSpec
 from shared.timestep import StepType

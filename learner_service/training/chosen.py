@@ -5,8 +5,8 @@ from learner_service.algorithms.supervised import is_supervised, misfit
 from learner_service.networks.building import observed_image, resolve_network
 from learner_service.networks.dense import dense_plugin
 from learner_service.storage.flight import Flight
-from shared.config import ExperimentConfig
-from shared.registry import resolve_plugin
+from shared.config.experiment import ExperimentConfig
+from shared.config.plugins import resolve_plugin
 from shared.samples import SampleSpec
 from shared.spec import EnvSpec
 

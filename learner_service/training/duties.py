@@ -17,7 +17,7 @@ from learner_service.storage.feed import Feed, Taken
 from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.ledger import enter
 
 if TYPE_CHECKING:

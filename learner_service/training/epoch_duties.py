@@ -19,7 +19,7 @@ from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.notices import NoticeLog
 from learner_service.telemetry.progress import Progress
 from shared.class_census import class_problems
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import MurmurError
 from shared.ledger import enter
 from shared.notices import Notice

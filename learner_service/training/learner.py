@@ -31,7 +31,7 @@ from learner_service.training.duties import Duties
 from learner_service.training.last_finite import LastFinite
 from learner_service.training.report import Report
 from learner_service.training.rounds import Rounds
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import CheckpointError, MurmurError
 from shared.ledger import enter
 from shared.process import logger

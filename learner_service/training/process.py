@@ -30,12 +30,12 @@ from learner_service.training.learner import Learner
 from learner_service.training.resume import warn_of_changed_plugins
 from learner_service.training.share import begin_alike
 from learner_service.training.start_from import load_origin
-from shared.config import ExperimentConfig
-from shared.config_text import config_text
+from shared.config.experiment import ExperimentConfig
+from shared.config.plugin_folders import plugin_files
+from shared.config.text import config_text
 from shared.errors import MurmurError, ResourceError, SpecError
 from shared.files import disk_error, make_folder, write_whole
 from shared.ledger import Ledger
-from shared.plugin_folders import plugin_files
 from shared.process import CriticalThread, end_process, exit_code, logger
 from shared.run_lock import RunLock
 

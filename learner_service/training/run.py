@@ -52,8 +52,8 @@ from learner_service.training.share import (
 )
 from learner_service.training.start_from import start_acting
 from learner_service.training.warm_up import WarmUp, check_in_flight, warn_of_waiting
-from shared.config import ExperimentConfig
-from shared.config_text import config_text
+from shared.config.experiment import ExperimentConfig
+from shared.config.text import config_text
 from shared.errors import ConfigError, ResourceError, SpecError
 from shared.process import (
     logger,

@@ -11,7 +11,7 @@ from torch import nn
 from learner_service.algorithms.base import Algorithm, algorithm_config, with_options
 from learner_service.group.group import Group
 from learner_service.tools.precision import Measure, fit_precision
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 from shared.samples import SampleSpec
 from shared.spec import EnvSpec

@@ -25,13 +25,13 @@ from learner_service.networks.building import observed_image, resolved_name
 from learner_service.networks.dense import DEFAULT as DENSE
 from learner_service.networks.dense import dense_plugin
 from learner_service.training.chosen import resolve
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.text import one_line
 from shared.errors import CheckpointError, ConfigError
 from shared.files import write_whole
 from shared.process import logger
 from shared.samples import SampleSpec
 from shared.spec import EnvSpec, agent_order, first_difference, without_expert
-from shared.yaml_text import one_line
 
 STARTED_FROM = "started_from.json"  # in the run's folder
 _SHOWN = 6  # tensors that the screen names; the log and the file name all

@@ -22,8 +22,8 @@ from learner_service.training.epoch_duties import EpochDuties
 from learner_service.training.process import RunProcess
 from learner_service.training.share import share_of, with_precision
 from learner_service.training.start_from import start_supervised
-from shared.config import ExperimentConfig
-from shared.config_text import config_text
+from shared.config.experiment import ExperimentConfig
+from shared.config.text import config_text
 from shared.errors import ConfigError, MurmurError, SpecError
 from shared.process import end_process, logger
 from shared.samples import SampleSpec

@@ -9,7 +9,7 @@ from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.storage.flight import Flight, Speed
 from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 from shared.process import logger
 

@@ -9,8 +9,8 @@ from murmur import settings
 from murmur.run_folder import RunFolder
 from murmur.scores import Curve, Metric, last_progress, read_curve, state_of
 from murmur.sweeps.folder import find_runs
-from shared.config import ExperimentConfig
-from shared.config_text import plain_data
+from shared.config.experiment import ExperimentConfig
+from shared.config.text import plain_data
 from shared.errors import ConfigError
 
 # Options that say where and how fast a run works, not what it learns.

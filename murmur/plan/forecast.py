@@ -10,7 +10,7 @@ from murmur.plan.model import Costs, Group, Outcome, System
 from murmur.plan.simulate import Limits, Simulation
 from murmur.plan.stated import Network, exchange_s
 from murmur.plan.storage import Replays
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 
 _FULL = 0.9  # a resource that works more than this sets the rate
 _WAITS = 0.3  # share of the sessions, or of the time, that wait: more of it is a limit

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from learner_service.storage.flight import Demand, Flight, Speed, plan, unmeasured
 from murmur.plan.storage import Replays
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 
 _PLANNED_LAG = 1  # until the first updates have chosen one

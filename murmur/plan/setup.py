@@ -15,9 +15,9 @@ from murmur.plan.learning import Task
 from murmur.plan.model import Costs
 from murmur.plan.simulate import Limits, Simulation
 from murmur.run_folder import RunFolder
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.plugins import resolve_plugin
 from shared.errors import ConfigError
-from shared.registry import resolve_plugin
 from shared.spec import EnvSpec
 from shared.timestep import StepType
 
@@ -146,7 +146,7 @@ def calibrated(
 ) -> Costs:
     """Fit costs to windows, and the time on the way so that the first one comes out as measured."""
     costs = costs_of(windows, threads=max(1, config.learner.num_threads))
-    from shared.cores import available_cores
+    from shared.config.cores import available_cores
 
     cores = max(1, round(available_cores()))
     measured = windows[0].rows / windows[0].seconds

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from shared.config import ExperimentConfig, config_names, load, validate
-from shared.config_files import read_file
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import config_names, load, read_file
+from shared.config.section import Section, validate
+from shared.config.text import NO_YAML, one_line, parse_yaml, short
 from shared.errors import ConfigError
-from shared.section import Section
-from shared.yaml_text import NO_YAML, one_line, parse_yaml, short
 
 DISTRIBUTIONS = ("uniform", "log_uniform", "integers", "choice")
 OWN_KEYS = {"run.seed": "seeds", "run.name": "name", "run.directory": "directory"}

@@ -11,7 +11,8 @@ from learner_service.algorithms.maddpg import Config
 from learner_service.tools.probe import Probe
 from murmur.machine import RESULTS
 from murmur.settings import config_summary, resolved_data
-from shared.config import config_names, find_config, load, validate
+from shared.config.files import config_names, find_config, load
+from shared.config.section import validate
 
 TUNED = {  # configuration: test of the acceptance suite, its algorithm
     "simple-spread": ("A5", "maddpg"),

@@ -12,7 +12,8 @@ from env_service.environment import ScriptedPolicy
 from env_service.envs.formation.baselines import BASELINES, PursuitPolicy
 from env_service.envs.formation.config import Config
 from env_service.envs.formation.environment import Formation, make
-from shared.config import load, validate
+from shared.config.files import load
+from shared.config.section import validate
 from shared.errors import ConfigError
 from shared.timestep import StepType, TimeStep
 

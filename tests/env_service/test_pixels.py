@@ -11,7 +11,8 @@ from gymnasium.spaces import Box
 from env_service.adapters.observations import ObservationLayout, state_layout
 from env_service.adapters.pixels import Reduction, Resize
 from env_service.environment import make_environment
-from shared.config import PluginConfig, validate
+from shared.config import PluginConfig
+from shared.config.section import validate
 from shared.errors import ConfigError
 from shared.timestep import Array
 

@@ -11,7 +11,8 @@ from rich.console import Console
 from murmur.check_source import examine, show, write_sheet
 from murmur.cli import main
 from murmur.settings import resolve, source_config
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 from shared.samples import SampleSpec
 from shared.spec import ArraySpec

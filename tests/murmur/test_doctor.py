@@ -19,9 +19,10 @@ from murmur.diagnosis import diagnose
 from murmur.doctor import examine, show
 from murmur.run_folder import RunFolder
 from murmur.snapshots import UPDATES, Snapshot, from_metrics, from_prometheus, from_run
-from shared.config import PluginConfig, load
+from shared.config import PluginConfig
+from shared.config.files import load
+from shared.config.plugins import resolve_plugin
 from shared.errors import ConfigError
-from shared.registry import resolve_plugin
 from tests.learner_service.toys import vector_spec
 
 START = Snapshot(1000.0, 0, 0, 0.0, {"inference": {"start": 1.0}, "learner": {"start": 1.0}}, 3)

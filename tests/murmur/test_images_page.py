@@ -10,7 +10,7 @@ import pytest
 from murmur.check_source import examine
 from murmur.machine import ROOT
 from murmur.settings import resolved_data, source_config
-from shared.config import load
+from shared.config.files import load
 
 PAGE = (ROOT / "docs" / "images.md").read_text()
 

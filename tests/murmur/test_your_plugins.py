@@ -18,9 +18,9 @@ from murmur import testing
 from murmur.machine import ROOT
 from murmur.new import write_skeleton
 from murmur.settings import resolved_data
-from shared.config import load
+from shared.config.files import load
+from shared.config.plugin_folders import look_in
 from shared.errors import ConfigError
-from shared.plugin_folders import look_in
 from tests.murmur.test_cli import murmur
 
 PAGES = {

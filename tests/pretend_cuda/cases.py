@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.derived import Channel, DerivedMap
 from shared.spec import (
     ACTION_MASK,

@@ -17,7 +17,7 @@ from learner_service.serving.league import split
 from learner_service.serving.session import Session
 from learner_service.training.run import Run
 from shared.codec import ActionCodec
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EnvSpec
 from shared.timestep import Array, StepType, TimeStep

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from murmur.machine import ROOT
-from shared import extras
-from shared.extras import extra_of, install_command, missing_advice
+from shared.config import extras
+from shared.config.extras import extra_of, install_command, missing_advice
 
 
 class Installed:

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from shared.config import load
-from shared.config_text import plain_data
+from shared.config.files import load
+from shared.config.named_plugin import named_plugin, require_module
+from shared.config.plugin_folders import folders_in_use, look_in, plugin_files, refused_code
+from shared.config.plugins import load_plugin, require_plugin
+from shared.config.text import difference, parse_yaml, plain_data, to_yaml
 from shared.errors import ConfigError
-from shared.named_plugin import named_plugin, require_module
-from shared.plugin_folders import folders_in_use, look_in, plugin_files, refused_code
-from shared.registry import load_plugin, require_plugin
-from shared.yaml_text import difference, parse_yaml, to_yaml
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from learner_service import algorithms
-from shared.config import validate
+from shared.config.plugins import load_plugin, plugin_names
+from shared.config.section import validate
 from shared.errors import ConfigError
-from shared.registry import load_plugin, plugin_names
 
 GROUP = "murmur.environments"
 
@@ -48,14 +48,14 @@ def test_what_is_advised_for_another_name_is_valid() -> None:
 
 def test_an_entry_point_of_another_package_is_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint(name="outside", value="shared.timestep", group=GROUP)
-    monkeypatch.setattr("shared.registry.entry_points", lambda group: [entry])
+    monkeypatch.setattr("shared.config.plugins.entry_points", lambda group: [entry])
     assert "outside" in plugin_names("environment")
     assert load_plugin("environment", "outside").__name__ == "shared.timestep"
 
 
 def test_a_package_cannot_take_the_place_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint(name="spread", value="shared.timestep", group=GROUP)
-    monkeypatch.setattr("shared.registry.entry_points", lambda group: [entry])
+    monkeypatch.setattr("shared.config.plugins.entry_points", lambda group: [entry])
     assert load_plugin("environment", "spread").__name__ == "env_service.envs.spread"
 
 

@@ -15,13 +15,12 @@ from learner_service.telemetry.scalars import scalars_of
 from learner_service.telemetry.tracking.mlflow_sink import MlflowSink
 from learner_service.telemetry.tracking.sink import Point
 from learner_service.telemetry.tracking.wandb_sink import WandbSink
-from shared.config_text import comparable, without_secrets
+from shared.config.experiment import TrackingConfig
+from shared.config.extras import missing_advice
+from shared.config.text import comparable, one_line, parse_yaml, without_secrets
 from shared.errors import ConfigError, ResourceError
-from shared.extras import missing_advice
 from shared.files import make_folder, read_json, write_whole
 from shared.process import logger
-from shared.tracking_config import TrackingConfig
-from shared.yaml_text import one_line, parse_yaml
 
 _BLOCK = 1 << 20  # bytes of progress.jsonl that are read at once
 _KINDS = ("progress", "evaluation")

@@ -76,9 +76,9 @@ ROOMS = ("networks", "runtime", "serving", "storage", "telemetry", "training", "
 
 def test_no_other_room_names_an_option_of_an_algorithm() -> None:
     """`algorithm.name` is murmur's own, all else is for the algorithm to name."""
-    root = Path(options_of_murmur.__file__).parents[1]
+    root = Path(options_of_murmur.__file__).parents[2]
     files = [f for room in ROOMS for f in (root / "learner_service" / room).glob("*.py")]
-    files += [*(root / "shared").glob("*.py"), *(root / "env_service").rglob("*.py")]
+    files += [*(root / "shared").rglob("*.py"), *(root / "env_service").rglob("*.py")]
     assert len(files) > 50
     named = [
         (file.name, node.value)

@@ -17,8 +17,8 @@ from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.storage import OBSERVATION, Unroll
-from shared.augmentation import AugmentConfig
 from shared.config import PluginConfig
+from shared.config.experiment import AugmentConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.pretend_cuda import Kind, pretend_cuda
 

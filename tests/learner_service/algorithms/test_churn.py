@@ -25,7 +25,7 @@ from learner_service.storage.flight import Speed
 from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.storage import Unroll
 from shared.config import PluginConfig
-from shared.config_text import plain_data
+from shared.config.text import plain_data
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from shared.timestep import StepType
 from tests.learner_service.taped_graphs import taped

@@ -19,7 +19,7 @@ from learner_service.runtime.precision import Precision
 from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig
-from shared.registry import resolve_plugin
+from shared.config.plugins import resolve_plugin
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.reference_layers import looped, stacked_layers
 from tests.learner_service.toys import (

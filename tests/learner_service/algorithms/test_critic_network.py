@@ -11,7 +11,8 @@ from learner_service.networks.building import resolve_network
 from learner_service.networks.stacked import StackedLinear
 from learner_service.runtime.precision import Precision
 from murmur.settings import resolve
-from shared.config import PluginConfig, load
+from shared.config import PluginConfig
+from shared.config.files import load
 from shared.errors import ConfigError
 from tests.learner_service.algorithms.test_contract import make_spec
 from tests.learner_service.toys import CPU, map_spec

@@ -13,7 +13,9 @@ from learner_service.algorithms.frozen import FrozenAgents
 from learner_service.checkpoint import load_algorithm
 from learner_service.runtime.precision import Precision
 from learner_service.storage.storage import OBSERVATION
-from shared.config import ExperimentConfig, PluginConfig, validate
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.errors import CheckpointError, ConfigError
 from shared.spec import AGENT_MASK, EnvSpec
 from tests.learner_service.algorithms.test_contract import ENTRIES, Case, Entry

@@ -14,7 +14,8 @@ from learner_service.algorithms.options import OnPolicyCriticConfig
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.tools.probe import Probe
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 from shared.spec import EnvSpec
 from tests.learner_service.algorithms.test_mappo import batch_for

@@ -21,8 +21,9 @@ from learner_service.checkpoint import spec_text
 from learner_service.runtime.precision import Precision
 from learner_service.storage.storage import OBSERVATION
 from learner_service.tools.export import export_policy
-from shared.augmentation import AugmentConfig
-from shared.config import ExperimentConfig, PluginConfig, validate
+from shared.config import PluginConfig
+from shared.config.experiment import AugmentConfig, ExperimentConfig
+from shared.config.section import validate
 from shared.errors import ConfigError
 from shared.spec import AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
 from shared.symmetry import ArrayChange, Symmetry

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from shared.config import validate
+from shared.config.plugins import load_plugin
+from shared.config.section import validate
 from shared.errors import ConfigError
-from shared.registry import load_plugin
 
 ALONE = {"centralized": False}
 TD3 = {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}

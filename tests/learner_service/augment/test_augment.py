@@ -5,8 +5,8 @@ import torch
 
 from learner_service.augment import build_augment, build_rl_augment
 from learner_service.augment.base import Augment
-from shared.augmentation import AugmentConfig
-from shared.config import validate
+from shared.config.experiment import AugmentConfig
+from shared.config.section import validate
 from shared.errors import ConfigError
 from shared.spec import AGENT_CELL, ArraySpec, Discrete, EnvSpec
 

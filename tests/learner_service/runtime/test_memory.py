@@ -25,7 +25,8 @@ from learner_service.storage.frames import find_frames
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.replay_config import ReplayConfig
 from learner_service.storage.rollout_storage import RolloutStorage
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ResourceError, SpecError
 from shared.samples import SampleSpec
 from shared.spec import ArraySpec, Discrete, EnvSpec

@@ -18,9 +18,9 @@ from learner_service.telemetry.progress import Progress, ProgressLog
 from learner_service.telemetry.tracking.forwarder import Forwarder, flattened, require_trackers
 from learner_service.telemetry.tracking.sink import Point
 from murmur.cli import main
-from shared.config import load
+from shared.config.experiment import TrackingConfig
+from shared.config.files import load
 from shared.errors import ConfigError, ResourceError
-from shared.tracking_config import TrackingConfig
 from tests.waiting import wait_until
 
 RETURN = {"mean": -2.5, "std": 1.0, "ci95": [-3.0, -2.0], "episodes": 8}

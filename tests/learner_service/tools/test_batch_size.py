@@ -12,7 +12,9 @@ import torch
 from learner_service.runtime.precision import Precision
 from learner_service.tools import batch_size
 from learner_service.tools.batch_size import _Meter, fit_batch_size, largest
-from shared.config import ExperimentConfig, PluginConfig, load
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
 from shared.errors import ConfigError
 from tests.learner_service.toys import vector_spec
 
@@ -51,7 +53,7 @@ def config(budget_gib: float, *more: str) -> ExperimentConfig:
 SIZE_IN_A_FRESH_PROCESS = """
 import sys
 from pathlib import Path
-from shared.registry import resolve_plugin
+from shared.config.plugins import resolve_plugin
 from learner_service.tools.batch_size import fit_batch_size
 from learner_service.runtime.device import keep_freed_memory
 from tests.learner_service.tools.test_batch_size import config

@@ -25,7 +25,8 @@ from learner_service.tools.export import (
     random_observations,
 )
 from murmur.cli import main
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 from shared.derived import Channel, DerivedMap
 from shared.errors import ConfigError, MurmurError, ResourceError
 from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, STATE, ArraySpec, EnvSpec

@@ -17,7 +17,8 @@ from learner_service.group.group import ALONE
 from learner_service.runtime.precision import Precision
 from learner_service.storage.storage import OBSERVATION
 from learner_service.training.start_from import Origin, load_origin, start_acting
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.errors import CheckpointError, ConfigError
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import ArraySpec, Continuous, EnvSpec

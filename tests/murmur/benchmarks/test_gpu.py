@@ -58,9 +58,9 @@ from murmur.benchmarks.launches import PRESETS
 from murmur.child import child_environment
 from murmur.cli import app
 from murmur.machine import ROOT
-from shared.config import load
+from shared.config.files import load
+from shared.config.plugins import resolve_plugin
 from shared.errors import ConfigError
-from shared.registry import resolve_plugin
 from tests.pretend_cuda import Kind, pretend_cuda
 
 SYNTHETIC = [sys.executable, "-c"]

@@ -32,7 +32,8 @@ from murmur.plan.show import show
 from murmur.plan.simulate import Limits
 from murmur.plan.storage import Replays
 from murmur.run_folder import RunFolder
-from shared.config import ExperimentConfig, load
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
 from shared.errors import ConfigError
 
 TASK = Task(agents=3, max_episode_steps=25)

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from shared.errors import ConfigError
 
 DISTRIBUTION = "murmur-marl"
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _EXTRAS = {
     "torch": "learner",
     "kornia": "learner",

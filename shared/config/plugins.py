@@ -16,12 +16,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
-from shared.checking import validate
-from shared.config_text import plain_data
+from shared.config.named_plugin import named_plugin, require_module
+from shared.config.plugin_folders import folders_in_use
+from shared.config.section import PluginConfig, validate
+from shared.config.text import plain_data
 from shared.errors import ConfigError, MurmurError
-from shared.named_plugin import named_plugin, require_module
-from shared.plugin_folders import folders_in_use
-from shared.section import PluginConfig
 from shared.traces import error_message, place_of
 
 logger = logging.getLogger("murmur")

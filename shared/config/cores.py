@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shared.addresses import is_loopback, learner_addresses
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.control_groups import own_groups
 
 _MOST_THREADS = 8  # networks of usual size gain nothing from more
