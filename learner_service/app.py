@@ -148,7 +148,7 @@ def _prepared(
     set_up_process()
     config = resolve(config)  # wrong settings are refused before anything is written
     if not serve_only:
-        require_trackers(config.tracking)
+        require_trackers(config.tracking.services)
         require_nothing_measured(config, run_dir)
         config = with_device(config)
     make_folder(run_dir)

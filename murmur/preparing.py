@@ -10,7 +10,7 @@ from typing import Any
 
 from murmur.machine import commit, describe_machine, versions
 from murmur.run_folder import RunFolder
-from murmur.settings import completed_here
+from murmur.settings import TASK, resolve
 from shared.config.cores import with_threads, with_workers
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import Overrides, changes_of, config_names, load
@@ -125,7 +125,7 @@ def _for_this_machine(config: ExperimentConfig, learners: int) -> ExperimentConf
     Raises:
         ConfigError: for an invalid option, or if a learner would have no session.
     """
-    config = with_workers(with_threads(completed_here(config), learners), learners)
+    config = with_workers(with_threads(resolve(config, TASK), learners), learners)
     server = config.env_server
     # A worker of a sync run has one learner, that of a source one session.
     one = config.learner.pipeline == "sync" or config.supervised

@@ -41,26 +41,15 @@ from shared.run_lock import LOCK_FILE, RunLock
 
 EPISODE = "episode.npz"
 # What a run that has no checkpoint may have written.
+_FILES = "config.yaml command.json learner.json progress.jsonl counters.bin batch-size.json"
+_FOLDERS = "checkpoints tensorboard tracking profile logs evaluations"
 _WRITTEN = (
-    *(
-        "config.yaml",
-        "command.json",
-        "learner.json",
-        "progress.jsonl",
-        "counters.bin",
-        EPISODE,
-        NOTICES,
-    ),
-    *(
-        "batch-size.json",
-        "started_from.json",
-        "checkpoints",
-        "tensorboard",
-        "tracking",
-        "profile",
-        "logs",
-        "evaluations",
-    ),
+    *_FILES.split(),
+    "precision.json",
+    "started_from.json",
+    EPISODE,
+    NOTICES,
+    *_FOLDERS.split(),
 )
 
 

@@ -4,7 +4,7 @@ import ast
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import takewhile
@@ -24,6 +24,8 @@ from shared.config.plugins import KINDS, load_plugin, plugin_names, require_plug
 from shared.config.section import validate
 from shared.config.text import one_line, plain_data, to_yaml
 from shared.errors import ConfigError
+
+TASK = ("environment", "source")  # kinds of plug-ins: a configuration names one of them
 
 
 def has_torch() -> bool:
@@ -220,21 +222,24 @@ def _kinds(config: ExperimentConfig) -> tuple[str, ...]:
     return ("source" if config.supervised else "environment", "algorithm", "network")
 
 
-def resolve(config: ExperimentConfig, kinds: Iterable[str] | None = None) -> ExperimentConfig:
+def resolve(config: ExperimentConfig, kinds: Sequence[str] | None = None) -> ExperimentConfig:
     """Complete the configuration with every default of its plug-ins.
 
     Args:
         config: the configuration.
-        kinds: kinds of plug-ins: "environment" or "source", "algorithm", "network"; None: all it
-            names.
+        kinds: kinds of plug-ins to complete; None: all. The others must only exist: they are not
+            imported. With TASK alone nothing imports torch; the learner completes the rest.
 
     Raises:
         ConfigError: for a plug-in that does not exist or an option that it does not have.
     """
     whole = {}
-    for kind in _kinds(config) if kinds is None else kinds:
+    for kind in _kinds(config):
         plugin: PluginConfig = getattr(config, kind)
-        if plugin_model(kind, plugin) is not None:
+        if kinds is not None and kind not in kinds:
+            if plugin.name != "auto":
+                require_plugin(kind, plugin.name)
+        elif plugin_model(kind, plugin) is not None:
             whole[kind] = resolve_plugin(kind, plugin).config
             resolve_plugin(kind, whole[kind])  # as the services read it: checks the defaults too
     config = config.changed(whole)
@@ -252,21 +257,6 @@ def resolved_data(config: ExperimentConfig) -> dict[str, Any]:
         ConfigError: see `resolve`.
     """
     return plain_data(resolve(config))
-
-
-def completed_here(config: ExperimentConfig) -> ExperimentConfig:
-    """Complete the configuration with its environment's defaults; the learner completes the rest.
-
-    It imports neither algorithm nor network, and so not torch: it checks only that they exist.
-
-    Raises:
-        ConfigError: for a plug-in that does not exist or an option that its environment or source
-            lacks.
-    """
-    require_plugin("algorithm", config.algorithm.name)
-    if config.network.name != "auto":
-        require_plugin("network", config.network.name)
-    return resolve(config, ("source" if config.supervised else "environment",))
 
 
 def changed(config: ExperimentConfig) -> dict[str, Any]:

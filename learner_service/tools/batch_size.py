@@ -21,7 +21,7 @@ from learner_service.algorithms.base import algorithm_config, with_options
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.device import resolve_precision, select_device
 from learner_service.storage.replay import ReplayStorage
-from learner_service.tools.probe import Probe
+from learner_service.tools.probe import Probe, depends_on
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError, SpecError
@@ -142,25 +142,14 @@ def largest(fits: Callable[[int], bool], first: int, most: int) -> int:
 
 
 def _depends_on(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -> dict[str, Any]:
-    """What the size depends on, as it comes back from JSON."""
+    """Return what the size depends on, as it is read back from JSON."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        memory = {"device": properties.name, "bytes": properties.total_memory}
+        memory: dict[str, Any] = {"device": properties.name, "bytes": properties.total_memory}
     else:
         memory = {"device": device.type, "gib": config.learner.memory_budget_gib}
-    depends_on: dict[str, Any] = json.loads(
-        json.dumps(
-            {
-                "algorithm": [config.algorithm.name, config.algorithm.options],
-                "network": config.network.model_dump(),
-                "precision": resolve_precision(config.learner, device),
-                "environment": repr(spec),
-                **memory,
-            },
-            default=repr,
-        )
-    )
-    return depends_on
+    precision = resolve_precision(config.learner, device)
+    return depends_on(config, spec, precision=precision, **memory)
 
 
 def _allowed(config: ExperimentConfig, device: torch.device) -> float:

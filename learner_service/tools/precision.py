@@ -14,7 +14,7 @@ import torch
 
 from learner_service.algorithms.base import algorithm_config, with_options
 from learner_service.runtime.device import half_precision
-from learner_service.tools.probe import update_seconds
+from learner_service.tools.probe import depends_on, update_seconds
 from shared.config.experiment import AugmentConfig, ExperimentConfig
 from shared.files import read_json
 from shared.process import logger
@@ -92,21 +92,14 @@ def _trial(config: ExperimentConfig) -> ExperimentConfig:
 def _depends_on(
     config: ExperimentConfig, spec: EnvSpec | SampleSpec, device: torch.device
 ) -> dict[str, Any]:
-    """What the choice depends on, as it comes back from JSON."""
-    augmented = config.augment != AugmentConfig()
-    depends_on: dict[str, Any] = json.loads(
-        json.dumps(
-            {
-                "device": torch.cuda.get_device_properties(device).name,
-                "torch": torch.__version__,
-                "cuda_graph": config.learner.cuda_graph,
-                "compile": config.learner.compile,
-                "algorithm": [config.algorithm.name, config.algorithm.options],
-                "network": config.network.model_dump(),
-                "environment": repr(spec),
-                **({"augment": config.augment.model_dump(mode="json")} if augmented else {}),
-            },
-            default=repr,
-        )
+    """Return what the choice depends on, as it is read back from JSON."""
+    augment = config.augment.model_dump(mode="json")
+    return depends_on(
+        config,
+        spec,
+        device=torch.cuda.get_device_properties(device).name,
+        torch=torch.__version__,
+        cuda_graph=config.learner.cuda_graph,
+        compile=config.learner.compile,
+        **({} if config.augment == AugmentConfig() else {"augment": augment}),
     )
-    return depends_on

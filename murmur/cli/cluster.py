@@ -152,10 +152,10 @@ def slurm(
 
 def _settings(config: str, overrides: list[str] | None) -> "ExperimentConfig":
     """Load and check the configuration here."""
-    from murmur.settings import completed_here
+    from murmur.settings import TASK, resolve
     from shared.config.files import load
 
-    return completed_here(load(config, list(overrides or [])))
+    return resolve(load(config, list(overrides or [])), TASK)
 
 
 def _new_folder(settings: "ExperimentConfig") -> Path:

@@ -225,10 +225,10 @@ def experiment(
     Raises:
         ConfigError: if they do not fit together.
     """
-    from murmur.settings import completed_here, resolve
+    from murmur.settings import TASK, resolve
 
     ports = {"learner.port": 0, "learner.metrics_port": 0, "env_server.metrics_port": 0}
     items = {**ports, **spec.set, **settings, "run.name": name}
     loaded = load(config, [f"{k}={one_line(v)}" for k, v in items.items()])
     resolve(loaded)  # a wrong option of an algorithm or network too ends the sweep here
-    return completed_here(loaded)
+    return resolve(loaded, TASK)

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,16 @@ _PICTURES = (".gif", ".mp4", ".png")
 _SINKS: dict[str, type[WandbSink | MlflowSink]] = {"wandb": WandbSink, "mlflow": MlflowSink}
 
 
-def require_trackers(config: TrackingConfig) -> None:
-    """Check that the libraries of the configured trackers are installed.
+def require_trackers(names: Iterable[str]) -> None:
+    """Check that the libraries of trackers are installed.
+
+    Args:
+        names: names of the trackers, see TrackingConfig.services.
 
     Raises:
         ConfigError: naming the extra.
     """
-    for name in config.services:
+    for name in names:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # a folder of that name is no library
             raise ConfigError(f"tracking.loggers: {name}: {missing_advice(name, name)}")

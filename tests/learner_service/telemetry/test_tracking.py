@@ -302,6 +302,6 @@ def test_a_missing_library_is_named_with_its_extra(
     monkeypatch.setattr("sys.meta_path", __import__("sys").meta_path[-1:])
     monkeypatch.delitem(__import__("sys").modules, "wandb", raising=False)
     with pytest.raises(ConfigError, match=r"wandb.*not installed.*\[wandb\]"):
-        require_trackers(TrackingConfig(loggers=("tensorboard", "wandb")))
+        require_trackers(TrackingConfig(loggers=("tensorboard", "wandb")).services)
     with pytest.raises(ConfigError, match="'wandb' is listed 2 times"):
         load("spread", ["tracking.loggers=[wandb, wandb]"], {})
