@@ -91,7 +91,7 @@ def is_supervised(module: ModuleType) -> bool:
     return bool(getattr(module, "SUPERVISED", False))
 
 
-def misfit(config: ExperimentConfig) -> ConfigError:
+def wrong_algorithm(config: ExperimentConfig) -> ConfigError:
     """Return the error of an algorithm that does not learn from what the run has.
 
     It names the algorithms that do: from an environment, or from a source.
@@ -121,7 +121,7 @@ def supervised_config(config: ExperimentConfig) -> SupervisedConfig:
     """
     plugin = resolve_plugin("algorithm", config.algorithm)
     if not is_supervised(plugin.module):
-        raise misfit(config)
+        raise wrong_algorithm(config)
     options = plugin.options
     if not isinstance(options, SupervisedConfig):
         raise ConfigError(

@@ -1,7 +1,7 @@
 """The configuration of a run, resolved: with what its plug-ins take, and what was chosen for it."""
 
 from learner_service.algorithms.base import algorithm_config, with_options
-from learner_service.algorithms.supervised import is_supervised, misfit
+from learner_service.algorithms.supervised import is_supervised, wrong_algorithm
 from learner_service.networks.building import observed_image, resolve_network
 from learner_service.networks.dense import dense_plugin
 from learner_service.storage.flight import Flight
@@ -30,7 +30,7 @@ def resolve(
     """
     algorithm, network = resolve_plugin("algorithm", config.algorithm), config.network
     if is_supervised(algorithm.module) != config.supervised:
-        raise misfit(config)
+        raise wrong_algorithm(config)
     if network.name == "auto" and spec is None:
         pass
     elif config.supervised:

@@ -99,7 +99,7 @@ def test_a_critic_of_another_kind() -> None:
     assert "Residual" in names
 
 
-def test_a_critic_of_another_kind_is_built_from_a_resolved_configuration_too() -> None:
+def test_a_resolved_network_has_a_critic_of_another_kind() -> None:
     """As a run that is resumed has it: with all options of the policy's network."""
     config = load(
         {
