@@ -27,8 +27,8 @@ from murmur.child import murmur_command
 from murmur.machine import commit_of
 from murmur.results import provenance, require_clean_source, run_command, save_result
 from murmur.run_folder import RunFolder
+from shared.config.extras import missing_advice
 from shared.errors import ResourceError
-from shared.extras import missing_advice
 
 DESCRIPTION = (
     "share of rows dropped and return at equal steps learned from, on defaults, of six tasks: "

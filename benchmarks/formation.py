@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from env_service.envs.formation import BASELINES, Config, make
 from env_service.sessions.evaluate import run_baseline
 from murmur.benchmarks.effort import Effort
-from shared.config import load, validate
+from shared.config.files import load
+from shared.config.section import validate
 from shared.timestep import StepType
 
 DESCRIPTION = (

@@ -25,7 +25,8 @@ from murmur.machine import RESULTS
 from murmur.results import origin_text, provenance, require_clean_source, run_command
 from murmur.run_folder import RunFolder
 from murmur.scores import Metric
-from shared.config import ExperimentConfig, load
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
 
 DESCRIPTION = "train a configuration from several seeds and compare with the scripted baselines"
 # Any free ports: whatever else is trained on this machine meanwhile.

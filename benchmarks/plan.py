@@ -35,8 +35,9 @@ from murmur.plan.setup import (
     task_of,
 )
 from murmur.plan.stated import network
-from shared.config import ExperimentConfig, validate
-from shared.cores import available_cores
+from shared.config.cores import available_cores
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 
 DESCRIPTION = (
     "what murmur plan forecasts and what is measured: light and heavy updates and a replay, 1 to 4 "

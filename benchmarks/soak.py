@@ -45,7 +45,8 @@ from murmur.benchmarks._processes import Processes, cpu_s
 from murmur.certs import make_certificates
 from murmur.machine import RESULTS
 from murmur.results import origin_text, provenance, require_clean_source, run_command
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.credentials import Role
 from shared.rpc import rollout_pb2 as pb
 from shared.timestep import StepType

@@ -17,7 +17,8 @@ from benchmarks.acceptance.task import experiment, load_task
 from env_service.envs.vmas import Config, make
 from murmur.benchmarks._processes import Processes, Snapshot
 from murmur.benchmarks.effort import Effort
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.timestep import StepType
 
 DESCRIPTION = (
@@ -85,7 +86,7 @@ def delivery(copies: int) -> dict[str, Any]:
         "network": {"name": "mlp", "hidden": [64]},
         "algorithm": {
             "name": "mappo",
-            "centralised": False,
+            "centralized": False,
             "unroll_steps": 20,
             "batch_size": copies * 20 * 4,
             "batch_number": 1,

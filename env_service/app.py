@@ -24,8 +24,8 @@ from env_service.watchdog.descendants import (
 )
 from env_service.worker_process import LOOK_EVERY_S, WorkerProcess, stop_all
 from shared.addresses import host_and_port
-from shared.config import ExperimentConfig
-from shared.cores import with_workers
+from shared.config.cores import with_workers
+from shared.config.experiment import ExperimentConfig
 from shared.credentials import warn_if_insecure
 from shared.errors import ConfigError
 from shared.metrics_server import MetricsServer

@@ -7,7 +7,7 @@ group `murmur.environments`) that has
     make(config, num_envs) -> VectorEnvironment
     BASELINES            name -> (environment) -> ScriptedPolicy; may be empty
 
-`package.module:Name` names a class that is a plug-in by itself: see shared.named_plugin.
+`package.module:Name` names a class that is a plug-in by itself: see shared.config.named_plugin.
 
 `env_service.checks.check_environment()` reports violations by an implementation.
 """
@@ -21,12 +21,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.checking import known_names
-from shared.config import PluginConfig, validate
+from shared.config import PluginConfig
+from shared.config.named_plugin import find_object, named_plugin
+from shared.config.plugins import load_plugin, plugin_failures
+from shared.config.section import known_names, validate
 from shared.errors import ConfigError
-from shared.named_plugin import find_object, named_plugin
 from shared.notices import Notices
-from shared.registry import load_plugin, plugin_failures
 from shared.seeding import episode_seeds, uniform
 from shared.spec import (
     ACTION_MASK,
@@ -181,7 +181,6 @@ def random_action(spec: EnvSpec, draws: NDArray[np.uint64], mask: Array | None) 
 
 # Kind and subject of the notice that an episode is longer than spec.max_episode_steps.
 LONGER = "longer_episode", "max_episode_steps"
-FOLDER, GROUP = "env_service.envs", "murmur.environments"
 
 
 def environment_module(name: str) -> ModuleType:
@@ -196,7 +195,7 @@ def environment_module(name: str) -> ModuleType:
         raise ConfigError(f"environment '{name}': {error}") from error.__cause__
     if isinstance(target, type) and not issubclass(target, VectorEnvironment):
         raise ConfigError(f"environment '{name}': it is no VectorEnvironment; {_how_foreign(name)}")
-    return load_plugin(FOLDER, GROUP, name)
+    return load_plugin("environment", name)
 
 
 def _how_foreign(factory: str) -> str:

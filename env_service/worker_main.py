@@ -20,9 +20,10 @@ from env_service.sessions.supply import run_supply
 from env_service.sessions.worker import run_sessions
 from env_service.watchdog.descendants import lead_session
 from env_service.watchdog.heartbeat import Heartbeat
-from shared.config import ExperimentConfig, code_of
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import code_of
+from shared.config.plugin_folders import look_in
 from shared.errors import MurmurError
-from shared.plugin_folders import look_in
 from shared.process import (
     configure_logging,
     die_with_parent,

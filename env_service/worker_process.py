@@ -18,7 +18,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from env_service.watchdog.descendants import end_descendants, marked
 from env_service.watchdog.heartbeat import Heartbeat
 from env_service.worker_main import Job, work, worker_variables
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.host_memory import MemoryKills
 from shared.process import Backoff
 from shared.samples import SPLITS

@@ -12,15 +12,13 @@ from typing import Any
 
 import uvloop
 
-from learner_service.algorithms.base import algorithm_options
-from learner_service.algorithms.supervised import require_fitting_algorithm, supervised_config
+from learner_service.algorithms.supervised import supervised_config
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.context import RunContext
 from learner_service.group.group import ALONE, Group
 from learner_service.group.heartbeat import SILENT_S, Heartbeat
 from learner_service.group.session_watch import SessionWatch
 from learner_service.images.run import SupervisedRun
-from learner_service.networks.building import check_network
 from learner_service.run import Run
 from learner_service.runtime.device import (
     choose_own_gpu,
@@ -34,9 +32,10 @@ from learner_service.telemetry.progress import reached_limit
 from learner_service.telemetry.tracking.forwarder import require_trackers
 from learner_service.tools.batch_size import require_nothing_measured
 from learner_service.tuning.fit import share_of
+from learner_service.tuning.resolve import resolve
 from shared.addresses import host_and_port, port_or_any
-from shared.config import ExperimentConfig
-from shared.cores import with_threads
+from shared.config.cores import with_threads
+from shared.config.experiment import ExperimentConfig
 from shared.credentials import CredentialFolder, credentials_for, warn_if_insecure
 from shared.errors import ConnectionLostError
 from shared.files import make_folder, read_json, write_whole
@@ -152,12 +151,9 @@ def _prepared(
     credentials = credentials_for(config.security, config.learner.host, "learner.host")
     warn_if_insecure(config.security)
     set_up_process()
-    algorithm_options(config.algorithm)  # wrong settings are refused before anything is written
-    require_fitting_algorithm(config)
-    if not config.supervised:
-        check_network(config.network)
+    config = resolve(config)  # wrong settings are refused before anything is written
     if not serve_only:
-        require_trackers(config.tracking)
+        require_trackers(config.tracking.services)
         require_nothing_measured(config, run_dir)
         config = with_device(config)
     make_folder(run_dir)
@@ -202,7 +198,7 @@ def _with_own_ports(config: ExperimentConfig, group: Group, ports_file: Path) ->
         "metrics_port": metrics_port
         or port_or_any(learner.metrics_host, before.get("metrics_port", 0), "metrics_host"),
     }
-    return config.model_copy(update={"learner": learner.model_copy(update=own)})
+    return config.changed({f"learner.{key}": value for key, value in own.items()})
 
 
 def _load(

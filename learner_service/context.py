@@ -32,11 +32,11 @@ from learner_service.telemetry.nvtx import nvtx_ranges
 from learner_service.telemetry.persistent_counters import counters_of
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.plugin_folders import plugin_files
 from shared.errors import MurmurError, SpecError
 from shared.files import disk_error
 from shared.ledger import Ledger
-from shared.plugin_folders import plugin_files
 from shared.process import CriticalThread, end_process, exit_code, logger
 from shared.run_lock import RunLock
 

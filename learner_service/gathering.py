@@ -7,7 +7,7 @@ from typing import Any
 
 from learner_service.group.group import Group
 from learner_service.telemetry.progress import OWN_COUNTERS, Progress, reached_limit
-from shared.config import RunConfig
+from shared.config.experiment import RunConfig
 from shared.errors import ConfigError, SpecError
 
 _EVERY_S = 0.1

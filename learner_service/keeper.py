@@ -13,8 +13,8 @@ from learner_service.gathering import RankSync
 from learner_service.group.group import Group
 from learner_service.report import Report, Update
 from learner_service.storage.storage import Storage
-from shared.config import ExperimentConfig
-from shared.config_text import config_text
+from shared.config.experiment import ExperimentConfig
+from shared.config.text import config_text
 from shared.errors import CheckpointError, ResourceError
 from shared.files import make_folder, write_whole
 from shared.ledger import enter

@@ -25,7 +25,7 @@ from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog
 from learner_service.telemetry.tensorboard_distributions import distributions
 from learner_service.telemetry.work import work_done
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import CheckpointError, MurmurError
 from shared.ledger import enter
 from shared.process import logger

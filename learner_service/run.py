@@ -40,11 +40,11 @@ from learner_service.storage.flight import Flight
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import UnrollStorage
-from learner_service.tuning.completed import completed
 from learner_service.tuning.fit import fit
+from learner_service.tuning.resolve import resolve
 from learner_service.tuning.warm_up import WarmUp, check_in_flight, warn_of_waiting
-from shared.config import ExperimentConfig
-from shared.config_text import config_text
+from shared.config.experiment import ExperimentConfig
+from shared.config.text import config_text
 from shared.errors import ConfigError, ResourceError, SpecError
 from shared.process import logger
 from shared.rpc import rollout_pb2 as pb
@@ -104,7 +104,7 @@ class Run:
         # Absolute paths: opponents of the run itself are named by their file.
         opponents = [context.folder.checkpoints.find(path) for path in config.league.checkpoints]
         self._opponents = [str(path.resolve()) for path in opponents]
-        context.folder.completed = lambda: completed(context.config, self.spec, self._flight)
+        context.folder.completed = lambda: resolve(context.config, self.spec, self._flight)
         if context.loaded:
             with limited(config.learner.memory_limit_gib):
                 self._open(saved_spec(context.loaded[1]))

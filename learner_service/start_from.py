@@ -24,20 +24,19 @@ from learner_service.checkpoint import (
 from learner_service.networks.building import observed_image, resolved_name
 from learner_service.networks.dense import DEFAULT as DENSE
 from learner_service.networks.dense import dense_plugin
-from learner_service.tuning.completed import completed_network
-from shared.config import ExperimentConfig
-from shared.config_text import plain_data
+from learner_service.tuning.resolve import resolve
+from shared.config.experiment import ExperimentConfig
+from shared.config.text import one_line
 from shared.errors import CheckpointError, ConfigError
 from shared.files import write_whole
 from shared.process import logger
 from shared.samples import SampleSpec
 from shared.spec import EnvSpec, agent_order, first_difference, without_expert
-from shared.yaml_text import one_line
 
 STARTED_FROM = "started_from.json"  # in the run's folder
 _SHOWN = 6  # tensors that the screen names; the log and the file name all
 # Of networks: without effect on what trained weights compute.
-_MAY_DIFFER = {"initialisation", "output_gain", "dropout"}
+_MAY_DIFFER = {"initialization", "output_gain", "dropout"}
 _OPTION = "run.start_from (--from)"
 
 
@@ -140,10 +139,7 @@ def start_acting(
         resolved_name(config.network, observed_image(spec)),
     )
     _require_same_name(origin, *names)  # before the module that a checkpoint names is imported
-    networks = (
-        completed_network(origin.config.network, before),
-        completed_network(config.network, spec),
-    )
+    networks = resolve(origin.config, before).network, resolve(config, spec).network
     chosen = "" if config.network.name != "auto" else names[1]
     _require_same_options(origin, networks[0].options, networks[1].options, chosen)
     _note(origin, take_weights(origin, algorithm), difference, run_dir)
@@ -160,7 +156,7 @@ def start_supervised(
     before, networks = saved_source(origin.state), (origin.config.network, config.network)
     there, here = (DENSE if network.name == "auto" else network.name for network in networks)
     _require_same_name(origin, there, here)
-    there_options, here_options = (plain_data(dense_plugin(network)[1]) for network in networks)
+    there_options, here_options = (dense_plugin(network).config.options for network in networks)
     chosen = "" if config.network.name != "auto" else here
     _require_same_options(origin, there_options, here_options, chosen)
     other = None if before == spec else f"source '{spec.name}' here, '{before.name}' there"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from murmur.policy import Policy as Policy
     from murmur.policy import load as load
     from murmur.run import Run as Run
-    from shared.config import ExperimentConfig as ExperimentConfig
+    from shared.config.experiment import ExperimentConfig as ExperimentConfig
     from shared.errors import MurmurError as MurmurError
     from shared.timestep import StepType as StepType
     from shared.timestep import TimeStep as TimeStep
@@ -49,7 +49,7 @@ __all__ = [
 
 _HOMES = {
     "EvaluationResult": "env_service.sessions.evaluation_result",
-    "ExperimentConfig": "shared.config",
+    "ExperimentConfig": "shared.config.experiment",
     "MurmurError": "shared.errors",
     "Policy": "murmur.policy",
     "Run": "murmur.run",
@@ -126,7 +126,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - PEP 562
     """
     if name not in _HOMES:
         raise AttributeError(f"module 'murmur' has no attribute '{name}'")
-    from shared.extras import advising
+    from shared.config.extras import advising
 
     with advising():
         found = getattr(importlib.import_module(_HOMES[name]), name)

@@ -12,15 +12,14 @@ from rich.console import Console
 from env_service.environment import VectorEnvironment, make_environment
 from murmur.preparing import Source, prepare
 from murmur.run import Callback, Run
-from murmur.settings import ENVIRONMENTS, environment_factory, resolve, setting
-from shared.config import ExperimentConfig, Overrides, code_of, config_names, load, validate
-from shared.config_files import changes_of
-from shared.config_text import plain_data
+from murmur.settings import environment_factory, resolve, setting
+from shared.config.experiment import ExperimentConfig
+from shared.config.extras import advising
+from shared.config.files import Overrides, changes_of, code_of, config_names, load
+from shared.config.plugin_folders import refused_code
+from shared.config.plugins import plugin_names
+from shared.config.text import plain_data, plain_value
 from shared.errors import ConfigError
-from shared.extras import advising
-from shared.plugin_folders import refused_code
-from shared.registry import plugin_names
-from shared.yaml_text import plain_value
 
 Configuration = str | PathLike[str] | Mapping[str, object] | ExperimentConfig
 
@@ -108,7 +107,7 @@ def config(config: Configuration, overrides: Overrides = ()) -> ExperimentConfig
     given, environ = _given(config)
     if given is None:
         raise ConfigError("which configuration? `murmur config` lists those that come with murmur")
-    return validate(ExperimentConfig, resolve(load(given, overrides, environ)))
+    return resolve(load(given, overrides, environ))
 
 
 @advising()
@@ -134,7 +133,7 @@ def make_env(
     if isinstance(config, str) and config not in config_names():
         if ":" in config:
             return environment_factory(config, overrides)(num_envs)
-        if config in plugin_names(*ENVIRONMENTS):
+        if config in plugin_names("environment"):
             config = {"environment": {"name": config}}
     given, environ = _given(config)
     assert given is not None

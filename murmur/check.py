@@ -24,8 +24,9 @@ from murmur.machine import (
 from murmur.settings import has_torch
 from murmur.text import plain
 from shared.channel import proxy_in_use
-from shared.config import EnvServerConfig, LearnerConfig
-from shared.extras import DISTRIBUTION, install_command
+from shared.config.experiment import EnvServerConfig
+from shared.config.extras import DISTRIBUTION, install_command
+from shared.config.learner import LearnerConfig
 from shared.host_memory import available_bytes, total_bytes
 
 if TYPE_CHECKING:

@@ -33,9 +33,9 @@ from env_service.watchdog.descendants import (
 )
 from env_service.watchdog.heartbeat import Heartbeat
 from murmur.settings import environment_factory
+from shared.config.plugin_folders import look_in
 from shared.errors import ConfigError, EnvironmentFault, MurmurError
 from shared.notices import PREFIX, Notices
-from shared.plugin_folders import look_in
 from shared.process import die_with_parent, logger
 from shared.timestep import Array, TimeStep
 

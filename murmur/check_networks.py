@@ -12,7 +12,7 @@ from murmur.benchmarks.gpu_topics.figures import Case
 from murmur.benchmarks.gpu_topics.parts import Actor, Trial, quantile
 from murmur.benchmarks.masac_update import count_gflop
 from murmur.text import number, plain
-from shared.config import load
+from shared.config.files import load
 
 CONFIGS = ("spread", "terrain-reference")
 _PRECISIONS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}

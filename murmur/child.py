@@ -17,7 +17,7 @@ from typing import IO
 
 from murmur.log_errors import last_error
 from murmur.machine import ROOT
-from shared.config import ENV_PREFIX
+from shared.config.files import ENV_PREFIX
 from shared.errors import MurmurError, ResourceError
 from shared.host_memory import MemoryKills
 from shared.process import FOREIGN_VARIABLES, Backoff, die_with_parent

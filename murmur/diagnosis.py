@@ -19,7 +19,7 @@ from murmur.gpu_waits import GpuWait, gpu_waits
 from murmur.group_diagnosis import RankFigures, advice
 from murmur.latency import latency_lines
 from murmur.snapshots import Snapshot
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 from shared.ledger import since
 
@@ -42,13 +42,15 @@ Speedup = Callable[[Sequence[str]], float | None]
 
 
 class Tuning(Protocol):
-    """Methods of an algorithm's options that the diagnosis calls; see AlgorithmConfig."""
+    """Answers about an algorithm's options that the diagnosis reads; see `About`."""
 
-    def cheaper_learning(self) -> list[tuple[str, dict[str, Any]]]:
+    @property
+    def cheaper_learning(self) -> Sequence[tuple[str, dict[str, Any]]]:
         """Return changes that may make learning from a row cheaper."""
 
-    def larger_updates(self, factor: float) -> tuple[str, dict[str, Any]] | None:
-        """Return a change after which an update takes `factor` times the rows."""
+    @property
+    def larger_updates(self) -> Callable[[float], tuple[str, dict[str, Any]]] | None:
+        """Return the change after which an update takes a factor times the rows, by the factor."""
 
 
 @dataclass(frozen=True)
@@ -361,9 +363,9 @@ def _more_environments(
         if limit == "policy lag" and config is not None and algorithm is not None:
             # An update of more rows takes in more environments, and a row costs the same in it.
             environments = _environments(now, config) * factor
-            larger = algorithm.larger_updates(environments / _let_in(now, config))
-            if larger is None:
+            if algorithm.larger_updates is None:
                 continue
+            larger = algorithm.larger_updates(environments / _let_in(now, config))
             rate, limit = _limit(seen, seen.rate * factor, machine=machine)
             what = f"{what}, and {larger[0]}"
             settings = (*settings, *_settings(larger[1]))
@@ -438,7 +440,7 @@ def _learning_changes(
     config: ExperimentConfig, algorithm: Tuning | None
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Return changes worth probing for the configured algorithm."""
-    cheaper = algorithm.cheaper_learning() if algorithm is not None else []
+    cheaper = algorithm.cheaper_learning if algorithm is not None else []
     changes = [(what, _settings(options)) for what, options in cheaper]
     if config.learner.precision != "bf16":
         changes.append(("bf16 arithmetic", ("learner.precision=bf16",)))

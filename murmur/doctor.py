@@ -24,10 +24,11 @@ from murmur.snapshots import (
     learners_of,
 )
 from murmur.text import number, plain, print_plain
-from shared.config import ExperimentConfig, load
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
+from shared.config.text import one_line
 from shared.errors import MurmurError
 from shared.host_memory import available_bytes
-from shared.yaml_text import one_line
 
 WORDS = {
     "environments": "the environments: the learner waits for rows",
@@ -140,7 +141,7 @@ def _diagnose(
     speedup = None
     if _worth_probing(run, seen, before, after, probe, console):
         config, speedup = _prober(run, config, console)
-    return diagnose(before, after, config, algorithm_config(config.algorithm), speedup)
+    return diagnose(before, after, config, algorithm_config(config.algorithm).about, speedup)
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from murmur.child import Child, murmur_command
 from murmur.run_folder import RunFolder
 from murmur.supervisor import wait_for_port
 from murmur.text import number, plain
-from shared.config import ExperimentConfig, Overrides, SecurityConfig
+from shared.config.experiment import ExperimentConfig, SecurityConfig
+from shared.config.files import Overrides
 from shared.timestep import StepType, TimeStep
 
 Say = Callable[[str], None]

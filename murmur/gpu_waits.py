@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from murmur.latency import quantile
 from murmur.snapshots import Snapshot
 from murmur.text import number
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.ledger import since
 
 _ACT = "act"  # the captured function of the inference thread

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from shared.extras import DISTRIBUTION
+from shared.config.extras import DISTRIBUTION
 from shared.nvml import cuda_version
 
 ROOT = Path(__file__).resolve().parent.parent

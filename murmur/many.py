@@ -9,11 +9,10 @@ from rich.console import Console
 
 from murmur.run import Run
 from murmur.text import print_plain
-from shared.config import Overrides
-from shared.config_files import changes_of, dotted
+from shared.config.extras import advising
+from shared.config.files import Overrides, changes_of, dotted
+from shared.config.text import plain_value
 from shared.errors import ConfigError, ResourceError
-from shared.extras import advising
-from shared.yaml_text import plain_value
 
 if TYPE_CHECKING:
     import pandas as pd

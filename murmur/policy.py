@@ -12,7 +12,7 @@ from torch import Tensor
 from learner_service.checkpoint import CheckpointFolder, saved_policy, saved_spec
 from learner_service.runtime.precision import Precision
 from murmur.run_folder import RunFolder
-from shared.checking import known_names
+from shared.config.section import known_names
 from shared.errors import ConfigError
 from shared.row_check import RowCheck
 from shared.spec import EXPERT_ACTION, STATE, ArraySpec, shown_agents, without_expert

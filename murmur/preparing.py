@@ -10,11 +10,11 @@ from typing import Any
 
 from murmur.machine import commit, describe_machine, versions
 from murmur.run_folder import RunFolder
-from murmur.settings import completed_here
-from shared.config import ExperimentConfig, Overrides, config_names, load
-from shared.config_files import changes_of
-from shared.config_text import without_secrets
-from shared.cores import with_threads, with_workers
+from murmur.settings import TASK, resolve
+from shared.config.cores import with_threads, with_workers
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import Overrides, changes_of, config_names, load
+from shared.config.text import without_secrets
 from shared.errors import ConfigError
 from shared.files import write_whole
 from shared.process import process_began
@@ -125,7 +125,7 @@ def _for_this_machine(config: ExperimentConfig, learners: int) -> ExperimentConf
     Raises:
         ConfigError: for an invalid option, or if a learner would have no session.
     """
-    config = with_workers(with_threads(completed_here(config), learners), learners)
+    config = with_workers(with_threads(resolve(config, TASK), learners), learners)
     server = config.env_server
     # A worker of a sync run has one learner, that of a source one session.
     one = config.learner.pipeline == "sync" or config.supervised

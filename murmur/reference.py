@@ -16,9 +16,9 @@ import murmur
 from env_service.metrics import METRICS as ENV_METRICS
 from learner_service.telemetry.metrics import METRICS as LEARNER_METRICS
 from murmur.machine import ROOT
-from murmur.settings import ALGORITHMS, ENVIRONMENTS, NETWORKS, SOURCES
-from shared.config import ExperimentConfig, PluginConfig
-from shared.registry import load_plugin, plugin_names
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.plugins import load_plugin, plugin_names
 
 FOLDER = ROOT / "docs" / "reference"
 _NOTE = "Written by `python -m murmur.reference`; a test compares this page with the code."
@@ -36,10 +36,10 @@ def pages() -> dict[str, Callable[[], str]]:
     """Return the name of each page, and the function that returns its text."""
     return {
         "configuration": _configuration,
-        "algorithms": lambda: _plugins("Algorithm options", "algorithm", ALGORITHMS),
-        "networks": lambda: _plugins("Network options", "network", NETWORKS),
-        "environments": lambda: _plugins("Environment options", "environment", ENVIRONMENTS),
-        "sources": lambda: _plugins("Source options", "source", SOURCES),
+        "algorithms": lambda: _plugins("Algorithm options", "algorithm"),
+        "networks": lambda: _plugins("Network options", "network"),
+        "environments": lambda: _plugins("Environment options", "environment"),
+        "sources": lambda: _plugins("Source options", "source"),
         "commands": _commands,
         "api": _api,
         "metrics": _metrics,
@@ -79,10 +79,10 @@ def _configuration() -> str:
     return _page("Configuration reference", *parts)
 
 
-def _plugins(title: str, kind: str, where: tuple[str, str]) -> str:
+def _plugins(title: str, kind: str) -> str:
     """Return the options of every plug-in of a kind; of a preset those that it does not preset."""
     parts = [f"Options stand beside `{kind}.name`, or are set by `--set {kind}.OPTION=VALUE`."]
-    found = {name: load_plugin(*where, name) for name in plugin_names(*where)}
+    found = {name: load_plugin(kind, name) for name in plugin_names(kind)}
     for name, module in found.items():
         config: type[BaseModel] = module.Config
         text = module.__doc__ or ""

@@ -20,7 +20,7 @@ from env_service.environment import VectorEnvironment
 from env_service.pictures import Snapshot, find_painter, painters
 from env_service.sessions.evaluate import OnRow
 from murmur.evaluation import Recorder
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 from shared.files import replacing
 from shared.timestep import StepType, TimeStep

@@ -27,13 +27,12 @@ from murmur.report_charts import LEARNED, evaluation_charts, learning_charts, mi
 from murmur.run_folder import RunFolder
 from murmur.scores import Metric
 from murmur.text import duration, number
-from shared.config import ExperimentConfig
-from shared.config_text import comparable, plain_data, without_secrets
+from shared.config.experiment import ExperimentConfig
+from shared.config.text import comparable, one_line, plain_data, to_yaml, without_secrets
 from shared.errors import CheckpointError
 from shared.files import write_json, write_output
 from shared.notices import FILE as NOTICES
 from shared.notices import read_notices
-from shared.yaml_text import one_line, to_yaml
 
 Say = Callable[[str], None]
 
@@ -234,7 +233,7 @@ def page_parts(run: RunFolder, facts: Mapping[str, str], last: Mapping[str, Any]
         "dropped": dropped_message(last),
         "notices": [notice.text for notice in read_notices(run.path / NOTICES)],
         "changed": {k: _plain(v) for k, v in without_secrets(settings.changed(config)).items()},
-        "whole": to_yaml(without_secrets(settings.resolve(config))),
+        "whole": to_yaml(without_secrets(settings.resolved_data(config))),
         "provenance": _provenance(start),
     }
 

@@ -15,9 +15,10 @@ from murmur.interrupts import end_before_signals
 from murmur.preparing import Prepared
 from murmur.run_folder import RunFolder
 from murmur.text import print_plain
-from shared.config import ExperimentConfig, Overrides
+from shared.config.experiment import ExperimentConfig
+from shared.config.extras import advising
+from shared.config.files import Overrides
 from shared.errors import ConfigError
-from shared.extras import advising
 from shared.process import logger
 
 if TYPE_CHECKING:

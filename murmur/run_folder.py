@@ -30,8 +30,9 @@ from typing import Any
 
 import psutil
 
-from shared.config import ExperimentConfig, Overrides, load
-from shared.config_text import config_text
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import Overrides, load
+from shared.config.text import config_text
 from shared.errors import CheckpointError, ConfigError
 from shared.files import make_folder, read_json, write_whole
 from shared.notices import FILE as NOTICES
@@ -40,26 +41,15 @@ from shared.run_lock import LOCK_FILE, RunLock
 
 EPISODE = "episode.npz"
 # What a run that has no checkpoint may have written.
+_FILES = "config.yaml command.json learner.json progress.jsonl counters.bin batch-size.json"
+_FOLDERS = "checkpoints tensorboard tracking profile logs evaluations"
 _WRITTEN = (
-    *(
-        "config.yaml",
-        "command.json",
-        "learner.json",
-        "progress.jsonl",
-        "counters.bin",
-        EPISODE,
-        NOTICES,
-    ),
-    *(
-        "batch-size.json",
-        "started_from.json",
-        "checkpoints",
-        "tensorboard",
-        "tracking",
-        "profile",
-        "logs",
-        "evaluations",
-    ),
+    *_FILES.split(),
+    "precision.json",
+    "started_from.json",
+    EPISODE,
+    NOTICES,
+    *_FOLDERS.split(),
 )
 
 

@@ -13,7 +13,7 @@ from murmur.run_folder import RunFolder
 from murmur.scores import Metric, last_progress, read_curve, state_of
 from murmur.sweeps.folder import find_runs
 from murmur.text import number, plain
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError, MurmurError, ResourceError
 from shared.files import disk_error, size_text
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from murmur.run_folder import RunFolder
 from murmur.training import completion
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import ast
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import takewhile
@@ -15,33 +15,17 @@ from pydantic import BaseModel
 
 from env_service.adapters.kinds import recognise
 from env_service.environment import VectorEnvironment, environment_module, make_environment
-from shared.config import (
-    ExperimentConfig,
-    Overrides,
-    PluginConfig,
-    config_names,
-    find_config,
-    load,
-    validate,
-)
-from shared.config_files import changes_of, set_value
-from shared.config_text import plain_data
-from shared.cores import available_cores, choose
+from shared.config import PluginConfig
+from shared.config.cores import available_cores, choose
+from shared.config.experiment import ExperimentConfig
+from shared.config.extras import install_command
+from shared.config.files import Overrides, changes_of, config_names, find_config, load, set_value
+from shared.config.plugins import KINDS, load_plugin, plugin_names, require_plugin, resolve_plugin
+from shared.config.section import validate
+from shared.config.text import one_line, plain_data, to_yaml
 from shared.errors import ConfigError
-from shared.extras import install_command
-from shared.registry import load_plugin, plugin_names, require_plugin
-from shared.yaml_text import one_line, to_yaml
 
-ENVIRONMENTS = ("env_service.envs", "murmur.environments")
-ALGORITHMS = ("learner_service.algorithms", "murmur.algorithms")
-NETWORKS = ("learner_service.networks", "murmur.networks")
-SOURCES = ("env_service.sources", "murmur.sources")
-_KINDS = {
-    "environment": ENVIRONMENTS,
-    "source": SOURCES,
-    "algorithm": ALGORITHMS,
-    "network": NETWORKS,
-}
+TASK = ("environment", "source")  # kinds of plug-ins: a configuration names one of them
 
 
 def has_torch() -> bool:
@@ -57,8 +41,8 @@ def environment_factory(name: str, options: Overrides) -> Callable[[int], Vector
 
     Args:
         name: name of an environment plug-in, or package.module:Name of a VectorEnvironment (see
-            shared.named_plugin), or of a PettingZoo parallel or Gymnasium environment, which is
-            made from the options' arguments.
+            shared.config.named_plugin), or of a PettingZoo parallel or Gymnasium environment, which
+            is made from the options' arguments.
         options: options of the plug-in; see section_options.
 
     Raises:
@@ -66,7 +50,7 @@ def environment_factory(name: str, options: Overrides) -> Callable[[int], Vector
     """
     data = section_options("environment", options)
     if ":" not in name:
-        if name not in plugin_names(*ENVIRONMENTS):
+        if name not in plugin_names("environment"):
             _suggest_factory(name)
         return partial(make_environment, PluginConfig(name=name, **data))
     kind = recognise(name, data.get("arguments", {}))
@@ -96,7 +80,7 @@ def source_config(name: str, options: list[str]) -> PluginConfig:
     Raises:
         ConfigError: if there is no such source, or the configuration has none.
     """
-    known = plugin_names(*SOURCES)
+    known = plugin_names("source")
     if ":" in name or name in known:
         return PluginConfig(name=name, **section_options("source", options))
     try:
@@ -198,7 +182,7 @@ def config_summary(name: str) -> str:
 
 def list_everything() -> dict[str, dict[str, str]]:
     """Return all names that a configuration can use, by kind, each with a sentence."""
-    environments = {name: load_plugin(*ENVIRONMENTS, name) for name in plugin_names(*ENVIRONMENTS)}
+    environments = {name: load_plugin("environment", name) for name in plugin_names("environment")}
     found = {
         "configurations": {name: config_summary(name) for name in config_names()},
         "environments": {name: first_line(m) for name, m in environments.items()},
@@ -208,15 +192,15 @@ def list_everything() -> dict[str, dict[str, str]]:
             for baseline, factory in module.BASELINES.items()
         },
     }
-    names = plugin_names(*SOURCES)
-    found["sources"] = {name: first_line(load_plugin(*SOURCES, name)) for name in names}
-    for kind, folder in (("algorithms", ALGORITHMS), ("networks", NETWORKS)):
+    names = plugin_names("source")
+    found["sources"] = {name: first_line(load_plugin("source", name)) for name in names}
+    for kind in ("algorithm", "network"):
         if has_torch():
-            names = plugin_names(*folder)
-            found[kind] = {name: first_line(load_plugin(*folder, name)) for name in names}
+            names = plugin_names(kind)
+            found[f"{kind}s"] = {name: first_line(load_plugin(kind, name)) for name in names}
         else:
             command = install_command("learner")
-            found[kind] = {"": f"not listed: torch is not installed here ({command})"}
+            found[f"{kind}s"] = {"": f"not listed: torch is not installed here ({command})"}
     return found
 
 
@@ -228,11 +212,8 @@ def plugin_model(kind: str, plugin: PluginConfig) -> type[BaseModel] | None:
     """
     if kind in ("algorithm", "network") and (not has_torch() or plugin.name == "auto"):
         return None
-    environment = kind == "environment"
-    module = (
-        environment_module(plugin.name) if environment else load_plugin(*_KINDS[kind], plugin.name)
-    )
-    model: type[BaseModel] = module.Config
+    load = environment_module if kind == "environment" else partial(load_plugin, kind)
+    model: type[BaseModel] = load(plugin.name).Config
     return model
 
 
@@ -241,50 +222,46 @@ def _kinds(config: ExperimentConfig) -> tuple[str, ...]:
     return ("source" if config.supervised else "environment", "algorithm", "network")
 
 
-def resolve(config: ExperimentConfig, kinds: Iterable[str] | None = None) -> dict[str, Any]:
-    """Complete the configuration with every default, those of its plug-ins too.
+def resolve(config: ExperimentConfig, kinds: Sequence[str] | None = None) -> ExperimentConfig:
+    """Complete the configuration with every default of its plug-ins.
 
     Args:
         config: the configuration.
-        kinds: kinds of plug-ins: "environment" or "source", "algorithm", "network"; None: all it
-            names.
+        kinds: kinds of plug-ins to complete; None: all. The others must only exist: they are not
+            imported. With TASK alone nothing imports torch; the learner completes the rest.
 
     Raises:
         ConfigError: for a plug-in that does not exist or an option that it does not have.
     """
-    data = plain_data(config)
-    for kind in _kinds(config) if kinds is None else kinds:
+    whole = {}
+    for kind in _kinds(config):
         plugin: PluginConfig = getattr(config, kind)
-        model = plugin_model(kind, plugin)
-        if model is not None:
-            options = plain_data(validate(model, plugin.options, kind), kind)
-            validate(model, options, kind)  # as the services read it; defaults were not checked
-            data[kind] = {"name": plugin.name, **options}
+        if kinds is not None and kind not in kinds:
+            if plugin.name != "auto":
+                require_plugin(kind, plugin.name)
+        elif plugin_model(kind, plugin) is not None:
+            whole[kind] = resolve_plugin(kind, plugin).config
+            resolve_plugin(kind, whole[kind])  # as the services read it: checks the defaults too
+    config = config.changed(whole)
     if not config.supervised:
         model = plugin_model("environment", config.environment)
         assert model is not None
         validate(model, config.for_evaluation().environment.options, "evaluation.environment")
-    return data
+    return config
 
 
-def completed_here(config: ExperimentConfig) -> ExperimentConfig:
-    """Complete the configuration with its environment's defaults; the learner completes the rest.
-
-    It imports neither algorithm nor network, and so not torch: it checks only that they exist.
+def resolved_data(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the configuration with every default, those of its plug-ins too, as plain data.
 
     Raises:
-        ConfigError: for a plug-in that does not exist or an option that its environment or source
-            lacks.
+        ConfigError: see `resolve`.
     """
-    require_plugin(*ALGORITHMS, config.algorithm.name)
-    if config.network.name != "auto":
-        require_plugin(*NETWORKS, config.network.name)
-    return validate(ExperimentConfig, resolve(config, _kinds(config)[:1]))
+    return plain_data(resolve(config))
 
 
 def changed(config: ExperimentConfig) -> dict[str, Any]:
     """Return the options that differ from the defaults or have none, as dotted keys."""
-    defaults = resolve(
+    defaults = resolved_data(
         ExperimentConfig(**{kind: _bare(kind, getattr(config, kind)) for kind in _kinds(config)})
     )
     base = dict(flatten(defaults))
@@ -294,7 +271,7 @@ def changed(config: ExperimentConfig) -> dict[str, Any]:
         plugins |= {f"{kind}.{key}" for key, _ in flatten(needed)}
     return {
         key: value
-        for key, value in flatten(resolve(config))
+        for key, value in flatten(resolved_data(config))
         if key in plugins or value != base.get(key)
     }
 
@@ -319,7 +296,7 @@ def flatten(data: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 def resolved_text(config: ExperimentConfig) -> str:
     """Return the whole configuration, with every default, as a file that `murmur train` takes."""
-    return to_yaml(resolve(config))
+    return to_yaml(resolved_data(config))
 
 
 def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
@@ -329,7 +306,7 @@ def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
         (dotted key, its value, its default, its meaning) in the order of the models.
     """
     rows = []
-    values = resolve(config)
+    values = resolved_data(config)
     choice = choose(config, available_cores())
     chosen = {
         "env_server.num_workers": choice.num_workers,
@@ -337,7 +314,7 @@ def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
     }
     for key, default, meaning in _fields(ExperimentConfig):
         section = key.partition(".")[0]
-        if section in _KINDS or section not in values:
+        if section in KINDS or section not in values:
             continue
         value = _at(values, key)
         if key in chosen and value == 0:

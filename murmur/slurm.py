@@ -14,7 +14,7 @@ from pathlib import Path
 
 from murmur.run_folder import RunFolder
 from murmur.settings import has_torch
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError, ResourceError
 
 BODY = Path(__file__).with_name("slurm_job.sh")

@@ -25,7 +25,7 @@ from murmur.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
 from murmur.settings import setting
 from murmur.starting import Startup
 from shared.addresses import host_and_port, own_client_host, port_or_any
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ResourceError
 from shared.notices import FILE as NOTICES
 from shared.notices import PREFIX

@@ -11,12 +11,14 @@ from env_service.checks import assert_environment as _assert_environment
 from env_service.environment import make_environment
 from env_service.sources.source import make_source, read_sample
 from learner_service.algorithms.base import Algorithm, Policy
-from learner_service.networks.building import build_network, is_stacked
+from learner_service.networks.building import build_network, resolve_network
 from learner_service.networks.inputs import InputShape
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.tools.export import random_observations
 from learner_service.tools.probe import Probe, make_up
-from shared.config import ExperimentConfig, LearnerConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.learner import LearnerConfig
 from shared.samples import SPLITS
 from shared.spec import ACTION_MASK, Discrete, EnvSpec
 from shared.timestep import StepType
@@ -96,7 +98,7 @@ def assert_network(
     out = network(pixels, numbers)
     few = network(*(x if x is None else x[1:2] for x in (pixels, numbers)))
     assert torch.allclose(few, out[1:2], atol=1e-5), "one environment's outputs depend on another's"
-    if is_stacked(config, image):
+    if resolve_network(config, image).stacked:
         others = [x if x is None else x.clone() for x in (pixels, numbers)]
         for x in others:
             if x is not None:

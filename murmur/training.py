@@ -23,7 +23,7 @@ from murmur.preparing import Prepared
 from murmur.run_folder import RunFolder
 from murmur.supervisor import StopRequested, Supervisor
 from murmur.text import duration, in_rows, number, plain, print_plain
-from shared.config import ExperimentConfig, RunConfig
+from shared.config.experiment import ExperimentConfig, RunConfig
 from shared.errors import ResourceError
 
 TROUBLE_SHOWN = 240  # characters of a log's line; the log has it all

@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from shared.addresses import is_loopback
-from shared.config import SecurityConfig
+from shared.config.experiment import SecurityConfig
 from shared.errors import ConfigError
 
 logger = logging.getLogger("murmur")

@@ -24,7 +24,7 @@ MAX_AGENT_NAME_BYTES = 262_144  # of all agents together, in UTF-8: they travel 
 MAX_EPISODE_STEPS = 10_000_000
 
 # Names with a fixed meaning; every other observation name is the environment's own.
-STATE = "state"  # [N, ...] global state, for centralised critics only
+STATE = "state"  # [N, ...] global state, for centralized critics only
 ACTION_MASK = "action_mask"  # [N, A, K] uint8, 1 = legal
 AGENT_MASK = "agent_mask"  # [N, A] uint8, 1 = this agent is alive
 AGENT_CELL = "agent_cell"  # [N, A, 2] int32, the (row, column) of each agent on its [C, H, W] maps

@@ -67,6 +67,7 @@ CNN = {
     "kernels": [3, 3],
     "strides": [2, 2],
     "hidden": [32],
+    # Former names, here and below: checkouts of before train with these options as well.
     "centred": [0],
     "centred_state": [0],
 }

@@ -40,11 +40,12 @@ from murmur.evaluation import evaluate_run
 from murmur.machine import RESULTS
 from murmur.results import provenance, require_clean_source
 from murmur.run_folder import RunFolder
-from murmur.settings import ALGORITHMS, resolve
-from shared.config import ExperimentConfig, load
-from shared.cores import with_threads, with_workers
+from murmur.settings import resolved_data
+from shared.config.cores import with_threads, with_workers
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
+from shared.config.plugins import plugin_names
 from shared.errors import ConfigError
-from shared.registry import plugin_names
 
 DESCRIPTION = "train the acceptance tests A1 to A9 and compare with what they have to reach"
 
@@ -160,7 +161,7 @@ def _written(config: ExperimentConfig) -> dict[str, Any]:
     But for how long they train, and where a file is that names modules.
     """
     run = config.run.model_copy(update={"max_env_steps": 0, "plugin_folders": ()})
-    return resolve(with_workers(with_threads(config.model_copy(update={"run": run}))))
+    return resolved_data(with_workers(with_threads(config.model_copy(update={"run": run}))))
 
 
 def run_candidate(
@@ -279,7 +280,7 @@ def run_stacked(wanted: list[str]) -> bool:
     for algorithm, (name, options) in STACKED.items():
         if wanted and algorithm not in wanted:
             continue
-        if name not in plugin_names(*ALGORITHMS):
+        if name not in plugin_names("algorithm"):
             results["entries"].setdefault(algorithm, {"not_built": True})
             continue
         origin = provenance(_MODULE)

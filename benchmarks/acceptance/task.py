@@ -8,10 +8,12 @@ import yaml
 from pydantic import Field, model_validator
 
 from benchmarks.acceptance.scores import Floats, interquartile_mean
-from murmur.settings import ALGORITHMS
-from shared.config import CONFIG_DIRS, ExperimentConfig, Section, validate
+from shared.config import Section
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import CONFIG_DIRS
+from shared.config.plugins import plugin_names
+from shared.config.section import validate
 from shared.errors import ConfigError
-from shared.registry import plugin_names
 
 TESTS = next((d / "acceptance" for d in CONFIG_DIRS if d.is_dir()), Path("configs/acceptance"))
 _PLATEAU = 1.0  # how near to a plateau is on it, in published units
@@ -19,7 +21,7 @@ _PLATEAU = 1.0  # how near to a plateau is on it, in published units
 # A9: name -> (algorithm, options); see _stacked.py
 STACKED: dict[str, tuple[str, dict[str, Any]]] = {
     "mappo": ("mappo", {"share_parameters": False}),
-    "ippo": ("mappo", {"share_parameters": False, "centralised": False}),
+    "ippo": ("mappo", {"share_parameters": False, "centralized": False}),
 }
 
 
@@ -144,4 +146,4 @@ def experiment(name: str, test: Task, algorithm: str, seed: int) -> ExperimentCo
 
 def built(config: ExperimentConfig) -> bool:
     """Return whether the algorithm is there."""
-    return config.algorithm.name in plugin_names(*ALGORITHMS)
+    return config.algorithm.name in plugin_names("algorithm")

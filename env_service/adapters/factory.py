@@ -9,9 +9,9 @@ from pydantic import AfterValidator, Field, field_validator
 from env_service.adapters.pixels import Reduction, Resize
 from env_service.adapters.teams import RETURN, TEAMS, Teams
 from shared.config import Section
+from shared.config.import_advice import import_advice
+from shared.config.named_plugin import find_object
 from shared.errors import ConfigError
-from shared.import_advice import import_advice
-from shared.named_plugin import find_object
 from shared.traces import error_message
 
 Factory = Callable[..., Any]
@@ -67,12 +67,12 @@ class AdapterConfig(Section):
         description="pixels a side, or [height, width], of images of bytes as they travel; auto: "
         "84 where they have more than 128 × 128 pixels; none: as they are",
     )
-    grey: bool = Field(False, description="images of bytes travel in grey: a third of the bytes")
+    gray: bool = Field(False, description="images of bytes travel in gray: a third of the bytes")
 
     @property
     def reduction(self) -> Reduction:
         """Return the reduction of images."""
-        return Reduction(self.resize, self.grey)
+        return Reduction(self.resize, self.gray)
 
     @field_validator("factory")
     @classmethod

@@ -129,7 +129,8 @@ def recognise(path: str, arguments: Mapping[str, Any]) -> str:
     """Find the plug-in for "package.module:factory", by calling the factory.
 
     Returns:
-        "murmur" for a factory of a VectorEnvironment of num_envs copies (see shared.named_plugin);
+        "murmur" for a factory of a VectorEnvironment of num_envs copies (see
+        shared.config.named_plugin);
         else "pettingzoo" or "gymnasium".
 
     Raises:

@@ -1,4 +1,4 @@
-"""Reduction of images before they are sent: downscaling and conversion to grey with OpenCV."""
+"""Reduction of images before they are sent: downscaling and conversion to gray with OpenCV."""
 
 import math
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from shared.config.extras import missing_advice
 from shared.errors import ConfigError
-from shared.extras import missing_advice
 from shared.timestep import Array
 
 Pixels = Annotated[int, Field(ge=4, le=1024)]
@@ -25,22 +25,22 @@ class Reduction:
 
     Attributes:
         resize: size in pixels, of each side or as (height, width); "auto" or "none".
-        grey: true for one channel in place of red, green and blue.
+        gray: true for one channel in place of red, green and blue.
     """
 
     resize: Resize = "none"
-    grey: bool = False
+    gray: bool = False
 
     def shape(self, chw: tuple[int, ...]) -> tuple[int, ...]:
         """Return the result's shape [C, H, W] for an image [C, H, W].
 
         Raises:
-            ConfigError: if grey is set for an image that has neither one nor three channels.
+            ConfigError: if gray is set for an image that has neither one nor three channels.
         """
         c, h, w = chw
-        if self.grey and c not in (1, _COLOURS):
+        if self.gray and c not in (1, _COLOURS):
             raise ConfigError(
-                f"environment.grey: an image of {c} channels is not red, green and blue; set it to "
+                f"environment.gray: an image of {c} channels is not red, green and blue; set it to "
                 "false"
             )
         if self.resize == "auto":
@@ -49,7 +49,7 @@ class Reduction:
             size = self.resize, self.resize
         else:
             size = (h, w) if self.resize == "none" else self.resize
-        return (1 if self.grey else c, *size)
+        return (1 if self.gray else c, *size)
 
     def writer(
         self, shape: tuple[int, ...], *, channels_last: bool
@@ -83,13 +83,13 @@ def _writer(
         raise ConfigError(
             f"images of {chw[1]} x {chw[2]} are to be made {wanted[1]} x {wanted[2]} "
             f"(environment.resize): {missing_advice('cv2', 'images')}; or set environment.resize: "
-            "none, environment.grey: false"
+            "none, environment.gray: false"
         ) from None
     cv2.setNumThreads(1)  # a worker has one core
-    grey, resize = wanted[0] != chw[0], wanted[1:] != chw[1:]
+    gray, resize = wanted[0] != chw[0], wanted[1:] != chw[1:]
     height, width = wanted[1:]
     # Linear interpolation by up to 2 looks at every pixel; then exact means of whole blocks: two to
-    # three times as fast as means of fractions of pixels, and within two levels of grey.
+    # three times as fast as means of fractions of pixels, and within two levels of gray.
     folds = math.ceil(chw[1] / height / 2), math.ceil(chw[2] / width / 2)
     between = width * folds[1], height * folds[0]
 
@@ -103,7 +103,7 @@ def _writer(
             image = image.transpose(1, 2, 0)
         if not image.flags.c_contiguous:
             image = np.ascontiguousarray(image)
-        if grey:
+        if gray:
             image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
         if resize:
             image = cv2.resize(image, between, interpolation=cv2.INTER_LINEAR)

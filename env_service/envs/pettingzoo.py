@@ -26,7 +26,7 @@ class Config(AdapterConfig):
     reward_sharing: Literal["none", "mean", "sum"] = Field(
         "none", description="give every agent its own reward, or the mean or sum of all agents'"
     )
-    state: bool = Field(False, description="also give state(), for centralised critics")
+    state: bool = Field(False, description="also give state(), for centralized critics")
     agents_can_die: bool = Field(
         True,
         description="agents may leave or join before the episode ends, and agent_mask tells who is "

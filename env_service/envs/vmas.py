@@ -23,8 +23,8 @@ from env_service.adapters.frames import FRAME
 from env_service.adapters.seeds import fold_seed
 from env_service.adapters.teams import TEAMS, TeamReturns, Teams, teams_of
 from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
-from shared.checking import known_names
 from shared.config import Section
+from shared.config.section import known_names
 from shared.errors import ConfigError
 from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep

@@ -9,7 +9,7 @@ from grpc import aio
 
 from shared.addresses import is_loopback, learner_addresses
 from shared.channel import channel_options
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.credentials import (
     CredentialFolder,
     Credentials,

@@ -45,7 +45,7 @@ from env_service.sessions.recording import EpisodeRecorder
 from env_service.sessions.worker import Stream, closing_all, run_until
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from env_service.watchdog.heartbeat import Heartbeat
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.coroutines import run_coroutine
 from shared.credentials import Role
 from shared.errors import EnvironmentFault

@@ -11,7 +11,7 @@ import numpy as np
 
 from env_service.metrics import WorkerMetrics
 from shared.channel import proxy_in_use
-from shared.config import EnvServerConfig
+from shared.config.experiment import EnvServerConfig
 from shared.errors import ConnectionLostError, MurmurError
 from shared.process import Backoff
 

@@ -22,7 +22,7 @@ from env_service.sources.source import (
     read_sample,
 )
 from env_service.watchdog.heartbeat import Heartbeat
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import WireError
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb

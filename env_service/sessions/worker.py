@@ -26,7 +26,7 @@ from env_service.sessions.reconnect import Disconnected
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment, aborted_rows
 from env_service.watchdog.heartbeat import Heartbeat
 from shared.codec import ActionCodec, ObservationCodec
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import EnvironmentFault, MurmurError, WireError
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb

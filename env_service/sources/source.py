@@ -7,7 +7,7 @@ group `murmur.sources`) that has
     build(config) -> Source
 
 `package.module:Name` names a class or function that is a plug-in by itself: see
-shared.named_plugin.
+shared.config.named_plugin.
 """
 
 from typing import Protocol
@@ -15,15 +15,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.config import PluginConfig, validate
+from shared.config import PluginConfig
+from shared.config.extras import extra_of, missing_advice
+from shared.config.plugins import plugin_failures, resolve_plugin
 from shared.errors import ConfigError
-from shared.extras import extra_of, missing_advice
 from shared.notices import Notices
-from shared.registry import load_plugin, plugin_failures
 from shared.samples import MASK, SampleSpec
 from shared.timestep import Array
-
-FOLDER, GROUP = "env_service.sources", "murmur.sources"
 
 
 class BrokenSample(Exception):  # noqa: N818 - it names what is broken, as EnvironmentFault does
@@ -76,11 +74,10 @@ def make_source(plugin: PluginConfig) -> Source:
     Raises:
         ConfigError: if there is no such source, an option is wrong, or it cannot be built.
     """
-    module = load_plugin(FOLDER, GROUP, plugin.name)
-    config = validate(module.Config, plugin.options, "source")
+    found = resolve_plugin("source", plugin)
     with plugin_failures(f"source '{plugin.name}'"):
         try:
-            return _checked(plugin.name, module.build(config))
+            return _checked(plugin.name, found.module.build(found.options))
         except ModuleNotFoundError as error:
             extra = extra_of(error.name or "")
             if extra is None:

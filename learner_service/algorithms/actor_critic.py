@@ -74,7 +74,9 @@ class ActorCritic(Algorithm[B], Generic[B]):
         super().__init__(precision, device, seed)
         self._config = config
         self._spec = spec
-        self._network = network
+        self._network = self._critic_network = network
+        if isinstance(config, CriticConfig):
+            self._critic_network = config.network_of_critic(network)
         self._slices = config.slices(spec.num_agents)
         self._num_slices = count_slices(self._slices)
         self._options = input_options(network, spec)
@@ -123,7 +125,7 @@ class ActorCritic(Algorithm[B], Generic[B]):
     ) -> nn.Module:
         """The agents' critics, see build_network: [B, A, num_outputs] of inputs of that shape."""
         return build_network(
-            self._network_of_critic(encoder),
+            self._critic_network,
             shape,
             num_outputs,
             self._slices,
@@ -142,13 +144,9 @@ class ActorCritic(Algorithm[B], Generic[B]):
     ) -> nn.Module:
         """Build `number` critics for each agent, side by side as slices."""
         twins = tuple(number * s + twin for s in slices for twin in range(number))
-        network = self._network_of_critic(encoder)
+        network = self._critic_network
         made = build_twins(network, shape, num_outputs, self._slices, twins, number, encoder)
         return made.to(self._device)
-
-    def _network_of_critic(self, encoder: Encoder | None = None) -> PluginConfig:
-        assert isinstance(self._config, CriticConfig)
-        return self._config.network_of_critic(self._network, shares_encoder=encoder is not None)
 
     def _shared_encoder(self, critic: InputShape) -> Encoder | None:
         """The convolutions that actor and critic have in common, if share_encoder is set."""

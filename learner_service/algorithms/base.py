@@ -6,7 +6,7 @@ An algorithm plug-in is a module `learner_service/algorithms/<name>.py` that has
     build(config, spec, network, precision, device, seed)  -> Algorithm
 
 `package.module:Name` names a subclass of Algorithm that is a plug-in by itself: see
-shared.named_plugin.
+shared.config.named_plugin.
 """
 
 import math
@@ -18,8 +18,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from learner_service.algorithms.options import About, OnPolicyConfig, SharingConfig
 from learner_service.algorithms.options import AlgorithmConfig as AlgorithmConfig
-from learner_service.algorithms.options import SharingConfig
+from learner_service.networks.building import observed_image, resolve_network
 from learner_service.preprocess.building import build_transforms
 from learner_service.preprocess.transform import Transforms
 from learner_service.runtime.adam import Adam
@@ -30,15 +31,14 @@ from learner_service.runtime.precision import Precision
 from learner_service.storage.frames import Frames
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Batch, UnrollStorage
-from shared.augmentation import AugmentConfig
-from shared.config import ExperimentConfig, ImitationConfig, PluginConfig, validate
-from shared.config_text import plain_data
+from shared.config import PluginConfig
+from shared.config.experiment import AugmentConfig, ExperimentConfig, ImitationConfig
+from shared.config.plugins import plugin_failures, resolve_plugin
+from shared.config.text import plain_data
 from shared.errors import ConfigError, SpecError
-from shared.registry import load_plugin, plugin_failures
 from shared.spec import EXPERT_ACTION, Discrete, EnvSpec
 
 B = TypeVar("B", bound=Batch)
-FOLDER, GROUP = "learner_service.algorithms", "murmur.algorithms"
 _SCALER = "scaler"
 # Of an optimiser: the configuration's and the device's, not the state's.
 _HOW_IT_STEPS = ("lr", "fused", "foreach", "capturable")
@@ -288,7 +288,7 @@ class Algorithm(ABC, Generic[B]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state, also one of another device or precision.
 
-        Then random numbers start from the seed, and a missing loss scaler is re-initialised.
+        Then random numbers start from the seed, and a missing loss scaler is re-initialized.
         Learning rates are those of the configuration.
 
         Raises:
@@ -349,8 +349,7 @@ def algorithm_config(config: PluginConfig) -> AlgorithmConfig:
     Raises:
         ConfigError: for an unknown algorithm or option.
     """
-    module = load_plugin(FOLDER, GROUP, config.name)
-    options = validate(module.Config, config.options, "algorithm")
+    options = resolve_plugin("algorithm", config).options
     return options if isinstance(options, AlgorithmConfig) else AlgorithmConfig()
 
 
@@ -364,24 +363,16 @@ def grown(config: ExperimentConfig, spec: EnvSpec) -> ExperimentConfig:
     """The configuration, of the whole group, with minibatches as its environments make them.
 
     Raises:
-        ConfigError: see AlgorithmConfig.for_environments.
+        ConfigError: see OnPolicyConfig.for_environments.
     """
     options = algorithm_config(config.algorithm)
+    if not isinstance(options, OnPolicyConfig):
+        return config
     remembers = bool(config.network.options.get("recurrent"))
     settled = options.for_environments(
         config.total_envs, spec.num_agents, spec.max_episode_steps, remembers=remembers
     )
     return config if settled is options else with_options(config, settled)
-
-
-def algorithm_options(config: PluginConfig) -> dict[str, Any]:
-    """All options of the configured algorithm, with its defaults.
-
-    Raises:
-        ConfigError: for an unknown algorithm or option.
-    """
-    module = load_plugin(FOLDER, GROUP, config.name)
-    return plain_data(validate(module.Config, config.options, "algorithm"), "algorithm")
 
 
 def build_algorithm(
@@ -412,26 +403,29 @@ def build_algorithm(
         ConfigError: for an unknown algorithm or option, or an augmentation that does not fit.
         SpecError: if the algorithm does not fit the spec.
     """
-    module = load_plugin(FOLDER, GROUP, config.name)
-    options = validate(module.Config, config.options, "algorithm")
+    plugin = resolve_plugin("algorithm", config)
+    options: Any = plugin.options
     shared = options if isinstance(options, SharingConfig) else SharingConfig()
     agents = spec.num_agents
     transforms = build_transforms(
         spec,
-        network,
+        resolve_network(network, observed_image(spec)),
         augment,
         imitation,
         frozen=shared.frozen_agents,
         slices=shared.slices(agents),
-        reward_sets=shared.reward_sets(agents) if shared.normalise_rewards else None,
+        reward_sets=shared.reward_sets(agents) if shared.normalize_rewards else None,
         group=precision.group,
         device=device,
     )
-    rows = options.learned_at_once(agents) if isinstance(options, AlgorithmConfig) else 0
+    about = options.about if isinstance(options, AlgorithmConfig) else About()
+    rows = about.learned_at_once * (agents if about.joint else 1)
     at_once = learning_from(rows, device, precision.dtype.itemsize)
     with plugin_failures(f"algorithm '{config.name}'"), at_once:
         seen = transforms.spec(spec)
-        algorithm: Algorithm[Any] = module.build(options, seen, network, precision, device, seed)
+        algorithm: Algorithm[Any] = plugin.module.build(
+            options, seen, network, precision, device, seed
+        )
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
             f"algorithm '{config.name}' gave a {type(algorithm).__name__}; derive it from "

@@ -3,7 +3,7 @@
 Foerster, Farquhar, Afouras, Nardelli, Whiteson 2018, "Counterfactual Multi-Agent Policy Gradients"
 (arXiv:1705.08926), as set up for terrain monitoring by Westheider, Rueckin, Popovic 2023,
 "Multi-UAV Adaptive Path Planning Using Deep Reinforcement Learning" (arXiv:2303.01150). One actor
-is shared by all agents (or each has its own). One centralised critic gives a Q value to each own
+is shared by all agents (or each has its own). One centralized critic gives a Q value to each own
 action while the others' actions are held fixed. Targets are TD(lambda) from a target critic. Each
 rollout is learned from in several passes of minibatches, critic first.
 """
@@ -48,7 +48,7 @@ from learner_service.algorithms.returns import (
     target_of,
 )
 from learner_service.algorithms.rollout_rows import RecurrentStates
-from learner_service.networks.building import is_stacked
+from learner_service.networks.building import resolve_network
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import sample, uniform
 from learner_service.networks.forward import forward
@@ -117,7 +117,8 @@ class Coma(OnPolicyAlgorithm):
         self._critic_inputs = CriticInputs(spec, self._options)
         # Minibatches are of single agents' rows only where each is learned from by itself.
         image = self._actor_inputs.shape.image
-        stacked = all(is_stacked(n, image) for n in (self._network, self._network_of_critic()))
+        networks = self._network, self._critic_network
+        stacked = all(resolve_network(network, image).stacked for network in networks)
         self.actor = self._make_actor(k)
         self._single = stacked and self._num_slices == 1 and not memory_size(self.actor)
         # What a critic is fed for one agent holds what the others did: agents stay apart.
@@ -411,8 +412,8 @@ class Coma(OnPolicyAlgorithm):
         if root is None:
             return deviations(sums[..., 0], share, self._sets, self._group)
         mean = sums[..., 0].reshape(1, -1) @ share.reshape(-1, 1)
-        centred = torch.addcmul(sums[..., 3], mean, root, value=-1)
-        found: Tensor = torch.linalg.vector_norm(centred).view(1)
+        centered = torch.addcmul(sums[..., 3], mean, root, value=-1)
+        found: Tensor = torch.linalg.vector_norm(centered).view(1)
         return found
 
     @torch.no_grad()

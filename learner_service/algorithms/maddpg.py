@@ -4,7 +4,7 @@ Lowe, Wu, Tamar, Harb, Abbeel, Mordatch 2017, "Multi-Agent Actor-Critic for Mixe
 Cooperative-Competitive Environments" (arXiv:1706.02275): each agent has a deterministic policy over
 its own observations and a critic that, while learning, sees the state and what all agents do. An
 agent's policy climbs its own critic with respect to its own action; the others' actions are those
-of the batch. With `centralised: false` the critic sees only what its agent sees and does (DDPG,
+of the batch. With `centralized: false` the critic sees only what its agent sees and does (DDPG,
 Lillicrap et al. 2016, arXiv:1509.02971). MATD3 (Ackermann et al. 2019, arXiv:1910.01465) takes from
 TD3 (Fujimoto et al. 2018, arXiv:1802.09477) twin critics, delayed policies and noise on the target
 actions.
@@ -15,8 +15,8 @@ Gumbel-softmax (Jang et al. 2017, arXiv:1611.01144, section 2.2, straight-throug
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -60,7 +60,7 @@ OfAgents = tuple[Tensor | None, Tensor | None, Tensor]  # what `agents_loss` tak
 class Config(options.CriticConfig, OffPolicyConfig):
     """Options of MADDPG, DDPG and MATD3."""
 
-    centralised: bool = Field(
+    centralized: bool = Field(
         True, description="false: DDPG, a critic sees its own agent's observation and action alone"
     )
     share_encoder: options.ShareEncoder = False
@@ -91,9 +91,10 @@ class Config(options.CriticConfig, OffPolicyConfig):
         50_000, ge=1, description="rows after the first update over which noise and epsilon fall"
     )
 
-    def for_trial(self) -> Self:
-        """See AlgorithmConfig: policies move in every update."""
-        return self.model_copy(update={"policy_delay": 1})
+    @property
+    @override
+    def about(self) -> options.About:
+        return replace(super().about, trial={"policy_delay": 1})  # policies move in every update
 
 
 def gumbel_softmax(
@@ -253,7 +254,7 @@ class Maddpg(OffPolicyAlgorithm):
                 f"algorithm.target_noise={c.target_noise} is for continuous actions; "
                 f"'{spec.name}' has discrete ones; set it to 0"
             )
-        self._joint_inputs = JointInputs(spec, self._options, centralised=c.centralised)
+        self._joint_inputs = JointInputs(spec, self._options, centralized=c.centralized)
         shape = self._joint_inputs.with_action_shape
         encoder = self._shared_encoder(shape)
         self.actor = self._make_actor(self._actions.size, encoder)

@@ -40,7 +40,7 @@ from learner_service.algorithms.returns import (
 )
 from learner_service.algorithms.rollout_rows import RecurrentStates
 from learner_service.algorithms.value_norm import ValueNorm
-from learner_service.networks.building import ImageShape, is_stacked
+from learner_service.networks.building import ImageShape, resolve_network
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, Normal, logged_entropy
 from learner_service.networks.forward import forward, forward_both
@@ -57,10 +57,10 @@ from shared.spec import ACTION_MASK
 class Config(options.OnPolicyCriticConfig):
     """Options of MAPPO; the defaults are those that EPyMARL found good on small tasks."""
 
-    centralised: bool = Field(True, description="false: IPPO, values from own observations alone")
+    centralized: bool = Field(True, description="false: IPPO, values from own observations alone")
     share_trunk: bool = Field(
         False,
-        description="one network gives policy and value, at actor_lr; needs centralised=false",
+        description="one network gives policy and value, at actor_lr; needs centralized=false",
     )
     share_encoder: options.ShareEncoder = False
     value_weight: float = Field(0.5, gt=0, description="share_trunk: weight of the value loss")
@@ -99,10 +99,10 @@ def require_one_trunk(options: Config, network: PluginConfig, image: ImageShape)
         ConfigError: if the value function sees something else than the policy.
     """
     problem = ""
-    if options.centralised:
+    if options.centralized:
         problem = (
-            "a centralised value function sees the state, the policy does not; set "
-            "algorithm.centralised=false, or share_trunk=false"
+            "a centralized value function sees the state, the policy does not; set "
+            "algorithm.centralized=false, or share_trunk=false"
         )
     elif options.share_encoder:
         problem = "policy and values share everything already; set algorithm.share_encoder=false"
@@ -111,7 +111,7 @@ def require_one_trunk(options: Config, network: PluginConfig, image: ImageShape)
             "policy and values come from one network; leave out algorithm.critic_network, or set "
             "share_trunk=false"
         )
-    elif not is_stacked(network, image):
+    elif not resolve_network(network, image).stacked:
         problem = (
             f"network '{network.name}' mixes agents, and an agent's value must come from its own "
             "observation; use a network that declares STACKED, or set share_trunk=false"
@@ -134,7 +134,7 @@ class Mappo(OnPolicyAlgorithm):
         c, spec = self._config, self._spec
         self.extras = policy_extras(spec)
         self._critic_inputs = self._actor_inputs
-        if c.centralised:
+        if c.centralized:
             self._critic_inputs = CriticInputs(spec, self._options, actions=False)
         if c.share_trunk:
             require_one_trunk(c, self._network, self._actor_inputs.shape.image)
@@ -146,7 +146,7 @@ class Mappo(OnPolicyAlgorithm):
         self.critic: nn.Module | None = None
         if not c.share_trunk:
             # Without the state each agent's value is of what it sees alone.
-            self.critic = self._make_critic(shape, 1, encoder, apart=not c.centralised)
+            self.critic = self._make_critic(shape, 1, encoder, apart=not c.centralized)
             self._critic_optimizer = self._adam(self.critic, c.critic_lr, eps=1e-5)
         norms, imitation = _NORMS[: len(self._learned)], LOGGED if self._imitates else ()
         self._of_steps = (*_BY_ROW, *imitation, *norms)

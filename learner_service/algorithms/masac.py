@@ -54,7 +54,7 @@ _MIN_STD = 1e-3  # of an action scaled to [-1, 1], before squashing
 class Config(options.CriticConfig, OffPolicyConfig):
     """Options of MASAC."""
 
-    centralised: bool = Field(
+    centralized: bool = Field(
         True, description="false: critics see the agent's own observation and action alone"
     )
     share_encoder: options.ShareEncoder = False
@@ -284,7 +284,7 @@ class Masac(OffPolicyAlgorithm):
     def _build(self) -> None:
         """pi(o) and both Q(x, u) of each agent, their targets, and the temperatures alpha."""
         c, spec = self._config, self._spec
-        self._joint_inputs = JointInputs(spec, self._options, centralised=c.centralised)
+        self._joint_inputs = JointInputs(spec, self._options, centralized=c.centralized)
         if isinstance(spec.action, Discrete):  # critics give a value for each own action
             actor_outputs = self._num_outputs = spec.action.num_actions
             shape = self._joint_inputs.shape

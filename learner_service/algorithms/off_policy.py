@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any, Self
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -11,12 +11,11 @@ from typing_extensions import override
 
 from learner_service.algorithms.actor_critic import ActorCritic
 from learner_service.algorithms.options import (
+    About,
     AlgorithmConfig,
-    Change,
     Gamma,
     GradNorm,
     SharingConfig,
-    shares,
 )
 from learner_service.algorithms.returns import annealed, mean_over
 from learner_service.group.group import Group
@@ -111,39 +110,21 @@ class OffPolicyConfig(SharingConfig, AlgorithmConfig):
     gamma: Gamma = 0.99
     max_grad_norm: GradNorm = 10.0
 
+    @property
     @override
-    def open_batch_size(self) -> str:
-        return "" if self.replay.batch_size else "replay.batch_size"
-
-    @override
-    def with_batch_size(self, size: int) -> Self:
-        replay = self.replay.model_copy(update={"batch_size": size})
-        return self.model_copy(update={"replay": replay})
-
-    def for_rank(self, size: int) -> Self:
-        """See AlgorithmConfig: the replay's rows, and an update's.
-
-        Capacity and the rows to begin with are rounded up: nothing hangs on a row of them.
-        """
-        replay, section = self.replay, "algorithm.replay"
-        divided = shares(replay, size, "batch_size", "update_interval", section=section)
-        for name in ("capacity_rows", "capacity_bytes", "start_rows"):
-            divided[name] = -(-getattr(replay, name) // size)
-        return self.model_copy(update={"replay": replay.model_copy(update=divided)})
-
-    @override
-    def learned_at_once(self, num_agents: int) -> int:
-        return self.replay.batch_size * num_agents
-
-    def batch_size_advice(self) -> str:
-        """See AlgorithmConfig: the replay lies on the device too."""
-        return "lower algorithm.replay.capacity_rows"
-
-    def cheaper_learning(self) -> list[Change]:
-        """See AlgorithmConfig: fewer updates."""
-        interval = self.replay.update_interval
+    def about(self) -> About:
+        size, interval = self.replay.batch_size, self.replay.update_interval
         what = f"an update every {2 * interval} rows instead of {interval}"
-        return [(what, {"replay.update_interval": 2 * interval})]
+        return About(
+            batch_size="replay.batch_size",
+            open_batch_size="" if size else "replay.batch_size",
+            learned_at_once=size,
+            joint=True,
+            divided=("replay.batch_size", "replay.update_interval"),
+            rounded_up=("replay.capacity_rows", "replay.capacity_bytes", "replay.start_rows"),
+            batch_size_advice="lower algorithm.replay.capacity_rows",  # it is on the device too
+            cheaper_learning=((what, {"replay.update_interval": 2 * interval}),),
+        )
 
 
 class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
@@ -240,7 +221,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         if self.memory_size:
             return batch.arrays
         rows = rows_of(batch)
-        if self._config.replay.prioritised and self._group.size > 1:
+        if self._config.replay.prioritized and self._group.size > 1:
             largest = batch.largest_weight.clone()
             self._group.largest_([largest])
             rows["weight"] = batch.weight * (batch.largest_weight / largest)

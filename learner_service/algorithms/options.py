@@ -1,7 +1,10 @@
 """Options that several algorithms have, and what others ask of them."""
 
 import math
-from typing import Annotated, Any, Self
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 from typing_extensions import override
@@ -13,6 +16,8 @@ from learner_service.preprocess.frozen import FROZEN as FROZEN
 from learner_service.preprocess.frozen import SHARING as SHARING
 from learner_service.storage.flight import Demand, Flight, transitions_in, unmeasured
 from shared.config import PluginConfig, Section
+from shared.config.plugins import load_plugin
+from shared.config.section import with_new_names
 from shared.errors import ConfigError
 
 Change = tuple[str, dict[str, Any]]  # text, and the options that change: dotted name -> value
@@ -55,91 +60,71 @@ ShareEncoder = Annotated[
 ]
 
 
-class AlgorithmConfig(Section):
-    """Base of an algorithm's options: answers what others ask of them without knowing any.
+@dataclass(frozen=True)
+class About:
+    """Answers about an algorithm's options, for code that knows none of them.
 
-    An algorithm that answers nothing is asked for nothing: its batch size is not searched, and
-    `murmur doctor` probes no change of it.
+    Keys are dotted names of options. The defaults are those of an algorithm that says nothing: its
+    batch size is not searched, and `murmur doctor` probes no change of it.
+
+    Attributes:
+        batch_size: key of a minibatch's size; "": it has none.
+        open_batch_size: the same if the size is 0, which stands for the largest that fits; else "".
+        learned_at_once: rows of one forward and backward pass; 0: not known.
+        joint: whether each of these rows is of all agents.
+        divided: keys of numbers that learners divide among them.
+        rounded_up: keys of numbers of which each learner has its part rounded up.
+        trial: changes that leave out what only repeats or delays an update's work.
+        flight: keys of an unroll's length and of an update's unrolls, if the learner may choose
+            them.
+        batch_size_advice: change to make on a GPU where not even a batch of one row fits.
+        waiting_advice: change that lets more environments act at once; "": no option does.
+        cheaper_learning: changes that may make learning from a row cheaper.
+        larger_updates: function from a factor to a change after which an update takes that many
+            times the rows at the same cost each; None: there is none.
     """
 
-    def open_batch_size(self) -> str:
-        """Dotted name of the batch size that is to be found (it is 0); empty: there is none."""
-        return ""
+    batch_size: str = ""
+    open_batch_size: str = ""
+    learned_at_once: int = 0
+    joint: bool = False
+    divided: tuple[str, ...] = ()
+    rounded_up: tuple[str, ...] = ()
+    trial: Mapping[str, Any] = field(default_factory=dict)
+    flight: tuple[str, ...] = ()
+    batch_size_advice: str = "free memory of the device"
+    waiting_advice: str = ""
+    cheaper_learning: tuple[Change, ...] = ()
+    larger_updates: Callable[[float], Change] | None = None
 
-    def with_batch_size(self, size: int) -> Self:
-        """The same with the batch size that is to be found set."""
-        return self
 
-    def for_trial(self) -> Self:
-        """The same without what only repeats or puts off an update's work."""
-        return self
+class AlgorithmConfig(Section):
+    """Base of an algorithm's options."""
+
+    @property
+    def about(self) -> About:
+        """Answers about these options."""
+        return About()
 
     def for_rank(self, size: int) -> Self:
-        """The share of one of `size` learners that learn together, in what is of all of them.
+        """Return the share of one of `size` learners that learn together.
 
         Raises:
-            ConfigError: if an option cannot be divided.
+            ConfigError: if an option cannot be divided, naming the nearest number that can.
         """
-        return self
-
-    def for_environments(
-        self, environments: int, agents: int, max_episode_steps: int, *, remembers: bool
-    ) -> Self:
-        """The same with what depends on the number of environments settled.
-
-        Args:
-            environments: that train, of all learners; 0: not known.
-            agents: of an environment.
-            max_episode_steps: of the spec.
-            remembers: the policy has a memory.
-
-        Raises:
-            ConfigError: if something does and they are not known.
-        """
-        return self
-
-    def batch_size_advice(self) -> str:
-        """What to change on a GPU where not even a batch of one row fits."""
-        return "free memory of the device"
-
-    def learned_at_once(self, num_agents: int) -> int:
-        """Agents' rows in one forward and backward pass; 0: not known."""
-        return 0
-
-    def waiting_advice(self) -> str:
-        """How more environments may act at once, rows being no older; empty: no option does it."""
-        return ""
-
-    def with_flight(self, unroll_steps: int, unrolls_per_update: int) -> Self:
-        """The same with what was chosen of an unroll's length and of an update's unrolls."""
-        return self
-
-    def cheaper_learning(self) -> list[Change]:
-        """Changes that may make learning from a row cheaper, to be probed."""
-        return []
-
-    def larger_updates(self, factor: float) -> Change | None:
-        """A change after which an update takes `factor` times the rows at the same cost each."""
-        return None
-
-
-def shares(options: Section, size: int, *names: str, section: str = "algorithm") -> dict[str, int]:
-    """What one of `size` learners gets of options, by name.
-
-    Raises:
-        ConfigError: if one cannot be divided, naming the nearest number that can.
-    """
-    found = {}
-    for name in names:
-        value = getattr(options, name)
-        found[name], left = divmod(value, size)
-        if left:
-            nearest = max(1, round(value / size)) * size
-            raise ConfigError(
-                f"{section}.{name}={value} is of all {size} learners together and cannot be "
-                f"divided among them; set it to {nearest}, or start another number of learners"
-            )
-    return found
+        about, share = self.about, dict[str, int]()
+        for key in (*about.divided, *about.rounded_up):
+            value = attrgetter(key)(self)
+            share[key], left = divmod(value, size)
+            if left and key in about.rounded_up:
+                share[key] += 1
+            elif left:
+                nearest = max(1, round(value / size)) * size
+                raise ConfigError(
+                    f"algorithm.{key}={value} is of all {size} learners together and cannot be "
+                    f"divided among them; set it to {nearest}, or start another number of learners"
+                )
+        return self.changed(share)
 
 
 class SharingConfig(Section):
@@ -155,7 +140,7 @@ class SharingConfig(Section):
         description="numbers of agents, from 0, that act but are not trained; they have networks "
         "of their own by share_parameters",
     )
-    normalise_rewards: bool = Field(
+    normalize_rewards: bool = Field(
         False, description="divide rewards by their running root mean square"
     )
 
@@ -181,40 +166,49 @@ class CriticConfig(SharingConfig):
         "{hidden: [256, 256]}; with `name` another network",
     )
 
-    def network_of_critic(
-        self, network: PluginConfig, *, shares_encoder: bool = False
-    ) -> PluginConfig:
-        """The critic's network: the policy's with the changes of `critic_network`.
+    def network_of_critic(self, network: PluginConfig) -> PluginConfig:
+        """Return the critic's network: the policy's with the changes of `critic_network`.
 
         Args:
-            network: of the policy.
-            shares_encoder: whether both have the same convolutions.
+            network: network of the policy.
 
         Raises:
             ConfigError: for a change of what networks are fed or remember, or of a shared encoder.
         """
-        changes = self.critic_network
-        if not changes:
+        if not self.critic_network:
             return network
-        option = "algorithm.critic_network"
+        option, name = "algorithm.critic_network", self.critic_network.get("name", network.name)
+        kind = load_plugin("network", "mlp" if name == "auto" else str(name)).Config
+        changes = with_new_names(kind, self.critic_network, option)
         if fed := sorted(RESERVED.keys() & changes.keys()):
             raise ConfigError(
                 f"{option}.{fed[0]}: policy and critic are fed and remember alike; set "
                 f"network.{fed[0]} for both"
             )
-        if shares_encoder and (of_encoder := sorted(changes.keys() - LayersConfig.model_fields)):
+        shares = getattr(self, "share_encoder", False)
+        if shares and (of_encoder := sorted(changes.keys() - LayersConfig.model_fields)):
             raise ConfigError(
                 f"{option}.{of_encoder[0]}: with algorithm.share_encoder = true only the linear "
                 f"layers are the critic's own: {', '.join(LayersConfig.model_fields)}"
             )
-        options, name = network.options, str(changes.get("name", network.name))
-        if name != network.name:
-            options = {key: value for key, value in options.items() if key in RESERVED}
+        options = network.options
+        if name != network.name:  # of the policy's options those that both have a use for
+            known = RESERVED if name == "auto" else kind.model_fields
+            wanted = {key for key in RESERVED if key in known or key == "recurrent"}
+            options = {
+                key: x for key, x in options.items() if key in wanted and (x or key in known)
+            }
         return PluginConfig(**{**options, **changes, "name": name})
 
 
 class OnPolicyConfig(AlgorithmConfig):
-    """Options of algorithms that make passes over a rollout in minibatches."""
+    """Options of algorithms that make passes over a rollout in minibatches.
+
+    Attributes:
+        RATES: names of the learning rates, which grow with minibatches.
+    """
+
+    RATES: ClassVar[tuple[str, ...]] = ()
 
     batch_size: BatchSize
     batch_number: BatchNumber
@@ -240,32 +234,60 @@ class OnPolicyConfig(AlgorithmConfig):
         "chosen, in the async pipeline so that all environments the learner can use act at once",
     )
 
+    @property
     @override
-    def open_batch_size(self) -> str:
-        return "" if self.batch_size else "batch_size"
+    def about(self) -> About:
+        size, number, passes = self.batch_size, self.batch_number, self.data_passes
+        cheaper: list[Change] = []
+        if number > 1:
+            by = min(4, number)
+            options = {"batch_size": size * by, "batch_number": math.ceil(number / by)}
+            if 0 < self.max_batch_size < size * by:
+                options["max_batch_size"] = size * by
+            cheaper.append((f"minibatches {by} times as large, {by} times fewer", options))
+        if passes > 1:
+            what = f"{passes // 2} passes over the data instead of {passes}"
+            cheaper.append((what, {"data_passes": passes // 2}))
+        advice = "raise algorithm.batch_number"
+        if self.unrolls_per_update:
+            advice = "set algorithm.unrolls_per_update=0, which chooses"
+        return About(
+            batch_size="batch_size",
+            open_batch_size="" if size else "batch_size",
+            learned_at_once=size,
+            divided=("batch_size", "unrolls_per_update"),
+            trial={"data_passes": 1},
+            flight=("unroll_steps", "unrolls_per_update"),
+            waiting_advice=advice,
+            cheaper_learning=tuple(cheaper),
+            larger_updates=self._larger_updates,
+        )
 
-    @override
-    def with_batch_size(self, size: int) -> Self:
-        return self.model_copy(update={"batch_size": size})
-
-    @override
-    def learned_at_once(self, num_agents: int) -> int:
-        return self.batch_size
-
-    @override
-    def for_trial(self) -> Self:
-        return self.model_copy(update={"data_passes": 1})
-
-    def for_rank(self, size: int) -> Self:
-        """See AlgorithmConfig: minibatches, and unrolls of an update."""
-        return self.model_copy(update=shares(self, size, "batch_size", "unrolls_per_update"))
+    def _larger_updates(self, factor: float) -> Change:
+        if self.unrolls_per_update:
+            return "updates that take in all environments", {"unrolls_per_update": 0}
+        larger = math.ceil(self.batch_number * factor)
+        what = f"{larger} minibatches an update instead of {self.batch_number}"
+        return what, {"batch_number": larger}
 
     def for_environments(
         self, environments: int, agents: int, max_episode_steps: int, *, remembers: bool
     ) -> Self:
-        """See AlgorithmConfig: the size of minibatches, which then has no room to grow left.
+        """Return the options with minibatches as large as the number of environments makes them.
 
-        They are as many as configured, if the bound allows it.
+        They are as many as configured, if the bound allows it, and have no room to grow left.
+        Learning rates grow with them by the square root. Malladi, Lyu, Panigrahi, Arora 2022, "On
+        the SDEs and Scaling Rules for Adaptive Gradient Algorithms" (arXiv:2205.10287): Adam's
+        noise then stays what it was.
+
+        Args:
+            environments: number of training environments of all learners; 0: not known.
+            agents: number of agents of an environment.
+            max_episode_steps: longest episode; 0: not known.
+            remembers: whether the policy has a recurrent state.
+
+        Raises:
+            ConfigError: if minibatches may grow and the number of environments is not known.
         """
         if not self.max_batch_size:
             return self
@@ -293,48 +315,17 @@ class OnPolicyConfig(AlgorithmConfig):
         each = transitions_in(flight.unroll_steps, max_episode_steps)
         at_once = flight.unrolls_per_update * each * agents
         growth = max(1, min(at_once // asked, self.max_batch_size // self.batch_size))
-        size = growth * self.batch_size
-        return self.model_copy(update={"batch_size": size, "max_batch_size": 0})
-
-    def waiting_advice(self) -> str:
-        """See AlgorithmConfig: an update that takes unrolls of more environments."""
-        if self.unrolls_per_update:
-            return "set algorithm.unrolls_per_update=0, which chooses"
-        return "raise algorithm.batch_number"
-
-    @override
-    def with_flight(self, unroll_steps: int, unrolls_per_update: int) -> Self:
-        return self.model_copy(
-            update={"unroll_steps": unroll_steps, "unrolls_per_update": unrolls_per_update}
-        )
-
-    def cheaper_learning(self) -> list[Change]:
-        """See AlgorithmConfig: larger minibatches, fewer passes."""
-        changes: list[Change] = []
-        if self.batch_number > 1:
-            by = min(4, self.batch_number)
-            fewer = math.ceil(self.batch_number / by)
-            options = {"batch_size": self.batch_size * by, "batch_number": fewer}
-            if 0 < self.max_batch_size < self.batch_size * by:
-                options["max_batch_size"] = self.batch_size * by
-            changes.append((f"minibatches {by} times as large, {by} times fewer", options))
-        if self.data_passes > 1:
-            half = self.data_passes // 2
-            what = f"{half} passes over the data instead of {self.data_passes}"
-            changes.append((what, {"data_passes": half}))
-        return changes
-
-    @override
-    def larger_updates(self, factor: float) -> Change | None:
-        if self.unrolls_per_update:
-            return "updates that take in all environments", {"unrolls_per_update": 0}
-        larger = math.ceil(self.batch_number * factor)
-        what = f"{larger} minibatches an update instead of {self.batch_number}"
-        return what, {"batch_number": larger}
+        grown: dict[str, Any] = {"batch_size": growth * self.batch_size, "max_batch_size": 0}
+        if growth > 1:
+            by = math.sqrt(growth)
+            grown |= {name: by * getattr(self, name) for name in self.RATES}
+        return self.model_copy(update=grown)
 
 
 class OnPolicyCriticConfig(CriticConfig, OnPolicyConfig):
     """Options of COMA and MAPPO alike."""
+
+    RATES = ("actor_lr", "critic_lr")
 
     gamma: Gamma = 0.99
     actor_lr: ActorRate
@@ -347,20 +338,3 @@ class OnPolicyCriticConfig(CriticConfig, OnPolicyConfig):
     )
     entropy_weight: EntropyWeight
     max_grad_norm: GradNorm = 10.0
-
-    def for_environments(
-        self, environments: int, agents: int, max_episode_steps: int, *, remembers: bool
-    ) -> Self:
-        """See AlgorithmConfig: with minibatches learning rates grow, by the square root.
-
-        Malladi, Lyu, Panigrahi, Arora 2022, "On the SDEs and Scaling Rules for Adaptive Gradient
-        Algorithms" (arXiv:2205.10287): Adam's noise then stays what it was.
-        """
-        grown = super().for_environments(
-            environments, agents, max_episode_steps, remembers=remembers
-        )
-        if grown.batch_size == self.batch_size:
-            return grown
-        by = math.sqrt(grown.batch_size / self.batch_size)
-        rates = {"actor_lr": by * self.actor_lr, "critic_lr": by * self.critic_lr}
-        return grown.model_copy(update=rates)

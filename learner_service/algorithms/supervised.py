@@ -12,24 +12,23 @@ Such a plug-in is an algorithm (see learner_service.algorithms.base) whose modul
 from abc import abstractmethod
 from collections.abc import Iterable
 from types import ModuleType
-from typing import Any, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
-from learner_service.algorithms.base import FOLDER, GROUP, Algorithm
-from learner_service.algorithms.options import AlgorithmConfig, shares
+from learner_service.algorithms.base import Algorithm
+from learner_service.algorithms.options import About, AlgorithmConfig
 from learner_service.augment.base import Augment
 from learner_service.augment.building import build_augment
 from learner_service.images.samples import SampleBatch
 from learner_service.runtime.memory import learning_from
 from learner_service.runtime.precision import Precision
 from learner_service.telemetry.figures import Figures
-from shared.augmentation import AugmentConfig
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import AugmentConfig, ExperimentConfig
+from shared.config.plugins import load_plugin, plugin_failures, plugin_names, resolve_plugin
 from shared.errors import ConfigError
-from shared.registry import load_plugin, plugin_failures, plugin_names
 from shared.samples import SampleSpec
 
 
@@ -42,9 +41,10 @@ class SupervisedConfig(AlgorithmConfig):
         1, ge=1, description="epochs between evaluations on the validation split; the last always"
     )
 
-    def for_rank(self, size: int) -> Self:
-        """See AlgorithmConfig: the samples of an update."""
-        return self.model_copy(update=shares(self, size, "batch_size"))
+    @property
+    @override
+    def about(self) -> About:
+        return About(divided=("batch_size",))
 
 
 class Supervised(Algorithm[SampleBatch]):
@@ -91,26 +91,23 @@ def is_supervised(module: ModuleType) -> bool:
     return bool(getattr(module, "SUPERVISED", False))
 
 
-def require_fitting_algorithm(config: ExperimentConfig) -> None:
-    """Check that the algorithm learns from what the run has: an environment or a source.
+def wrong_algorithm(config: ExperimentConfig) -> ConfigError:
+    """Return the error of an algorithm that does not learn from what the run has.
 
-    Raises:
-        ConfigError: naming the algorithms that do.
+    It names the algorithms that do: from an environment, or from a source.
     """
     name = config.algorithm.name
-    if is_supervised(load_plugin(FOLDER, GROUP, name)) == config.supervised:
-        return
     fitting = ", ".join(
         other
-        for other in plugin_names(FOLDER, GROUP)
-        if is_supervised(load_plugin(FOLDER, GROUP, other)) == config.supervised
+        for other in plugin_names("algorithm")
+        if is_supervised(load_plugin("algorithm", other)) == config.supervised
     )
     if config.supervised:
-        raise ConfigError(
+        return ConfigError(
             f"algorithm '{name}' learns from an environment, the run has source "
             f"'{config.source.name}'; set algorithm.name to one of: {fitting}"
         )
-    raise ConfigError(
+    return ConfigError(
         f"algorithm '{name}' learns from a source of samples, the run has environment "
         f"'{config.environment.name}'; set algorithm.name to one of: {fitting}"
     )
@@ -122,8 +119,10 @@ def supervised_config(config: ExperimentConfig) -> SupervisedConfig:
     Raises:
         ConfigError: for an unknown algorithm or option.
     """
-    module = load_plugin(FOLDER, GROUP, config.algorithm.name)
-    options: Any = validate(module.Config, config.algorithm.options, "algorithm")
+    plugin = resolve_plugin("algorithm", config.algorithm)
+    if not is_supervised(plugin.module):
+        raise wrong_algorithm(config)
+    options = plugin.options
     if not isinstance(options, SupervisedConfig):
         raise ConfigError(
             f"algorithm '{config.algorithm.name}' learns from samples: derive its Config from "
@@ -141,10 +140,8 @@ def build_supervised(
         ConfigError: for an unknown algorithm, network or option, or one that does not fit.
         SpecError: if the algorithm cannot learn from such samples, or has not the memory to.
     """
-    require_fitting_algorithm(config)
     name = config.algorithm.name
-    module = load_plugin(FOLDER, GROUP, name)
-    options = supervised_config(config)
+    module, options = load_plugin("algorithm", name), supervised_config(config)
     at_once = learning_from(options.batch_size, device, precision.dtype.itemsize)
     with plugin_failures(f"algorithm '{name}'"), at_once:
         algorithm: Supervised = module.build(

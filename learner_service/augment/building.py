@@ -9,7 +9,7 @@ from learner_service.augment.mixing import Mixing
 from learner_service.augment.presets import STRENGTHS, SampleAugment
 from learner_service.augment.shift import Colour, RandomShift
 from learner_service.augment.symmetry import Symmetries
-from shared.augmentation import AugmentConfig
+from shared.config.experiment import AugmentConfig
 from shared.errors import ConfigError
 from shared.spec import AGENT_CELL, EnvSpec
 
@@ -90,4 +90,4 @@ def build_rl_augment(
         )
     names = [prefix + name for prefix in prefixes for name in images]
     shift = RandomShift(names, config.pad, device)
-    return Chain((shift, Colour(names, device))) if config.colour else shift
+    return Chain((shift, Colour(names, device))) if config.color else shift

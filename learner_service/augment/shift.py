@@ -73,7 +73,7 @@ class RandomShift(Augment):
 class Colour(Augment):
     """Varies brightness, contrast and saturation of images as preset `standard` does.
 
-    Channels that are a multiple of three are frames in colour; frames of a stack share factors.
+    Channels that are a multiple of three are frames in color; frames of a stack share factors.
     """
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:

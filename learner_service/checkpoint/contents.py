@@ -9,10 +9,11 @@ from google.protobuf.message import DecodeError
 
 from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
 from learner_service.runtime.precision import Precision
-from shared.config import ExperimentConfig, validate
-from shared.config_text import plain_data, read_config_text
+from shared.config.experiment import ExperimentConfig
+from shared.config.plugin_folders import named_code, refused_code
+from shared.config.section import validate
+from shared.config.text import NO_YAML, plain_data, read_config_text
 from shared.errors import CheckpointError, ConfigError, SpecError
-from shared.plugin_folders import named_code, refused_code
 from shared.rpc import rollout_pb2 as pb
 from shared.samples import SampleSpec, samples_from_proto, samples_to_proto
 from shared.spec import (
@@ -23,7 +24,6 @@ from shared.spec import (
     spec_to_proto,
     without_expert,
 )
-from shared.yaml_text import NO_YAML
 
 
 def spec_text(spec: EnvSpec) -> str:

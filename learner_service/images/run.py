@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from learner_service.algorithms.base import algorithm_options
 from learner_service.algorithms.supervised import (
     Supervised,
     SupervisedConfig,
@@ -17,15 +16,15 @@ from learner_service.images.after_epoch import EndEpoch, epoch_figures
 from learner_service.images.samples import CacheChoice, SampleStore, choose_cache
 from learner_service.images.supply import SupplyDesk
 from learner_service.loop import Learner
-from learner_service.networks.dense import dense_plugin
 from learner_service.runtime.memory import free_bytes, limited, room
 from learner_service.runtime.precision import Precision
 from learner_service.serving.evaluation import check_best_metric
 from learner_service.start_from import start_supervised
 from learner_service.tools.probe import supervised_update_seconds
 from learner_service.tuning.fit import share_of, with_precision
-from shared.config import ExperimentConfig, PluginConfig
-from shared.config_text import config_text, plain_data
+from learner_service.tuning.resolve import resolve
+from shared.config.experiment import ExperimentConfig
+from shared.config.text import config_text
 from shared.errors import ConfigError, MurmurError, SpecError
 from shared.process import end_process, logger
 from shared.samples import SampleSpec
@@ -204,13 +203,9 @@ class SupervisedRun:
     def _completed(self) -> ExperimentConfig:
         """Return the configuration with all options, and in async the cache that was chosen."""
         config = self.context.config
-        algorithm = PluginConfig(name=config.algorithm.name, **algorithm_options(config.algorithm))
-        _, options, name = dense_plugin(config.network)
-        network = PluginConfig(name=name, **plain_data(options))
-        changes: dict[str, Any] = {"algorithm": algorithm, "network": network}
         if self._choice is not None and not self._sync:
-            changes["supply"] = config.supply.model_copy(update={"cache": self._choice.kind})
-        return config.model_copy(update=changes)
+            config = config.changed({"supply.cache": self._choice.kind})
+        return resolve(config, self.source)
 
     def drain(self) -> None:
         """Wait for nothing: a resumed run requests outstanding samples again."""

@@ -15,7 +15,7 @@ from learner_service.images.epochs import Request
 from learner_service.images.samples import SampleStore
 from learner_service.serving.admission import Admission, Admitted, Context, Refused
 from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import MurmurError, SpecError, WireError
 from shared.notices import NOTICES_TAG, unpack_notices
 from shared.process import logger

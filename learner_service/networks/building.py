@@ -6,7 +6,8 @@ entry point in the group `murmur.networks`. It has
     Config                                     a frozen pydantic model of its options
     build(config, shape, num_outputs, slices)  -> nn.Module
 
-`package.module:Name` names an nn.Module class that is a plug-in by itself: see shared.named_plugin.
+`package.module:Name` names an nn.Module class that is a plug-in by itself: see
+shared.config.named_plugin.
 
 The module's `forward(image, vector)` maps [B, A, C, H, W] and [B, A, F], either of which is None
 where `shape` has none, to [B, A, num_outputs]. B may differ from call to call; B are joint rows, A
@@ -14,10 +15,10 @@ the agents of each. What it does between agents is its own affair, and A is len(
 nothing from one call to the next.
 
 No option is needed. These have a meaning if a Config declares them: `agent_id` (bool: append the
-agent's number, one-hot), `normalise_observations` (bool: bring observations that are no images to
+agent's number, one-hot), `normalize_observations` (bool: bring observations that are no images to
 mean 0 and variance 1, see learner_service.preprocess.normalize), `recurrent` (int: a GRU of that
 width follows, see learner_service.networks.recurrent), `frame_stack` (int: number of steps whose
-channels the image holds, oldest first), `centred` and `centred_state` (see InputOptions).
+channels the image holds, oldest first), `centered` and `centered_state` (see InputOptions).
 
 A network whose module says
 
@@ -39,8 +40,8 @@ maps, and `nature` from 36 pixels a side.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -51,29 +52,28 @@ from learner_service.networks.encoded import Encoded, Encoder
 from learner_service.networks.footprint import footprint
 from learner_service.networks.forward import Alone, Twins
 from learner_service.networks.inputs import InputOptions, InputShape
-from learner_service.networks.layers import LayersConfig, initialise
+from learner_service.networks.layers import LayersConfig, initialize
 from learner_service.networks.mlp import MLP
 from learner_service.networks.recurrent import Recurrent
 from learner_service.networks.stacked import count_slices
 from learner_service.runtime.memory import learning, learning_from, require_room
-from shared.config import PluginConfig, Section, validate
+from shared.config import PluginConfig, Section
+from shared.config.plugins import Plugin, plugin_failures, resolve_plugin
 from shared.errors import ConfigError
-from shared.registry import load_plugin, plugin_failures
 from shared.spec import EnvSpec
 
-FOLDER, GROUP = "learner_service.networks", "murmur.networks"
 _LEAST_NATURE = 36  # pixels a side; below, its three layers leave nothing
 # Numbers that a network is fed, in one row and in a whole pass, from which it is weighed.
 _LARGE_INPUT, _LARGE_PASS = 4096, 1 << 20
-NORMALISE = "network.normalise_observations"
+NORMALISE = "network.normalize_observations"
 # Options with a meaning of their own: what every network is fed, and what it remembers.
 RESERVED = {
     "agent_id": bool,
     "recurrent": int,
     "frame_stack": int,
-    "normalise_observations": bool,
-    "centred": tuple,
-    "centred_state": tuple,
+    "normalize_observations": bool,
+    "centered": tuple,
+    "centered_state": tuple,
 }
 
 
@@ -95,76 +95,68 @@ def observed_image(spec: EnvSpec) -> ImageShape:
     return next((a.shape for a in arrays if a.per_agent and len(a.shape) == 3), None)
 
 
-def frame_depth(config: PluginConfig, spec: EnvSpec) -> int:
-    """Images of the last steps that the configured network sees at once.
+@dataclass(frozen=True)
+class Network(Plugin):
+    """The configured network for images of one shape; its name is never "auto".
+
+    Attributes:
+        inputs: properties of its inputs.
+        frame_stack: number of images of the last steps that it sees at once.
+        normalizes: whether its observations are normalized.
+        recurrent: width of its recurrent state; 0: none.
+        stacked: whether it keeps agents apart.
+    """
+
+    inputs: InputOptions
+    frame_stack: int
+    normalizes: bool
+    recurrent: int
+    stacked: bool
+
+
+def resolve_network(config: PluginConfig, image: ImageShape) -> Network:
+    """Load the configured network and check its options.
+
+    Args:
+        config: name and options; "auto" stands for a network that suits the images.
+        image: shape of the images.
 
     Raises:
         ConfigError: for an unknown network or option.
     """
-    return int(getattr(_plugin(config, observed_image(spec))[1], "frame_stack", 1))
-
-
-def normalises_observations(config: PluginConfig, spec: EnvSpec) -> bool:
-    """Whether the configured network is to be fed normalised observations.
-
-    Raises:
-        ConfigError: for an unknown network or option.
-    """
-    options = _plugin(config, observed_image(spec))[1]
-    return bool(getattr(options, "normalise_observations", False))
-
-
-def _plugin(config: PluginConfig, image: ImageShape) -> tuple[ModuleType, Any, str]:
-    """The network's module, its checked options, and its name."""
     name = resolved_name(config, image)
-    module = load_plugin(FOLDER, GROUP, name)
-    if is_dense(module):
+    plugin = resolve_plugin("network", PluginConfig(name=name, **config.options))
+    if is_dense(plugin.module):
         raise ConfigError(
             f"network '{name}' maps an image to logits for each pixel, for algorithm "
             "'segmentation'; a policy needs one of observations: use 'auto', 'mlp' or 'cnn'"
         )
-    options = validate(module.Config, config.options, "network")
-    for option, kind in RESERVED.items():
-        value = getattr(options, option, kind())
+    options = plugin.options
+    given = {option: getattr(options, option, kind()) for option, kind in RESERVED.items()}
+    for option, value in given.items():
+        kind = RESERVED[option]
         if not isinstance(value, kind):
             raise ConfigError(
                 f"network '{name}' has an option {option} = {value!r}; the name is reserved for "
                 f"a {kind.__name__}: see docs/your-network.md, or rename the option"
             )
-    return module, options, name
-
-
-def check_network(config: PluginConfig) -> None:
-    """Check a network's name and options before its environment is known.
-
-    Raises:
-        ConfigError: for an unknown network or option; those of "auto" depend on the environment.
-    """
-    if config.name != "auto":
-        _plugin(config, None)
-
-
-def input_options(config: PluginConfig, spec: EnvSpec) -> InputOptions:
-    """What the configured network wants to be fed.
-
-    Raises:
-        ConfigError: for an unknown network or option.
-    """
-    _, options, _ = _plugin(config, observed_image(spec))
-    return InputOptions(
-        getattr(options, "agent_id", False),
-        getattr(options, "centred", ()),
-        getattr(options, "centred_state", ()),
+    return Network(
+        *("network", name, plugin.module, options),
+        InputOptions(given["agent_id"], given["centered"], given["centered_state"]),
+        given["frame_stack"] if hasattr(options, "frame_stack") else 1,
+        given["normalize_observations"],
+        given["recurrent"],
+        bool(getattr(plugin.module, "STACKED", False)),
     )
 
 
-def is_stacked(config: PluginConfig, image: ImageShape = None) -> bool:
-    """Whether the configured network keeps agents apart, with images of this shape.
+def input_options(config: PluginConfig, spec: EnvSpec) -> InputOptions:
+    """Return properties of the configured network's inputs.
 
     Raises:
         ConfigError: for an unknown network or option.
     """
-    return bool(getattr(_plugin(config, image)[0], "STACKED", False))
+    return resolve_network(config, observed_image(spec)).inputs
 
 
 def build_network(
@@ -193,9 +185,8 @@ def build_network(
     Raises:
         ConfigError: for an unknown network or option, or one that the algorithm cannot work with.
     """
-    module, options, name = _plugin(config, shape.image)
-    width: int = getattr(options, "recurrent", 0)
-    stacked = bool(getattr(module, "STACKED", False))
+    net = resolve_network(config, shape.image)
+    name, options, width, stacked = net.name, net.options, net.recurrent, net.stacked
     _require_use(name, width, may_remember, 1 if stacked else count_slices(slices))
     body = options
     if width and isinstance(options, LayersConfig):  # what the GRU is fed is no output
@@ -206,10 +197,10 @@ def build_network(
         return _recurrent(encoded, slices, width, num_outputs, options) if width else encoded
     seen = slices if stacked or not apart else (0,)
     with plugin_failures(f"network '{name}'"):
-        make = partial(module.build, body, shape, width or num_outputs, seen)
+        make = partial(net.module.build, body, shape, width or num_outputs, seen)
         _require_room(make, name, shape, len(seen))
         network: nn.Module = make()
-        if not module.__name__.startswith(FOLDER):
+        if not net.own:
             _check(network, name, shape, len(seen), width or num_outputs)
     if apart and not stacked:
         network = Alone(network)
@@ -246,7 +237,7 @@ def _recurrent(
     """A GRU and the outputs after a network; the outputs' weights as its options say."""
     network = Recurrent(body, slices, width, num_outputs)
     if isinstance(options, LayersConfig):
-        initialise(network.head, options, last=True)
+        initialize(network.head, options, last=True)
     return network
 
 
@@ -269,7 +260,7 @@ def shared_encoder(
     Raises:
         ConfigError: if there are none, or the two are fed different images.
     """
-    module, options, name = _plugin(config, actor.image)
+    net = resolve_network(config, actor.image)
     problem = ""
     if actor.image is None:
         problem = "the environment observes no images"
@@ -278,14 +269,14 @@ def shared_encoder(
             f"the critic sees maps of the state, too: images {critic.image}, the actor's are "
             f"{actor.image}"
         )
-    elif not hasattr(module, "convolve"):
-        problem = f"network '{name}' has no convolutions apart; use cnn, nature or impala"
+    elif not hasattr(net.module, "convolve"):
+        problem = f"network '{net.name}' has no convolutions apart; use cnn, nature or impala"
     if problem:
         raise ConfigError(f"{option} = true: {problem}; set it to false")
-    with plugin_failures(f"network '{name}'"):
-        make = partial(module.build, options, InputShape(actor.image, 0), 1, slices)
-        _require_room(make, name, InputShape(actor.image, 0), len(slices))
-        return Encoder(*module.convolve(options, actor.image, slices))
+    with plugin_failures(f"network '{net.name}'"):
+        make = partial(net.module.build, net.options, InputShape(actor.image, 0), 1, slices)
+        _require_room(make, net.name, InputShape(actor.image, 0), len(slices))
+        return Encoder(*net.module.convolve(net.options, actor.image, slices))
 
 
 def build_twins(
@@ -311,7 +302,7 @@ def build_twins(
     Raises:
         ConfigError: see `build_network`.
     """
-    if is_stacked(config, shape.image):
+    if resolve_network(config, shape.image).stacked:
         # In a stack each agent's row is fed to all of its networks.
         rows, device, itemsize = learning()
         with learning_from(num_twins * rows, device, itemsize):

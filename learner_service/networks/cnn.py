@@ -23,12 +23,12 @@ class Config(ImageConfig):
     )
     strides: tuple[int, ...] = Field((1, 1, 1), description="strides of each layer")
     hidden: tuple[int, ...] = Field((256,), description="widths of the linear layers that follow")
-    centred: tuple[int, ...] = Field(
+    centered: tuple[int, ...] = Field(
         (),
         description="channels of the agents' maps given once more, shifted so that the agent "
         "stands in the middle; for environments that say where agents stand (agent_cell)",
     )
-    centred_state: tuple[int, ...] = Field(
+    centered_state: tuple[int, ...] = Field(
         (), description="the same for channels of the state's maps; for critics"
     )
 

@@ -16,18 +16,16 @@ generator the algorithm sets and saves.
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from learner_service.networks.footprint import dense_footprint
 from learner_service.runtime.memory import learning, require_room
-from shared.config import PluginConfig, validate
+from shared.config import PluginConfig
+from shared.config.plugins import Plugin, plugin_failures, resolve_plugin
 from shared.errors import ConfigError
-from shared.registry import load_plugin, plugin_failures
 
-FOLDER, GROUP = "learner_service.networks", "murmur.networks"
 _FURTHER = 2  # copies of the weights: their average, and what is published of it
 DEFAULT = "segformer"  # what `auto` is for images and masks
 
@@ -37,20 +35,20 @@ def is_dense(module: ModuleType) -> bool:
     return bool(getattr(module, "DENSE", False))
 
 
-def dense_plugin(config: PluginConfig) -> tuple[ModuleType, Any, str]:
-    """The dense network's module, its checked options, and its name.
+def dense_plugin(config: PluginConfig) -> Plugin:
+    """Load the configured dense network and check its options.
 
     Raises:
         ConfigError: for an unknown network or option, or a network that policies use.
     """
     name = DEFAULT if config.name == "auto" else config.name
-    module = load_plugin(FOLDER, GROUP, name)
-    if not is_dense(module):
+    plugin = resolve_plugin("network", PluginConfig(name=name, **config.options))
+    if not is_dense(plugin.module):
         raise ConfigError(
             f"network '{name}' maps observations to actions and values; segmentation needs one "
             "that maps an image to logits for each pixel: use 'segformer' or 'unet'"
         )
-    return module, validate(module.Config, config.options, "network"), name
+    return plugin
 
 
 def build_dense(
@@ -71,13 +69,14 @@ def build_dense(
         ConfigError: for an unknown network or option, or a size that it cannot take.
         SpecError: if it does not fit the memory, before it is allocated.
     """
-    module, options, name = dense_plugin(config)
+    plugin = dense_plugin(config)
+    name = plugin.name
     with plugin_failures(f"network '{name}'"):
-        make = partial(module.build, options, size, num_classes)
+        make = partial(plugin.module.build, plugin.options, size, num_classes)
         if loss is not None:
             _require_room(make, name, size, loss)
         network: nn.Module = make()
-        if not module.__name__.startswith(FOLDER):
+        if not plugin.own:
             _check(network, name, size, num_classes)
     return network
 

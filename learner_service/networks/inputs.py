@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from learner_service.networks.derived import derivation
 from learner_service.networks.distributions import one_hot
-from learner_service.networks.maps import centred, check_centred, others_action_map, stacked_shape
+from learner_service.networks.maps import centered, check_centred, others_action_map, stacked_shape
 from shared.errors import ConfigError, SpecError
 from shared.spec import AGENT_CELL, NO_INPUTS, STATE, ArraySpec, Discrete, EnvSpec
 
@@ -72,13 +72,13 @@ class InputOptions:
 
     Attributes:
         agent_id: append the agent's number as a one-hot vector (for shared parameters).
-        centred: channels of the agents' maps that are given once more, agent in the middle.
-        centred_state: the same of the state's maps, for the critic.
+        centered: channels of the agents' maps that are given once more, agent in the middle.
+        centered_state: the same of the state's maps, for the critic.
     """
 
     agent_id: bool = False
-    centred: tuple[int, ...] = ()
-    centred_state: tuple[int, ...] = ()
+    centered: tuple[int, ...] = ()
+    centered_state: tuple[int, ...] = ()
 
 
 def to_float(x: Tensor, leading: int | None = None) -> Tensor:
@@ -166,7 +166,7 @@ class ActorInputs:
 
         Raises:
             SpecError: if images of different size would have to be stacked.
-            ConfigError: if maps are to be centred that are not there.
+            ConfigError: if maps are to be centered that are not there.
         """
         self._derive, spec = derivation(spec)
         self._images, self.vectors = _split(spec, per_agent=True)
@@ -180,8 +180,8 @@ class ActorInputs:
         self._sees_others = False
         vector = _width(self.vectors) + (spec.num_agents if self._agent_id else 0)
         image = stacked_shape(self._images)
-        self._centred = options.centred
-        check_centred("centred", options.centred, image, spec)
+        self._centred = options.centered
+        check_centred("centered", options.centered, image, spec)
         if image is not None:
             image = (image[0] + len(self._centred), *image[1:])
         self.shape = InputShape(image, vector)
@@ -209,7 +209,7 @@ class ActorInputs:
             images = [_pixels(observation[i.name]) for i in self._images]
             if self._centred:
                 stacked = torch.cat([to_float(image) for image in images], 2)
-                images = [stacked, centred(stacked, self._centred, observation[AGENT_CELL])]
+                images = [stacked, centered(stacked, self._centred, observation[AGENT_CELL])]
             vectors = [to_float(observation[v.name], 2) for v in self.vectors]
             if self._agent_id:
                 some = next(iter(observation.values()))
@@ -229,7 +229,7 @@ class ActorInputs:
             images.append(state)
             if self._centred_state:
                 cell = observation[AGENT_CELL]
-                images.append(centred(to_float(state), self._centred_state, cell))
+                images.append(centered(to_float(state), self._centred_state, cell))
         for v in self._shared:
             numbers = to_float(observation[v.name], 1)
             vectors.append(numbers.unsqueeze(1).expand(-1, self._num_agents, -1))
@@ -262,7 +262,7 @@ class ActorInputs:
 
 
 class CriticInputs(ActorInputs):
-    """What a centralised critic sees for each agent: own inputs, global state, others' actions.
+    """What a centralized critic sees for each agent: own inputs, global state, others' actions.
 
     The joint action is [B, A] int64. The others' actions come as a map where the environment
     observes maps and says where each agent stands on them (`agent_cell`): (action + 1) / K at each
@@ -281,7 +281,7 @@ class CriticInputs(ActorInputs):
         Raises:
             SpecError: if images of different size would have to be stacked, or actions are wanted
                 that are not discrete.
-            ConfigError: if maps are to be centred that are not there.
+            ConfigError: if maps are to be centered that are not there.
         """
         super().__init__(spec, options)
         _, spec = derivation(spec)
@@ -295,8 +295,8 @@ class CriticInputs(ActorInputs):
         standing = own.image is not None and spec.observation(AGENT_CELL) is not None
         self._action_map = actions and standing
         image, extra = own.image, stacked_shape(self._shared_images)
-        self._centred_state = options.centred_state
-        check_centred("centred_state", self._centred_state, extra, spec)
+        self._centred_state = options.centered_state
+        check_centred("centered_state", self._centred_state, extra, spec)
         if extra is not None:
             extra = (extra[0] + len(self._centred_state), *extra[1:])
         image = _joined_shape(image, extra)
@@ -346,30 +346,30 @@ class JointInputs(ActorInputs):
         with_action_shape: `shape`, own action added.
     """
 
-    def __init__(self, spec: EnvSpec, options: InputOptions, *, centralised: bool = True) -> None:
+    def __init__(self, spec: EnvSpec, options: InputOptions, *, centralized: bool = True) -> None:
         """Decide what goes where.
 
         Args:
             spec: spec of the run.
             options: options of the network about its inputs.
-            centralised: false: own inputs alone.
+            centralized: false: own inputs alone.
 
         Raises:
             SpecError: if images of different size would have to be stacked.
-            ConfigError: if maps are to be centred that are not there, or the state's maps.
+            ConfigError: if maps are to be centered that are not there, or the state's maps.
         """
-        if options.centred_state:
+        if options.centered_state:
             raise ConfigError(
-                f"network.centred_state = {list(options.centred_state)} is for critics of "
+                f"network.centered_state = {list(options.centered_state)} is for critics of "
                 "counterfactual actions; leave it out"
             )
         super().__init__(spec, options)
         _, spec = derivation(spec)
-        self._sees_others = centralised and spec.num_agents > 1
+        self._sees_others = centralized and spec.num_agents > 1
         size = spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
         image, vector = self.shape.image, self.shape.vector
         self._others: list[ArraySpec] = [] if spec.observation(STATE) else self.vectors
-        if centralised:
+        if centralized:
             self._shared_images, self._shared = _split(spec, per_agent=False)
             image = _joined_shape(image, stacked_shape(self._shared_images))
             vector += _width(self._shared)

@@ -32,7 +32,7 @@ class LayersConfig(Section):
     layer_norm: bool = Field(
         False, description="normalise each hidden linear layer's outputs before the activation"
     )
-    initialisation: Initialisation = Field(
+    initialization: Initialisation = Field(
         "uniform",
         description="weights of linear layers at the start: uniform, as in PyTorch; orthogonal "
         "(Saxe et al. 2014) or he (He et al. 2015), both with biases of 0",
@@ -55,7 +55,7 @@ class NetworkConfig(LayersConfig):
         "remembers its episode; 0: none",
     )
     agent_id: bool = Field(False, description="feed the agent's number as a one-hot vector")
-    normalise_observations: bool = Field(
+    normalize_observations: bool = Field(
         False,
         description="bring all observations that are no images to mean 0 and variance 1 by "
         "running statistics",
@@ -77,7 +77,7 @@ def linear_layers(
         last = i == len(widths)
         relu = config.activation == "relu" and not config.layer_norm and not last
         linear = StackedLinear(slices, size, width, relu=relu)
-        initialise(linear, config, last)
+        initialize(linear, config, last)
         layers.append(linear)
         if not last and config.layer_norm:
             layers.append(StackedLayerNorm(slices, width))
@@ -89,7 +89,7 @@ def linear_layers(
 
 
 @torch.no_grad()
-def initialise(linear: StackedLinear, config: LayersConfig, last: bool) -> None:
+def initialize(linear: StackedLinear, config: LayersConfig, last: bool) -> None:
     """Overwrite PyTorch's initial weights, if the options say so.
 
     Args:
@@ -97,13 +97,13 @@ def initialise(linear: StackedLinear, config: LayersConfig, last: bool) -> None:
         config: see LayersConfig.
         last: whether its outputs are the network's.
     """
-    if config.initialisation == "uniform":
+    if config.initialization == "uniform":
         return
     # sqrt(2) makes up for the half that ReLU cuts off; its smooth relatives are treated alike.
     hidden_gain = 5 / 3 if config.activation == "tanh" else math.sqrt(2)
     gain = config.output_gain if last else hidden_gain
     for weight in linear.weight:  # [I, O] of one parameter group
-        if config.initialisation == "orthogonal":
+        if config.initialization == "orthogonal":
             nn.init.orthogonal_(weight, gain)
         else:
             nn.init.normal_(weight, std=gain / math.sqrt(len(weight)))

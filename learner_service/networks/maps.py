@@ -54,7 +54,7 @@ def centre(maps: Tensor, cell: Tensor) -> Tensor:
     return windows[which, :, cell[:, 0], cell[:, 1]]
 
 
-def centred(maps: Tensor, channels: tuple[int, ...], cell: Tensor) -> Tensor:
+def centered(maps: Tensor, channels: tuple[int, ...], cell: Tensor) -> Tensor:
     """Some channels of maps, shifted so that each agent's cell lies in the middle.
 
     By slices: a list of channels as an index would be copied to the device in every call.

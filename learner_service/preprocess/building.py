@@ -4,7 +4,7 @@ import torch
 
 from learner_service.augment import build_rl_augment
 from learner_service.group.group import Group
-from learner_service.networks.building import NORMALISE, frame_depth, normalises_observations
+from learner_service.networks.building import NORMALISE, Network
 from learner_service.networks.stacked import sharing_agents
 from learner_service.preprocess.augmentation import Augmentation
 from learner_service.preprocess.frozen import HideFrozen
@@ -19,8 +19,7 @@ from learner_service.preprocess.stack_frames import StackFrames
 from learner_service.preprocess.transform import Transform, Transforms
 from learner_service.storage.frames import find_frames
 from learner_service.storage.unroll import NEXT, OBSERVATION
-from shared.augmentation import AugmentConfig
-from shared.config import ImitationConfig, PluginConfig
+from shared.config.experiment import AugmentConfig, ImitationConfig
 from shared.errors import ConfigError
 from shared.spec import EnvSpec
 
@@ -29,7 +28,7 @@ Slices = tuple[int, ...]  # number of each agent's parameter group
 
 def build_transforms(
     spec: EnvSpec,
-    network: PluginConfig,
+    network: Network,
     augment: AugmentConfig | None,
     imitation: ImitationConfig | None,
     *,
@@ -43,7 +42,7 @@ def build_transforms(
 
     Args:
         spec: of the environment.
-        network: name and options of the network.
+        network: network that observations are for.
         augment: section of the configuration; None: nothing is augmented.
         imitation: section of the configuration; None: imitation does not end.
         frozen: numbers of frozen agents.
@@ -60,13 +59,13 @@ def build_transforms(
     counted = torch.tensor(learns, device=device)
     if imitation is not None and imitation.baseline:
         parts.append(EndImitation(imitation.updates))
-    frames = find_frames(frame_depth(network, spec), spec)
+    frames = find_frames(network.frame_stack, spec)
     if frames is not None:
         parts.append(StackFrames(frames))
     if reward_sets is not None:
         moments = RunningMoments(sharing_agents(reward_sets, device), (), rare=True)
         parts.append(NormalizeRewards(moments.to(device), counted, group))
-    if normalises_observations(network, spec):
+    if network.normalizes:
         if augment is not None and augment.preset == "symmetry":
             raise ConfigError(
                 "augment.preset=symmetry mirrors observations in the environment's own units; set "

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 
 import torch
 
-from shared.config import ExperimentConfig, LearnerConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.learner import LearnerConfig
 from shared.errors import ResourceError
 
 _SIDE, _BUDGET_S = 256, 0.02  # of a product to time: an emulated one takes 0.1 s
@@ -112,8 +113,8 @@ def with_device(config: ExperimentConfig) -> ExperimentConfig:
     if learner.pipeline != "sync":
         return config
     device = select_device(learner)
-    chosen = {"device": device.type, "precision": resolve_precision(learner, device)}
-    return config.model_copy(update={"learner": learner.model_copy(update=chosen)})
+    precision = resolve_precision(learner, device)
+    return config.changed({"learner.device": device.type, "learner.precision": precision})
 
 
 def restore_generator(generator: torch.Generator, state: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ from learner_service.group.group import ALONE, Group
 from learner_service.runtime.adam import Adam, step_together
 from learner_service.runtime.device import resolve_precision, times_as_long_as_fp32
 from learner_service.runtime.readback import to_host
-from shared.config import LearnerConfig
+from shared.config.learner import LearnerConfig
 from shared.ledger import enter
 from shared.process import logger
 

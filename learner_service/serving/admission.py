@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import grpc
 
 from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config import LearnerConfig
+from shared.config.learner import LearnerConfig
 from shared.credentials import ROLES, CredentialFolder, Role
 from shared.process import logger
 from shared.rpc import LOAD_METHOD, METHOD

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from learner_service.algorithms.base import algorithm_config
 from learner_service.algorithms.options import SharingConfig
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.spec import EnvSpec, agent_order
 
 

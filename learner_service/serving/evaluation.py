@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner_service.algorithms.base import Policy
-from shared.checking import known_names
+from shared.config.section import known_names
 from shared.errors import ConfigError
 from shared.process import logger
 from shared.timestep import StepType, TimeStep

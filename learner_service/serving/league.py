@@ -4,7 +4,7 @@ Half of such an environment's agents learn, the first ones; what they see and do
 algorithm, the storage and the checkpoints know of. The other half is played, in each episode, by
 the policy as it is now or by one from the past (Bansal et al. 2018, "Emergent Complexity via
 Multi-Agent Competition", section 3.2), those that are hard to beat more often than others
-(prioritised fictitious self-play: Vinyals et al. 2019, "Grandmaster level in StarCraft II using
+(prioritized fictitious self-play: Vinyals et al. 2019, "Grandmaster level in StarCraft II using
 multi-agent reinforcement learning", methods).
 """
 
@@ -29,7 +29,7 @@ from learner_service.serving.batcher import Request
 from learner_service.serving.opponents import EPISODES, Opponent, Pairing
 from learner_service.serving.session import EnvSession
 from learner_service.serving.staging import ForwardRows, Staging
-from shared.config import LeagueConfig
+from shared.config.experiment import LeagueConfig
 from shared.errors import CheckpointError, SpecError
 from shared.seeding import episode_seeds, uniform
 from shared.spec import EnvSpec, first_difference, without_expert

@@ -12,7 +12,7 @@ from learner_service.serving.league import split
 from learner_service.serving.session import EnvSession
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.codec import ObservationCodec
-from shared.config import LearnerConfig
+from shared.config.learner import LearnerConfig
 from shared.errors import WireError
 from shared.notices import GIVEN_UP, NOTICES_TAG, unpack_notices
 from shared.row_check import RowCheck

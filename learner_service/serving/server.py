@@ -15,7 +15,7 @@ from learner_service.serving.admission import Admission, Admitted, Context
 from learner_service.serving.handshake import read_hello
 from shared.addresses import host_and_port
 from shared.channel import SERVER_OPTIONS, stream_handler
-from shared.config import LearnerConfig
+from shared.config.learner import LearnerConfig
 from shared.credentials import CredentialFolder, server_credentials
 from shared.errors import ResourceError
 from shared.rpc import rollout_pb2 as pb

@@ -87,13 +87,13 @@ class ReplayConfig(Section):
         description="rows of an environment that are put at once; memory: 1/unroll_steps "
         "more than capacity_rows",
     )
-    prioritised: bool = Field(False, description="sample rows of large error more often")
-    alpha: float = Field(0.6, ge=0, le=1, description="prioritised: 0 is uniform, 1 proportional")
+    prioritized: bool = Field(False, description="sample rows of large error more often")
+    alpha: float = Field(0.6, ge=0, le=1, description="prioritized: 0 is uniform, 1 proportional")
     beta: float = Field(
-        0.4, ge=0, le=1, description="prioritised: how far the bias is corrected at first, 1: all"
+        0.4, ge=0, le=1, description="prioritized: how far the bias is corrected at first, 1: all"
     )
     beta_updates: int = Field(
-        100_000, ge=1, description="prioritised: updates until beta has grown to 1"
+        100_000, ge=1, description="prioritized: updates until beta has grown to 1"
     )
     prefetch: bool = Field(
         True, description="CUDA: gather the next batch on a second stream during an update"
@@ -217,7 +217,7 @@ def n_step_returns(
 
 
 class ReplayStorage(UnrollStorage[ReplayBatch]):
-    """See the module. Uniform is prioritised with all priorities equal.
+    """See the module. Uniform is prioritized with all priorities equal.
 
     Attributes, beside those of an UnrollStorage:
         graphs: CUDA graphs of draws and priorities.
@@ -290,7 +290,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         self._first_burst = self._rate()[0], 0  # transitions added and updates where it is due
         self._changed_chunks: set[int] = set()
         # The power of errors that priorities are; 0: all transitions alike.
-        self._alpha = config.alpha if config.prioritised else 0.0
+        self._alpha = config.alpha if config.prioritized else 0.0
         self._prefetches = config.prefetch and device.type == "cuda"  # elsewhere it gains nothing
         self._stream = torch.cuda.Stream(device) if self._prefetches else None  # type: ignore[no-untyped-call]
         self._before_draw, self._after_draw = Fence(device), Fence(device)
@@ -349,7 +349,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             c.batch_size * drawn * batches,
             f"a batch of {c.batch_size:,} rows drawn from the replay, each of "
             f"{drawn:,} bytes with its next observations,",
-            f"lower {section}.batch_size, or observe less (environment.resize, grey)",
+            f"lower {section}.batch_size, or observe less (environment.resize, gray)",
             device,
         )
         self._columns, self._chunk_columns = columns, max(1, _CHUNK_BYTES // column)
@@ -441,7 +441,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
 
         On CUDA what the batch holds is overwritten by the next call.
         """
-        self._draw.prepare({"beta": self._beta} if self._config.prioritised else {})
+        self._draw.prepare({"beta": self._beta} if self._config.prioritized else {})
         self._take.prepare({})
         with self._changed:
             if not self._changed.wait_for(lambda: self.ready, timeout_s):
@@ -467,11 +467,11 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
     def _next_batch(self) -> ReplayBatch:
         """Draw a batch, by a graph if draws are captured."""
         c = self._config
-        if self.device.type == "cuda" and c.prioritised:
+        if self.device.type == "cuda" and c.prioritized:
             self._beta.fill_(self._beta_now)
         if not self.graphs.enabled:
             return self._sample()
-        self._draw({"beta": self._beta} if c.prioritised else {})
+        self._draw({"beta": self._beta} if c.prioritized else {})
         assert self._drawn is not None
         return self._drawn
 
@@ -524,7 +524,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
                 arrays[name] = self._frames.stack_rows(image, kinds, here, t)
                 after = t + there - here
                 next_arrays[name] = self._frames.stack_rows(image, kinds, there, after)
-        if c.prioritised:
+        if c.prioritized:
             # A graph reads the power from the device.
             beta = self._beta if self.device.type == "cuda" else self._beta_now
             # (N P)^-beta over its maximum: N cancels. Schaul et al. 2016, section 3.4.
@@ -546,9 +546,9 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         checkpoint was written, after its batch had been saved. An error that is not finite sets
         none.
         """
-        if self._config.prioritised:
+        if self._config.prioritized:
             if batch.td_error is None:
-                raise ValueError("a prioritised replay needs the algorithm to set td_error")
+                raise ValueError("a prioritized replay needs the algorithm to set td_error")
             error = batch.td_error.detach()
             if batch.error_memory is not None and batch.td_error is not batch.error_memory:
                 error = batch.error_memory.copy_(error)

@@ -22,7 +22,7 @@ class SequenceReplay(ReplayStorage):
         """See ReplayStorage; refuses what is of single transitions."""
         c = self._config
         for name, value, only in (
-            ("prioritised", c.prioritised, False),
+            ("prioritized", c.prioritized, False),
             ("n_step", c.n_step, 1),
         ):
             if value != only:

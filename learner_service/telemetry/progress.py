@@ -19,7 +19,7 @@ from learner_service.telemetry.figures import Figures, png
 from learner_service.telemetry.scalars import scalars_of
 from learner_service.telemetry.tensorboard_distributions import Distributions
 from learner_service.telemetry.tracking.processes import TrackerProcesses
-from shared.config import RunConfig, TrackingConfig
+from shared.config.experiment import RunConfig, TrackingConfig
 from shared.errors import ResourceError
 from shared.files import make_folder, write_whole
 from shared.process import logger

@@ -10,18 +10,20 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-from learner_service.algorithms.base import algorithm_config, algorithm_options, with_options
+from learner_service.algorithms.base import algorithm_config, with_options
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.device import resolve_precision, select_device
 from learner_service.storage.replay import ReplayStorage
-from learner_service.tools.probe import Probe
-from shared.config import ExperimentConfig, PluginConfig
+from learner_service.tools.probe import Probe, depends_on
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError, SpecError
 from shared.files import read_json
 from shared.process import logger
@@ -41,14 +43,12 @@ def require_nothing_measured(config: ExperimentConfig, run_dir: Path) -> None:
         ConfigError: if it is to be found, naming the one that was found for the run, or the
             algorithm's default.
     """
-    place = algorithm_config(config.algorithm).open_batch_size()
+    place = algorithm_config(config.algorithm).about.open_batch_size
     if not place or config.learner.pipeline != "sync":
         return
     value: Any = read_json(run_dir / _CACHE).get("batch_size")
     if value is None:
-        value = algorithm_options(PluginConfig(name=config.algorithm.name))
-        for part in place.split("."):
-            value = value[part]
+        value = attrgetter(place)(algorithm_config(PluginConfig(name=config.algorithm.name)))
     example = f"={value}" if value else " to a number"
     raise ConfigError(
         f"algorithm.{place}=0 takes what fits this machine, and the sync pipeline uses nothing "
@@ -67,19 +67,20 @@ def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> Ex
         MurmurError: if the settings do not fit each other.
     """
     options = algorithm_config(config.algorithm)
-    if not (place := options.open_batch_size()):
+    about = options.about
+    if not (place := about.open_batch_size):
         return config
     device = select_device(config.learner)
     found_for = _depends_on(config, spec, device)
     cache = run_dir / _CACHE
     saved = read_json(cache)
     if saved.get("found_for") == found_for:
-        return with_options(config, options.with_batch_size(saved["batch_size"]))
+        return with_options(config, options.changed({place: saved["batch_size"]}))
     logger.info("looking for the largest batch that fits %s ...", device)
     allowed = _allowed(config, device)
 
     def room_after(size: int) -> int:
-        trial = options.with_batch_size(size).for_trial()
+        trial = options.changed({**about.trial, place: size})
         return _room_after(with_options(config, trial), spec, device)
 
     size = 0
@@ -97,7 +98,7 @@ def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> Ex
         size = largest(fits, _FIRST, most)
     if size == 0:
         on_cpu = device.type == "cpu"
-        fix = "raise learner.memory_budget_gib" if on_cpu else options.batch_size_advice()
+        fix = "raise learner.memory_budget_gib" if on_cpu else about.batch_size_advice
         raise ConfigError(
             f"algorithm.{place}=0: not even a batch of one row fits the "
             f"{allowed / 2**30:.2f} GiB that an update may take on {device}; {fix} or use a "
@@ -105,7 +106,7 @@ def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> Ex
         )
     logger.info("batch_size %d: the largest that fits %.2f GiB", size, allowed / 2**30)
     cache.write_text(json.dumps({"batch_size": size, "found_for": found_for}))
-    return with_options(config, options.with_batch_size(size))
+    return with_options(config, options.changed({place: size}))
 
 
 def _room_after(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -> int:
@@ -141,25 +142,14 @@ def largest(fits: Callable[[int], bool], first: int, most: int) -> int:
 
 
 def _depends_on(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -> dict[str, Any]:
-    """What the size depends on, as it comes back from JSON."""
+    """Return what the size depends on, as it is read back from JSON."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        memory = {"device": properties.name, "bytes": properties.total_memory}
+        memory: dict[str, Any] = {"device": properties.name, "bytes": properties.total_memory}
     else:
         memory = {"device": device.type, "gib": config.learner.memory_budget_gib}
-    depends_on: dict[str, Any] = json.loads(
-        json.dumps(
-            {
-                "algorithm": [config.algorithm.name, algorithm_options(config.algorithm)],
-                "network": config.network.model_dump(),
-                "precision": resolve_precision(config.learner, device),
-                "environment": repr(spec),
-                **memory,
-            },
-            default=repr,
-        )
-    )
-    return depends_on
+    precision = resolve_precision(config.learner, device)
+    return depends_on(config, spec, precision=precision, **memory)
 
 
 def _allowed(config: ExperimentConfig, device: torch.device) -> float:

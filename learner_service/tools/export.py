@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from learner_service.algorithms.base import Policy
 from learner_service.checkpoint import saved_policy, saved_spec
 from learner_service.runtime.precision import Precision
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError, ResourceError
 from shared.files import write_output
 from shared.spec import ACTION_MASK, AGENT_CELL, EnvSpec, without_expert

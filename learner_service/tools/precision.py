@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from learner_service.algorithms.base import algorithm_config, algorithm_options, with_options
+from learner_service.algorithms.base import algorithm_config, with_options
 from learner_service.runtime.device import half_precision
-from learner_service.tools.probe import update_seconds
-from shared.augmentation import AugmentConfig
-from shared.config import ExperimentConfig
+from learner_service.tools.probe import depends_on, update_seconds
+from shared.config.experiment import AugmentConfig, ExperimentConfig
 from shared.files import read_json
 from shared.process import logger
 from shared.samples import SampleSpec
@@ -63,7 +62,7 @@ def fit_precision(
     if saved.get("found_for") != found_for:
         trial, seconds = _trial(config), dict[str, float]()
         for name in ("fp32", half_precision()):
-            seconds[name] = measure(in_precision(trial, name), spec)
+            seconds[name] = measure(trial.changed({"learner.precision": name}), spec)
             gc.collect()  # what torch keeps for the next tensors would not count as free
             torch.cuda.empty_cache()
         saved = {"precision": fastest(seconds), "found_for": found_for}
@@ -73,7 +72,7 @@ def fit_precision(
             ", ".join(f"{s * 1e3:.2f} ms in {name}" for name, s in seconds.items()),
         )
         cache.write_text(json.dumps(saved))
-    return in_precision(config, saved["precision"])
+    return config.changed({"learner.precision": saved["precision"]})
 
 
 def fastest(seconds: dict[str, float]) -> str:
@@ -82,38 +81,25 @@ def fastest(seconds: dict[str, float]) -> str:
     return best if seconds["fp32"] >= _GAIN * seconds[best] else "fp32"
 
 
-def in_precision(config: ExperimentConfig, name: str) -> ExperimentConfig:
-    """The configuration with this precision."""
-    learner = config.learner.model_copy(update={"precision": name})
-    return config.model_copy(update={"learner": learner})
-
-
 def _trial(config: ExperimentConfig) -> ExperimentConfig:
     """The configuration with one pass over the data, and a batch size if it has none yet."""
-    options = algorithm_config(config.algorithm).for_trial()
-    if options.open_batch_size():
-        options = options.with_batch_size(_BATCH)
-    return with_options(config, options)
+    options = algorithm_config(config.algorithm)
+    about = options.about
+    size = {about.batch_size: _BATCH} if about.open_batch_size else {}
+    return with_options(config, options.changed({**about.trial, **size}))
 
 
 def _depends_on(
     config: ExperimentConfig, spec: EnvSpec | SampleSpec, device: torch.device
 ) -> dict[str, Any]:
-    """What the choice depends on, as it comes back from JSON."""
-    augmented = config.augment != AugmentConfig()
-    depends_on: dict[str, Any] = json.loads(
-        json.dumps(
-            {
-                "device": torch.cuda.get_device_properties(device).name,
-                "torch": torch.__version__,
-                "cuda_graph": config.learner.cuda_graph,
-                "compile": config.learner.compile,
-                "algorithm": [config.algorithm.name, algorithm_options(config.algorithm)],
-                "network": config.network.model_dump(),
-                "environment": repr(spec),
-                **({"augment": config.augment.model_dump(mode="json")} if augmented else {}),
-            },
-            default=repr,
-        )
+    """Return what the choice depends on, as it is read back from JSON."""
+    augment = config.augment.model_dump(mode="json")
+    return depends_on(
+        config,
+        spec,
+        device=torch.cuda.get_device_properties(device).name,
+        torch=torch.__version__,
+        cuda_graph=config.learner.cuda_graph,
+        compile=config.learner.compile,
+        **({} if config.augment == AugmentConfig() else {"augment": augment}),
     )
-    return depends_on

@@ -1,5 +1,6 @@
 """How long an update takes with other settings: measured on synthetic rows, not guessed."""
 
+import json
 import math
 import statistics
 import time
@@ -21,7 +22,7 @@ from learner_service.runtime.readback import to_host
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import UnrollStorage
 from learner_service.storage.unroll import OBSERVATION, Unroll
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.samples import SampleSpec
 from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Discrete, EnvSpec
 from shared.timestep import StepType
@@ -36,6 +37,23 @@ def checkpoint_spec(path: Path) -> EnvSpec:
         CheckpointError: if it cannot be read.
     """
     return saved_spec(CheckpointFolder(path.parent, 1).load(path))
+
+
+def depends_on(config: ExperimentConfig, spec: EnvSpec | SampleSpec, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever JSON can say
+    """Return what a measured choice depends on, as it is read back from JSON.
+
+    Args:
+        config: the experiment.
+        spec: its environment's or source's.
+        more: further properties, of the device for example.
+    """
+    known = {
+        "algorithm": [config.algorithm.name, config.algorithm.options],
+        "network": config.network.model_dump(),
+        "environment": repr(spec),
+    }
+    found: dict[str, Any] = json.loads(json.dumps(known | more, default=repr))
+    return found
 
 
 class Probe:

@@ -14,7 +14,7 @@ from learner_service.algorithms.supervised_network import NetworkPolicy
 from learner_service.checkpoint import buildable_config, saved_source
 from learner_service.networks.resizing import picture_weights, resize
 from learner_service.runtime.precision import Precision
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import CheckpointError
 from shared.samples import IMAGE, MASK, SampleSpec
 

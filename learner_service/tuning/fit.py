@@ -10,9 +10,9 @@ import torch
 from learner_service.algorithms.base import algorithm_config, grown, with_options
 from learner_service.group.group import Group
 from learner_service.tools.batch_size import fit_batch_size
-from learner_service.tools.precision import Measure, fit_precision, in_precision
+from learner_service.tools.precision import Measure, fit_precision
 from learner_service.tools.probe import update_seconds
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.process import logger
 from shared.samples import SampleSpec
 from shared.spec import EnvSpec
@@ -50,7 +50,7 @@ def fit(
     """
     whole = grown(config, spec)
     if whole is not config and not group.rank:
-        size, asked = (algorithm_config(c.algorithm).learned_at_once(1) for c in (whole, config))
+        size, asked = (algorithm_config(c.algorithm).about.learned_at_once for c in (whole, config))
         logger.info(
             "%d environments: a minibatch has %d agent-transitions, %d times those configured; "
             "learning rates are %.3g times as large",
@@ -64,11 +64,11 @@ def fit(
     with rank_0_first(group):
         fitted = fit_batch_size(own, spec, run_dir)
     options = algorithm_config(own.algorithm)
-    if group.size > 1 and options.open_batch_size():
-        found = algorithm_config(fitted.algorithm).learned_at_once(1)
+    if group.size > 1 and options.about.open_batch_size:
+        found = algorithm_config(fitted.algorithm).about.learned_at_once
         size = round(group.agree({"rows": float(found)}, "min")["rows"])
-        fitted = with_options(own, options.with_batch_size(size))
-    return in_precision(config, whole.learner.precision), fitted
+        fitted = with_options(own, options.changed({options.about.batch_size: size}))
+    return config.changed({"learner.precision": whole.learner.precision}), fitted
 
 
 def with_precision(
@@ -92,7 +92,7 @@ def with_precision(
     with rank_0_first(group):
         own = fit_precision(share_of(config, group), spec, run_dir, device, measure)
     name = _PRECISIONS[group.of_rank_0(_PRECISIONS.index(own.learner.precision))]
-    return in_precision(config, name)
+    return config.changed({"learner.precision": name})
 
 
 @contextmanager

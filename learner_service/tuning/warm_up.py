@@ -10,7 +10,7 @@ from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.storage.flight import Flight, Speed
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 from shared.process import logger
 
@@ -184,5 +184,5 @@ def warn_of_waiting(
 
 def _advice(config: ExperimentConfig) -> str:
     """How more environments may act at once."""
-    own = algorithm_config(config.algorithm).waiting_advice()
+    own = algorithm_config(config.algorithm).about.waiting_advice
     return ", or ".join(filter(None, (own, "raise learner.max_policy_lag")))

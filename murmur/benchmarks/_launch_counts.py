@@ -75,7 +75,7 @@ def _module(*names: str) -> Any:
 
 
 def _config(name: str, changes: Sequence[str], precision: str) -> Any:
-    load = importlib.import_module("shared.config").load
+    load = _module("shared.config.files", "shared.config").load
     fixed = (
         *("learner.device=cuda", f"learner.precision={precision}", "learner.pipeline=async"),
         *("evaluation.every_updates=0", "learner.metrics_port=0", "learner.port=0"),

@@ -23,13 +23,9 @@ from env_service.sessions.worker import WorkerSession, run_until
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from murmur.benchmarks._no_op import Gate, no_op_timestep, run_loop
 from shared.codec import ActionCodec
-from shared.config import (
-    BatcherConfig,
-    EnvServerConfig,
-    ExperimentConfig,
-    LearnerConfig,
-    PluginConfig,
-)
+from shared.config import PluginConfig
+from shared.config.experiment import EnvServerConfig, ExperimentConfig
+from shared.config.learner import BatcherConfig, LearnerConfig
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType, TimeStep

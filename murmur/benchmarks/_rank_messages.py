@@ -22,7 +22,7 @@ from learner_service.group.meeting import kept_store
 from murmur.benchmarks._cores import started_on
 from murmur.benchmarks._processes import await_end, cpu_s, scrape
 from murmur.child import child_environment, murmur_command
-from shared.config import load
+from shared.config.files import load
 
 ROWS = 800  # of an update, on each rank
 _START_S, _SETTLE_S = 120.0, 0.5

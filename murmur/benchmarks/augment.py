@@ -31,7 +31,7 @@ from learner_service.runtime.device import keep_freed_memory
 from murmur.benchmarks._augment_loop import ImageLoop
 from murmur.benchmarks.effort import Effort
 from murmur.machine import ROOT
-from shared.augmentation import AugmentConfig
+from shared.config.experiment import AugmentConfig
 
 DESCRIPTION = (
     "augmentation of 32 images of 512 x 512 on the device beside an OpenCV loop (targets: 40 "

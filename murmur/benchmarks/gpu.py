@@ -31,7 +31,7 @@ from murmur.benchmarks.gpu_topics.runner import Outcome, Store, run_all, topic_c
 from murmur.benchmarks.gpu_topics.topics import Context, is_error
 from murmur.machine import commit
 from murmur.results import provenance, run_command, save_result
-from shared.checking import known_names
+from shared.config.section import known_names
 from shared.errors import ConfigError
 
 DESCRIPTION = (

@@ -27,7 +27,7 @@ from murmur.benchmarks._launch_counts import PRESETS as COUNTED
 from murmur.benchmarks.effort import Effort
 from murmur.machine import ROOT, commit_of
 from murmur.results import provenance, require_clean_source, run_command, save_result
-from shared.config_files import config_names
+from shared.config.files import config_names
 from shared.errors import ConfigError, ResourceError
 
 DESCRIPTION = (

@@ -34,7 +34,7 @@ from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.training_rate import experiment
 from murmur.child import child_environment, murmur_command
 from shared import ledger
-from shared.config import load
+from shared.config.files import load
 from shared.ledger import Ledger
 
 DESCRIPTION = (

@@ -1,7 +1,7 @@
 """MASAC updates of 2, 4 and 8 agents: time, work, and the agent-by-agent scheme beside it.
 
 Batch 256, two hidden layers of 256, 18 numbers observed and 2 acted by each agent, networks of each
-agent's own, centralised twin critics. Stacked updates and the sequential scheme (_masac_loop.py),
+agent's own, centralized twin critics. Stacked updates and the sequential scheme (_masac_loop.py),
 each in fp32 and bf16, run in turns in one process, so that a busy machine disturbs all alike; CPU
 time counts. The matrix products of both schemes are counted too: what the sequential one has more
 of is what arithmetic alone would make the stacked one faster by. Where there is CUDA, also eager

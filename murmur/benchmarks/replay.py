@@ -1,7 +1,7 @@
 """A replay of a million rows: sampling, new priorities, new rows; one CPU core, and CUDA if there.
 
 Rows are those of four agents that observe 18 numbers and act with 2; a sample is 1024 transitions
-with all their arrays. Uniform sampling is prioritised with all priorities alike.
+with all their arrays. Uniform sampling is prioritized with all priorities alike.
 """
 
 import statistics
@@ -48,8 +48,8 @@ def _measure(device: torch.device, rows: int, repeats: int) -> dict[str, float]:
 
     kinds: dict[str, dict[str, Any]] = {
         "uniform sample": {},
-        "prioritised sample, 3 steps": {"prioritised": True, "n_step": 3},
-        "prioritised sample": {"prioritised": True},
+        "prioritized sample, 3 steps": {"prioritized": True, "n_step": 3},
+        "prioritized sample": {"prioritized": True},
     }
     for name, options in kinds.items():
         config = ReplayConfig(

@@ -27,7 +27,8 @@ from grpc import aio
 from murmur.benchmarks._processes import cpu_s
 from murmur.benchmarks.effort import Effort
 from shared.channel import SERVER_OPTIONS, stream_handler
-from shared.config import EnvServerConfig, ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import EnvServerConfig, ExperimentConfig
 from shared.notices import NOTICES_TAG
 from shared.rpc import rollout_pb2 as pb
 from shared.sample_codec import Grant, SampleCodec, pack_grant

@@ -14,7 +14,8 @@ import psutil
 
 from murmur.benchmarks._processes import Processes, Snapshot, quantile
 from murmur.benchmarks.effort import Effort
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 
 DESCRIPTION = (
     "agent-steps/s of training on spread over gRPC, wall and per CPU-second (targets 66 k, 35 k), "
@@ -29,7 +30,7 @@ SWEEP = ((1, 2), (1, 16), (8, 2), (32, 2), (128, 2))
 IPPO_SWEEP = ((128, 2), (256, 2), (512, 2))
 """The same, for each of ARMS but the first."""
 
-_IPPO = {"name": "mappo", "centralised": False}
+_IPPO = {"name": "mappo", "centralized": False}
 ARMS: dict[str, dict[str, Any]] = {
     "COMA": {"name": "coma"},
     "IPPO": _IPPO,

@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 
 from murmur.text import plain
+from shared.config.extras import DISTRIBUTION, extra_of, missing_advice
+from shared.config.plugin_folders import look_in
 from shared.errors import MurmurError
-from shared.extras import DISTRIBUTION, extra_of, missing_advice
 from shared.files import disk_error
-from shared.plugin_folders import look_in
 from shared.process import FOREIGN_VARIABLES
 
 app = typer.Typer(

@@ -13,7 +13,7 @@ from murmur.text import plain
 
 if TYPE_CHECKING:
     from murmur.slurm import SlurmJob
-    from shared.config import ExperimentConfig
+    from shared.config.experiment import ExperimentConfig
 
 Gpus = Annotated[
     int,
@@ -152,10 +152,10 @@ def slurm(
 
 def _settings(config: str, overrides: list[str] | None) -> "ExperimentConfig":
     """Load and check the configuration here."""
-    from murmur.settings import completed_here
-    from shared.config import load
+    from murmur.settings import TASK, resolve
+    from shared.config.files import load
 
-    return completed_here(load(config, list(overrides or [])))
+    return resolve(load(config, list(overrides or [])), TASK)
 
 
 def _new_folder(settings: "ExperimentConfig") -> Path:

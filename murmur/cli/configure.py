@@ -73,7 +73,7 @@ def config(
     from rich.table import Table
 
     from murmur.settings import explain, list_everything, resolved_text
-    from shared.config import load
+    from shared.config.files import load
 
     console = Console()
     if name is not None and not explain_:

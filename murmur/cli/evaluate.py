@@ -24,7 +24,7 @@ from shared.files import write_json
 if TYPE_CHECKING:
     from env_service.sessions.evaluation_result import EvaluationResult
     from murmur.run_folder import RunFolder
-    from shared.config import ExperimentConfig
+    from shared.config.experiment import ExperimentConfig
 
 Episodes = Annotated[int, typer.Option(min=1, help="Episodes to run.")]
 ServingLearner = Annotated[

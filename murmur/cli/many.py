@@ -164,7 +164,7 @@ def _changes(
         ConfigError: for an option that cannot be read.
     """
     from murmur.sweeps.spec import varied
-    from shared.config_files import changes_of, dotted
+    from shared.config.files import changes_of, dotted
 
     changes: dict[str, Any] = {key: value for key, value in others.items() if value is not None}
     if seeds is not None:

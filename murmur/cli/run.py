@@ -175,7 +175,7 @@ def learner(
         chosen += [part for setting in set_ or [] for part in ("--set", setting)]
         raise SystemExit(run_ranks(learners, run, [config, "--run", str(run), *chosen]))
     from learner_service.app import run_learner
-    from shared.config import load
+    from shared.config.files import load
     from shared.process import configure_logging, stop_on_signals
 
     rank = os.environ.get("RANK", "0")  # of torchrun
@@ -218,7 +218,7 @@ def env_server(
 
     join_supervisor()
     from env_service.app import run_env_server
-    from shared.config import load
+    from shared.config.files import load
     from shared.process import configure_logging, stop_on_signals
 
     configure_logging("evaluator" if evaluate else "env-server")

@@ -10,13 +10,13 @@ from shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from murmur.run_folder import RunFolder
-    from shared.config import ExperimentConfig
+    from shared.config.experiment import ExperimentConfig
 
 
 def trained(target: Path | None, config: str | None = None) -> "RunFolder":
     """Return the run that is meant: the folder `target`, else the newest, of `config` if given."""
     from murmur.run_folder import RunFolder
-    from shared.config import load
+    from shared.config.files import load
 
     _one_of(target, config)
     if target:
@@ -34,7 +34,7 @@ def chosen_environment(
     It is that of the run `target`, or `config`, or else of the newest run.
     """
     from murmur.run_folder import RunFolder
-    from shared.config import load
+    from shared.config.files import load
 
     _one_of(target, config)
     if config is not None:

@@ -70,7 +70,7 @@ def track(target: Target = None, set_: Set = None) -> None:
             f"'{run.path}' has tracking.loggers={list(config.loggers)}: name one to send it to, "
             "such as --set tracking.loggers=[wandb]"
         )
-    require_trackers(config)
+    require_trackers(config.services)
     console = Console()
     for name in config.services:
         forwarder = Forwarder(run.path, name, config)

@@ -9,7 +9,8 @@ from murmur import settings
 from murmur.run_folder import RunFolder
 from murmur.scores import Curve, Metric, last_progress, read_curve, state_of
 from murmur.sweeps.folder import find_runs
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.text import plain_data
 from shared.errors import ConfigError
 
 # Options that say where and how fast a run works, not what it learns.
@@ -80,7 +81,7 @@ def learning_settings(config: ExperimentConfig) -> dict[str, Any]:
     Of its environment only those that differ from what it is evaluated on.
     """
     task = task_of(config)
-    flat = dict(settings.flatten(settings.resolve(config)))
+    flat = dict(settings.flatten(settings.resolved_data(config)))
     return {
         key: value
         for key, value in flat.items()
@@ -92,8 +93,8 @@ def task_of(config: ExperimentConfig) -> dict[str, Any]:
     """Return the options that say what a run is evaluated on, by dotted key."""
     kind = "source" if config.supervised else "environment"
     evaluated = config if config.supervised else config.for_evaluation()
-    resolved = settings.resolve(evaluated, [kind])
-    task = dict(settings.flatten({kind: resolved[kind]}))
+    plugin = getattr(settings.resolve(evaluated, settings.TASK), kind)
+    task = dict(settings.flatten({kind: plain_data(plugin)}))
     if not config.supervised:
         task["evaluation.sample"] = config.evaluation.sample
     return task

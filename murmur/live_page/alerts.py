@@ -13,7 +13,7 @@ from murmur.log_errors import TROUBLE, log_entry
 from murmur.run_folder import LineTail, RunFolder
 from murmur.snapshots import from_run
 from murmur.text import duration, number
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import MurmurError
 
 Severity = Literal["error", "warning", "note"]

@@ -5,8 +5,8 @@ from typing import Any
 
 from murmur.run_folder import RunFolder
 from murmur.scores import Metric
-from shared.config import ExperimentConfig
-from shared.config_text import comparable, plain_data
+from shared.config.experiment import ExperimentConfig
+from shared.config.text import comparable, plain_data
 
 _POLICY = "baseline "  # of results of baselines, see env_service.sessions.evaluate
 

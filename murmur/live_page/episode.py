@@ -11,7 +11,7 @@ import numpy as np
 from env_service.adapters.frames import DRAWING
 from env_service.sessions.recording import SHARE, read_episode
 from murmur.run_folder import EPISODE, RunFolder
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 from shared.process import logger
 

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from murmur.plan.learning import Pace, Task, learning_of
+from learner_service.storage.flight import Flight, Speed
+from murmur.plan.learning import Task, learning_of
 from murmur.plan.model import Costs, Group, Outcome, System
 from murmur.plan.simulate import Limits, Simulation
 from murmur.plan.stated import Network, exchange_s
-from murmur.plan.storage import Replays, Rollouts
-from shared.config import ExperimentConfig
+from murmur.plan.storage import Replays
+from shared.config.experiment import ExperimentConfig
 
 _FULL = 0.9  # a resource that works more than this sets the rate
 _WAITS = 0.3  # share of the sessions, or of the time, that wait: more of it is a limit
@@ -67,7 +68,7 @@ class Forecast:
     lag: float
     device_hours: float
     core_hours: float
-    learning: Rollouts | Replays
+    learning: Flight | Replays
     outcome: Outcome
 
 
@@ -105,7 +106,7 @@ def workers_for(size: Size, config: ExperimentConfig) -> int:
     return min(left, most)
 
 
-def system_of(basis: Basis, size: Size, pace: Pace | None = None) -> System:
+def system_of(basis: Basis, size: Size, pace: Speed | None = None) -> System:
     """Build the system to simulate; `pace` as learning_of takes it."""
     config = scaled(basis.config, size.batch)
     server, ranks = config.env_server, size.learners
@@ -146,10 +147,10 @@ def scaled(config: ExperimentConfig, times: int) -> ExperimentConfig:
 def forecast(basis: Basis, size: Size, limits: Limits | None = None) -> Forecast:
     """Simulate a system: first as it begins, then with what its first updates make it choose."""
     system = system_of(basis, size)
-    if isinstance(system.learning, Rollouts) and not system.sync:
+    if isinstance(system.learning, Flight) and not system.sync:
         first = Simulation(system, _FIRST).run()
         if first.updates and first.turn_s:
-            pace = Pace(first.turn_s, first.update_s / max(first.update_rows, 1))
+            pace = Speed(first.turn_s, first.update_s / max(first.update_rows, 1))
             system = system_of(basis, size, pace)
     outcome = Simulation(system, limits).run()
     return of_outcome(system, outcome, basis.task, replace(size, workers=system.workers))

@@ -1,10 +1,11 @@
 """Needs of one rank's update, by the configuration and the measured pace."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from murmur.plan.storage import Replays, Rollouts
-from shared.config import ExperimentConfig
+from learner_service.storage.flight import Demand, Flight, Speed, plan, unmeasured
+from murmur.plan.storage import Replays
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 
 _PLANNED_LAG = 1  # until the first updates have chosen one
@@ -25,22 +26,14 @@ class Task:
     remembers: bool = False
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Pace of a first simulation; see learner_service.storage.flight.Speed."""
-
-    turn_s: float
-    learn_s: float
-
-
 def learning_of(
     config: ExperimentConfig,
     task: Task,
     ranks: int,
     environments: int,
     session: int,
-    pace: Pace | None = None,
-) -> Rollouts | Replays:
+    pace: Speed | None = None,
+) -> Flight | Replays:
     """Return the storage of one rank; sizes in the configuration are of the whole group.
 
     Args:
@@ -76,45 +69,14 @@ def learning_of(
         environments * ranks, task.agents, task.max_episode_steps, remembers=task.remembers
     )
     rows = math.ceil(options.batch_size * options.batch_number / task.agents / ranks)
-    given = Rollouts(options.unroll_steps, math.ceil(options.unrolls_per_update / ranks), lag)
-    if sync or pace is None:
-        return _unmeasured(given, rows, environments, task, sync=sync)
-    return _measured(given, rows, environments, task, session, pace)
+    demand = Demand(rows, environments, session, task.max_episode_steps, task.remembers)
+    given = Flight(options.unroll_steps, math.ceil(options.unrolls_per_update / ranks), lag)
+    if not sync and pace is not None:
+        return plan(Speed(pace.turn_s, max(pace.learn_s, 1e-9)), demand, given)
+    chosen = unmeasured(demand, given, environments)
+    return chosen if sync or lag is not None else replace(chosen, max_policy_lag=_PLANNED_LAG)
 
 
 def _require_batch(size: int, name: str) -> None:
     if not size:
         raise ConfigError(f"{name}=0 is found on the device that learns; set it to plan")
-
-
-def _unmeasured(
-    given: Rollouts, rows: int, environments: int, task: Task, *, sync: bool
-) -> Rollouts:
-    """Choose the rollout as RolloutStorage does before it has measured."""
-    from learner_service.storage.flight import transitions_in, unroll_length
-
-    steps = task.max_episode_steps
-    length = given.unroll_steps or unroll_length(
-        rows, given.unrolls_per_update or environments, steps, remembers=task.remembers
-    )
-    unrolls = math.ceil(rows / transitions_in(length, steps))
-    if given.unrolls_per_update:
-        unrolls = max(unrolls, given.unrolls_per_update)
-    elif not given.unroll_steps:
-        unrolls = max(unrolls, environments)
-    lag = None if sync else _PLANNED_LAG if given.max_policy_lag is None else given.max_policy_lag
-    return Rollouts(length, unrolls, lag)
-
-
-def _measured(
-    given: Rollouts, rows: int, environments: int, task: Task, session: int, pace: Pace
-) -> Rollouts:
-    """Choose the rollout as RolloutStorage does after it has measured."""
-    from learner_service.storage.flight import Demand, Flight, Speed, plan
-
-    flight = plan(
-        Speed(pace.turn_s, max(pace.learn_s, 1e-9)),
-        Demand(rows, environments, session, task.max_episode_steps, task.remembers),
-        Flight(given.unroll_steps, given.unrolls_per_update, given.max_policy_lag),
-    )
-    return Rollouts(flight.unroll_steps, flight.unrolls_per_update, flight.max_policy_lag)

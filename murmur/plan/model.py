@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from murmur.plan.storage import Replays, Rollouts
+from learner_service.storage.flight import Flight
+from murmur.plan.storage import Replays
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class System:
     workers: int
     sessions: int
     envs: int
-    learning: Rollouts | Replays
+    learning: Flight | Replays
     costs: Costs
     group: Group = field(default_factory=Group)
     sync: bool = False

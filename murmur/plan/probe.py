@@ -10,8 +10,8 @@ import psutil
 
 from murmur.benchmarks._processes import Processes
 from murmur.plan.costs import Window, window
-from shared.config import ExperimentConfig
-from shared.config_text import plain_data
+from shared.config.experiment import ExperimentConfig
+from shared.config.text import plain_data
 from shared.errors import ConfigError
 
 _WARM_UPDATES = 2

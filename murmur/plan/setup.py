@@ -15,7 +15,8 @@ from murmur.plan.learning import Task
 from murmur.plan.model import Costs
 from murmur.plan.simulate import Limits, Simulation
 from murmur.run_folder import RunFolder
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.plugins import resolve_plugin
 from shared.errors import ConfigError
 from shared.spec import EnvSpec
 from shared.timestep import StepType
@@ -34,15 +35,12 @@ def plan_config(config: ExperimentConfig) -> ExperimentConfig:
     Raises:
         ConfigError: if it has no environment.
     """
-    from learner_service.algorithms.base import algorithm_options
-
     if config.supervised:
         raise ConfigError(
             f"`murmur plan` forecasts runs with an environment; this one learns from the source "
             f"'{config.source.name}'"
         )
-    algorithm = PluginConfig(name=config.algorithm.name, **algorithm_options(config.algorithm))
-    return config.model_copy(update={"algorithm": algorithm})
+    return config.changed({"algorithm": resolve_plugin("algorithm", config.algorithm).config})
 
 
 def environment_spec(config: ExperimentConfig, run: RunFolder | None) -> EnvSpec:
@@ -148,7 +146,7 @@ def calibrated(
 ) -> Costs:
     """Fit costs to windows, and the time on the way so that the first one comes out as measured."""
     costs = costs_of(windows, threads=max(1, config.learner.num_threads))
-    from shared.cores import available_cores
+    from shared.config.cores import available_cores
 
     cores = max(1, round(available_cores()))
     measured = windows[0].rows / windows[0].seconds

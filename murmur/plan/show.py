@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from learner_service.storage.flight import Flight
 from murmur.plan.forecast import Forecast
-from murmur.plan.storage import Rollouts
 from murmur.text import number, plain
 
 WORDS = {
@@ -116,7 +116,7 @@ def _system(seen: Forecast, network: str) -> str:
 def _updates(seen: Forecast) -> str:
     rate, out = number(seen.updates), seen.outcome
     made = f"{rate} a second, {number(1e3 * out.update_s)} ms each"
-    if not isinstance(seen.learning, Rollouts):
+    if not isinstance(seen.learning, Flight):
         return made
     flight = seen.learning
     return (

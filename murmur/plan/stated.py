@@ -12,7 +12,7 @@ from functools import cache
 
 from murmur.machine import RESULTS
 from murmur.plan.model import Costs
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 
 # As one H100 had them: a launch from Python, a kernel within a captured graph, a replay of one.
@@ -161,7 +161,7 @@ def counted() -> dict[str, tuple[float, int]]:
 
     The newest saved result of `murmur bench gpu` that counted them.
     """
-    from shared.config import load
+    from shared.config.files import load
 
     for file in sorted(RESULTS.glob("gpu-2*.json"), reverse=True):
         figures = json.loads(file.read_text())["result"]["figures"]

@@ -9,20 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-
-@dataclass(frozen=True)
-class Rollouts:
-    """Settings of learning from each unroll once.
-
-    Attributes:
-        unroll_steps: L, transitions of an unroll.
-        unrolls_per_update: number of environments whose unrolls make an update, of one rank.
-        max_policy_lag: oldest policy of a row, in updates; None: any, the sync pipeline.
-    """
-
-    unroll_steps: int
-    unrolls_per_update: int
-    max_policy_lag: int | None
+from learner_service.storage.flight import Flight
 
 
 @dataclass(frozen=True)
@@ -121,7 +108,7 @@ class RolloutModel:
         lag: mean policy lag of the last update's rows, in updates.
     """
 
-    def __init__(self, settings: Rollouts) -> None:
+    def __init__(self, settings: Flight) -> None:
         """Empty."""
         self.length = settings.unroll_steps
         self._wanted, self._lag = settings.unrolls_per_update, settings.max_policy_lag
@@ -248,6 +235,6 @@ class ReplayModel:
         """See Storage."""
 
 
-def make_storage(settings: Rollouts | Replays) -> RolloutModel | ReplayModel:
+def make_storage(settings: Flight | Replays) -> RolloutModel | ReplayModel:
     """Build the storage of an algorithm."""
-    return RolloutModel(settings) if isinstance(settings, Rollouts) else ReplayModel(settings)
+    return RolloutModel(settings) if isinstance(settings, Flight) else ReplayModel(settings)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from shared.config import ExperimentConfig
-from shared.cores import available_cores, choose
+from shared.config.cores import available_cores, choose
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 from shared.host_memory import available_bytes
 

@@ -12,7 +12,8 @@ from murmur.sweeps.scheduler import Listed, Queue, Scheduler
 from murmur.sweeps.search import example
 from murmur.sweeps.view import SweepView, end_table, failures
 from murmur.text import print_plain
-from shared.config import ExperimentConfig, load
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
 
 
 def run_sweep(

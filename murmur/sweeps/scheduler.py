@@ -22,7 +22,8 @@ from murmur.run_folder import ProgressTail
 from murmur.scores import Metric, read_curve, training_value
 from murmur.sweeps.capacity import Capacity, Gpu, shares
 from murmur.sweeps.folder import SweepFolder, SweepRun
-from shared.config import ExperimentConfig, load
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
 from shared.errors import ConfigError
 from shared.host_memory import MemoryKills, available_bytes
 

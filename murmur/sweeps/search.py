@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from murmur.sweeps.spec import Distribution, SweepConfig, experiment
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 
 _DIGITS = 4  # significant ones of a drawn float, so that tables and folders can show it whole
 

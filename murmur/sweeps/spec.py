@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from shared.config import ExperimentConfig, config_names, load, validate
-from shared.config_files import read_file
+from shared.config import Section
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import config_names, load, read_file
+from shared.config.section import validate
+from shared.config.text import NO_YAML, one_line, parse_yaml, short
 from shared.errors import ConfigError
-from shared.section import Section
-from shared.yaml_text import NO_YAML, one_line, parse_yaml, short
 
 DISTRIBUTIONS = ("uniform", "log_uniform", "integers", "choice")
 OWN_KEYS = {"run.seed": "seeds", "run.name": "name", "run.directory": "directory"}
@@ -225,10 +226,10 @@ def experiment(
     Raises:
         ConfigError: if they do not fit together.
     """
-    from murmur.settings import completed_here, resolve
+    from murmur.settings import TASK, resolve
 
     ports = {"learner.port": 0, "learner.metrics_port": 0, "env_server.metrics_port": 0}
     items = {**ports, **spec.set, **settings, "run.name": name}
     loaded = load(config, [f"{k}={one_line(v)}" for k, v in items.items()])
     resolve(loaded)  # a wrong option of an algorithm or network too ends the sweep here
-    return completed_here(loaded)
+    return resolve(loaded, TASK)

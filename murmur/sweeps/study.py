@@ -7,8 +7,8 @@ from murmur.scores import Metric
 from murmur.sweeps.folder import SweepFolder, SweepRun, run_name, short_value
 from murmur.sweeps.search import example
 from murmur.sweeps.spec import Distribution, experiment
+from shared.config.text import one_line
 from shared.errors import ConfigError
-from shared.yaml_text import one_line
 
 if TYPE_CHECKING:
     import optuna

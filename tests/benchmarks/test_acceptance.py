@@ -20,7 +20,7 @@ from benchmarks.acceptance.task import Goal, built, experiment, load_task, task_
 from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.machine import ROOT
 from murmur.settings import resolve
-from shared.config import load
+from shared.config.files import load
 from shared.errors import ConfigError
 
 TINY = {

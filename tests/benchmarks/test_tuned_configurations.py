@@ -10,8 +10,9 @@ from env_service.environment import make_environment
 from learner_service.algorithms.maddpg import Config
 from learner_service.tools.probe import Probe
 from murmur.machine import RESULTS
-from murmur.settings import config_summary, resolve
-from shared.config import config_names, find_config, load, validate
+from murmur.settings import config_summary, resolved_data
+from shared.config.files import config_names, find_config, load
+from shared.config.section import validate
 
 TUNED = {  # configuration: test of the acceptance suite, its algorithm
     "simple-spread": ("A5", "maddpg"),
@@ -28,7 +29,7 @@ def test_a_tuned_configuration_is_the_one_measured(name: str) -> None:
     test, algorithm = TUNED[name]
     ours, measured = load(name, [], {}), experiment(test, load_task(test), algorithm, seed=1)
     for section in ("environment", "algorithm", "network"):
-        assert resolve(ours)[section] == resolve(measured)[section]
+        assert resolved_data(ours)[section] == resolved_data(measured)[section]
     assert ours.learner.pipeline == measured.learner.pipeline
     for key in ("envs_per_worker", "sessions_per_worker", "num_workers"):
         assert getattr(ours.env_server, key) == getattr(measured.env_server, key)
@@ -71,7 +72,7 @@ def test_published_settings_fit_their_environment(
 
 @pytest.mark.parametrize("name", config_names())
 def test_every_configuration_resolves_and_says_what_it_is(name: str) -> None:
-    whole = resolve(load(name, [], {}))
+    whole = resolved_data(load(name, [], {}))
     assert whole["source" if "source" in whole else "environment"]["name"]
     assert len(config_summary(name)) > 20
 
@@ -102,6 +103,6 @@ def test_terrain_of_every_budget_updates_from_64_episodes(budget: int) -> None:
     exploring = config.algorithm.options["epsilon_env_steps"] / (budget + 1)
     wanted = reference.algorithm.options["epsilon_env_steps"] / 15
     assert exploring == pytest.approx(wanted, rel=0.01)
-    ours, theirs = resolve(config), resolve(reference)
+    ours, theirs = resolved_data(config), resolved_data(reference)
     assert ours["environment"] == theirs["environment"] | {"budget": budget}
     assert ours["network"] == theirs["network"]

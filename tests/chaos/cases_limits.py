@@ -28,7 +28,8 @@ _SCRIPT = """
 import sys, threading
 from pathlib import Path
 from learner_service.app import run_learner
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.process import configure_logging
 configure_logging("learner")
 learner = {"port": 0, "metrics_port": 0, "device": "cpu"}

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from env_service.checks import assert_environment, check_environment, describe_environment
 from env_service.environment import VectorEnvironment, baselines, make_environment
 from shared.config import PluginConfig
+from shared.config.plugins import plugin_names
 from shared.errors import ConfigError, EnvironmentFault
-from shared.registry import plugin_names
 from shared.seeding import uniform
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep

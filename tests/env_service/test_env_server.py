@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.rpc import rollout_pb2 as pb
 from shared.seeding import episode_seeds
 from shared.timestep import StepType
@@ -30,7 +30,7 @@ import json
 import sys
 from env_service import worker_process
 from env_service.app import run_env_server
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.process import configure_logging, stop_on_signals
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from env_service.environment import ScriptedPolicy
 from env_service.envs.formation.baselines import BASELINES, PursuitPolicy
 from env_service.envs.formation.config import Config
 from env_service.envs.formation.environment import Formation, make
-from shared.config import load, validate
+from shared.config.files import load
+from shared.config.section import validate
 from shared.errors import ConfigError
 from shared.timestep import StepType, TimeStep
 
@@ -445,7 +446,7 @@ def test_reference_observation_by_hand() -> None:
 
 
 def test_normalised_reference_observation_by_hand() -> None:
-    config = Config(num_followers=1, normalise=True, role=True)
+    config = Config(num_followers=1, normalize=True, role=True)
     environment = placed(config, (300, 440, 15, 0.0), (500, 520, 24, np.pi))
     for _ in range(2):  # what a step writes does not depend on what stood there
         seen = np.asarray(advance(environment).observation["observation"])[0]
@@ -453,8 +454,8 @@ def test_normalised_reference_observation_by_hand() -> None:
     leader = [-0.7, 0.9, -0.5, -np.pi, 0, -1.9, 1, 1]
     np.testing.assert_allclose(seen[0], leader, atol=2e-6)
     np.testing.assert_allclose(seen[1], [0.52, 1.7, 0.4, 0, -0.7, 0.9, -0.5, 0], atol=2e-6)
-    with pytest.raises(ConfigError, match="normalise is for observation: reference"):
-        validate(Config, {"normalise": True, "observation": "formation"})
+    with pytest.raises(ConfigError, match="normalize is for observation: reference"):
+        validate(Config, {"normalize": True, "observation": "formation"})
 
 
 def test_formation_observation_by_hand() -> None:
@@ -513,7 +514,7 @@ def test_keeps_the_contract(config: Config) -> None:
 
 def test_the_published_task_is_the_default() -> None:
     options = load("formation-reference", environ={}).environment.options
-    assert validate(Config, options) == Config(normalise=True, state=True)
+    assert validate(Config, options) == Config(normalize=True, state=True)
     with pytest.raises(ConfigError, match="did you mean 'num_followers'"):
         validate(Config, {"num_folowers": 2})
 

@@ -6,7 +6,8 @@ import pytest
 from env_service.checks import check_environment
 from env_service.envs.matrix import Config, make
 from env_service.sessions.evaluate import run_baseline
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 
 
 @pytest.mark.parametrize("game", ["climbing", "penalty"])

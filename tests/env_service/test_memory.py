@@ -6,7 +6,8 @@ import pytest
 from env_service.checks import check_environment
 from env_service.envs.memory import Config, make
 from env_service.sessions.evaluate import run_baseline
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 from shared.timestep import StepType
 
 FIRST, MID, LAST, _ = (int(s) for s in StepType)

@@ -11,7 +11,8 @@ from gymnasium.spaces import Box
 from env_service.adapters.observations import ObservationLayout, state_layout
 from env_service.adapters.pixels import Reduction, Resize
 from env_service.environment import make_environment
-from shared.config import PluginConfig, validate
+from shared.config import PluginConfig
+from shared.config.section import validate
 from shared.errors import ConfigError
 from shared.timestep import Array
 
@@ -21,9 +22,9 @@ def smooth(*shape: int) -> Array:
     return np.asarray(cv2.GaussianBlur(noise, (5, 5), 0), np.uint8)
 
 
-def reduced(image: Array, resize: Resize = "none", *, grey: bool = False) -> Array:
+def reduced(image: Array, resize: Resize = "none", *, gray: bool = False) -> Array:
     """What travels of an image that comes as H x W x C, or H x W."""
-    reduction, last = Reduction(resize, grey), image.ndim == 3
+    reduction, last = Reduction(resize, gray), image.ndim == 3
     chw = (image.shape[2], *image.shape[:2]) if last else (1, *image.shape)
     write = reduction.writer(image.shape, channels_last=last)
     assert write is not None
@@ -58,16 +59,16 @@ def test_grey_is_the_eyes_weighted_mean_of_colours() -> None:
     image = np.zeros((5, 6, 3), np.uint8)
     image[0, 0], image[0, 1], image[0, 2] = (255, 0, 0), (0, 255, 0), (0, 0, 255)
     # 0.299 R + 0.587 G + 0.114 B
-    assert reduced(image, grey=True)[0, 0, :4].tolist() == [76, 150, 29, 0]
+    assert reduced(image, gray=True)[0, 0, :4].tolist() == [76, 150, 29, 0]
 
 
 def test_channels_may_come_first() -> None:
     image = smooth(40, 60, 3)
-    write = Reduction(20, grey=True).writer((3, 40, 60), channels_last=False)
+    write = Reduction(20, gray=True).writer((3, 40, 60), channels_last=False)
     assert write is not None
     place = np.zeros((1, 20, 20), np.uint8)
     write(place, image.transpose(2, 0, 1))
-    np.testing.assert_array_equal(place, reduced(image, 20, grey=True))
+    np.testing.assert_array_equal(place, reduced(image, 20, gray=True))
 
 
 def test_auto_reduces_large_images_alone() -> None:
@@ -90,7 +91,7 @@ def test_what_is_no_such_image_is_a_fault() -> None:
 
 def test_four_channels_have_no_grey() -> None:
     with pytest.raises(ConfigError, match="image of 4 channels is not red, green and blue"):
-        Reduction(grey=True).shape((4, 90, 90))
+        Reduction(gray=True).shape((4, 90, 90))
 
 
 def test_without_opencv_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +101,7 @@ def test_without_opencv_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_layouts_hold_the_reduced_image() -> None:
-    space, reduction = Box(0, 255, (40, 60, 3), np.uint8), Reduction((10, 20), grey=True)
+    space, reduction = Box(0, 255, (40, 60, 3), np.uint8), Reduction((10, 20), gray=True)
     layout = ObservationLayout({"a": space, "b": space}, "uint8", "auto", reduction)
     (array,) = layout.arrays
     assert (array.name, array.dtype, array.shape) == ("image", "uint8", (1, 10, 20))
@@ -110,7 +111,7 @@ def test_layouts_hold_the_reduced_image() -> None:
     for path, write, place in layout.parts(arrays, 1, 0):
         assert path == ()
         write(place, image)
-    np.testing.assert_array_equal(arrays["image"][1, 0], reduced(image, (10, 20), grey=True))
+    np.testing.assert_array_equal(arrays["image"][1, 0], reduced(image, (10, 20), gray=True))
     spec, write, view, _ = state_layout(space, "uint8", "auto", reduction)
     assert spec.shape == (1, 10, 20)
     write(view(arrays["image"][0, 0]), image)

@@ -166,7 +166,7 @@ WAYS = [ArrayChange("", flip=True), ArrayChange("", flip=True, turns=2), ArrayCh
     [
         {"observation": "egocentric", "state": True},
         {"observation": "vector26"},
-        {"observation": "vector35", "normalise": True, "state": True},
+        {"observation": "vector35", "normalize": True, "state": True},
         {"observation": "images", "state": True},
     ],
     ids=lambda options: str(options["observation"]),

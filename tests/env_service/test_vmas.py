@@ -16,7 +16,8 @@ from env_service.checks import assert_environment
 from env_service.environment import make_environment
 from env_service.envs.vmas import Vmas
 from env_service.sessions.evaluate import run_baseline
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 from shared.spec import Continuous, Discrete
 from shared.timestep import StepType

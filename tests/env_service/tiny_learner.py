@@ -15,7 +15,8 @@ import numpy as np
 
 from murmur.conformance.peer import Ended, Peer, Session, Status
 from shared.codec import ActionCodec, ObservationCodec
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec, action_layout, spec_from_proto
 from shared.timestep import Array, TimeStep

@@ -8,17 +8,25 @@ import struct
 from typing import Any
 
 from env_service.adapters.factory import AdapterConfig
-from shared.config import ExperimentConfig, load, validate
-from shared.config_text import config_text, plain_data
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
+from shared.config.section import validate
+from shared.config.text import (
+    NO_YAML,
+    config_text,
+    difference,
+    one_line,
+    parse_yaml,
+    plain_data,
+    to_yaml,
+)
 from shared.errors import ConfigError
-from shared.yaml_text import NO_YAML, difference, one_line, parse_yaml, to_yaml
 from tests.fuzz import Reader, scratch
 
 MODULES = (
-    "shared.yaml_text",
-    "shared.config_text",
-    "shared.config_files",
-    "shared.config",
+    "shared.config.text",
+    "shared.config.section",
+    "shared.config.files",
 )
 SEEDS = [bytes([kind, *range(40)]) for kind in range(8)] + [
     b"\x07{prices: {0: 1.0}, budget: .inf}",

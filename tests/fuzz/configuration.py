@@ -1,10 +1,11 @@
 """Files, variables and --set items give a configuration, or one line that says what is wrong."""
 
-from shared.config import ENV_PREFIX, ExperimentConfig, load
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import ENV_PREFIX, load
 from shared.errors import ConfigError
 from tests.fuzz import Reader, scratch
 
-MODULES = ("shared.config",)
+MODULES = ("shared.config.files", "shared.config.section", "shared.config.text")
 _TEXT = b"environment: {name: spread}\nrun: {seed: 3}\n"
 SEEDS = [
     b"\0" + _TEXT,

@@ -11,7 +11,8 @@ import numpy as np
 from learner_service.serving.agents import in_order
 from learner_service.serving.batcher import Request
 from shared.codec import ActionCodec, ObservationCodec
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.errors import SpecError
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import ArraySpec, Discrete, EnvSpec

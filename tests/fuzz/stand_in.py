@@ -19,7 +19,7 @@ from learner_service.serving.lockstep import EnvSessions
 from learner_service.serving.server import RolloutServer
 from learner_service.serving.session import EnvSession
 from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config import LearnerConfig
+from shared.config.learner import LearnerConfig
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import ArraySpec, Discrete, EnvSpec
 

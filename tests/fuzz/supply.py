@@ -29,7 +29,9 @@ from learner_service.serving.admission import Admission
 from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.copied import Copied
 from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config import ExperimentConfig, LearnerConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.learner import LearnerConfig
+from shared.config.section import validate
 from shared.errors import MurmurError, SpecError, WireError
 from shared.parts import PartFrame
 from shared.process import logger

@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from env_service.environment import VectorEnvironment
 from learner_service.app import run_learner
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import action_layout
 from shared.timestep import StepType
@@ -141,7 +142,7 @@ _SCRIPT = """
 import sys, threading
 from pathlib import Path
 from learner_service.app import run_learner
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 config = ExperimentConfig.model_validate_json(sys.argv[1])
 run_learner(config, Path(sys.argv[2]), resume=False, stop=threading.Event(),
             on_ready=lambda port, metrics: print(port, metrics, flush=True))

@@ -24,7 +24,8 @@ from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
 from shared.codec import ActionCodec
-from shared.config import BatcherConfig, LeagueConfig
+from shared.config.experiment import LeagueConfig
+from shared.config.learner import BatcherConfig
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType, TimeStep
 from tests.learner_service.toys import CPU

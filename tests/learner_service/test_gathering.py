@@ -6,7 +6,7 @@ from typing import Any
 from learner_service.gathering import RankSync
 from learner_service.group.group import ALONE, Group
 from learner_service.telemetry.progress import Progress
-from shared.config import RunConfig
+from shared.config.experiment import RunConfig
 from tests.ranks.processes import Ranks
 
 

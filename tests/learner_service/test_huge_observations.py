@@ -76,7 +76,7 @@ def test_an_outlier_is_said_once_and_counted(
     spec = vector_spec()
     config = experiment(
         algorithm={"name": "mappo", "batch_size": 128, "batch_number": 1, "unroll_steps": 16},
-        network={"normalise_observations": True},
+        network={"normalize_observations": True},
         run={"max_updates": 4},
     )
     random = np.random.default_rng(0)

@@ -15,7 +15,9 @@ import yaml
 
 from learner_service.app import run_learner
 from learner_service.checkpoint import CheckpointFolder
-from shared.config import ExperimentConfig, PluginConfig, validate
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.errors import CheckpointError, ConfigError
 from shared.rpc import rollout_pb2 as pb
 from tests.learner_service.running import (

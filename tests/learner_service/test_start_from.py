@@ -17,7 +17,8 @@ from learner_service.preprocess.normalize import ObservationNorm
 from learner_service.runtime.precision import Precision
 from learner_service.start_from import Origin, load_origin, start_acting
 from learner_service.storage.unroll import OBSERVATION
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.errors import CheckpointError, ConfigError
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import ArraySpec, Continuous, EnvSpec
@@ -97,7 +98,7 @@ def test_other_number_of_agents_takes_what_fits(tmp_path: Path) -> None:
 
 def test_statistics_are_taken_whole_or_not_at_all(tmp_path: Path) -> None:
     """A count of rows without their mean would hold the fresh mean at 0."""
-    config = config_of(MAPPO, network={"normalise_observations": True})
+    config = config_of(MAPPO, network={"normalize_observations": True})
     view, more = ArraySpec("view", "float32", (4,)), ArraySpec("more", "float32", (3,))
     before = replace(vector_spec(), observations=(view, more))
     after = replace(before, observations=(view, replace(more, shape=(5,))))
@@ -146,7 +147,7 @@ def test_the_fix_names_the_network_that_auto_chose(tmp_path: Path) -> None:
 def test_initialisation_may_differ(tmp_path: Path) -> None:
     spec = vector_spec()
     old, checkpoint = origin(config_of(MAPPO), spec)
-    other = config_of(MAPPO, network={"initialisation": "he"})
+    other = config_of(MAPPO, network={"initialization": "he"})
     new = build(other, spec, 2)
     start_acting(checkpoint, other, spec, new, tmp_path)
     assert torch.equal(acts(new, spec)["logits"], acts(old, spec)["logits"])

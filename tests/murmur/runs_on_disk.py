@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from murmur.run_folder import RunFolder
-from shared.config import load
+from shared.config.files import load
 
 
 def write_run(

@@ -19,7 +19,7 @@ import yaml
 import murmur
 from murmur.machine import ROOT
 from murmur.run_folder import RunFolder
-from shared.config import load
+from shared.config.files import load
 from shared.coroutines import run_coroutine
 from tests.same_weights import digest
 

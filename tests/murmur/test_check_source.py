@@ -11,7 +11,8 @@ from rich.console import Console
 from murmur.check_source import examine, show, write_sheet
 from murmur.cli import main
 from murmur.settings import resolve, source_config
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 from shared.samples import SampleSpec
 from shared.spec import ArraySpec
@@ -202,4 +203,4 @@ def test_source_is_named_by_a_configuration(tmp_path: Path) -> None:
 def test_source_given_by_its_class_has_its_parameters_as_options() -> None:
     plugin = PluginConfig(name=f"{__name__}:Restless")
     config = ExperimentConfig(source=plugin)
-    assert resolve(config, ["source"])["source"] == {"name": plugin.name, "depth": 0}
+    assert resolve(config, ["source"]).source == PluginConfig(name=plugin.name, depth=0)

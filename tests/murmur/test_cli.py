@@ -16,8 +16,8 @@ from murmur.machine import ROOT
 from murmur.preparing import run_to_resume
 from murmur.run_folder import RunFolder
 from murmur.settings import explain, list_everything
-from shared.config import load
-from shared.extras import install_command
+from shared.config.extras import install_command
+from shared.config.files import load
 
 NO_TORCH = "import sys; sys.modules['torch'] = None; sys.modules['kornia'] = None; "
 

@@ -19,7 +19,8 @@ from murmur.conformance.limits import Limits
 from murmur.conformance.peer import Peer
 from murmur.conformance.rows import RowRules
 from murmur.machine import ROOT
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.credentials import CredentialFolder
 from shared.errors import ConfigError, ConnectionLostError, ResourceError
 from shared.spec import EXPERT_ACTION, ArraySpec, Discrete, EnvSpec

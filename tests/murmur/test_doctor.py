@@ -12,14 +12,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from learner_service.algorithms.base import algorithm_config, algorithm_options
+from learner_service.algorithms.base import algorithm_config
 from learner_service.tools.probe import seconds_per_row
 from murmur.cli import app
 from murmur.diagnosis import diagnose
 from murmur.doctor import examine, show
 from murmur.run_folder import RunFolder
 from murmur.snapshots import UPDATES, Snapshot, from_metrics, from_prometheus, from_run
-from shared.config import PluginConfig, load
+from shared.config import PluginConfig
+from shared.config.files import load
+from shared.config.plugins import resolve_plugin
 from shared.errors import ConfigError
 from tests.learner_service.toys import vector_spec
 
@@ -114,7 +116,7 @@ def test_policy_lag_bounds_what_more_environments_give() -> None:
             ],
             {},
         ),
-        algorithm_config(PluginConfig(name="mappo", batch_size=64, batch_number=3)),
+        algorithm_config(PluginConfig(name="mappo", batch_size=64, batch_number=3)).about,
     )  # fmt: skip
     rates = {r.settings: (r.rate, r.limit) for r in seen.remedies}
     two, four = "env_server.num_workers=2", "env_server.num_workers=4"
@@ -142,7 +144,7 @@ def test_learning_too_slow() -> None:
         config,
         algorithm_config(
             PluginConfig(name="mappo", data_passes=4, batch_size=64, batch_number=8)
-        ),
+        ).about,
         speedup,
     )  # fmt: skip
     assert seen.bottleneck == "learning"
@@ -306,8 +308,10 @@ def test_an_address_that_is_none_is_named(serve: Callable[[Callable[[str], str]]
 def test_an_update_is_timed_for_on_policy_and_replay() -> None:
     config = load("spread", ["algorithm.batch_size=64", "algorithm.batch_number=2"], {})
     assert 0 < seconds_per_row(config, vector_spec(), repeats=1) < 1
-    assert algorithm_options(config.algorithm)["batch_size"] == 64
-    assert algorithm_options(config.algorithm)["data_passes"] >= 1  # a default
+    assert resolve_plugin("algorithm", config.algorithm).config.options["batch_size"] == 64
+    assert (
+        resolve_plugin("algorithm", config.algorithm).config.options["data_passes"] >= 1
+    )  # a default
 
 
 def test_the_doctor_reads_a_finished_run(tmp_path: Path) -> None:

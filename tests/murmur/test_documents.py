@@ -20,7 +20,7 @@ import murmur
 from murmur.cli import app
 from murmur.machine import ROOT
 from murmur.settings import resolve
-from shared.config import config_names, load
+from shared.config.files import config_names, load
 
 PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
 PAGES += [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from murmur.drops import dropped_message, rollout_message
 from murmur.training import TrainingView
-from shared.config import RunConfig
+from shared.config.experiment import RunConfig
 
 
 def record(**changes: Any) -> dict[str, Any]:

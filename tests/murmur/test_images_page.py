@@ -9,8 +9,8 @@ import pytest
 
 from murmur.check_source import examine
 from murmur.machine import ROOT
-from murmur.settings import resolve, source_config
-from shared.config import load
+from murmur.settings import resolved_data, source_config
+from shared.config.files import load
 
 PAGE = (ROOT / "docs" / "images.md").read_text()
 
@@ -43,8 +43,8 @@ def test_source_of_the_page_can_be_used() -> None:
 def test_configurations_of_the_page_are_complete(here: Path) -> None:
     discs, road = load(str(here / "discs.yaml")), load(str(here / "road.yaml"))
     options = {"size": 32, "train": 200, "valid": 50}
-    assert resolve(discs)["source"] == {"name": "discs:Discs", **options}
-    assert resolve(road)["source"]["size"] == [128, 160]
+    assert resolved_data(discs)["source"] == {"name": "discs:Discs", **options}
+    assert resolved_data(road)["source"]["size"] == [128, 160]
 
 
 def test_reasons_of_the_page_are_those_of_the_code() -> None:

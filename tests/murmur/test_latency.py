@@ -10,7 +10,7 @@ from murmur.diagnosis import diagnose
 from murmur.doctor import show
 from murmur.latency import latency_lines, quantile
 from murmur.snapshots import Snapshot
-from shared.config import load
+from shared.config.files import load
 from shared.ledger import since
 
 INF = math.inf

@@ -15,7 +15,8 @@ from learner_service.checkpoint import CheckpointFolder, spec_text
 from learner_service.runtime.precision import Precision
 from learner_service.telemetry.progress import Progress
 from murmur.run_folder import RunFolder
-from shared.config import ExperimentConfig, load
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
 from shared.errors import CheckpointError, ConfigError
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec

@@ -19,7 +19,7 @@ from env_service.adapters.frames import with_frames
 from env_service.environment import make_environment
 from murmur.cli import main
 from murmur.render import MOST_ROWS, FrameRecorder, write_movie
-from shared.config import load
+from shared.config.files import load
 from shared.errors import ConfigError
 from shared.timestep import Array, StepType, TimeStep
 from tests.chaos.cases_runs import small_disk

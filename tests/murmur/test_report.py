@@ -26,7 +26,9 @@ from murmur.scores import Metric
 from murmur.settings import changed
 from murmur.text import duration, number
 from murmur.training import completion
-from shared.config import PluginConfig, RunConfig, config_names, load
+from shared.config import PluginConfig
+from shared.config.experiment import RunConfig
+from shared.config.files import config_names, load
 from shared.errors import CheckpointError, ConfigError
 from shared.files import write_json
 from shared.notices import Notice, notice_line

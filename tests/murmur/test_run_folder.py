@@ -10,7 +10,8 @@ import pytest
 
 from murmur.cli import main
 from murmur.run_folder import BLOCK, RunFolder
-from shared.config import ExperimentConfig, load
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
 from shared.errors import CheckpointError, ConfigError
 from shared.process import process_began
 

@@ -21,7 +21,8 @@ from murmur.profile import show as show_profile
 from murmur.run_folder import RunFolder
 from murmur.text import plain
 from murmur.training import TrainingView, print_end
-from shared.config import RunConfig, load
+from shared.config.experiment import RunConfig
+from shared.config.files import load
 
 NAMES = ("rate [/s]", "[bold]loud", ":rat:", "[link=http://x]y[/link]", "a\\", "[/]")
 

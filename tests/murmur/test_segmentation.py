@@ -27,7 +27,8 @@ from murmur.segmentation import (
     segment_folder,
 )
 from murmur.segmentation_report import write_segmentation_report
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.errors import ConfigError
 from shared.samples import IMAGE, MASK
 from tests.learner_service.toys import CPU

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from murmur.slurm import SlurmJob, job_script, write_script
-from shared.config import load
+from shared.config.files import load
 from shared.errors import ConfigError
 from tests.waiting import wait_until
 

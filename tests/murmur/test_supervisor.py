@@ -16,7 +16,7 @@ from murmur.child import Child, ChildError, child_environment, exit_message
 from murmur.log_errors import last_error
 from murmur.run_folder import RunFolder
 from murmur.supervisor import Supervisor
-from shared.config import load
+from shared.config.files import load
 from shared.errors import ResourceError
 from shared.process import Backoff
 from tests.waiting import wait_until

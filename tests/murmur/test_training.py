@@ -18,7 +18,8 @@ from murmur.preparing import prepare
 from murmur.run_folder import RunFolder
 from murmur.text import in_rows
 from murmur.training import TrainingView, print_end, train
-from shared.config import RunConfig, load
+from shared.config.experiment import RunConfig
+from shared.config.files import load
 
 RECORD: dict[str, Any] = {
     "kind": "progress",

@@ -17,10 +17,10 @@ import pytest
 from murmur import testing
 from murmur.machine import ROOT
 from murmur.new import write_skeleton
-from murmur.settings import resolve
-from shared.config import load
+from murmur.settings import resolved_data
+from shared.config.files import load
+from shared.config.plugin_folders import look_in
 from shared.errors import ConfigError
-from shared.plugin_folders import look_in
 from tests.murmur.test_cli import murmur
 
 PAGES = {
@@ -62,7 +62,7 @@ def test_a_new_plugin_keeps_its_contract(kind: Any, here: Path) -> None:
         *("my_own_thing.py", "test_my_own_thing.py", "my_own_thing.yaml"),
     ]
     config = load("my_own_thing.yaml", [], {})
-    assert resolve(config)[kind]["name"] == named
+    assert resolved_data(config)[kind]["name"] == named
     assert f'assert_{kind}("{named}")' in files[1].read_text()
     CHECKS[kind](named)
     assert "skeleton" not in "".join(f.read_text() for f in files).lower()

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.derived import Channel, DerivedMap
 from shared.spec import (
     ACTION_MASK,
@@ -24,13 +25,13 @@ SHARING: dict[str, Any] = {"shared": True, "own": False, "groups": [0, 0, 1]}
 _ROLLOUT = {"unroll_steps": 4, "batch_size": 12, "batch_number": 2, "data_passes": 2}
 _REPLAY = {
     **{"capacity_rows": 400, "start_rows": 24, "batch_size": 16, "update_interval": 12},
-    **{"updates_per_interval": 1, "unroll_steps": 4, "n_step": 2, "prioritised": True},
+    **{"updates_per_interval": 1, "unroll_steps": 4, "n_step": 2, "prioritized": True},
 }
 # Algorithm: its options, its spaces, and whether networks may remember.
 ALGORITHMS: dict[str, tuple[dict[str, Any], tuple[str, ...], bool]] = {
     "mappo": ({"name": "mappo", **_ROLLOUT}, ("discrete", "continuous", "images", "pixels"), True),
     "ippo": (
-        {"name": "mappo", "centralised": False, **_ROLLOUT},
+        {"name": "mappo", "centralized": False, **_ROLLOUT},
         ("discrete", "continuous", "images", "pixels"),
         True,
     ),
@@ -47,7 +48,7 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], tuple[str, ...], bool]] = {
         False,
     ),
     "iddpg": (
-        {"name": "maddpg", "centralised": False, "replay": _REPLAY},
+        {"name": "maddpg", "centralized": False, "replay": _REPLAY},
         ("discrete", "continuous"),
         False,
     ),
@@ -58,7 +59,7 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], tuple[str, ...], bool]] = {
     ),
     "qmix": ({"name": "qmix", "replay": _REPLAY}, ("discrete", "images", "pixels"), False),
     "qmix-sequences": (
-        {"name": "qmix", "replay": {**_REPLAY, "n_step": 1, "prioritised": False}},
+        {"name": "qmix", "replay": {**_REPLAY, "n_step": 1, "prioritized": False}},
         ("discrete", "images"),
         True,
     ),
@@ -130,10 +131,10 @@ class Case:
         if self.space != "images":
             return {"name": "mlp", "hidden": [8], "recurrent": recurrent}
         shape = {"channels": [3], "kernels": [3], "strides": [2], "hidden": [8]}
-        centred: dict[str, Any] = {"centred": [0, 2]}
+        centered: dict[str, Any] = {"centered": [0, 2]}
         if self.options["name"] == "coma":
-            centred["centred_state"] = [1]
-        return {"name": "cnn", **shape, **centred, "recurrent": recurrent}
+            centered["centered_state"] = [1]
+        return {"name": "cnn", **shape, **centered, "recurrent": recurrent}
 
     def config(self, **sections: dict[str, Any]) -> ExperimentConfig:
         """The configuration, with options of sections replaced."""

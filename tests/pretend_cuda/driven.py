@@ -18,7 +18,7 @@ from learner_service.serving.batcher import Request
 from learner_service.serving.league import split
 from learner_service.serving.session import EnvSession
 from shared.codec import ActionCodec
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EnvSpec
 from shared.timestep import Array, StepType, TimeStep

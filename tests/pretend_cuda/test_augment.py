@@ -10,8 +10,8 @@ import torch
 
 from learner_service.augment import Augment, build_augment, build_rl_augment
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
-from shared.augmentation import AugmentConfig
-from shared.config import validate
+from shared.config.experiment import AugmentConfig
+from shared.config.section import validate
 from shared.spec import AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
 from shared.symmetry import ArrayChange, Symmetry
 from tests.pretend_cuda import Kind, pretend_cuda
@@ -58,7 +58,7 @@ def batch(preset: str) -> dict[str, torch.Tensor]:
         ({"preset": "standard"}, 40),
         ({"preset": "strong", "mixup": 0.3, "cutmix": 0.3}, 80),
         ({"preset": "random-shift"}, 5),
-        ({"preset": "random-shift", "colour": True}, 30),
+        ({"preset": "random-shift", "color": True}, 30),
         ({"preset": "symmetry"}, 8),
     ],
     ids=str,

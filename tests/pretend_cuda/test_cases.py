@@ -67,5 +67,5 @@ def test_a_run_with_frozen_agents_is_clean(case: Case, tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_run_with_normalised_rows_is_clean(case: Case, tmp_path: Path) -> None:
-    network = {**case.network, "normalise_observations": True}
-    assert not live(case, tmp_path, network=network, algorithm={"normalise_rewards": True})
+    network = {**case.network, "normalize_observations": True}
+    assert not live(case, tmp_path, network=network, algorithm={"normalize_rewards": True})

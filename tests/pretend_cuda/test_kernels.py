@@ -2,8 +2,8 @@
 
 import pytest
 
-from learner_service.algorithms.base import algorithm_options
 from murmur.benchmarks._launch_counts import PRESETS, _config, count_update
+from shared.config.plugins import resolve_plugin
 from tests import pretend_cuda
 
 _UPDATES = 6  # the last one is captured
@@ -24,7 +24,7 @@ def test_a_minibatch_takes_few_kernels(preset: str, most: int) -> None:
     name, changes = PRESETS[preset]
     config = _config(name, changes, "fp32")
     own, _ = count_update(pretend_cuda, config, _UPDATES)
-    options = algorithm_options(config.algorithm)
+    options = resolve_plugin("algorithm", config.algorithm).config.options
     minibatches = options.get("batch_number", 1) * options.get("data_passes", 1)
     assert own["kernels"] / minibatches <= most
     assert own["graphs"] > 0

@@ -14,7 +14,8 @@ from learner_service.images.run import SupervisedRun
 from learner_service.images.samples import CacheChoice, SampleStore
 from learner_service.runtime.streams import enter_stream
 from learner_service.telemetry.copied import Copied
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.samples import SPLITS
 from tests.pretend_cuda import pretend_cuda
 from tests.pretend_cuda.known import ALLOWED, unknown

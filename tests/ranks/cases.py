@@ -36,7 +36,7 @@ class Case:
         image: whether agents see images, too.
         mortal: whether agents die.
         scaled: whether losses are scaled, as in fp16.
-        normalise: network.normalise_observations.
+        normalize: network.normalize_observations.
     """
 
     options: dict[str, Any] = field(hash=False)
@@ -46,7 +46,7 @@ class Case:
     image: bool = False
     mortal: bool = True
     scaled: bool = False
-    normalise: bool = False
+    normalize: bool = False
 
     @property
     def spec(self) -> EnvSpec:
@@ -74,7 +74,7 @@ class Case:
         net: dict[str, Any] = {"name": "mlp"}
         if self.image:
             net = {"name": "cnn", "channels": (3,), "kernels": (3,), "strides": (2,)}
-        net["normalise_observations"] = self.normalise
+        net["normalize_observations"] = self.normalize
         network = PluginConfig(**net, hidden=(8,), recurrent=self.recurrent)
         whole = PluginConfig(**self.options, share_parameters=self.sharing)
         own = algorithm_config(whole).for_rank(group.size).model_dump()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from learner_service.group.meeting import kept_store
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from tests.ranks.processes import TIMEOUT_S, forked
 
 

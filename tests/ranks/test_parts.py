@@ -72,7 +72,7 @@ def _largest_priority(group: Group) -> tuple[float, list[float]]:
     """Errors of 1 on rank 0, of 7 on rank 1: priorities of what comes next."""
     config = ReplayConfig(
         **{"capacity_rows": 8, "start_rows": 1, "batch_size": 4, "unroll_steps": 4},
-        **{"update_interval": 1, "prioritised": True, "alpha": 1.0},
+        **{"update_interval": 1, "prioritized": True, "alpha": 1.0},
     )
     storage = ReplayStorage(config, _SPEC, 0.5, None, CPU, {}, group.rank, group=group)
     for _ in range(2):

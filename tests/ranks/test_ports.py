@@ -6,7 +6,8 @@ import pytest
 
 from learner_service.app import _with_own_ports
 from learner_service.group.group import ALONE, Group
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 
 
 def config(port: int, metrics_port: int) -> ExperimentConfig:

@@ -17,7 +17,7 @@ STATES = 50
 _MAPPO = {"name": "mappo", "batch_size": 12, "batch_number": 5, "data_passes": 2}
 _COMA = {"name": "coma", "batch_size": 12, "batch_number": 5, "data_passes": 2}
 _CLIPPED = {"clip_ratio": 0.2, "normalize_advantage": True, "entropy_weight": 0.01}
-_PER = {"replay": {"batch_size": 32, "prioritised": True}}
+_PER = {"replay": {"batch_size": 32, "prioritized": True}}
 _MASAC, _MADDPG, _QMIX = ({"name": name, **_PER} for name in ("masac", "maddpg", "qmix"))
 CASES: dict[str, Any] = {
     "segmentation": Pictures(),
@@ -28,13 +28,13 @@ CASES: dict[str, Any] = {
     "mappo, clipped, own": Case({**_MAPPO, "max_grad_norm": 0.05}, sharing=False),
     "mappo, recurrent": Case(_MAPPO, recurrent=5),
     "mappo, scaled": Case({**_MAPPO, "max_grad_norm": 0.05}, scaled=True),
-    "mappo, one encoder": Case({**_MAPPO, "share_encoder": True, "centralised": False}, image=True),
+    "mappo, one encoder": Case({**_MAPPO, "share_encoder": True, "centralized": False}, image=True),
     "mappo, normalised, groups": Case(
-        {**_MAPPO, "normalise_rewards": True}, sharing=(0, 0, 1), normalise=True
+        {**_MAPPO, "normalize_rewards": True}, sharing=(0, 0, 1), normalize=True
     ),
     "mappo, frozen": Case({**_MAPPO, "frozen_agents": [2]}, sharing=(0, 0, 1), mortal=False),
-    "ippo": Case({**_MAPPO, "centralised": False}, mortal=False),
-    "ippo, one trunk": Case({**_MAPPO, "centralised": False, "share_trunk": True}, recurrent=5),
+    "ippo": Case({**_MAPPO, "centralized": False}, mortal=False),
+    "ippo, one trunk": Case({**_MAPPO, "centralized": False, "share_trunk": True}, recurrent=5),
     "coma": Case(_COMA),
     "coma, masked, own": Case(_COMA, "masked", sharing=False),
     "coma, clipped": Case({**_COMA, **_CLIPPED, "max_grad_norm": 0.05}),
@@ -45,22 +45,22 @@ CASES: dict[str, Any] = {
     "masac, masked, own": Case(_MASAC, "masked", sharing=False),
     "masac, clipped": Case({**_MASAC, "max_grad_norm": 0.05}, mortal=False),
     "masac, one encoder": Case(
-        {**_MASAC, "share_encoder": True, "centralised": False}, "continuous", image=True
+        {**_MASAC, "share_encoder": True, "centralized": False}, "continuous", image=True
     ),
     "masac, scaled": Case(_MASAC, "continuous", scaled=True),
     "maddpg": Case(_MADDPG),
     "maddpg, masked, groups": Case(_MADDPG, "masked", sharing=(0, 0, 1)),
     "maddpg, one encoder": Case(
-        {**_MADDPG, "share_encoder": True, "centralised": False}, image=True
+        {**_MADDPG, "share_encoder": True, "centralized": False}, image=True
     ),
-    "maddpg, normalised": Case({**_MADDPG, "normalise_rewards": True}, normalise=True),
+    "maddpg, normalised": Case({**_MADDPG, "normalize_rewards": True}, normalize=True),
     "masac, frozen": Case(
         {**_MASAC, "frozen_agents": [2]}, "continuous", sharing=(0, 0, 1), mortal=False
     ),
     "matd3": Case(
         {**_MADDPG, "twin_critics": True, "policy_delay": 2, "target_noise": 0.2}, "continuous"
     ),
-    "ddpg, clipped": Case({**_MADDPG, "centralised": False, "max_grad_norm": 0.05}, "continuous"),
+    "ddpg, clipped": Case({**_MADDPG, "centralized": False, "max_grad_norm": 0.05}, "continuous"),
     "maddpg, scaled": Case(_MADDPG, scaled=True),
     "qmix": Case(_QMIX),
     "vdn, masked": Case({**_QMIX, "mixer": "vdn"}, "masked"),

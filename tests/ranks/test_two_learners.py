@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from learner_service.checkpoint import CheckpointFolder, files
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 from tests.learner_service.running import experiment, play
 from tests.learner_service.toys import MatrixGame
 from tests.ranks.learners import learner_ranks

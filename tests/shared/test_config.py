@@ -9,7 +9,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from shared.config import ExperimentConfig, PluginConfig, config_names, load, validate
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import config_names, load
+from shared.config.section import validate
 from shared.errors import ConfigError
 
 MINIMAL = "environment: {name: spread, num_agents: 3}\n"

@@ -9,7 +9,7 @@ import pytest
 
 from murmur.certs import make_certificates
 from shared.addresses import is_loopback
-from shared.config import SecurityConfig
+from shared.config.experiment import SecurityConfig
 from shared.credentials import (
     CredentialFolder,
     Credentials,

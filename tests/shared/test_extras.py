@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from murmur.machine import ROOT
-from shared import extras
-from shared.extras import extra_of, install_command, missing_advice
+from shared.config import extras
+from shared.config.extras import extra_of, install_command, missing_advice
 
 
 class Installed:
@@ -69,7 +69,7 @@ def test_advice_names_the_pip_of_this_python(
 
 def test_every_optional_module_has_an_extra_of_pyproject() -> None:
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(extras._EXTRAS.values()) <= known["optional-dependencies"].keys()
+    assert set(extras._MODULES) <= known["optional-dependencies"].keys()
     assert extra_of("PIL.Image") == "env"
     assert extra_of("my_module") is None
     assert missing_advice("torch.nn", "learner").startswith("this needs 'torch', which is not")

@@ -11,15 +11,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from shared.config import load
-from shared.config_text import plain_data
+from shared.config.files import load
+from shared.config.named_plugin import named_plugin, require_module
+from shared.config.plugin_folders import folders_in_use, look_in, plugin_files, refused_code
+from shared.config.plugins import load_plugin, require_plugin
+from shared.config.text import difference, parse_yaml, plain_data, to_yaml
 from shared.errors import ConfigError
-from shared.named_plugin import named_plugin, require_module
-from shared.plugin_folders import folders_in_use, look_in, plugin_files, refused_code
-from shared.registry import load_plugin, require_plugin
-from shared.yaml_text import difference, parse_yaml, to_yaml
-
-NETWORKS = ("learner_service.networks", "murmur.networks")
 
 
 @pytest.fixture(autouse=True)
@@ -58,16 +55,16 @@ def net(shape, num_outputs, slices, width: int = 8, *, deep: bool = False, other
 
 def test_a_class_with_a_config_is_built_with_it(tmp_path: Path) -> None:
     write(tmp_path, WITH_CONFIG)
-    module = load_plugin(*NETWORKS, "own_net:Net")
+    module = load_plugin("network", "own_net:Net")
     assert module.build(module.Config(width=3), "shape", 2, (0,)).given == (3, "shape", 2, (0,))
     assert module.STACKED
     assert module.__doc__ == "Notes what it is called with."
-    assert load_plugin(*NETWORKS, "own_net:Net") is module
+    assert load_plugin("network", "own_net:Net") is module
 
 
 def test_further_parameters_are_the_options(tmp_path: Path) -> None:
     write(tmp_path, WITH_PARAMETERS)
-    module = load_plugin(*NETWORKS, "own_net:net")
+    module = load_plugin("network", "own_net:net")
     assert module.Config().model_dump() == {"width": 8, "deep": False}
     built = module.build(module.Config(width=3, deep=True), "shape", 2, (0,))
     assert built == (3, True, "shape", 2, (0,))
@@ -111,13 +108,13 @@ def test_what_cannot_be_a_plugin_is_refused_by_name(name: str, tmp_path: Path) -
     source, words = WRONG[name]
     write(tmp_path, source)
     with pytest.raises(ConfigError, match=words) as caught:
-        load_plugin(*NETWORKS, name)
+        load_plugin("network", name)
     assert str(caught.value).startswith(f"network '{name}': ")
 
 
 def test_a_plugin_is_required_without_importing_it(tmp_path: Path) -> None:
     write(tmp_path, "raise RuntimeError('imported')\n")
-    require_plugin(*NETWORKS, "own_net:Net")
+    require_plugin("network", "own_net:Net")
     assert "own_net" not in sys.modules
     for name in ("nothing:Net", "own_net:", "__main__:Net"):
         with pytest.raises(ConfigError):
@@ -129,7 +126,7 @@ def test_an_unknown_name_of_a_file_says_how_to_name_its_class(
 ) -> None:
     monkeypatch.chdir(write(tmp_path, WITH_CONFIG))
     with pytest.raises(ConfigError, match=r"for a class in /.*own_net\.py write own_net:CLASS"):
-        load_plugin(*NETWORKS, "own_net")
+        load_plugin("network", "own_net")
 
 
 def test_what_named_code_imports_by_name_is_found(tmp_path: Path) -> None:
@@ -153,7 +150,7 @@ def test_a_file_that_a_library_hides_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=rf"'json' has no 'Net': the file {folder}/json\.py is hi"
     ):
-        load_plugin(*NETWORKS, "json:Net")
+        load_plugin("network", "json:Net")
 
 
 def configured(folder: Path, network: str, **run: Any) -> Path:
@@ -174,7 +171,7 @@ def test_a_configuration_keeps_where_its_plugins_lie(
     config = load(str(file), [], {})
     assert config.run.plugin_folders == (str(here), str(there))
     assert folders_in_use() == [str(here), str(there)]
-    assert load_plugin(*NETWORKS, "own_net:Net").STACKED
+    assert load_plugin("network", "own_net:Net").STACKED
     # A run's own file lies elsewhere: what it says stays.
     kept = configured(
         tmp_path / "run", "own_net:Net", plugin_folders=list(config.run.plugin_folders)
@@ -197,7 +194,7 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
     load(str(configured(tmp_path / "run", "own_net:Net", plugin_folders=[gone])), [], {})
     with pytest.raises(ConfigError, match=rf"{gone}, which does not exist; .*run\.plugin_folders"):
-        load_plugin(*NETWORKS, "own_net:Net")
+        load_plugin("network", "own_net:Net")
 
 
 def test_only_named_modules_and_what_they_import_are_found(tmp_path: Path) -> None:

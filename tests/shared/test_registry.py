@@ -5,24 +5,23 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from learner_service import algorithms
-from murmur.settings import ALGORITHMS
-from shared.config import validate
+from shared.config.plugins import load_plugin, plugin_names
+from shared.config.section import validate
 from shared.errors import ConfigError
-from shared.registry import load_plugin, plugin_names
 
-FOLDER, GROUP = "env_service.envs", "murmur.environments"
+GROUP = "murmur.environments"
 
 
 def test_a_module_in_the_folder_is_a_plugin() -> None:
-    assert {"spread", "terrain"} <= set(plugin_names(FOLDER, GROUP))
-    assert load_plugin(FOLDER, GROUP, "spread").__name__ == "env_service.envs.spread"
+    assert {"spread", "terrain"} <= set(plugin_names("environment"))
+    assert load_plugin("environment", "spread").__name__ == "env_service.envs.spread"
 
 
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(
         ConfigError, match=r"no environment 'sprad'; did you mean 'spread'\? known: .*terrain"
     ):
-        load_plugin(FOLDER, GROUP, "sprad")
+        load_plugin("environment", "sprad")
 
 
 @pytest.mark.parametrize(
@@ -36,39 +35,34 @@ def test_an_unknown_name_lists_the_known() -> None:
 )
 def test_a_name_of_the_literature_says_what_to_write(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        load_plugin(*ALGORITHMS, name)
+        load_plugin("algorithm", name)
 
 
 def test_what_is_advised_for_another_name_is_valid() -> None:
     advised = [*algorithms.KNOWN_AS.values(), *algorithms.NEAREST.values()]
     for options in advised:
         given = {key: value for key, value in options.items() if key != "name"}
-        validate(load_plugin(*ALGORITHMS, options["name"]).Config, given)
-    assert not {*algorithms.KNOWN_AS, *algorithms.NEAREST} & set(plugin_names(*ALGORITHMS))
+        validate(load_plugin("algorithm", options["name"]).Config, given)
+    assert not {*algorithms.KNOWN_AS, *algorithms.NEAREST} & set(plugin_names("algorithm"))
 
 
 def test_an_entry_point_of_another_package_is_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint(name="outside", value="shared.timestep", group=GROUP)
-    monkeypatch.setattr("shared.registry.entry_points", lambda group: [entry])
-    assert "outside" in plugin_names(FOLDER, GROUP)
-    assert load_plugin(FOLDER, GROUP, "outside").__name__ == "shared.timestep"
+    monkeypatch.setattr("shared.config.plugins.entry_points", lambda group: [entry])
+    assert "outside" in plugin_names("environment")
+    assert load_plugin("environment", "outside").__name__ == "shared.timestep"
 
 
 def test_a_package_cannot_take_the_place_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint(name="spread", value="shared.timestep", group=GROUP)
-    monkeypatch.setattr("shared.registry.entry_points", lambda group: [entry])
-    assert load_plugin(FOLDER, GROUP, "spread").__name__ == "env_service.envs.spread"
+    monkeypatch.setattr("shared.config.plugins.entry_points", lambda group: [entry])
+    assert load_plugin("environment", "spread").__name__ == "env_service.envs.spread"
 
 
 @pytest.mark.parametrize(
-    ("folder", "group", "function"),
-    [
-        (FOLDER, GROUP, "make"),
-        ("learner_service.algorithms", "murmur.algorithms", "build"),
-        ("learner_service.networks", "murmur.networks", "build"),
-    ],
+    ("kind", "function"), [("environment", "make"), ("algorithm", "build"), ("network", "build")]
 )
-def test_whatever_is_listed_can_be_chosen(folder: str, group: str, function: str) -> None:
-    for name in plugin_names(folder, group):
-        module = load_plugin(folder, group, name)
+def test_whatever_is_listed_can_be_chosen(kind: str, function: str) -> None:
+    for name in plugin_names(kind):
+        module = load_plugin(kind, name)
         assert {"Config", function} <= set(vars(module)), name

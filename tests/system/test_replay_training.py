@@ -15,7 +15,7 @@ env_server: {{num_workers: 1, envs_per_worker: 8, sessions_per_worker: 2, metric
 algorithm:
   name: {name}
   replay: {{capacity_rows: 2000, start_rows: 64, batch_size: 32, update_interval: 64,
-            updates_per_interval: 2, n_step: 2, unroll_steps: 4, prioritised: true}}
+            updates_per_interval: 2, n_step: 2, unroll_steps: 4, prioritized: true}}
 network: {{name: mlp, hidden: [32]}}
 learner: {{port: 0, metrics_port: 0, log_every_s: 0.000001, checkpoint_every_updates: 100}}
 """

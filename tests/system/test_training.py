@@ -62,8 +62,8 @@ def test_what_does_not_survive_is_in_the_first_lines(train: Callable[..., Traini
         ),
         pytest.param(
             [
-                *("algorithm.unroll_steps=7", "algorithm.normalise_rewards=true"),
-                "network={name: mlp, normalise_observations: true}",
+                *("algorithm.unroll_steps=7", "algorithm.normalize_rewards=true"),
+                "network={name: mlp, normalize_observations: true}",
             ],
             "",
             marks=pytest.mark.long,
@@ -130,7 +130,7 @@ MASAC = (
     "environment={name: spread, continuous: true, num_agents: 2, episode_steps: 10}",
     "--set",
     "algorithm={name: masac, share_parameters: false, replay: {capacity_rows: 400, start_rows: 64, "
-    "batch_size: 32, update_interval: 16, unroll_steps: 4, prioritised: true, n_step: 2}}",
+    "batch_size: 32, update_interval: 16, unroll_steps: 4, prioritized: true, n_step: 2}}",
 )
 
 

@@ -20,7 +20,7 @@ class Config(Section):
         description="reference: 7 numbers per agent, the leader sees neither followers nor "
         "obstacle; formation: everyone sees everything, relative to itself",
     )
-    normalise: bool = Field(
+    normalize: bool = Field(
         False,
         description="reference: the same numbers, shifted and scaled so that 100 px, 10 px/step "
         "and 1 rad are 1",
@@ -83,6 +83,6 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _normalise_has_a_meaning(self) -> "Config":
-        if self.normalise and self.observation != "reference":
-            raise ValueError("normalise is for observation: reference; the other is scaled already")
+        if self.normalize and self.observation != "reference":
+            raise ValueError("normalize is for observation: reference; the other is scaled already")
         return self

@@ -312,7 +312,7 @@ class Formation(VectorEnvironment):
         np.multiply(self.goal, np.float32(1 / 1000), out=seen[4:6, 0])
         np.less(self._distance[1, 0], np.float32(_NEAR_OBSTACLE), out=seen[6, 0], casting="unsafe")
         seen[4:7, 1:] = seen[:3, :1]
-        if self._config.normalise:
+        if self._config.normalize:
             for agents, times, plus in zip((slice(1), slice(1, None)), _TIMES, _PLUS, strict=True):
                 seen[:7, agents] *= times[:, None, None]
                 seen[:7, agents] += plus[:, None, None]

@@ -28,7 +28,7 @@ class Config(Section):
         "vector26",
         description="what each agent sees; see docs/snakes.md; egocentric: its actions are turns",
     )
-    normalise: bool = Field(
+    normalize: bool = Field(
         False, description="vectors: scale numbers to about [-1, 1]; else board coordinates"
     )
     state: bool = Field(

@@ -163,7 +163,7 @@ def _settings(config: Config, width: int) -> Settings:
         mask=observation.MASKS[config.mask],
         reward=reward.REWARDS[config.reward],
         extras=config.shaped_extras,
-        scale=observation.vector_scale(width, config.normalise)
+        scale=observation.vector_scale(width, config.normalize)
         if config.observation in observation.VECTORS
         else np.zeros(0, np.float32),
         turns=config.observation == "egocentric",

@@ -37,9 +37,9 @@ def seen(player: int, side: int) -> int:
     return (player + TEAM * side) % NUM_SNAKES
 
 
-def vector_scale(width: int, normalise: bool) -> NDArray[np.float32]:
+def vector_scale(width: int, normalize: bool) -> NDArray[np.float32]:
     """Return [width] factors that scale each number of a vector to about [-1, 1], or ones."""
-    if not normalise:
+    if not normalize:
         return np.ones(width, np.float32)
     place = [1 / ROWS, 1 / COLUMNS]
     bean = [2 / COLUMNS, 2 / ROWS, 2 / math.hypot(ROWS, COLUMNS)]

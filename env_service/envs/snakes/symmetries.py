@@ -92,7 +92,7 @@ def _numbers(
     """Return order, signs and offsets of a vector of board coordinates; see draw_vector."""
     width = VECTORS[config.observation]
     grid = grid_change(ROWS, COLUMNS, flip=flip, turns=turns)
-    scale = vector_scale(width, config.normalise)
+    scale = vector_scale(width, config.normalize)
     order, signs, offsets = list(range(width)), np.ones(width), np.zeros(width)
     for direction, new in enumerate(action):
         order[2 + new] = 2 + direction

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,12 @@ from learner_service.telemetry.scalars import scalars_of
 from learner_service.telemetry.tracking.mlflow_sink import MlflowSink
 from learner_service.telemetry.tracking.sink import Point
 from learner_service.telemetry.tracking.wandb_sink import WandbSink
-from shared.config_text import comparable, without_secrets
+from shared.config.experiment import TrackingConfig
+from shared.config.extras import missing_advice
+from shared.config.text import comparable, one_line, parse_yaml, without_secrets
 from shared.errors import ConfigError, ResourceError
-from shared.extras import missing_advice
 from shared.files import make_folder, read_json, write_whole
 from shared.process import logger
-from shared.tracking_config import TrackingConfig
-from shared.yaml_text import one_line, parse_yaml
 
 _BLOCK = 1 << 20  # bytes of progress.jsonl that are read at once
 _KINDS = ("progress", "evaluation")
@@ -29,13 +28,16 @@ _PICTURES = (".gif", ".mp4", ".png")
 _SINKS: dict[str, type[WandbSink | MlflowSink]] = {"wandb": WandbSink, "mlflow": MlflowSink}
 
 
-def require_trackers(config: TrackingConfig) -> None:
-    """Check that the libraries of the configured trackers are installed.
+def require_trackers(names: Iterable[str]) -> None:
+    """Check that the libraries of trackers are installed.
+
+    Args:
+        names: names of the trackers, see TrackingConfig.services.
 
     Raises:
         ConfigError: naming the extra.
     """
-    for name in config.services:
+    for name in names:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # a folder of that name is no library
             raise ConfigError(f"tracking.loggers: {name}: {missing_advice(name, name)}")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from learner_service.telemetry.tracking.sink import Point
-from shared.config_text import without_secrets
-from shared.tracking_config import TrackingConfig
+from shared.config.experiment import TrackingConfig
+from shared.config.text import without_secrets
 
 _METRICS_AT_ONCE = 1000  # the most that MLflow takes in one request
 _PARAMETERS_AT_ONCE = 100

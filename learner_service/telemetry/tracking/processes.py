@@ -9,8 +9,8 @@ from pathlib import Path
 
 from learner_service.telemetry.tracking.forwarder import Forwarder
 from learner_service.telemetry.tracking_metrics import TRACKING_METRICS
+from shared.config.experiment import TrackingConfig
 from shared.process import logger
-from shared.tracking_config import TrackingConfig
 
 
 class TrackerProcesses:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from shared.tracking_config import TrackingConfig
+from shared.config.experiment import TrackingConfig
 
 
 @dataclass(frozen=True)

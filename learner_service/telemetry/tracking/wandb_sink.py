@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from learner_service.telemetry.tracking.sink import Point
-from shared.tracking_config import TrackingConfig
+from shared.config.experiment import TrackingConfig
 
 
 class WandbSink:

@@ -19,7 +19,7 @@ from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.gpu_topics.catalogue import TOPICS
 from murmur.benchmarks.gpu_topics.topics import Context, without_errors
 from murmur.child import join_supervisor
-from shared.config import LearnerConfig
+from shared.config.learner import LearnerConfig
 from shared.files import write_whole
 
 

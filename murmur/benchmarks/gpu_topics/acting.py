@@ -24,7 +24,8 @@ from learner_service.serving.session import EnvSession
 from murmur.benchmarks.gpu_topics.figures import CASES, SMALL, WORKERS, Figure, Value
 from murmur.benchmarks.gpu_topics.parts import quantile, synthetic
 from murmur.benchmarks.gpu_topics.topics import Context
-from shared.config import ExperimentConfig, load
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
 from shared.ledger import Ledger
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec

@@ -17,7 +17,8 @@ import numpy as np
 
 from env_service.environment import make_environment
 from murmur.child import child_environment
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 from shared.spec import Discrete, EnvSpec
 from shared.timestep import Array, StepType
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from murmur.benchmarks._launch_counts import OF_A_RUN, PRESETS
 from murmur.machine import RESULTS
-from shared.config_files import config_names
+from shared.config.files import config_names
 
 Value = float | str | bool | None
 

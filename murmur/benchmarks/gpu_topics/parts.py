@@ -12,7 +12,7 @@ from env_service.environment import make_environment
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.tools.probe import Probe
 from murmur.benchmarks.gpu_topics.figures import Case
-from shared.config import load
+from shared.config.files import load
 from shared.spec import ACTION_MASK, AGENT_MASK, EnvSpec
 
 _WARM_UPDATES = CALLS_TO_CAPTURE + 2  # at most: eager calls, the capture, a replay

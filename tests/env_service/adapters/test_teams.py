@@ -9,7 +9,8 @@ from env_service.adapters.factory import read_info
 from env_service.adapters.teams import TeamReturns, teams_of
 from env_service.environment import RandomPolicy, VectorEnvironment, make_environment
 from env_service.sessions.evaluate import run_baseline
-from shared.config import PluginConfig, load
+from shared.config import PluginConfig
+from shared.config.files import load
 from shared.errors import ConfigError
 from shared.timestep import StepType
 

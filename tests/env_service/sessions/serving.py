@@ -15,7 +15,7 @@ from learner_service.serving.lockstep import EnvSessions
 from learner_service.serving.server import RolloutServer
 from learner_service.serving.session import EnvSession
 from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config import LearnerConfig
+from shared.config.learner import LearnerConfig
 from shared.credentials import CredentialFolder
 from shared.rpc import LOAD_METHOD
 from shared.rpc import rollout_pb2 as pb

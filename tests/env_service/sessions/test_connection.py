@@ -8,7 +8,8 @@ from grpc import ChannelConnectivity
 
 from env_service.sessions.connection import Connection
 from murmur.certs import make_certificates
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from env_service.envs.spread.environment import Config, Spread
 from env_service.sessions import evaluate
 from env_service.sessions.evaluate import run_baseline, run_policy
 from env_service.sessions.evaluation_result import EvaluationResult, joined_result
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError, EnvironmentFault
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec

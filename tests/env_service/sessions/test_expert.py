@@ -13,7 +13,9 @@ from env_service.envs.matrix import Config, MatrixGame
 from env_service.sessions.expert import Expert
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from env_service.watchdog.heartbeat import Heartbeat
-from shared.config import ExperimentConfig, Section, validate
+from shared.config import Section
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.errors import ConfigError, EnvironmentFault
 from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, ArraySpec, spec_from_proto
 from shared.timestep import Array, StepType, TimeStep

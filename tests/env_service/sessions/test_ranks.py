@@ -22,7 +22,8 @@ from env_service.sessions.worker import WorkerSession, run_sessions, run_until
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from env_service.watchdog.heartbeat import Heartbeat
 from murmur.certs import make_certificates
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.credentials import CredentialFolder
 from shared.errors import ConfigError
 from shared.rpc import LOAD_METHOD

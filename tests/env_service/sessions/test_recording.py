@@ -9,7 +9,7 @@ from env_service.environment import make_environment, random_action
 from env_service.pictures import find_painter
 from env_service.sessions import recording
 from env_service.sessions.recording import EpisodeRecorder, read_episode
-from shared.config import load
+from shared.config.files import load
 from shared.timestep import StepType
 
 

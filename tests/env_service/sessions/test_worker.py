@@ -21,7 +21,7 @@ from env_service.sessions.ranks import Ranks
 from env_service.sessions.worker import Stream, WorkerSession, run_sessions, run_until
 from env_service.watchdog.faults import Fault, FaultCount, GuardedEnvironment
 from env_service.watchdog.heartbeat import Heartbeat
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConnectionLostError, EnvironmentFault, MurmurError, WireError
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb

@@ -122,7 +122,7 @@ def test_is_the_plain_game(options: dict[str, Any]) -> None:
     [
         {"opponent": "mixed", "reward": "shaped"},
         {"control": "both", "observation": "images", "state": True, "reward": "zero-sum"},
-        {"observation": "vector35", "state": True, "normalise": True, "mask": "none"},
+        {"observation": "vector35", "state": True, "normalize": True, "mask": "none"},
         {"observation": "egocentric", "reward": "zero-sum"},
     ],
 )

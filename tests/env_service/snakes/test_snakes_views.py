@@ -30,9 +30,9 @@ OTHERS_OF_0 = [5, 5, 7, 19, 0, 1, 9, 2, 3, 6]
 OTHERS_OF_3 = [9, 2, 3, 6, 0, 0, 5, 5, 7, 19]
 
 
-def vector(env: Snakes, player: int, width: int, normalise: bool = False) -> list[float]:
+def vector(env: Snakes, player: int, width: int, normalize: bool = False) -> list[float]:
     out = np.zeros(width, np.float32)
-    scale = observation.vector_scale(width, normalise)
+    scale = observation.vector_scale(width, normalize)
     observation.draw_vector(env.games, 0, player, scale, out)
     return [float(x) for x in out]
 
@@ -63,7 +63,7 @@ def test_vector35_by_hand() -> None:
 def test_a_bean_that_is_not_there_is_at_minus_one() -> None:
     env = board({}, [(5, 10)])
     assert vector(env, 0, 26)[6:16] == [5, 10, *[-1] * 8]
-    assert vector(env, 0, 26, normalise=True)[8:10] == pytest.approx([-1 / 10, -1 / 20])
+    assert vector(env, 0, 26, normalize=True)[8:10] == pytest.approx([-1 / 10, -1 / 20])
 
 
 def test_offsets_of_half_a_board_keep_their_sign() -> None:
@@ -79,10 +79,10 @@ def test_normalised_vectors_are_the_same_on_another_scale() -> None:
     scale = [*place, 7, 7, 7, 7, *(5 * place), 10, 5, far, 10, 5, far, 1, *(5 * place), 1, 1]
     for player in range(6):
         raw = np.array(vector(env, player, 35))
-        assert vector(env, player, 35, normalise=True) == pytest.approx(raw / scale)
+        assert vector(env, player, 35, normalize=True) == pytest.approx(raw / scale)
         without = [*range(16), *range(23, 33)]
         short = np.array(vector(env, player, 26)) / np.array(scale)[without]
-        assert vector(env, player, 26, normalise=True) == pytest.approx(short)
+        assert vector(env, player, 26, normalize=True) == pytest.approx(short)
 
 
 def test_images_by_hand() -> None:

@@ -107,11 +107,11 @@ def test_camera_errs_as_often_as_configured(noise: float) -> None:
     wrong = reports != truth[10:180, 15:185]
     std = math.sqrt(noise * (1 - noise) / wrong.size)
     assert abs(wrong.mean() - noise) < 4 * std + 2**-17
-    centred = wrong - noise
+    centered = wrong - noise
     pairs = [
-        (centred[0], centred[1]),  # another key
-        (centred[:, :, 1:], centred[:, :, :-1]),  # the neighbour in a row
-        (centred[:, 1:], centred[:, :-1]),  # the neighbour in a column
+        (centered[0], centered[1]),  # another key
+        (centered[:, :, 1:], centered[:, :, :-1]),  # the neighbour in a row
+        (centered[:, 1:], centered[:, :-1]),  # the neighbour in a column
     ]
     for one, other in pairs:
         assert abs((one * other).mean()) < 4 * noise * (1 - noise) / math.sqrt(one.size)

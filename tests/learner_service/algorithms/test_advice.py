@@ -17,16 +17,17 @@ from tests.learner_service.toys import CPU, vector_spec
 
 OWN = '''"""An algorithm of another package, whose options have names of their own."""
 
-from learner_service.algorithms.base import AlgorithmConfig
+from learner_service.algorithms.options import About, AlgorithmConfig
 
 
 class Config(AlgorithmConfig):
     games: int = 3
 
-    def waiting_advice(self):
-        return f"raise algorithm.games={self.games}"
+    @property
+    def about(self):
+        return About(waiting_advice=f"raise algorithm.games={self.games}")
 '''
-SILENT = OWN[: OWN.index("    def")]
+SILENT = OWN[: OWN.index("    @property")]
 
 
 def advice(caplog: pytest.LogCaptureFixture, name: str, **options: int) -> str:
@@ -75,9 +76,9 @@ ROOMS = ("networks", "runtime", "serving", "storage", "telemetry", "training", "
 
 def test_no_other_room_names_an_option_of_an_algorithm() -> None:
     """`algorithm.name` is murmur's own, all else is for the algorithm to name."""
-    root = Path(options_of_murmur.__file__).parents[1]
+    root = Path(options_of_murmur.__file__).parents[2]
     files = [f for room in ROOMS for f in (root / "learner_service" / room).glob("*.py")]
-    files += [*(root / "shared").glob("*.py"), *(root / "env_service").rglob("*.py")]
+    files += [*(root / "shared").rglob("*.py"), *(root / "env_service").rglob("*.py")]
     assert len(files) > 50
     named = [
         (file.name, node.value)

@@ -17,8 +17,8 @@ from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import Batch
 from learner_service.storage.unroll import NEXT, OBSERVATION
-from shared.augmentation import AugmentConfig
 from shared.config import PluginConfig
+from shared.config.experiment import AugmentConfig
 from shared.spec import ACTION_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from shared.symmetry import ArrayChange, Symmetry
 from shared.timestep import StepType

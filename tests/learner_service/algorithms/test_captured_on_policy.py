@@ -43,7 +43,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], int, str]] = {
     "mappo-fp16": (make_spec("masked"), _MAPPO, 0, "fp16"),
     "ippo-trunk": (
         make_spec("masked"),
-        {**_MAPPO, "centralised": False, "share_trunk": True},
+        {**_MAPPO, "centralized": False, "share_trunk": True},
         0,
         "fp32",
     ),

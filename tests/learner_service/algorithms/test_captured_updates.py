@@ -17,8 +17,8 @@ from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.unroll import OBSERVATION, Unroll
-from shared.augmentation import AugmentConfig
 from shared.config import PluginConfig
+from shared.config.experiment import AugmentConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.pretend_cuda import Kind, pretend_cuda
 
@@ -41,14 +41,14 @@ DISCRETE = EnvSpec(
 IMAGES = EnvSpec("seen", 2, (ArraySpec("image", "uint8", (1, 36, 36)),), Discrete(3), (), 8)
 CONTINUOUS = EnvSpec("smooth", 2, (ArraySpec("view", "float32", (4,)),), Continuous(2), (), 8)
 REPLAY = {"capacity_rows": 256, "start_rows": 64, "batch_size": 16, "update_interval": 8}
-PRIORITISED: dict[str, Any] = {**REPLAY, "prioritised": True}
+PRIORITISED: dict[str, Any] = {**REPLAY, "prioritized": True}
 BURSTS: dict[str, Any] = {**PRIORITISED, "n_step": 3, "updates_per_interval": 3}
 MLP: dict[str, Any] = {"name": "mlp", "hidden": (8,)}
 NATURE: dict[str, Any] = {"name": "nature", "hidden": (4,), "frame_stack": 3}
 NETWORKS: dict[str, dict[str, Any]] = {
     "maddpg-stacked": NATURE,
     "qmix-sequences": {**MLP, "recurrent": 4},
-    "masac-normalised": {**MLP, "normalise_observations": True},
+    "masac-normalised": {**MLP, "normalize_observations": True},
 }
 AUGMENTS = {"maddpg-stacked": AugmentConfig(preset="random-shift")}
 CASES: dict[str, tuple[EnvSpec, dict[str, Any], str]] = {
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[EnvSpec, dict[str, Any], str]] = {
         "fp32",
     ),
     "maddpg-stacked": (IMAGES, {"name": "maddpg", "replay": PRIORITISED}, "fp32"),
-    "masac-normalised": (CONTINUOUS, {"name": "masac", "normalise_rewards": True}, "fp32"),
+    "masac-normalised": (CONTINUOUS, {"name": "masac", "normalize_rewards": True}, "fp32"),
     "qmix-sequences": (DISCRETE, {"name": "qmix", "replay": REPLAY}, "fp32"),
     "iql": (DISCRETE, {"name": "qmix", "mixer": "none", "share_parameters": False}, "fp32"),
 }
@@ -172,9 +172,9 @@ def test_fifty_captured_updates_equal_eager_ones(name: str) -> None:
     assert captured.graphs.replays["update"] == UPDATES - 2 * 3 * graphs
     assert not captured.graphs.fallbacks
     assert eager.graphs.eager_calls["update"] == UPDATES
-    prioritised = {**CASES[name][1].get("replay", PRIORITISED)}.get("prioritised", False)
+    prioritized = {**CASES[name][1].get("replay", PRIORITISED)}.get("prioritized", False)
     own = {"draw": 1, "take": 1, "priorities": 1}
-    if not prioritised:
+    if not prioritized:
         del own["priorities"]
     if name.endswith("no-prefetch"):
         del own["take"]

@@ -18,13 +18,14 @@ import torch
 from learner_service.algorithms.base import algorithm_config, build_algorithm
 from learner_service.algorithms.fixed_shapes import FixedShapes
 from learner_service.algorithms.on_policy import OnPolicyAlgorithm
+from learner_service.algorithms.options import OnPolicyConfig
 from learner_service.runtime.cuda_graph import WARM_UP_CALLS
 from learner_service.runtime.precision import Precision
 from learner_service.storage.flight import Speed
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.unroll import Unroll
 from shared.config import PluginConfig
-from shared.config_text import plain_data
+from shared.config.text import plain_data
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from shared.timestep import StepType
 from tests.learner_service.taped_graphs import taped
@@ -44,7 +45,9 @@ def build(options: dict[str, Any], recurrent: int = 0) -> OnPolicyAlgorithm:
     """An algorithm as it is on a GPU."""
     network = PluginConfig(name="mlp", hidden=(4,), recurrent=recurrent)
     precision = Precision("fp32", CPU)
-    settled = algorithm_config(PluginConfig(**options, **_SMALL)).for_environments(
+    asked = algorithm_config(PluginConfig(**options, **_SMALL))
+    assert isinstance(asked, OnPolicyConfig)
+    settled = asked.for_environments(
         WORKERS * SESSIONS * ENVS, SPEC.num_agents, EPISODE, remembers=recurrent > 0
     )
     config = PluginConfig(name=options["name"], **plain_data(settled))

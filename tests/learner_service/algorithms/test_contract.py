@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Algorithm, Policy, algorithm_options, build_algorithm
+from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
 from learner_service.algorithms.mappo import Mappo
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.precision import Precision
@@ -20,6 +20,7 @@ from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import Batch
 from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
+from shared.config.plugins import resolve_plugin
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.reference_layers import looped, stacked_layers
 from tests.learner_service.toys import (
@@ -107,9 +108,9 @@ _MAPPO |= {"data_passes": 2, "critic_lr": 1e-2, "max_grad_norm": 0.5}
 _COMA = {"name": "coma", "gamma": 0.0, "batch_number": 2, "data_passes": 2, "critic_lr": 1e-2}
 ENTRIES: dict[str, Entry] = {
     "mappo": Entry(_MAPPO, ("discrete", "masked", "continuous"), (0, 5)),
-    "ippo": Entry({**_MAPPO, "centralised": False}, ("discrete", "continuous"), (0, 5)),
+    "ippo": Entry({**_MAPPO, "centralized": False}, ("discrete", "continuous"), (0, 5)),
     "ippo, one trunk": Entry(
-        {**_MAPPO, "centralised": False, "share_trunk": True, "actor_lr": 1e-2},
+        {**_MAPPO, "centralized": False, "share_trunk": True, "actor_lr": 1e-2},
         ("discrete", "continuous"),
         (0, 5),
     ),
@@ -122,7 +123,7 @@ ENTRIES: dict[str, Entry] = {
     "masac": Entry(_MASAC, ("discrete", "masked", "continuous"), batch=sample, layers=False),
     "maddpg": Entry(_MADDPG, ("discrete", "masked", "continuous"), batch=sample, layers=False),
     "ddpg": Entry(
-        {**_MADDPG, "centralised": False}, ("discrete", "continuous"), batch=sample, layers=False
+        {**_MADDPG, "centralized": False}, ("discrete", "continuous"), batch=sample, layers=False
     ),
     "qmix": Entry(_QMIX, ("discrete", "masked"), batch=sample, loss="loss", layers=False),
     "vdn": Entry({**_QMIX, "mixer": "vdn"}, ("discrete",), batch=sample, loss="loss", layers=False),
@@ -459,7 +460,11 @@ def test_a_resumed_run_takes_the_configurations_learning_rates(name: str) -> Non
     case = Case(entry, entry.spaces[0], True, 0)
     one = case.build()
     groups = [group for part in optimizers(one).values() for group in part.param_groups]
-    rates = {key for key in algorithm_options(PluginConfig(**entry.options)) if key.endswith("lr")}
+    rates = {
+        key
+        for key in resolve_plugin("algorithm", PluginConfig(**entry.options)).config.options
+        if key.endswith("lr")
+    }
     if entry.options.get("share_trunk"):
         rates.remove("critic_lr")
     assert len(rates) == len(groups)

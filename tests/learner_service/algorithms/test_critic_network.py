@@ -5,10 +5,14 @@ from typing import Any
 import pytest
 from torch import nn
 
-from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.algorithms.base import Algorithm, algorithm_config, build_algorithm
+from learner_service.algorithms.options import CriticConfig
+from learner_service.networks.building import resolve_network
 from learner_service.networks.stacked import StackedLinear
 from learner_service.runtime.precision import Precision
+from murmur.settings import resolve
 from shared.config import PluginConfig
+from shared.config.files import load
 from shared.errors import ConfigError
 from tests.learner_service.algorithms.test_contract import make_spec
 from tests.learner_service.toys import CPU, map_spec
@@ -71,10 +75,10 @@ def test_a_recurrent_critic_keeps_the_policys_memory() -> None:
         ({"name": "mlpp"}, {}, "mlpp"),
         (
             {"channels": (4,)},
-            {"share_encoder": True, "centralised": False},
+            {"share_encoder": True, "centralized": False},
             r"critic_network\.channels: .*only the linear layers are the critic's own: hidden, ",
         ),
-        ({"hidden": (4,)}, {"centralised": False, "share_trunk": True}, "leave out .*critic_net"),
+        ({"hidden": (4,)}, {"centralized": False, "share_trunk": True}, "leave out .*critic_net"),
     ],
 )
 def test_what_cannot_differ_is_refused(
@@ -93,3 +97,21 @@ def test_a_critic_of_another_kind() -> None:
     algorithm = build("mappo", {"name": "impala", "channels": (4,)}, **cnn)
     names = [type(m).__name__ for m in algorithm.parts["critic"].modules()]  # type: ignore[attr-defined]
     assert "Residual" in names
+
+
+def test_a_resolved_network_has_a_critic_of_another_kind() -> None:
+    """As a run that is resumed has it: with all options of the policy's network."""
+    config = load(
+        {
+            "environment": {"name": "spread"},
+            "algorithm": {"name": "mappo", "critic_network": {"name": "mlp", "hidden": (4,)}},
+            "network": {"name": "cnn", "channels": (4,), "kernels": (3,), "strides": (1,)},
+        },
+        environ={},
+    )
+    options = resolve(config)
+    assert "centered" in options.network.options
+    algorithm = algorithm_config(options.algorithm)
+    assert isinstance(algorithm, CriticConfig)
+    critic = algorithm.network_of_critic(options.network)
+    assert resolve_network(critic, None).options.hidden == (4,)

@@ -14,7 +14,9 @@ from learner_service.preprocess.frozen import HideFrozen
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
 from learner_service.storage.unroll import OBSERVATION
-from shared.config import ExperimentConfig, PluginConfig, validate
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.errors import CheckpointError, ConfigError
 from shared.spec import AGENT_MASK, EnvSpec
 from tests.learner_service.algorithms.test_contract import ENTRIES, Case, Entry

@@ -15,7 +15,8 @@ from learner_service.algorithms.imitation import advice
 from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.runtime.precision import Precision
 from learner_service.storage.unroll import OBSERVATION
-from shared.config import ImitationConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ImitationConfig
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, EXPERT_ACTION, ArraySpec, EnvSpec
 from tests.learner_service.running import experiment, running_learner

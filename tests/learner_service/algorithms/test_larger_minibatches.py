@@ -14,7 +14,8 @@ from learner_service.algorithms.options import OnPolicyCriticConfig
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.tools.probe import Probe
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError
 from shared.spec import EnvSpec
 from tests.learner_service.algorithms.test_mappo import batch_for
@@ -28,9 +29,8 @@ def settled(
     environments: int, *, agents: int = 4, steps: int = 14, remembers: bool = False, **options: Any
 ) -> OnPolicyCriticConfig:
     asked = algorithm_config(PluginConfig(**TERRAIN | options))
-    found = asked.for_environments(environments, agents, steps, remembers=remembers)
-    assert isinstance(found, OnPolicyCriticConfig)
-    return found
+    assert isinstance(asked, OnPolicyCriticConfig)
+    return asked.for_environments(environments, agents, steps, remembers=remembers)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_growth_that_cannot_be_is_refused(
 
 def test_doctor_does_not_ask_for_what_is_refused() -> None:
     asked = algorithm_config(PluginConfig(**TERRAIN, max_batch_size=960))
-    for _, changes in asked.cheaper_learning():
+    for _, changes in asked.about.cheaper_learning:
         settled(512, **{"max_batch_size": 960, **changes})
 
 

@@ -117,7 +117,7 @@ def test_targets_by_hand() -> None:
 
 def test_noise_on_target_actions_is_clipped() -> None:
     spec = spec_of("continuous")
-    maddpg = make(spec, target_noise=0.2, target_noise_clip=0.3, centralised=False)
+    maddpg = make(spec, target_noise=0.2, target_noise_clip=0.3, centralized=False)
     constant(maddpg.target_actor, [0.1, -5.0])
     with torch.no_grad():  # Q' = first number of the own action
         for p in maddpg.target_critic.parameters():
@@ -200,7 +200,7 @@ def plain_update(agents: list[PlainAgent], maddpg: Maddpg, batch: ReplayBatch) -
     def see(i: int, observation: dict[str, Tensor], action: list[Tensor], own: Tensor) -> Tensor:
         """What the critic of agent i sees: itself, the state or the others, what they do, own."""
         parts = [observation["view"][:, i]]
-        if c.centralised:
+        if c.centralized:
             if STATE in observation:
                 parts.append(observation[STATE])
             for other in [*range(i + 1, a), *range(i)]:
@@ -249,13 +249,13 @@ def plain_update(agents: list[PlainAgent], maddpg: Maddpg, batch: ReplayBatch) -
 
 
 @pytest.mark.parametrize("twin", [False, True], ids=["one critic", "twins"])
-@pytest.mark.parametrize("centralised", [True, False])
+@pytest.mark.parametrize("centralized", [True, False])
 @pytest.mark.parametrize("space", SPACES)
-def test_stacked_updates_equal_a_plain_loop(space: str, centralised: bool, twin: bool) -> None:
+def test_stacked_updates_equal_a_plain_loop(space: str, centralized: bool, twin: bool) -> None:
     spec = spec_of(space)
     maddpg = make(
         spec,
-        centralised=centralised,
+        centralized=centralized,
         share_parameters=False,
         twin_critics=twin,
         max_grad_norm=0.003,  # always clips
@@ -300,13 +300,13 @@ def test_agents_gradients_stay_apart(space: str) -> None:
         assert not torch.equal(pairs[0][0][1], pairs[0][1][1])
 
 
-@pytest.mark.parametrize("centralised", [True, False])
+@pytest.mark.parametrize("centralized", [True, False])
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("space", SPACES)
-def test_learns_and_resumes_to_the_bit(space: str, share: bool, centralised: bool) -> None:
+def test_learns_and_resumes_to_the_bit(space: str, share: bool, centralized: bool) -> None:
     spec = spec_of(space)
     options: dict[str, Any] = {
-        "centralised": centralised,
+        "centralized": centralized,
         "share_parameters": share,
         "critic_lr": 5e-3,
         "epsilon_start": 0.5,
@@ -339,7 +339,7 @@ def test_a_group_of_equal_agents_learns_as_one_set(twin: bool) -> None:
         for x in arrays.values():
             x[:, 1] = x[:, 0]
     batch.reward[:, 1] = batch.reward[:, 0]
-    options: dict[str, Any] = {"centralised": False, "twin_critics": twin, "max_grad_norm": 0.05}
+    options: dict[str, Any] = {"centralized": False, "twin_critics": twin, "max_grad_norm": 0.05}
     group = make(spec, share_parameters=(0, 0, 1), **options)
     alone = make(spec, share_parameters=False, **options)
     for name in ("actor", "critic", "target_actor", "target_critic"):
@@ -483,7 +483,7 @@ REPLAY = {"capacity_rows": 20_000, "start_rows": 500, "batch_size": 128, "update
 
 
 @pytest.mark.parametrize(
-    ("centralised", "options", "goals"),
+    ("centralized", "options", "goals"),
     [
         (True, {"game": "penalty", "penalty": -100.0}, {50}),
         pytest.param(True, {"game": "penalty", "penalty": -25.0}, {50}, marks=pytest.mark.long),
@@ -494,12 +494,12 @@ REPLAY = {"capacity_rows": 20_000, "start_rows": 500, "batch_size": 128, "update
     ],
 )
 def test_matrix_games_reach_their_known_answers(
-    centralised: bool, options: dict[str, Any], goals: set[int]
+    centralized: bool, options: dict[str, Any], goals: set[int]
 ) -> None:
     game = MatrixGame(MatrixConfig(**options), 32)
     maddpg = make(
         game.spec,
-        centralised=centralised,
+        centralized=centralized,
         share_parameters=False,
         actor_lr=2e-3,
         critic_lr=2e-3,
@@ -543,8 +543,8 @@ class Aim(VectorEnvironment):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"centralised": True}, id="maddpg"),
-        pytest.param({"centralised": False}, id="ddpg", marks=pytest.mark.long),
+        pytest.param({"centralized": True}, id="maddpg"),
+        pytest.param({"centralized": False}, id="ddpg", marks=pytest.mark.long),
         pytest.param({"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}, id="matd3"),
     ],
 )

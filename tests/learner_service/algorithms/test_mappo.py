@@ -310,13 +310,13 @@ def plain_clip(network: torch.nn.Module, max_norm: float, num_slices: int) -> No
             g *= min(1.0, max_norm / (norm + 1e-6))
 
 
-@pytest.mark.parametrize("centralised", [True, False], ids=["mappo", "ippo"])
+@pytest.mark.parametrize("centralized", [True, False], ids=["mappo", "ippo"])
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "own"])
 @pytest.mark.parametrize("vtrace_clip", [0.0, 0.9], ids=["gae", "vtrace"])
-def test_an_update_equals_a_plain_one(vtrace_clip: float, share: bool, centralised: bool) -> None:
+def test_an_update_equals_a_plain_one(vtrace_clip: float, share: bool, centralized: bool) -> None:
     spec = mortal_spec()
     options: dict[str, Any] = {
-        "centralised": centralised,
+        "centralized": centralized,
         "share_parameters": share,
         "gamma": 0.9,
         "gae_lambda": 0.7,
@@ -354,7 +354,7 @@ def test_an_update_equals_a_plain_one(vtrace_clip: float, share: bool, centralis
         ("masked", 0, {}),
         ("masked", 4, {"share_parameters": False}),
         ("continuous", 4, {}),
-        ("discrete", 0, {"centralised": False, "share_trunk": True}),
+        ("discrete", 0, {"centralized": False, "share_trunk": True}),
     ],
     ids=["masked", "recurrent", "continuous", "trunk"],
 )
@@ -375,13 +375,13 @@ def test_vtrace_of_the_newest_rows_is_gae(
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("centralised", [True, False], ids=["mappo", "ippo"])
-def test_only_a_central_value_function_sees_the_state(centralised: bool) -> None:
+@pytest.mark.parametrize("centralized", [True, False], ids=["mappo", "ippo"])
+def test_only_a_central_value_function_sees_the_state(centralized: bool) -> None:
     spec = vector_spec()
     state = ArraySpec(STATE, "float32", (5,), per_agent=False)
-    mappo = make(replace(spec, observations=(*spec.observations, state)), centralised=centralised)
+    mappo = make(replace(spec, observations=(*spec.observations, state)), centralized=centralized)
     assert mappo._actor_inputs.shape.vector == 4 + 2  # the view, and who looks
-    assert mappo._critic_inputs.shape.vector == 4 + 2 + (5 if centralised else 0)
+    assert mappo._critic_inputs.shape.vector == 4 + 2 + (5 if centralized else 0)
 
 
 # ---------------------------------------------------------------- continuous actions
@@ -511,19 +511,19 @@ def assert_learns(mappo: Mappo, game: MatrixGame, goal: float) -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "centralised",
+    "centralized",
     [
         pytest.param(True, id="mappo"),
         pytest.param(False, id="ippo", marks=pytest.mark.long),
     ],
 )
 def test_matrix_games_reach_their_known_answers(
-    options: dict[str, Any], goal: float, centralised: bool
+    options: dict[str, Any], goal: float, centralized: bool
 ) -> None:
     game = MatrixGame(MatrixConfig(**options), 32)
     mappo = make(
         game.spec,
-        centralised=centralised,
+        centralized=centralized,
         share_parameters=False,
         batch_size=200,
         batch_number=4,
@@ -539,7 +539,7 @@ def test_matrix_games_reach_their_known_answers(
 
 def test_one_network_gives_policy_and_values() -> None:
     spec = vector_spec(num_agents=3)
-    apart, shared = (make(spec, centralised=False, share_trunk=x) for x in (False, True))
+    apart, shared = (make(spec, centralized=False, share_trunk=x) for x in (False, True))
     assert shared.critic is None
     assert "critic" not in shared.parts
     # 7 inputs (4 and the agent's number), 8 hidden units, 3 actions and a value.
@@ -556,7 +556,7 @@ def test_the_trunk_learns_from_both_losses() -> None:
     spec = vector_spec()
     moved = []
     for weight in (1e-6, 0.5):
-        mappo = make(spec, centralised=False, share_trunk=True, value_weight=weight, gamma=0.0)
+        mappo = make(spec, centralized=False, share_trunk=True, value_weight=weight, gamma=0.0)
         before = copy.deepcopy(mappo.actor.state_dict())
         mappo.update(batch_for(mappo, spec))
         moved.append({k: v - before[k] for k, v in mappo.actor.state_dict().items()})
@@ -566,7 +566,7 @@ def test_the_trunk_learns_from_both_losses() -> None:
 
 
 def test_one_trunk_is_refused_where_the_inputs_differ() -> None:
-    with pytest.raises(ConfigError, match=r"share_trunk = true: a centralised value function"):
+    with pytest.raises(ConfigError, match=r"share_trunk = true: a centralized value function"):
         make(vector_spec(), share_trunk=True)
 
 
@@ -583,7 +583,7 @@ def test_matrix_games_reach_their_known_answers_with_one_trunk(
     game = MatrixGame(MatrixConfig(**options), 32)
     mappo = make(
         game.spec,
-        centralised=False,
+        centralized=False,
         share_trunk=True,
         share_parameters=False,
         batch_size=200,

@@ -246,12 +246,12 @@ SPECS: dict[str, Callable[[], EnvSpec]] = {
 }
 
 
-@pytest.mark.parametrize("centralised", [True, False])
+@pytest.mark.parametrize("centralized", [True, False])
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("space", SPECS)
-def test_learns_values_and_resumes_exactly(space: str, share: bool, centralised: bool) -> None:
+def test_learns_values_and_resumes_exactly(space: str, share: bool, centralized: bool) -> None:
     spec = SPECS[space]()
-    options = {"centralised": centralised, "share_parameters": share, "critic_lr": 1e-2}
+    options = {"centralized": centralized, "share_parameters": share, "critic_lr": 1e-2}
     one, other = make(spec, **options), make(spec, 99, **options)
     batches = [batch_for(spec, seed=s) for s in range(3)]
     first = one.update(clone(batches[0]))
@@ -288,7 +288,7 @@ def test_an_update_moves_what_it_should(space: str) -> None:
 def test_agents_of_their_own_networks_learn_apart(space: str) -> None:
     """With own critics, what one agent observes, does and gets moves no other agent's weights."""
     spec = SPECS[space]()
-    options = {"centralised": False, "share_parameters": False, "max_grad_norm": 0.5}
+    options = {"centralized": False, "share_parameters": False, "max_grad_norm": 0.5}
     one, other = make(spec, **options), make(spec, **options)
     batch = batch_for(spec)
     changed = clone(batch)
@@ -310,7 +310,7 @@ def test_agents_of_their_own_networks_learn_apart(space: str) -> None:
 
 def test_dead_agents_and_what_follows_death_count_for_nothing() -> None:
     spec = toy(Continuous(2), 2, ArraySpec(AGENT_MASK, "uint8", ()))
-    options = {"centralised": False, "share_parameters": False}
+    options = {"centralized": False, "share_parameters": False}
     batch = batch_for(spec)
     alive = batch.arrays[OBSERVATION + AGENT_MASK]
     lives_on = batch.next_arrays[OBSERVATION + AGENT_MASK]
@@ -363,7 +363,7 @@ def test_weights_and_td_errors() -> None:
 
 def test_losses_and_errors_are_means_over_alive_agents() -> None:
     spec = toy(Continuous(2), 2, ArraySpec(AGENT_MASK, "uint8", ()))
-    masac = make(spec, centralised=False, share_parameters=False)
+    masac = make(spec, centralized=False, share_parameters=False)
     batch = batch_for(spec, 4)
     alive = torch.tensor([[1, 1], [0, 1], [1, 0], [0, 0]], dtype=torch.uint8)
     batch.arrays[OBSERVATION + AGENT_MASK] = alive

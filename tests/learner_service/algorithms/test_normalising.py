@@ -20,8 +20,9 @@ from learner_service.preprocess.running_moments import RunningMoments
 from learner_service.runtime.precision import Precision
 from learner_service.storage.unroll import OBSERVATION
 from learner_service.tools.export import export_policy
-from shared.augmentation import AugmentConfig
-from shared.config import ExperimentConfig, PluginConfig, validate
+from shared.config import PluginConfig
+from shared.config.experiment import AugmentConfig, ExperimentConfig
+from shared.config.section import validate
 from shared.errors import ConfigError
 from shared.spec import AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
 from shared.symmetry import ArrayChange, Symmetry
@@ -39,7 +40,7 @@ from tests.learner_service.toys import (
     random_batch,
 )
 
-NETWORK = {"name": "mlp", "hidden": (8,), "normalise_observations": True}
+NETWORK = {"name": "mlp", "hidden": (8,), "normalize_observations": True}
 
 
 def build(case: Case, network: dict[str, Any], **options: Any) -> Algorithm[Any]:
@@ -233,7 +234,7 @@ def test_an_update_equals_one_of_rows_normalised_before(name: str) -> None:
     """The second update uses the first batch's statistics, and so does the policy that acts."""
     case = case_of(name)
     algorithm = build(case, {})
-    plain = build(case, {"normalise_observations": False})
+    plain = build(case, {"normalize_observations": False})
     first, second = (case.batch(plain, seed) for seed in (0, 1))
     for batch in (first, second):
         batch.arrays[OBSERVATION + "view"] = 1 + 2 * batch.arrays[OBSERVATION + "view"]
@@ -268,7 +269,7 @@ def test_rows_that_are_not_there_do_not_count() -> None:
     state = ArraySpec(STATE, "float32", (2, 3), per_agent=False)
     spec = EnvSpec("toy", 3, (*arrays, state), Discrete(3), (), 6)
     options = PluginConfig(
-        **{"name": "mappo", "batch_size": 8, "batch_number": 1, "normalise_rewards": True}
+        **{"name": "mappo", "batch_size": 8, "batch_number": 1, "normalize_rewards": True}
     )
     network = PluginConfig(**NETWORK)
     algorithm = build_algorithm(options, spec, network, Precision("fp32", CPU), CPU, 3)
@@ -297,8 +298,8 @@ def test_rows_that_are_not_there_do_not_count() -> None:
 def test_rewards_are_divided_by_their_root_mean_square(name: str, sets: int) -> None:
     """Of 100 times the rewards the same is learned; who mixes has one scale."""
     case = case_of(name, sharing=(0, 0, 1))
-    network = {"normalise_observations": False}
-    one, other = (build(case, network, normalise_rewards=True) for _ in range(2))
+    network = {"normalize_observations": False}
+    one, other = (build(case, network, normalize_rewards=True) for _ in range(2))
     scalars = []
     for algorithm, factor in ((one, 1.0), (other, 100.0)):
         for seed in range(2):
@@ -317,7 +318,7 @@ def test_frozen_agents_keep_their_statistics() -> None:
     case = case_of("mappo", sharing=(0, 0, 1))
     algorithm = build(case, {}, frozen_agents=[2])
     before = algorithm.snapshot().act(case.observation(), None)["logits"][:, 2].clone()
-    learn(algorithm, case.batch(build(case, {"normalise_observations": False})))
+    learn(algorithm, case.batch(build(case, {"normalize_observations": False})))
     after = algorithm.snapshot().act(case.observation(), None)["logits"]
     assert torch.equal(after[:, 2], before)
     count = algorithm.parts["observation_norm"].state_dict()["moments.view.count"]
@@ -331,7 +332,7 @@ def test_policies_keep_the_statistics_they_were_published_with() -> None:
     policy = algorithm.snapshot()
     assert policy.memory_size == 5
     before = policy.act(case.observation(), None, case.memory())["logits"]
-    learn(algorithm, case.batch(build(case, {"normalise_observations": False})))
+    learn(algorithm, case.batch(build(case, {"normalize_observations": False})))
     assert torch.equal(policy.act(case.observation(), None, case.memory())["logits"], before)
     again = build(case, {})
     again.load_state_dict(algorithm.state_dict())
@@ -343,8 +344,8 @@ def test_policies_keep_the_statistics_they_were_published_with() -> None:
 
 def test_a_run_without_its_statistics_does_not_resume() -> None:
     case = case_of("mappo")
-    saved = build(case, {}, normalise_rewards=True).state_dict()
-    plain = build(case, {"normalise_observations": False})
+    saved = build(case, {}, normalize_rewards=True).state_dict()
+    plain = build(case, {"normalize_observations": False})
     with pytest.raises(KeyError, match="has observation_norm, reward_norm, which nothing here"):
         plain.load_state_dict(saved)
 
@@ -354,7 +355,7 @@ def test_a_run_without_its_statistics_does_not_resume() -> None:
 def test_statistics_are_exported(kind: Any, tmp_path: Path) -> None:
     case = case_of("mappo", "continuous", sharing=False)
     algorithm = build(case, {})
-    batch = case.batch(build(case, {"normalise_observations": False}))
+    batch = case.batch(build(case, {"normalize_observations": False}))
     batch.arrays[OBSERVATION + "view"] = 1 + 2 * batch.arrays[OBSERVATION + "view"]
     learn(algorithm, batch)
     base = experiment().model_dump(mode="json")
@@ -390,15 +391,15 @@ def test_what_cannot_be_normalised_is_refused() -> None:
     precision = Precision("fp32", CPU)
     image = ArraySpec("image", "uint8", (1, 8, 8))
     spec = EnvSpec("toy", 2, (image,), Discrete(3), (), 6)
-    cnn = PluginConfig(name="cnn", normalise_observations=True)
+    cnn = PluginConfig(name="cnn", normalize_observations=True)
     mappo = PluginConfig(name="mappo")
     with pytest.raises(ConfigError, match="observes images alone"):
         build_algorithm(mappo, spec, cnn, precision, CPU, 1)
-    critic = PluginConfig(name="mappo", critic_network={"normalise_observations": True})
+    critic = PluginConfig(name="mappo", critic_network={"normalize_observations": True})
     view = replace(spec, observations=(ArraySpec("view", "float32", (4,)),))
     with pytest.raises(ConfigError, match="policy and critic are fed and remember alike"):
         build_algorithm(critic, view, PluginConfig(name="mlp"), precision, CPU, 1)
     mirror = Symmetry("mirror", (ArrayChange("view", order=(1, 0, 2, 3)),))
     symmetric, augment = replace(view, symmetries=(mirror,)), AugmentConfig(preset="symmetry")
-    with pytest.raises(ConfigError, match=r"set network\.normalise_observations=false"):
+    with pytest.raises(ConfigError, match=r"set network\.normalize_observations=false"):
         build_algorithm(mappo, symmetric, PluginConfig(**NETWORK), precision, CPU, 1, augment)

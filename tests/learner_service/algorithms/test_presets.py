@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
-from learner_service.algorithms.base import FOLDER, GROUP
-from shared.config import validate
+from shared.config.plugins import load_plugin
+from shared.config.section import validate
 from shared.errors import ConfigError
-from shared.registry import load_plugin
 
-ALONE = {"centralised": False}
+ALONE = {"centralized": False}
 TD3 = {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ippo": ("mappo", ALONE),
@@ -26,7 +25,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_another_algorithm_with_options(name: str) -> None:
     base, options = PRESETS[name]
-    preset, whole = load_plugin(FOLDER, GROUP, name), load_plugin(FOLDER, GROUP, base)
+    preset, whole = load_plugin("algorithm", name), load_plugin("algorithm", base)
     assert preset.build is whole.build
     assert preset.Config().model_dump() == whole.Config(**options).model_dump()
     assert preset.Config(gamma=0.5).gamma == 0.5
@@ -36,6 +35,6 @@ def test_a_preset_is_another_algorithm_with_options(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in PRESETS if n != "matd3"])
 def test_a_preset_refuses_what_would_make_it_another(name: str) -> None:
     _, options = PRESETS[name]
-    key, other = ("mixer", "qmix") if "mixer" in options else ("centralised", True)
+    key, other = ("mixer", "qmix") if "mixer" in options else ("centralized", True)
     with pytest.raises(ConfigError, match=rf"algorithm\.{key}.*{other}"):
-        validate(load_plugin(FOLDER, GROUP, name).Config, {key: other}, "algorithm")
+        validate(load_plugin("algorithm", name).Config, {key: other}, "algorithm")

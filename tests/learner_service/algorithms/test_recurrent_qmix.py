@@ -213,7 +213,7 @@ def test_an_update_equals_a_plain_one(mixer: str, double_q: bool) -> None:
 @pytest.mark.parametrize(
     ("replay", "message"),
     [
-        ({"prioritised": True}, r"replay\.prioritised=true is not supported with a recurrent"),
+        ({"prioritized": True}, r"replay\.prioritized=true is not supported with a recurrent"),
         ({"n_step": 3}, r"replay\.n_step=3 .*whole sequences; set it to 1"),
     ],
 )

@@ -21,7 +21,8 @@ from learner_service.algorithms.supervised import build_supervised
 from learner_service.algorithms.supervised_network import learning_rate
 from learner_service.images.samples import SampleBatch
 from learner_service.runtime.precision import Precision
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.errors import ConfigError, SpecError
 from shared.samples import SampleSpec
 from shared.spec import ArraySpec

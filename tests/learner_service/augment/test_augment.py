@@ -5,8 +5,8 @@ import torch
 
 from learner_service.augment import build_augment, build_rl_augment
 from learner_service.augment.base import Augment
-from shared.augmentation import AugmentConfig
-from shared.config import validate
+from shared.config.experiment import AugmentConfig
+from shared.config.section import validate
 from shared.errors import ConfigError
 from shared.spec import AGENT_CELL, ArraySpec, Discrete, EnvSpec
 
@@ -114,7 +114,7 @@ SCREEN = ArraySpec("screen", "uint8", (3, 8, 8))
 
 
 def test_rl_shifts_images_of_bytes_and_nothing_else() -> None:
-    config = AugmentConfig(preset="random-shift", pad=2, colour=True)
+    config = AugmentConfig(preset="random-shift", pad=2, color=True)
     whole = spec(
         SCREEN, ArraySpec("maps", "float32", (1, 8, 8)), ArraySpec("speed", "float32", (2,))
     )
@@ -157,7 +157,7 @@ def test_presets_for_rl_are_refused_for_samples() -> None:
     [
         ({"mixup": 0.6, "cutmix": 0.6}, "more than 1"),
         ({"preset": "random-shift", "mixup": 0.1}, "is for RL"),
-        ({"preset": "standard", "colour": True}, "no effect"),
+        ({"preset": "standard", "color": True}, "no effect"),
         ({"presets": "standard"}, "preset"),
     ],
 )

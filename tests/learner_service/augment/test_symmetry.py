@@ -5,8 +5,8 @@ import torch
 
 from learner_service.augment import build_rl_augment
 from learner_service.augment.symmetry import Symmetries
-from shared.augmentation import AugmentConfig
-from shared.config import validate
+from shared.config.experiment import AugmentConfig
+from shared.config.section import validate
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Continuous, Discrete, EnvSpec
 from shared.symmetry import ArrayChange, Symmetry

@@ -9,7 +9,8 @@ import grpc
 import pytest
 
 from murmur.certs import make_certificates
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.credentials import CredentialFolder, channel_credentials
 from shared.rpc import METHOD, PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb

@@ -13,7 +13,8 @@ import grpc
 import numpy as np
 import pytest
 
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.rpc import rollout_pb2 as pb
 from shared.sample_codec import Broken, Grant
 from shared.samples import SPLITS

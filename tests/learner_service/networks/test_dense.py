@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from learner_service.networks.building import build_network, check_network
+from learner_service.networks.building import build_network, resolve_network
 from learner_service.networks.dense import build_dense
 from learner_service.networks.dropout import Dropout, draw_from
 from learner_service.networks.inputs import InputShape
@@ -80,7 +80,7 @@ def test_policies_and_segmentation_refuse_each_others_networks() -> None:
     with pytest.raises(ConfigError, match=r"'mlp' maps observations to actions.*'segformer'"):
         build_dense(PluginConfig(name="mlp"), (64, 64), 4)
     with pytest.raises(ConfigError, match="'segformer' maps an image"):
-        check_network(PluginConfig(name="segformer"))
+        resolve_network(PluginConfig(name="segformer"), None)
 
 
 class Wrong(nn.Module):

@@ -132,4 +132,4 @@ def test_what_cannot_share_an_encoder_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"the critic sees maps of the state, too: images \(3, 4"):
         build(spec(state=True), name="masac", replay=REPLAY)
     with pytest.raises(ConfigError, match="share everything already"):
-        build(spec(), name="mappo", centralised=False, share_trunk=True)
+        build(spec(), name="mappo", centralized=False, share_trunk=True)

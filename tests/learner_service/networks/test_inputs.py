@@ -183,7 +183,7 @@ def test_centre_equals_a_loop_over_cells(h: int, w: int) -> None:
 
 def test_centred_channels_are_given_once_more() -> None:
     state = ArraySpec(STATE, "float32", (4, 5, 6), per_agent=False)
-    toy, options = spec(MAPS, CELL, state), InputOptions(centred=(1,), centred_state=(0, 3))
+    toy, options = spec(MAPS, CELL, state), InputOptions(centered=(1,), centered_state=(0, 3))
     actor, critic = ActorInputs(toy, options), CriticInputs(toy, options)
     assert actor.shape == InputShape((3, 5, 6), 0)
     assert critic.shape == InputShape((3 + 4 + 2 + 1, 5, 6), 0)
@@ -206,10 +206,12 @@ def test_centred_channels_are_given_once_more() -> None:
 
 
 def test_centring_needs_cells_and_channels_that_are_there() -> None:
-    with pytest.raises(ConfigError, match=r"network\.centred needs an environment that says where"):
-        ActorInputs(spec(MAPS), InputOptions(centred=(0,)))
-    with pytest.raises(ConfigError, match=r"network\.centred = \[2\], but there are 2 maps"):
-        ActorInputs(spec(MAPS, CELL), InputOptions(centred=(2,)))
+    with pytest.raises(
+        ConfigError, match=r"network\.centered needs an environment that says where"
+    ):
+        ActorInputs(spec(MAPS), InputOptions(centered=(0,)))
+    with pytest.raises(ConfigError, match=r"network\.centered = \[2\], but there are 2 maps"):
+        ActorInputs(spec(MAPS, CELL), InputOptions(centered=(2,)))
 
 
 def test_agents_are_numbered_by_default_where_they_see_no_maps() -> None:
@@ -268,7 +270,7 @@ STATE_VECTOR = ArraySpec(STATE, "float32", (7,), per_agent=False)
 
 
 @pytest.mark.parametrize(
-    ("observations", "centralised", "shape"),
+    ("observations", "centralized", "shape"),
     [
         ((VIEW,), True, InputShape(None, 3 + 2 * (3 + 2))),
         ((VIEW,), False, InputShape(None, 3)),
@@ -288,9 +290,9 @@ STATE_VECTOR = ArraySpec(STATE, "float32", (7,), per_agent=False)
     ],
 )
 def test_joint_input_shapes(
-    observations: tuple[ArraySpec, ...], centralised: bool, shape: InputShape
+    observations: tuple[ArraySpec, ...], centralized: bool, shape: InputShape
 ) -> None:
-    inputs = JointInputs(joint_spec(*observations), InputOptions(), centralised=centralised)
+    inputs = JointInputs(joint_spec(*observations), InputOptions(), centralized=centralized)
     assert inputs.shape == shape
     observation = {
         o.name: torch.zeros((4, 3, *o.shape) if o.per_agent else (4, *o.shape))
@@ -317,8 +319,8 @@ def test_joint_inputs_refuse_unfit_maps_and_centred_states() -> None:
     state = ArraySpec(STATE, "uint8", (1, 4, 4), per_agent=False)
     with pytest.raises(SpecError, match=r"state maps are \(4, 4\), the agents' maps \(5, 6\)"):
         JointInputs(joint_spec(MAPS, state), InputOptions())
-    with pytest.raises(ConfigError, match=r"network\.centred_state = \[0\] is for critics"):
-        JointInputs(joint_spec(MAPS, CELL), InputOptions(centred_state=(0,)))
+    with pytest.raises(ConfigError, match=r"network\.centered_state = \[0\] is for critics"):
+        JointInputs(joint_spec(MAPS, CELL), InputOptions(centered_state=(0,)))
 
 
 def test_agents_numbers_are_made_once_for_each_thread() -> None:

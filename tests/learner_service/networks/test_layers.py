@@ -72,7 +72,7 @@ def test_normed_layers_equal_torchs_in_a_loop(slices: tuple[int, ...], stacked: 
 
 
 def test_orthogonal_weights_keep_lengths_times_the_gain() -> None:
-    first, last = weights(layers([8, 8, 3], (0, 1), initialisation="orthogonal", output_gain=0.01))
+    first, last = weights(layers([8, 8, 3], (0, 1), initialization="orthogonal", output_gain=0.01))
     for weight in first:  # W^T W = 2 I for ReLU
         torch.testing.assert_close(weight.T @ weight, 2 * torch.eye(8), atol=1e-5, rtol=0)
     for weight in last:
@@ -81,7 +81,7 @@ def test_orthogonal_weights_keep_lengths_times_the_gain() -> None:
 
 
 def test_he_weights_spread_by_their_inputs() -> None:
-    first, last = weights(layers([400, 300, 200], (0,), initialisation="he"))
+    first, last = weights(layers([400, 300, 200], (0,), initialization="he"))
     assert float(first.std()) == pytest.approx(math.sqrt(2 / 400), rel=0.02)
     assert float(last.std()) == pytest.approx(1 / math.sqrt(300), rel=0.02)
 
@@ -98,7 +98,7 @@ def test_an_algorithm_learns_with_every_option(precision: str, share: bool) -> N
     network = PluginConfig(
         name="mlp",
         **{"hidden": (8, 8), "recurrent": 4, "activation": "tanh", "layer_norm": True},
-        **{"initialisation": "orthogonal", "output_gain": 0.01},
+        **{"initialization": "orthogonal", "output_gain": 0.01},
     )
     algorithm = build_algorithm(
         PluginConfig(name="mappo", batch_size=20, batch_number=1, share_parameters=share),

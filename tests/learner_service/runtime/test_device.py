@@ -14,7 +14,7 @@ from learner_service.runtime.device import (
     select_device,
     why_no_cuda,
 )
-from shared.config import LearnerConfig
+from shared.config.learner import LearnerConfig
 from shared.errors import ResourceError
 
 FAULTS = """

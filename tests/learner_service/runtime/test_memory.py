@@ -24,7 +24,8 @@ from learner_service.runtime.precision import Precision
 from learner_service.storage.frames import find_frames
 from learner_service.storage.replay import ReplayConfig, ReplayStorage
 from learner_service.storage.rollout import RolloutStorage
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ResourceError, SpecError
 from shared.samples import SampleSpec
 from shared.spec import ArraySpec, Discrete, EnvSpec

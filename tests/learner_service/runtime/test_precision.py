@@ -10,7 +10,7 @@ from torch import nn
 from learner_service.runtime import precision as module
 from learner_service.runtime.device import times_as_long_as_fp32
 from learner_service.runtime.precision import Precision, _spread, clip_gradients
-from shared.config import LearnerConfig
+from shared.config.learner import LearnerConfig
 from tests.learner_service.toys import CPU
 
 

@@ -12,7 +12,8 @@ import pytest
 
 import murmur
 from learner_service.serving.league import team_spec
-from shared.config import ExperimentConfig, load
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import STATE, ArraySpec, EnvSpec
 from shared.timestep import Array, TimeStep

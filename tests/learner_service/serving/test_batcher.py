@@ -11,7 +11,7 @@ import pytest
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.evaluation import Evaluation
 from learner_service.serving.session import EnvSession
-from shared.config import BatcherConfig
+from shared.config.learner import BatcherConfig
 from tests.learner_service.toys import make_coma, row, vector_spec
 
 SPEC = vector_spec()

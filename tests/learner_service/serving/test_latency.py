@@ -13,7 +13,10 @@ from learner_service.storage.rollout import RolloutStorage
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
-from shared.config import BatcherConfig, ExperimentConfig, LearnerConfig, load, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
+from shared.config.learner import BatcherConfig, LearnerConfig
+from shared.config.section import validate
 from shared.errors import ConfigError
 from tests.learner_service.toys import vector_spec
 

@@ -24,7 +24,8 @@ from learner_service.serving.league import (
 )
 from learner_service.serving.opponents import Opponent, Pairing
 from learner_service.serving.staging import HostStaging
-from shared.config import LeagueConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import LeagueConfig
 from shared.errors import CheckpointError, SpecError
 from shared.rpc import rollout_pb2 as pb
 from shared.seeding import episode_seeds, uniform

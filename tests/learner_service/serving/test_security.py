@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from murmur.certs import make_certificates
 from shared.channel import MAX_HELLO_BYTES, PART_BYTES
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.credentials import CredentialFolder, channel_credentials
 from shared.errors import ConfigError
 from shared.rpc import METHOD

@@ -17,7 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from learner_service.app import run_learner
 from learner_service.telemetry.metrics import METRICS
 from shared.codec import ActionCodec
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 from shared.errors import ResourceError
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec

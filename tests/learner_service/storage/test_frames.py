@@ -119,7 +119,7 @@ def weights(algorithm: Algorithm[Any]) -> list[Tensor]:
     ("algorithm", "network"),
     [
         (MAPPO, {}),
-        ({**MAPPO, "centralised": False, "share_trunk": True}, {"recurrent": 4}),
+        ({**MAPPO, "centralized": False, "share_trunk": True}, {"recurrent": 4}),
         ({"name": "qmix", "mixer": "vdn", "replay": {**REPLAY, "n_step": 2}}, {}),
         ({"name": "masac", "replay": REPLAY}, {}),
     ],

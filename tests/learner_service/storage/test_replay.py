@@ -214,7 +214,7 @@ def test_uniform_sampling_is_uniform() -> None:
 
 
 def test_frequencies_and_weights_follow_errors() -> None:
-    s = replay(batch_size=4, prioritised=True, alpha=0.5, beta=0.5, beta_updates=10**9)
+    s = replay(batch_size=4, prioritized=True, alpha=0.5, beta=0.5, beta_updates=10**9)
     put(s, 0)
     batch = take(s)
     assert sorted(batch.index.tolist()) == [0, 1, 2, 3]  # all new: alike
@@ -238,7 +238,7 @@ def test_frequencies_and_weights_follow_errors() -> None:
 
 
 def test_beta_grows_to_one() -> None:
-    s = replay(batch_size=15, prioritised=True, alpha=1.0, beta=0.4, beta_updates=3)
+    s = replay(batch_size=15, prioritized=True, alpha=1.0, beta=0.4, beta_updates=3)
     put(s, 0, num_envs=5)
     s._tree.set_range(0, torch.tensor([1.0, 2.0, 4.0, 8.0] + [0.0] * 16))
     weights = []
@@ -252,7 +252,7 @@ def test_beta_grows_to_one() -> None:
 
 
 def test_a_row_without_error_is_not_lost() -> None:
-    s = replay(batch_size=4, prioritised=True, alpha=0.5)
+    s = replay(batch_size=4, prioritized=True, alpha=0.5)
     put(s, 0)
     batch = take(s)
     batch.td_error = torch.zeros(4)
@@ -262,7 +262,7 @@ def test_a_row_without_error_is_not_lost() -> None:
 
 
 def test_a_row_overwritten_meanwhile_keeps_its_new_priority() -> None:
-    s = replay(batch_size=8, capacity_rows=8, start_rows=8, prioritised=True, alpha=1.0)
+    s = replay(batch_size=8, capacity_rows=8, start_rows=8, prioritized=True, alpha=1.0)
     put(s, 0, num_envs=2)
     batch = take(s)
     put(s, 1000)  # over the first column
@@ -272,7 +272,7 @@ def test_a_row_overwritten_meanwhile_keeps_its_new_priority() -> None:
 
 
 def test_errors_that_are_not_finite_set_no_priority() -> None:
-    s = replay(batch_size=4, prioritised=True, alpha=1.0)
+    s = replay(batch_size=4, prioritized=True, alpha=1.0)
     put(s, 100)
     batch = s.sample(0, 0)
     assert batch is not None
@@ -287,7 +287,7 @@ def test_errors_that_are_not_finite_set_no_priority() -> None:
 
 
 def test_a_prioritised_replay_needs_errors() -> None:
-    s = replay(prioritised=True)
+    s = replay(prioritized=True)
     put(s, 0)
     with pytest.raises(ValueError, match="to set td_error"):
         s.done(take(s))
@@ -363,7 +363,7 @@ def test_a_replay_larger_than_memory_is_refused() -> None:
 
 
 def test_saved_and_restored_gives_the_same_samples() -> None:
-    options = {"capacity_rows": 400, "batch_size": 16, "prioritised": True, "n_step": 2}
+    options = {"capacity_rows": 400, "batch_size": 16, "prioritized": True, "n_step": 2}
     one, other = replay(**options), replay(seed=99, **options)
     saved: dict[int, dict[str, torch.Tensor]] = {}
     for i in range(30):  # more than fits
@@ -460,14 +460,14 @@ def test_rows_during_a_checkpoint_join_no_two_episodes() -> None:
 
 
 def prefetching(seed: int = 0, device: torch.device = CPU) -> ReplayStorage:
-    """A prioritised replay that draws ahead on a CPU too: the stream alone is CUDA's."""
+    """A prioritized replay that draws ahead on a CPU too: the stream alone is CUDA's."""
     config = ReplayConfig(
         capacity_rows=80,
         start_rows=1,
         batch_size=16,
         update_interval=4,
         unroll_steps=4,
-        prioritised=True,
+        prioritized=True,
         n_step=2,
     )
     storage = ReplayStorage(config, SPEC, GAMMA, None, device, {}, seed)
@@ -564,18 +564,18 @@ def test_a_batch_drawn_ahead_in_another_size_is_drawn_anew() -> None:
 @pytest.mark.parametrize(
     ("options", "old_file", "expected"),
     [
-        ({"prioritised": True, "alpha": 0.5}, False, [0, 2, 3, 4]),
-        ({"prioritised": True, "alpha": 1.0}, False, [0, 4, 9, 16]),
-        ({"prioritised": True, "alpha": 0.0}, False, [0, 1, 1, 1]),
-        ({"prioritised": False, "alpha": 0.5}, False, [0, 1, 1, 1]),
-        ({"prioritised": True, "alpha": 1.0}, True, [0, 2, 3, 4]),  # taken as its own
-        ({"prioritised": False}, True, [0, 1, 1, 1]),
+        ({"prioritized": True, "alpha": 0.5}, False, [0, 2, 3, 4]),
+        ({"prioritized": True, "alpha": 1.0}, False, [0, 4, 9, 16]),
+        ({"prioritized": True, "alpha": 0.0}, False, [0, 1, 1, 1]),
+        ({"prioritized": False, "alpha": 0.5}, False, [0, 1, 1, 1]),
+        ({"prioritized": True, "alpha": 1.0}, True, [0, 2, 3, 4]),  # taken as its own
+        ({"prioritized": False}, True, [0, 1, 1, 1]),
     ],
 )
 def test_priorities_follow_the_alpha_of_the_resumed_run(
     options: dict[str, Any], old_file: bool, expected: list[float]
 ) -> None:
-    one = replay(batch_size=3, prioritised=True, alpha=0.5)
+    one = replay(batch_size=3, prioritized=True, alpha=0.5)
     put(one, 0, step_types=(LAST, FIRST, MID, MID, MID))
     batch = take(one)
     batch.td_error = (batch.index + 1.0) ** 2  # 4, 9, 16
@@ -592,7 +592,7 @@ def test_priorities_follow_the_alpha_of_the_resumed_run(
 
 
 def test_priorities_begin_alike_where_there_were_none() -> None:
-    one, other = replay(), replay(prioritised=True, alpha=0.5)
+    one, other = replay(), replay(prioritized=True, alpha=0.5)
     put(one, 0)
     other.load_state_dict(one.state_dict())
     put(other, 0)

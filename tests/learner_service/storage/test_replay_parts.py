@@ -64,9 +64,9 @@ def test_what_has_no_room_is_the_oldest() -> None:
 
 
 def test_priorities_go_with_their_rows() -> None:
-    a = filled(3, 0, prioritised=True)
+    a = filled(3, 0, prioritized=True)
     a._tree.set(torch.tensor([4]), torch.tensor([9.0]))
-    halves = [replay(capacity_rows=32, prioritised=True) for _ in range(2)]
+    halves = [replay(capacity_rows=32, prioritized=True) for _ in range(2)]
     part = saved(0, a)
     for rank in range(2):
         halves[rank].load_parts([part], rank, 2)

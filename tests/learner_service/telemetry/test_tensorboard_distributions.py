@@ -9,7 +9,7 @@ from torch import nn
 
 from learner_service.telemetry.progress import Progress, ProgressLog
 from learner_service.telemetry.tensorboard_distributions import MOST_VALUES, distributions
-from shared.config import load
+from shared.config.files import load
 from shared.errors import ConfigError
 
 

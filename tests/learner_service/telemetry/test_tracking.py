@@ -18,9 +18,9 @@ from learner_service.telemetry.progress import Progress, ProgressLog
 from learner_service.telemetry.tracking.forwarder import Forwarder, flattened, require_trackers
 from learner_service.telemetry.tracking.sink import Point
 from murmur.cli import main
-from shared.config import load
+from shared.config.experiment import TrackingConfig
+from shared.config.files import load
 from shared.errors import ConfigError, ResourceError
-from shared.tracking_config import TrackingConfig
 from tests.waiting import wait_until
 
 RETURN = {"mean": -2.5, "std": 1.0, "ci95": [-3.0, -2.0], "episodes": 8}
@@ -302,6 +302,6 @@ def test_a_missing_library_is_named_with_its_extra(
     monkeypatch.setattr("sys.meta_path", __import__("sys").meta_path[-1:])
     monkeypatch.delitem(__import__("sys").modules, "wandb", raising=False)
     with pytest.raises(ConfigError, match=r"wandb.*not installed.*\[wandb\]"):
-        require_trackers(TrackingConfig(loggers=("tensorboard", "wandb")))
+        require_trackers(TrackingConfig(loggers=("tensorboard", "wandb")).services)
     with pytest.raises(ConfigError, match="'wandb' is listed 2 times"):
         load("spread", ["tracking.loggers=[wandb, wandb]"], {})

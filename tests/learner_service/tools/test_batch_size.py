@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner_service.algorithms.base import algorithm_options
 from learner_service.runtime.precision import Precision
 from learner_service.tools import batch_size
 from learner_service.tools.batch_size import _Meter, fit_batch_size, largest
-from shared.config import ExperimentConfig, PluginConfig, load
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
 from shared.errors import ConfigError
 from tests.learner_service.toys import vector_spec
 
@@ -52,7 +53,7 @@ def config(budget_gib: float, *more: str) -> ExperimentConfig:
 SIZE_IN_A_FRESH_PROCESS = """
 import sys
 from pathlib import Path
-from learner_service.algorithms.base import algorithm_options
+from shared.config.plugins import resolve_plugin
 from learner_service.tools.batch_size import fit_batch_size
 from learner_service.runtime.device import keep_freed_memory
 from tests.learner_service.tools.test_batch_size import config
@@ -60,7 +61,7 @@ from tests.learner_service.toys import vector_spec
 
 keep_freed_memory()
 fitted = fit_batch_size(config(float(sys.argv[1])), vector_spec(), Path(sys.argv[2]))
-print(algorithm_options(fitted.algorithm)["batch_size"])
+print(resolve_plugin("algorithm", fitted.algorithm).config.options["batch_size"])
 """
 
 
@@ -137,7 +138,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.mark.parametrize("capacity", [96, 1000])
 def test_a_batch_is_no_larger_than_its_replay(capacity: int, tmp_path: Path) -> None:
     asked = replay_config(capacity, 50)
-    fitted = algorithm_options(fit_batch_size(asked, vector_spec(), tmp_path).algorithm)
+    fitted = fit_batch_size(asked, vector_spec(), tmp_path).algorithm.options
     assert capacity * 15 / 16 <= fitted["replay"]["batch_size"] <= capacity
     assert fitted["replay"]["start_rows"] == 50
 

@@ -25,7 +25,8 @@ from learner_service.tools.export import (
     random_observations,
 )
 from murmur.cli import main
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
 from shared.derived import Channel, DerivedMap
 from shared.errors import ConfigError, MurmurError, ResourceError
 from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, STATE, ArraySpec, EnvSpec
@@ -95,10 +96,10 @@ CASES: dict[str, tuple[EnvSpec, dict[str, Any], dict[str, Any], list[str]]] = {
         ["near"],
     ),
     "coma, images": (MAPS, {"name": "coma"}, CNN, ["maps", "camera", ACTION_MASK]),
-    "coma, centred": (
+    "coma, centered": (
         MAPS,
         {"name": "coma"},
-        {**CNN, "centred": [0, 4], "agent_id": True},
+        {**CNN, "centered": [0, 4], "agent_id": True},
         ["maps", "camera", ACTION_MASK, AGENT_CELL],
     ),
     "coma, derived": (DERIVED, {"name": "coma"}, CNN, ["maps", "camera", ACTION_MASK]),
@@ -190,7 +191,7 @@ def test_a_file_marks_actions_of_impossible_inputs(case: str, kind: Any, tmp_pat
         *((case, "onnx") for case in CASES),
         *(
             (case, "torch-export")
-            for case in ("mappo, masks", "mappo, continuous", "coma, centred")
+            for case in ("mappo, masks", "mappo, continuous", "coma, centered")
         ),
     ],
 )

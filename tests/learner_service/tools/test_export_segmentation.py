@@ -13,7 +13,8 @@ from learner_service.checkpoint import source_text
 from learner_service.tools.export import METADATA, SUFFIX, Format, load_exported
 from learner_service.tools.export_segmentation import export_segmentation
 from learner_service.tools.segmenter import load_segmentation
-from shared.config import ExperimentConfig, validate
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from tests.learner_service.algorithms.test_segmentation import SEGFORMER, SPEC, UNET, build
 
 

@@ -19,7 +19,9 @@ from learner_service.tools.probe import (
     update_seconds,
 )
 from learner_service.tuning.fit import with_precision
-from shared.config import ExperimentConfig, PluginConfig, validate
+from shared.config import PluginConfig
+from shared.config.experiment import ExperimentConfig
+from shared.config.section import validate
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.running import experiment
 from tests.learner_service.toys import CPU, vector_spec

@@ -15,7 +15,7 @@ from learner_service.storage.flight import Flight
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.tuning.warm_up import WarmUp, check_in_flight, warn_of_waiting
-from shared.config import config_names, find_config, load
+from shared.config.files import config_names, find_config, load
 from shared.errors import ConfigError, SpecError
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import CPU, FIRST, MID, row, vector_spec

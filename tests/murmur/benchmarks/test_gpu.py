@@ -13,9 +13,8 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from learner_service.algorithms.base import algorithm_options
 from learner_service.app import _SWITCH_INTERVAL_S
-from learner_service.networks.building import check_network
+from learner_service.networks.building import resolve_network
 from learner_service.storage.rollout import RolloutStorage
 from murmur.bench import plan_benchmark
 from murmur.benchmarks import gpu
@@ -59,7 +58,8 @@ from murmur.benchmarks.launches import PRESETS
 from murmur.child import child_environment
 from murmur.cli import app
 from murmur.machine import ROOT
-from shared.config import load
+from shared.config.files import load
+from shared.config.plugins import resolve_plugin
 from shared.errors import ConfigError
 from tests.pretend_cuda import Kind, pretend_cuda
 
@@ -107,8 +107,8 @@ def test_every_case_is_a_configuration(case: Case) -> None:
     config = load(case.config, list(case.changes), {})
     assert case.workers == (0 if case in (SMALL, SMALL_REPLAY) else 15)
     assert config.algorithm.name in case.name
-    algorithm_options(config.algorithm)
-    check_network(config.network)
+    resolve_plugin("algorithm", config.algorithm)
+    resolve_network(config.network, None)
 
 
 def test_two_calls_have_time_for_all_topics() -> None:
@@ -530,7 +530,7 @@ def test_a_case_learns_from_the_batches_of_a_run() -> None:
 def test_terrain_published_has_the_minibatches_of_its_preset() -> None:
     (case,) = (case for case in CASES if case.name == "coma, terrain-published")
     config = load(case.config, list(case.changes), {})
-    assert algorithm_options(config.algorithm)["batch_size"] == 600
+    assert resolve_plugin("algorithm", config.algorithm).config.options["batch_size"] == 600
 
 
 def test_results_are_json() -> None:

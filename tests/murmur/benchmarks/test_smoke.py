@@ -18,7 +18,7 @@ from murmur.benchmarks import _rank_messages, ledger
 from murmur.benchmarks._cores import two_cores
 from murmur.benchmarks.effort import Effort
 from murmur.settings import resolve
-from shared.config import load
+from shared.config.files import load
 
 ELSEWHERE = {  # checked there for what comes of it, too
     "kills": "tests/chaos/test_contract.py",

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from learner_service.storage.flight import Flight, Speed
 from murmur.cli import app
 from murmur.plan import setup, stated
 from murmur.plan.costs import Window, costs_of, line, load_costs, run_window, save, window
@@ -24,14 +25,15 @@ from murmur.plan.forecast import (
     system_of,
     workers_for,
 )
-from murmur.plan.learning import Pace, Task, learning_of
+from murmur.plan.learning import Task, learning_of
 from murmur.plan.model import Costs, Outcome
 from murmur.plan.setup import calibrated, plan_config
 from murmur.plan.show import show
 from murmur.plan.simulate import Limits
-from murmur.plan.storage import Replays, Rollouts
+from murmur.plan.storage import Replays
 from murmur.run_folder import RunFolder
-from shared.config import ExperimentConfig, load
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import load
 from shared.errors import ConfigError
 
 TASK = Task(agents=3, max_episode_steps=25)
@@ -215,9 +217,9 @@ def test_a_rank_has_its_share_of_the_batch() -> None:
     # 4 x 1200 agent-rows of 3 agents are 1600 rows: 800 of each of two ranks. 40 environments,
     # unrolls of 21 rows (20 transitions and the row after an episode).
     config = spread("learner.pipeline=sync")
-    assert learning_of(config, TASK, 2, 40, 4) == Rollouts(20, 40, None)
+    assert learning_of(config, TASK, 2, 40, 4) == Flight(20, 40, None)
     config = spread("algorithm.unroll_steps=25", "algorithm.unrolls_per_update=64")
-    assert learning_of(config, TASK, 2, 40, 4) == Rollouts(25, 32, 1)
+    assert learning_of(config, TASK, 2, 40, 4) == Flight(25, 32, 1)
 
 
 def test_grown_minibatches_are_of_the_same_updates() -> None:
@@ -230,8 +232,8 @@ def test_grown_minibatches_are_of_the_same_updates() -> None:
 def test_what_is_in_flight_follows_the_first_updates() -> None:
     # 64 environments bring 64 / 10 ms, the learner takes 1000 rows/s: 1.25 x 10 are of use, in
     # sessions of 4: 16, so 800 / 16 = 50 steps and one row after an episode of 25.
-    seen = learning_of(spread(), TASK, 2, 64, 4, Pace(10e-3, 1e-3))
-    assert seen == Rollouts(51, 16, 1)
+    seen = learning_of(spread(), TASK, 2, 64, 4, Speed(10e-3, 1e-3))
+    assert seen == Flight(51, 16, 1)
 
 
 def test_a_rank_of_a_replay_has_its_share() -> None:

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from learner_service.storage.flight import Flight
 from murmur.plan.model import Costs, Group, Outcome, System
 from murmur.plan.simulate import Limits, Simulation
-from murmur.plan.storage import Replays, Rollouts
+from murmur.plan.storage import Replays
 
 COSTS = Costs(step_s=1e-3, message_s=1e-4, batch_s=1e-4, act_s=2e-4, update_s=0.0)
-NEVER = Rollouts(unroll_steps=16, unrolls_per_update=10**9, max_policy_lag=10**6)
+NEVER = Flight(unroll_steps=16, unrolls_per_update=10**9, max_policy_lag=10**6)
 ONE = System(cores=8, workers=1, sessions=1, envs=4, learning=NEVER, costs=COSTS)
 SHORT = Limits(messages=2_000, warm=200, least=500, updates=4)
 
@@ -72,7 +73,7 @@ def test_other_programs_take_their_share() -> None:
 def test_a_slow_learner_sets_the_rate() -> None:
     # 2 x 4 rows x 16 steps = 8 unrolls an update; one takes 100 ms: 128 rows each 100 ms.
     slow = replace(COSTS, update_s=0.1)
-    learning = Rollouts(unroll_steps=16, unrolls_per_update=8, max_policy_lag=1)
+    learning = Flight(unroll_steps=16, unrolls_per_update=8, max_policy_lag=1)
     seen = run(replace(ONE, sessions=2, learning=learning, costs=slow))
     assert seen.updates == pytest.approx(10, rel=0.01)
     assert seen.rows == pytest.approx(1280, rel=0.01)
@@ -83,7 +84,7 @@ def test_a_slow_learner_sets_the_rate() -> None:
 def test_updates_cost_what_their_rows_do() -> None:
     # 8 unrolls of 16 rows: 128 rows x 1 ms.
     slow = replace(COSTS, update_row_s=1e-3)
-    learning = Rollouts(unroll_steps=16, unrolls_per_update=8, max_policy_lag=1)
+    learning = Flight(unroll_steps=16, unrolls_per_update=8, max_policy_lag=1)
     seen = run(replace(ONE, sessions=2, learning=learning, costs=slow))
     assert seen.update_rows == 128
     assert seen.update_s == pytest.approx(0.128)
@@ -92,7 +93,7 @@ def test_updates_cost_what_their_rows_do() -> None:
 def test_no_lag_means_taking_turns() -> None:
     # One session: 16 turns of 1.4 ms fill an unroll, then 50 ms of learning, then again.
     costs = replace(COSTS, update_s=0.05)
-    learning = Rollouts(unroll_steps=16, unrolls_per_update=4, max_policy_lag=0)
+    learning = Flight(unroll_steps=16, unrolls_per_update=4, max_policy_lag=0)
     seen = run(replace(ONE, learning=learning, costs=costs))
     # The update begins 0.2 ms before the row that fills the unroll would have been acted on.
     assert 1 / seen.updates == pytest.approx(16 * 1.4e-3 + 0.05, rel=0.02)
@@ -101,7 +102,7 @@ def test_no_lag_means_taking_turns() -> None:
 
 def test_lag_one_hides_the_shorter_of_acting_and_learning() -> None:
     costs = replace(COSTS, update_s=0.05)
-    learning = Rollouts(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
+    learning = Flight(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
     seen = run(replace(ONE, learning=learning, costs=costs))
     assert 1 / seen.updates == pytest.approx(0.05, rel=0.02)
     assert seen.lag == pytest.approx(1, abs=0.01)
@@ -111,7 +112,7 @@ def test_sync_takes_turns_and_waits_for_all() -> None:
     # 2 workers step at once: 1 ms + 2 messages 0.2 + batch 0.1 + act 0.2 = 1.5 ms for 8 rows;
     # after 16 of them 50 ms of learning.
     costs = replace(COSTS, update_s=0.05)
-    learning = Rollouts(unroll_steps=16, unrolls_per_update=8, max_policy_lag=None)
+    learning = Flight(unroll_steps=16, unrolls_per_update=8, max_policy_lag=None)
     seen = run(replace(ONE, workers=2, learning=learning, costs=costs, sync=True))
     assert seen.batch == 2
     assert 1 / seen.updates == pytest.approx(16 * 1.5e-3 + 0.05, rel=0.02)
@@ -136,7 +137,7 @@ def test_replay_lets_acting_wait_for_updates_due() -> None:
 def test_ranks_learn_at_the_same_time() -> None:
     # Two ranks, each as ONE with lag 1 and updates of 50 ms and 10 ms of exchange.
     costs = replace(COSTS, update_s=0.05)
-    learning = Rollouts(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
+    learning = Flight(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
     group = Group(ranks=2, exchange_s=0.01)
     seen = run(replace(ONE, workers=2, learning=learning, costs=costs, group=group))
     assert 1 / seen.updates == pytest.approx(0.06, rel=0.02)
@@ -145,7 +146,7 @@ def test_ranks_learn_at_the_same_time() -> None:
 
 
 def test_many_ranks_are_so_many_times_as_fast_as_few() -> None:
-    learning = Rollouts(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
+    learning = Flight(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
     four = replace(ONE, cores=32, workers=4, learning=learning, costs=replace(COSTS, update_s=0.05))
     few, many = (run(replace(four, cores=8 * n, workers=n, group=Group(n, 0.0))) for n in (4, 64))
     assert many.rows == pytest.approx(16 * few.rows)
@@ -155,7 +156,7 @@ def test_many_ranks_are_so_many_times_as_fast_as_few() -> None:
 def test_a_gpu_leaves_processors_free() -> None:
     # Acting and updates do not need processors: 1 ms + 0.1 + 0.1 of them a message.
     costs = replace(COSTS, update_s=0.05, device=True)
-    learning = Rollouts(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
+    learning = Flight(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
     seen = run(replace(ONE, learning=learning, costs=costs))
     messages = seen.rows / 4
     assert seen.busy["cores"] == pytest.approx(messages * 1.2e-3 / 8, rel=0.01)
@@ -165,7 +166,7 @@ def test_a_gpu_leaves_processors_free() -> None:
 def test_more_rows_are_more_minibatches_on_a_gpu() -> None:
     # 50 ms for 32 rows; an update takes 64: 100 ms.
     costs = replace(COSTS, update_s=0.05, device=True, update_rows=32)
-    learning = Rollouts(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
+    learning = Flight(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
     assert run(replace(ONE, learning=learning, costs=costs)).update_s == pytest.approx(
         0.1, rel=0.05
     )
@@ -175,7 +176,7 @@ def test_eager_updates_share_the_interpreter() -> None:
     # Every fourth update takes 250 ms of the interpreter, in turns of 0.5 ms with serving, which
     # needs 0.2 ms a message: 200 ms on average, or a little more.
     costs = replace(COSTS, update_s=0.02, device=True, update_eager_s=0.25, eager=0.25)
-    learning = Rollouts(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
+    learning = Flight(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
     seen = run(replace(ONE, learning=learning, costs=costs))
     assert 0.75 * 0.02 + 0.25 * 0.25 < seen.update_s < 1.3 * (0.75 * 0.02 + 0.25 * 0.25)
     assert seen.busy["device"] < 0.5 < seen.busy["learning"]

@@ -5,11 +5,12 @@ import random
 import pytest
 import torch
 
+from learner_service.storage.flight import Flight
 from learner_service.storage.replay import ReplayConfig, ReplayStorage
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import UnrollStorage
 from learner_service.storage.unroll import Unroll
-from murmur.plan.storage import ReplayModel, Replays, RolloutModel, Rollouts
+from murmur.plan.storage import ReplayModel, Replays, RolloutModel
 from murmur.plan.storage import Unroll as ModelUnroll
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from shared.timestep import StepType
@@ -94,7 +95,7 @@ def _write(unroll: Unroll) -> None:
 @pytest.mark.parametrize("wanted", [2, 3, 6])
 def test_rollouts_decide_alike(lag: int, wanted: int) -> None:
     real = RolloutStorage(SPEC, LENGTH, 1, lag, torch.device("cpu"), unrolls_per_update=wanted)
-    play = Play(real, RolloutModel(Rollouts(LENGTH, wanted, lag)), seed=lag + wanted)
+    play = Play(real, RolloutModel(Flight(LENGTH, wanted, lag)), seed=lag + wanted)
     for _ in range(ROUNDS):
         play.round()
     assert play.updates > 5

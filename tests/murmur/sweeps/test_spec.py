@@ -14,9 +14,10 @@ from murmur.sweeps.capacity import Gpu, cores_of, measure_capacity, shares
 from murmur.sweeps.folder import SweepFolder
 from murmur.sweeps.search import settings_to_try
 from murmur.sweeps.spec import SweepConfig, load_spec, varied
-from shared.config import load, validate
+from shared.config.files import load
+from shared.config.section import validate
+from shared.config.text import difference, parse_yaml
 from shared.errors import ConfigError
-from shared.yaml_text import difference, parse_yaml
 
 FILE = """
 configs: [spread, formation]

@@ -7,7 +7,7 @@ import pytest
 
 from murmur.sweeps.folder import SweepFolder
 from murmur.sweeps.spec import SweepConfig
-from shared.config import validate
+from shared.config.section import validate
 
 pytest.importorskip("optuna")
 from murmur.sweeps.study import Searched

@@ -15,39 +15,24 @@ from urllib.parse import unquote, urlsplit
 from shared.errors import ConfigError
 
 DISTRIBUTION = "murmur-marl"
-_ROOT = Path(__file__).resolve().parent.parent
-_EXTRAS = {
-    "torch": "learner",
-    "kornia": "learner",
-    "tensorboard": "learner",
-    "grpc_health": "learner",
-    "pynvml": "learner",
-    "PIL": "env",
-    "numba": "env",
-    "gymnasium": "zoo",
-    "pettingzoo": "zoo",
-    "mpe2": "zoo",
-    "lbforaging": "zoo",
-    "rware": "zoo",
+_ROOT = Path(__file__).resolve().parents[2]
+_MODULES = {  # extra -> modules that it installs
+    "learner": "torch kornia tensorboard grpc_health pynvml",
+    "env": "PIL numba",
+    "zoo": "gymnasium pettingzoo mpe2 lbforaging rware",
     "vmas": "vmas",
-    "mujoco": "mujoco",
-    "gymnasium_robotics": "mujoco",
-    "onnx": "export",
-    "onnxruntime": "export",
-    "onnxscript": "export",
-    "jinja2": "report",
-    "matplotlib": "report",
-    "imageio": "report",
-    "pandas": "report",
-    "pytest": "dev",
-    "hypothesis": "dev",
-    "pymunk": "butterfly",
-    "Box2D": "box2d",
-    "cv2": "images",
-    "optuna": "search",
+    "mujoco": "mujoco gymnasium_robotics",
+    "export": "onnx onnxruntime onnxscript",
+    "report": "jinja2 matplotlib imageio pandas",
+    "dev": "pytest hypothesis",
+    "butterfly": "pymunk",
+    "box2d": "Box2D",
+    "images": "cv2",
+    "search": "optuna",
     "wandb": "wandb",
     "mlflow": "mlflow",
 }
+_EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules.split()}
 
 
 def extra_of(module: str) -> str | None:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from shared.section import Auto, Open, Section
+from shared.config.section import Auto, Open, Section
 
 
 class BatcherConfig(Section):

@@ -2,13 +2,15 @@
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.checking import known_names
-from shared.errors import ConfigError
-from shared.yaml_text import (
+from shared.config.experiment import ExperimentConfig, RunConfig
+from shared.config.plugin_folders import look_in, named_code
+from shared.config.section import known_names, merged, validate
+from shared.config.text import (
     MAX_BYTES,
     NO_YAML,
     PLUGINS,
@@ -19,10 +21,12 @@ from shared.yaml_text import (
     plain_value,
     short,
 )
+from shared.errors import ConfigError
 
 logger = logging.getLogger("murmur")
 
-_HERE = Path(__file__).resolve().parent.parent
+ENV_PREFIX = "MURMUR__"
+_HERE = Path(__file__).resolve().parents[2]
 CONFIG_DIRS = (_HERE / "configs", _HERE / "murmur" / "configs")
 
 # "a.b=value" items with values in YAML, or values by dotted key, also in nested sections.
@@ -118,28 +122,6 @@ def _extended(data: dict[str, Any], where: str, seen: tuple[Path, ...]) -> dict[
     if base is not None and not isinstance(base, str):
         raise ConfigError(f"{where}: extends is {base!r}; expected the name of a configuration")
     return merged(read_file(find_config(base), seen), data, PLUGINS) if base else data
-
-
-def merged(
-    base: dict[Any, Any], top: dict[Any, Any], plugins: tuple[str, ...] = ()
-) -> dict[Any, Any]:
-    """Merge `top` over `base`, key by key.
-
-    Args:
-        base: values used for keys that `top` lacks.
-        top: values that take precedence.
-        plugins: keys of sections that name a plug-in; another plug-in's name drops the options
-            in `base`.
-    """
-    result = dict(base)
-    for key, value in top.items():
-        below = base.get(key)
-        if isinstance(value, dict) and isinstance(below, dict):
-            other = value.get("name") not in (None, below.get("name"))
-            result[key] = merged({} if other and key in plugins else below, value)
-        else:
-            result[key] = value
-    return result
 
 
 def changes_of(overrides: Overrides) -> Iterator[Change]:
@@ -257,4 +239,81 @@ def set_value(data: dict[Any, Any], path: list[Any], value: object, source: str)
         data = data.setdefault(part, {})
         if not isinstance(data, dict):
             raise ConfigError(f"{source}: '{part}' is a value, not a section")
+    data.pop(path[-1], None)  # what is given last is last
     data[path[-1]] = value
+
+
+def load(
+    name: str | Mapping[str, Any],
+    overrides: Overrides = (),
+    environ: Mapping[str, str] | None = None,
+) -> ExperimentConfig:
+    """Load the configuration of an experiment.
+
+    From then on the process looks for modules that it names in its run.plugin_folders.
+
+    Args:
+        name: a path, the name of a configuration that comes with murmur, or the sections of one.
+        overrides: "a.b=value" items with values in YAML syntax, or a mapping of dotted keys.
+        environ: environment variables with MURMUR__A__B=value items; None: the process's own.
+
+    Raises:
+        ConfigError: for an invalid configuration, naming the key, the value and the fix.
+    """
+    data, own_name, file = read_config(name)
+    changes: list[Change] = []
+    for key, text in sorted((os.environ if environ is None else environ).items()):
+        if key.startswith("MURMUR_") and "__" in key[len(ENV_PREFIX) :] and key[7] != "_":
+            raise ConfigError(f"environment variable {key}: write {ENV_PREFIX}{key[7:]}")
+        if key.startswith(ENV_PREFIX):
+            path = _path_of_variable(key)
+            changes.append((path, value_of(text, key, path), key))
+    changes += changes_of(overrides)
+    for section in PLUGINS:
+        names = [value for at, value, _ in changes if at == [section, "name"]]
+        if names:
+            replace_plugin(data, section, names[-1])
+    for at, value, source in changes:
+        set_value(data, at, value, source)
+    try:
+        config = validate(ExperimentConfig, data)
+    except ConfigError as error:
+        for at, _, source in changes:
+            if source.startswith(ENV_PREFIX) and f"'{at[0]}" in str(error):
+                raise ConfigError(f"{error} (environment variable {source})") from None
+        raise
+    run = config.run
+    named = code_of(config)
+    if named:
+        run = run.model_copy(update={"plugin_folders": _plugin_folders(run, file)})
+        look_in(run.plugin_folders, named)
+    if not run.name:
+        run = run.model_copy(update={"name": own_name})
+    return config.model_copy(update={"run": run, "tracking": config.tracking.without_password()})
+
+
+def code_of(config: ExperimentConfig) -> list[str]:
+    """Return all code that a configuration names, as package.module:Name."""
+    plugins = [getattr(config, section).model_dump() for section in PLUGINS]
+    return named_code([plugins, config.evaluation.environment, config.imitation.baseline])
+
+
+def _path_of_variable(key: str) -> list[Any]:
+    """Return the keys that MURMUR__A__B names: in lower case, factory parameters as written.
+
+    MURMUR__ENVIRONMENT__ARGUMENTS__TOLL is `toll`, and ...__maxSteps is `maxSteps`.
+    """
+    parts = key.removeprefix(ENV_PREFIX).split("__")
+    low = [part.lower() for part in parts]
+    options = low[1:] if low[0] == "evaluation" else low
+    mixed = len(low) if options[1:2] != ["arguments"] else len(low) - len(options) + 2
+    kept = [part.lower() if part.isupper() else part for part in parts[mixed:]]
+    return path_of(".".join([*low[:mixed], *kept]), key)
+
+
+def _plugin_folders(run: RunConfig, file: Path | None) -> tuple[str, ...]:
+    """Return the absolute folders to search for named code, also when the run is resumed."""
+    if run.plugin_folders:
+        return tuple(os.path.abspath(folder) for folder in run.plugin_folders)
+    beside = [] if file is None or file.parent in CONFIG_DIRS else [str(file.resolve().parent)]
+    return tuple(dict.fromkeys([*beside, os.getcwd()]))

@@ -8,11 +8,11 @@ that says what was probably meant.
 """
 
 import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    BaseModel,
+    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     field_validator,
@@ -20,37 +20,248 @@ from pydantic import (
     model_validator,
 )
 
-from shared.augmentation import AugmentConfig
-from shared.checking import validate as validate
-from shared.config_files import CONFIG_DIRS as CONFIG_DIRS
-from shared.config_files import (
-    Change,
-    changes_of,
-    merged,
-    path_of,
-    read_config,
-    replace_plugin,
-    set_value,
-    value_of,
-)
-from shared.config_files import Overrides as Overrides
-from shared.config_files import config_names as config_names
-from shared.config_files import find_config as find_config
+from shared.config.learner import LearnerConfig
+from shared.config.section import NO_PLUGIN, Auto, PluginConfig, Section, merged
+from shared.config.text import short, without_secrets
 from shared.errors import ConfigError
-from shared.learner_config import BatcherConfig as BatcherConfig
-from shared.learner_config import LearnerConfig as LearnerConfig
-from shared.plugin_folders import look_in, named_code
-from shared.run_config import RunConfig as RunConfig
-from shared.section import NO_PLUGIN as NO_PLUGIN
-from shared.section import Auto as Auto
-from shared.section import Open as Open
-from shared.section import PluginConfig as PluginConfig
-from shared.section import Section as Section
-from shared.security_config import SecurityConfig as SecurityConfig
-from shared.tracking_config import TrackingConfig as TrackingConfig
-from shared.yaml_text import PLUGINS, short
 
-ENV_PREFIX = "MURMUR__"
+_MAX_NAME_BYTES = 200  # of a run: file systems allow 255, of which the time takes 16
+
+
+class RunConfig(Section):
+    """Name, folder, seed and limits of a run."""
+
+    name: str = Field("", description="name of the run; empty: the configuration file's name")
+    directory: str = Field("runs", description="folder that holds the run folders")
+    seed: int = Field(1, ge=0, description="every random number of the run derives from it")
+    max_updates: int = Field(0, ge=0, description="stop after this many updates; 0: no limit")
+    max_env_steps: int = Field(
+        0,
+        ge=0,
+        description="stop after this many environment steps (all agents act in one), or, with a "
+        "source, samples trained; 0: no limit",
+    )
+    max_minutes: float = Field(0, ge=0, description="stop after this many minutes; 0: no limit")
+    start_from: str = Field(
+        "",
+        description="fine-tuning: the checkpoint, or the run's folder (its best one), that a new "
+        "run takes its weights from; empty: random weights",
+    )
+    plugin_folders: tuple[str, ...] = Field(
+        (),
+        description="folders with the files of plug-ins named module:Name; empty: where anything "
+        "is named so, the configuration file's folder and the working directory",
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not name.isprintable() or "/" in name or name in (".", ".."):
+            raise ValueError(
+                f"{name!r} cannot name a folder: it must have neither '/' nor control characters; "
+                "set run.directory to put the run elsewhere"
+            )
+        if len(name.encode()) > _MAX_NAME_BYTES:
+            raise ValueError(f"{short(name)} is longer than {_MAX_NAME_BYTES} bytes")
+        return name
+
+
+class SecurityConfig(Section):
+    """Access to the ports. Needed if learner or environment server reach beyond loopback."""
+
+    folder: str = Field(
+        "",
+        description="ca.pem, certificate.pem, key.pem and tokens of this side, as `murmur certs` "
+        "makes them; read again when they change; empty: plain text, on loopback addresses only",
+    )
+    insecure: bool = Field(
+        False, description="plain text, without tokens, on any address; logged as a warning"
+    )
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "SecurityConfig":
+        if self.folder and self.insecure:
+            raise ValueError(f"folder '{self.folder}' and insecure=true contradict each other")
+        return self
+
+
+_URI = "MURMUR_MLFLOW_URI"  # for child processes: the URI with its user and password
+
+Logger = Literal["tensorboard", "wandb", "mlflow"]
+
+
+class TrackingConfig(Section):
+    """Destinations of curves, hyper-parameters and pictures besides the run's folder."""
+
+    loggers: tuple[Logger, ...] = Field(
+        ("tensorboard",),
+        description="any of tensorboard, wandb (extra wandb) and mlflow (extra mlflow)",
+    )
+    project: str = Field(
+        "murmur", min_length=1, description="W&B project, or MLflow experiment, of the run"
+    )
+    name: str = Field("", description="name of the tracked run; empty: that of the run's folder")
+    tags: tuple[str, ...] = Field(
+        (), description="tags of the tracked run; MLflow: KEY=VALUE, or KEY alone for KEY=true"
+    )
+    entity: str = Field("", description="W&B: team or user; empty: that of the login")
+    mlflow_uri: str = Field(
+        "",
+        description="MLflow: tracking server or store; empty: MLFLOW_TRACKING_URI, without it "
+        "mlflow.db beside the run's folder",
+    )
+    offline: bool = Field(
+        False,
+        description="no network: W&B writes into the run's folder, for `wandb sync`; MLflow "
+        "writes mlflow.db beside it",
+    )
+    histograms_every_updates: int = Field(
+        0,
+        ge=0,
+        description="TensorBoard: histograms of weights and actions, and each network's gradient "
+        "norm, after every this many updates; 0: never",
+    )
+    figures_every_evaluations: int = Field(
+        5,
+        ge=0,
+        description="draw every this many evaluations, from the first: TensorBoard gets histograms "
+        "of the episodes' results; runs of segmentation write figures/masks.png (images, their "
+        "masks, the predicted masks) and figures/confusion.png, which all loggers get; 0: never",
+    )
+    every_s: float = Field(
+        10.0, ge=0, description="W&B, MLflow: pause between points of training curves, s"
+    )
+    media: bool = Field(
+        True, description="W&B, MLflow: also send the run's pictures: .gif, .mp4 and .png"
+    )
+    finish_s: float = Field(
+        20.0,
+        gt=0,
+        description="W&B, MLflow: longest wait at the run's end for what is not sent yet, s; "
+        "`murmur track` sends the rest",
+    )
+
+    @field_validator("loggers")
+    @classmethod
+    def _are_different(cls, value: tuple[Logger, ...]) -> tuple[Logger, ...]:
+        for name in value:
+            if value.count(name) > 1:
+                raise ValueError(f"'{name}' is listed {value.count(name)} times; list it once")
+        return value
+
+    @model_validator(mode="after")
+    def _histograms_have_a_place(self) -> "TrackingConfig":
+        if self.histograms_every_updates and "tensorboard" not in self.loggers:
+            raise ValueError(
+                f"histograms_every_updates={self.histograms_every_updates} is for TensorBoard, "
+                f"which loggers={list(self.loggers)} lacks: add tensorboard, or set it to 0"
+            )
+        return self
+
+    def without_password(self) -> "TrackingConfig":
+        """Return a copy with `***` for user and password in mlflow_uri.
+
+        Files, pages and trackers show configurations. This process and its children find the whole
+        URI in an environment variable.
+        """
+        shown: str = without_secrets(self.mlflow_uri)
+        if shown == self.mlflow_uri:
+            return self
+        os.environ[_URI] = self.mlflow_uri
+        return self.model_copy(update={"mlflow_uri": shown})
+
+    def whole_mlflow_uri(self) -> str:
+        """Return the URI with user and password; MLFLOW_TRACKING_URI if none is configured.
+
+        Raises:
+            ConfigError: if user and password are not known here, such as in a resumed run.
+        """
+        known = [os.environ.get(name, "") for name in (_URI, "MLFLOW_TRACKING_URI")]
+        if not self.mlflow_uri:
+            return known[1]
+        if "://***@" not in self.mlflow_uri:
+            return self.mlflow_uri
+        for uri in known:
+            if without_secrets(uri) == self.mlflow_uri:
+                return uri
+        raise ConfigError(
+            f"tracking.mlflow_uri={self.mlflow_uri} is kept without its user and password; set the "
+            "environment variable MLFLOW_TRACKING_URI to the whole URI"
+        )
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """Return the loggers that have a process of their own."""
+        return tuple(name for name in self.loggers if name != "tensorboard")
+
+
+Preset = Literal["none", "minimal", "standard", "strong"]
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class AugmentConfig(BaseModel):
+    """Augmentation of training batches, on the learner's device; never of evaluations."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    preset: Literal[Preset, "progressive", "random-shift", "symmetry"] = Field(
+        "none",
+        description="samples with masks: none, minimal (flips), standard (flips, rotations of 15°, "
+        "scales and shifts, colours), strong (more of each, blur), progressive (first, then "
+        "another); RL: none, random-shift (images, by `pad` pixels), symmetry (the environment's)",
+    )
+    first: Preset = Field(
+        "minimal", description="progressive: the preset that training begins with"
+    )
+    then: Preset = Field("strong", description="progressive: the preset from `at` on")
+    at: int = Field(
+        50, ge=0, description="progressive: the epoch or update that changes the preset"
+    )
+    per: Literal["epoch", "update"] = Field("epoch", description="progressive: what `at` counts")
+    mixup: Probability = Field(
+        0.0, description="share of the samples that are blended with another one; 0.3 is usual"
+    )
+    mixup_beta: float = Field(
+        0.2, gt=0, description="MixUp: weights of blends are drawn from Beta(this, this)"
+    )
+    cutmix: Probability = Field(
+        0.0, description="share of the samples that get a rectangle of another one; 0.3 is usual"
+    )
+    cutmix_beta: float = Field(
+        1.0, gt=0, description="CutMix: areas that stay are drawn from Beta(this, this)"
+    )
+    outside: Literal["ignore", "background"] = Field(
+        "ignore",
+        description="masks where a warp shows what is outside the image: ignore (the ignore index: "
+        "counts nowhere) or background (class 0)",
+    )
+    pad: int = Field(4, ge=1, le=64, description="random-shift: largest shift, pixels")
+    color: bool = Field(
+        False, description="random-shift: vary brightness, contrast and saturation too"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.mixup + self.cutmix > 1:
+            raise ValueError(
+                f"mixup={self.mixup:g} and cutmix={self.cutmix:g} add up to more than 1; a sample "
+                "is mixed in one way at most: lower one of them"
+            )
+        if self.preset in ("random-shift", "symmetry") and (self.mixup or self.cutmix):
+            raise ValueError(
+                f"mixup and cutmix need samples with masks; preset={self.preset} is for RL: set "
+                "both to 0"
+            )
+        if self.color and self.preset != "random-shift":
+            raise ValueError(
+                f"color=true has no effect with preset={self.preset}; it is an option of "
+                "random-shift: remove it"
+            )
+        return self
+
+    def used(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults."""
+        return self.model_dump(exclude_defaults=True)
 
 
 _SESSION_TIMEOUT_S = 60.0  # of a session, unless its worker's turns take longer
@@ -308,79 +519,3 @@ class ExperimentConfig(Section):
         options = merged(self.environment.options, self.evaluation.environment)
         environment = PluginConfig(**options | {"name": self.environment.name})
         return self.model_copy(update={"environment": environment})
-
-
-def load(
-    name: str | Mapping[str, Any],
-    overrides: Overrides = (),
-    environ: Mapping[str, str] | None = None,
-) -> ExperimentConfig:
-    """Load the configuration of an experiment.
-
-    From then on the process looks for modules that it names in its run.plugin_folders.
-
-    Args:
-        name: a path, the name of a configuration that comes with murmur, or the sections of one.
-        overrides: "a.b=value" items with values in YAML syntax, or a mapping of dotted keys.
-        environ: environment variables with MURMUR__A__B=value items; None: the process's own.
-
-    Raises:
-        ConfigError: for an invalid configuration, naming the key, the value and the fix.
-    """
-    data, own_name, file = read_config(name)
-    changes: list[Change] = []
-    for key, text in sorted((os.environ if environ is None else environ).items()):
-        if key.startswith("MURMUR_") and "__" in key[len(ENV_PREFIX) :] and key[7] != "_":
-            raise ConfigError(f"environment variable {key}: write {ENV_PREFIX}{key[7:]}")
-        if key.startswith(ENV_PREFIX):
-            path = _path_of_variable(key)
-            changes.append((path, value_of(text, key, path), key))
-    changes += changes_of(overrides)
-    for section in PLUGINS:
-        names = [value for at, value, _ in changes if at == [section, "name"]]
-        if names:
-            replace_plugin(data, section, names[-1])
-    for at, value, source in changes:
-        set_value(data, at, value, source)
-    try:
-        config = validate(ExperimentConfig, data)
-    except ConfigError as error:
-        for at, _, source in changes:
-            if source.startswith(ENV_PREFIX) and f"'{at[0]}" in str(error):
-                raise ConfigError(f"{error} (environment variable {source})") from None
-        raise
-    run = config.run
-    named = code_of(config)
-    if named:
-        run = run.model_copy(update={"plugin_folders": _plugin_folders(run, file)})
-        look_in(run.plugin_folders, named)
-    if not run.name:
-        run = run.model_copy(update={"name": own_name})
-    return config.model_copy(update={"run": run, "tracking": config.tracking.without_password()})
-
-
-def code_of(config: ExperimentConfig) -> list[str]:
-    """Return all code that a configuration names, as package.module:Name."""
-    plugins = [getattr(config, section).model_dump() for section in PLUGINS]
-    return named_code([plugins, config.evaluation.environment, config.imitation.baseline])
-
-
-def _path_of_variable(key: str) -> list[Any]:
-    """Return the keys that MURMUR__A__B names: in lower case, factory parameters as written.
-
-    MURMUR__ENVIRONMENT__ARGUMENTS__TOLL is `toll`, and ...__maxSteps is `maxSteps`.
-    """
-    parts = key.removeprefix(ENV_PREFIX).split("__")
-    low = [part.lower() for part in parts]
-    options = low[1:] if low[0] == "evaluation" else low
-    mixed = len(low) if options[1:2] != ["arguments"] else len(low) - len(options) + 2
-    kept = [part.lower() if part.isupper() else part for part in parts[mixed:]]
-    return path_of(".".join([*low[:mixed], *kept]), key)
-
-
-def _plugin_folders(run: RunConfig, file: Path | None) -> tuple[str, ...]:
-    """Return the absolute folders to search for named code, also when the run is resumed."""
-    if run.plugin_folders:
-        return tuple(os.path.abspath(folder) for folder in run.plugin_folders)
-    beside = [] if file is None or file.parent in CONFIG_DIRS else [str(file.resolve().parent)]
-    return tuple(dict.fromkeys([*beside, os.getcwd()]))

@@ -16,12 +16,51 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
+from shared.config.named_plugin import named_plugin, require_module
+from shared.config.plugin_folders import folders_in_use
+from shared.config.section import PluginConfig, validate
+from shared.config.text import plain_data
 from shared.errors import ConfigError, MurmurError
-from shared.named_plugin import named_plugin, require_module
-from shared.plugin_folders import folders_in_use
 from shared.traces import error_message, place_of
 
 logger = logging.getLogger("murmur")
+
+# Kind -> package with a module per plug-in, and entry-point group of external packages. A package's
+# SUPPORT are modules that are no plug-ins, its VARIANTS are plug-ins too. Its KNOWN_AS and NEAREST
+# map other names to the options to write instead.
+KINDS: Mapping[str, tuple[str, str]] = {
+    "environment": ("env_service.envs", "murmur.environments"),
+    "source": ("env_service.sources", "murmur.sources"),
+    "algorithm": ("learner_service.algorithms", "murmur.algorithms"),
+    "network": ("learner_service.networks", "murmur.networks"),
+}
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plug-in that is loaded.
+
+    Attributes:
+        kind: key of KINDS, and its section in the configuration.
+        name: its name.
+        module: its module, or what stands for one: see named_plugin.
+        options: its options, checked: a model of its own.
+    """
+
+    kind: str
+    name: str
+    module: ModuleType
+    options: Any
+
+    @property
+    def config(self) -> PluginConfig:
+        """Return name and all options, as the configuration holds them."""
+        return PluginConfig(name=self.name, **plain_data(self.options, self.kind))
+
+    @property
+    def own(self) -> bool:
+        """Return whether it comes with murmur."""
+        return self.module.__name__.startswith(KINDS[self.kind][0])
 
 
 @dataclass(frozen=True)
@@ -65,15 +104,9 @@ def plugin_failures(what: str) -> Iterator[None]:
         ) from error
 
 
-def plugin_names(folder: str, group: str) -> list[str]:
-    """Return the names of all plug-ins of a kind, sorted.
-
-    Args:
-        folder: package with a module per plug-in, such as "env_service.envs". Modules in its
-            SUPPORT are no plug-ins; its VARIANTS, if any, are plug-ins, too. Its KNOWN_AS and
-            NEAREST map other names to the options to write instead.
-        group: entry-point group of external packages, such as "murmur.environments".
-    """
+def plugin_names(kind: str) -> list[str]:
+    """Return the names of all plug-ins of a kind, sorted."""
+    folder, group = KINDS[kind]
     return sorted(_inside(folder) | {e.name for e in entry_points(group=group)})
 
 
@@ -105,58 +138,60 @@ def _variant(folder: str, name: str) -> ModuleType:
     return module
 
 
-def load_plugin(folder: str, group: str, name: str) -> ModuleType:
-    """Import the plug-in of that name: one of the folder, else one of an installed package.
+def load_plugin(kind: str, name: str) -> ModuleType:
+    """Import the plug-in of that name: one of murmur's, else one of an installed package.
 
     package.module:Name names a class or function that is a plug-in by itself: see named_plugin.
-    Installed packages are searched only for names that the folder lacks, which takes many
-    milliseconds.
+    Installed packages are searched only for names that murmur lacks, which takes many milliseconds.
 
     Raises:
         ConfigError: if there is none, naming the known ones.
     """
+    folder, group = KINDS[kind]
     if ":" in name:
-        return named_plugin(_kind(group), name)
+        return named_plugin(kind, name)
     if name in getattr(import_module(folder), "VARIANTS", {}):
         return _variant(folder, name)
     if name in _inside(folder):
         return import_module(f"{folder}.{name}")
     for entry in entry_points(group=group):
         if entry.name == name:
-            with plugin_failures(f"{_kind(group)} '{name}'"):
+            with plugin_failures(f"{kind} '{name}'"):
                 module: ModuleType = entry.load()
             return module
-    raise _unknown(folder, group, name)
+    raise _unknown(kind, name)
 
 
-def require_plugin(folder: str, group: str, name: str) -> None:
+def resolve_plugin(kind: str, config: PluginConfig) -> Plugin:
+    """Load the plug-in that a section names, and check its options.
+
+    Raises:
+        ConfigError: for an unknown plug-in or option, or a wrong value.
+    """
+    module = load_plugin(kind, config.name)
+    return Plugin(kind, config.name, module, validate(module.Config, config.options, kind))
+
+
+def require_plugin(kind: str, name: str) -> None:
     """Check that there is a plug-in of that name, without importing it.
 
     Raises:
         ConfigError: if there is none, naming the known ones.
     """
     if ":" in name:
-        require_module(_kind(group), name)
-    elif name not in _inside(folder) and name not in plugin_names(folder, group):
-        raise _unknown(folder, group, name)
+        require_module(kind, name)
+    elif name not in _inside(KINDS[kind][0]) and name not in plugin_names(kind):
+        raise _unknown(kind, name)
 
 
-def _kind(group: str) -> str:
-    """Return the kind of a group's plug-ins: "environment", "source", "algorithm", "network"."""
-    return group.removeprefix("murmur.").rstrip("s")
+def _unknown(kind: str, name: str) -> ConfigError:
+    known = plugin_names(kind)
+    return ConfigError(f"no {kind} '{name}'; {_hint(kind, name, known)}known: {', '.join(known)}")
 
 
-def _unknown(folder: str, group: str, name: str) -> ConfigError:
-    kind = _kind(group)
-    known = plugin_names(folder, group)
-    return ConfigError(
-        f"no {kind} '{name}'; {_hint(folder, kind, name, known)}known: {', '.join(known)}"
-    )
-
-
-def _hint(folder: str, kind: str, name: str, known: list[str]) -> str:
+def _hint(kind: str, name: str, known: list[str]) -> str:
     """Suggest a correction of an unknown name, ending in "; " or "? "; "" if there is none."""
-    package = import_module(folder)
+    package = import_module(KINDS[kind][0])
     plain = name.lower().replace("-", "").replace("_", "")
     same: dict[str, Any] | None = getattr(package, "KNOWN_AS", {}).get(plain)
     near: dict[str, Any] | None = getattr(package, "NEAREST", {}).get(plain)

@@ -24,10 +24,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, create_model, field_validator
 
+from shared.config.import_advice import hidden_advice, import_advice
+from shared.config.plugin_folders import expect, is_named
+from shared.config.section import Section
 from shared.errors import ConfigError
-from shared.import_advice import hidden_advice, import_advice
-from shared.plugin_folders import expect, is_named
-from shared.section import Section
 from shared.traces import error_message, place_of
 
 # What `Name` is called with, after the options if it has a Config.

@@ -6,8 +6,8 @@ import sys
 from difflib import get_close_matches
 from importlib import import_module
 
-from shared.extras import extra_of, install_command
-from shared.plugin_folders import folders_in_use
+from shared.config.extras import extra_of, install_command
+from shared.config.plugin_folders import folders_in_use
 
 OWN_PACKAGES = ("shared", "env_service", "learner_service", "murmur")
 # Module -> distribution. Only what is named here is ever recommended: anyone can register a

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shared.addresses import is_loopback, learner_addresses
-from shared.config import ExperimentConfig
+from shared.config.experiment import ExperimentConfig
 from shared.control_groups import own_groups
 
 _MOST_THREADS = 8  # networks of usual size gain nothing from more
@@ -112,8 +112,7 @@ def with_workers(config: ExperimentConfig, learners: int = 1) -> ExperimentConfi
         return config
     alone = not _on_this_machine(server.learner)
     choice = choose(config, available_cores(), alone=alone, learners=learners)
-    server = server.model_copy(update={"num_workers": choice.num_workers})
-    return config.model_copy(update={"env_server": server})
+    return config.changed({"env_server.num_workers": choice.num_workers})
 
 
 def with_threads(config: ExperimentConfig, learners: int = 1) -> ExperimentConfig:
@@ -127,8 +126,7 @@ def with_threads(config: ExperimentConfig, learners: int = 1) -> ExperimentConfi
     """
     learner, choice = config.learner, choose(config, available_cores(), learners=learners)
     if not learner.num_threads:
-        learner = learner.model_copy(update={"num_threads": choice.num_threads})
-        config = config.model_copy(update={"learner": learner})
+        config = config.changed({"learner.num_threads": choice.num_threads})
     return with_workers(config, learners) if learner.pipeline == "sync" else config
 
 

@@ -1,0 +1,232 @@
+"""Base classes of the configuration's sections, and checks with one-line error messages."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, Self, TypeVar, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+
+from shared.config.text import short
+from shared.errors import ConfigError
+
+Model = TypeVar("Model", bound=BaseModel)
+logger = logging.getLogger("murmur")
+
+# Option -> its name from 0.3 on. The former names are accepted until 0.4.
+FORMER_NAMES = {
+    "centralised": "centralized",
+    "centred": "centered",
+    "centred_state": "centered_state",
+    "colour": "color",
+    "grey": "gray",
+    "initialisation": "initialization",
+    "normalise": "normalize",
+    "normalise_observations": "normalize_observations",
+    "normalise_rewards": "normalize_rewards",
+    "prioritised": "prioritized",
+}
+_noticed: set[str] = set()  # former names, as dotted keys
+
+
+def with_new_names(
+    model: type[BaseModel], data: Mapping[str, Any], where: str = ""
+) -> dict[str, Any]:
+    """Return values of a model's fields under the names that these have now.
+
+    A former name is logged once in a process. Of a field given by both names the last one counts:
+    files and overrides are merged in this order.
+
+    Args:
+        model: pydantic model.
+        data: values by name, sections of the model nested in it.
+        where: dotted path of this model within the configuration.
+    """
+    fields, found = model.model_fields, dict[str, Any]()
+    for given, value in data.items():
+        name = FORMER_NAMES.get(given, given) if isinstance(given, str) else given
+        if given in fields or name not in fields:
+            name = given
+        at = f"{where}.{name}".lstrip(".")
+        if name != given and (old := f"{where}.{given}".lstrip(".")) not in _noticed:
+            _noticed.add(old)
+            logger.warning("%s is called %s now; the former name works until 0.4", old, at)
+        kind = fields[name].annotation if name in fields else None
+        if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            value = with_new_names(kind, value, at)
+        found[name] = value
+    return found
+
+
+def known_names(name: str, known: Iterable[str]) -> str:
+    """List the known names and the closest match, for a message about an unknown name."""
+    names = list(known)
+    close = get_close_matches(name, names, 1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}known: {', '.join(names) or 'none'}"
+
+
+def validate(model: type[Model], data: Mapping[str, Any], where: str = "") -> Model:
+    """Build a model, and report all validation errors in one readable line.
+
+    Args:
+        model: pydantic model.
+        data: values of its fields.
+        where: dotted path of this model within the configuration, for the messages.
+
+    Raises:
+        ConfigError: if values are invalid, naming each key, its value, and the fix.
+    """
+    try:
+        return model.model_validate(with_new_names(model, data, where))
+    except ValidationError as error:
+        lines = []
+        for e in error.errors():
+            path = ".".join(str(p) for p in e["loc"])
+            full = ".".join(p for p in (where, path) if p)
+            if e["type"] == "extra_forbidden":
+                known = _keys_at(model, [str(p) for p in e["loc"][:-1]])
+                close = get_close_matches(str(e["loc"][-1]), known, 1)
+                hint = f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(known)
+                if "arguments" in known and not close:  # of an environment of another library
+                    hint += f"; what its factory is to be given is arguments.{e['loc'][-1]}"
+                lines.append(f"unknown key '{full}'; {hint}")
+            elif e["type"] == "missing":
+                lines.append(f"key '{full}' is missing{_plugin_advice(model, e['loc'])}")
+            elif e["type"] == "model_type":
+                keys = ", ".join(_keys_at(model, [str(p) for p in e["loc"]]))
+                lines.append(f"'{full}' = {short(e['input'])}: it is a section with keys: {keys}")
+            elif e["type"] in ("tuple_type", "list_type"):
+                one = isinstance(e["input"], str | int | float)
+                example = f", [{e['input']}]" if one else ""
+                lines.append(f"'{full}' = {short(e['input'])}: it is a list{example}")
+            elif e["type"] == "dict_type":
+                lines.append(f"'{full}' = {short(e['input'])}: it holds keys, {full}.KEY=VALUE")
+            elif e["type"] == "value_error":
+                lines.append(f"{full + ': ' if full else ''}{e['ctx']['error']}")
+            else:
+                lines.append(f"'{full}' = {short(e['input'])}: {e['msg']}")
+        raise ConfigError("; ".join(lines)) from None
+
+
+def _plugin_advice(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
+    """Return the key to add if a plug-in's options are given without its name; else ""."""
+    if len(path) != 2 or path[1] != "name":
+        return ""
+    section = str(path[0])
+    default = model.model_fields[section].default
+    name = getattr(default, "name", "")
+    if not name:
+        return ""
+    if name == "auto":
+        return (
+            f": it is auto here, and auto's options are not known; name it too, with --set "
+            f"{section}.name=mlp (for vectors) or {section}.name=cnn (for images)"
+        )
+    return f": it is {name} here; name it too, with --set {section}.name={name}"
+
+
+def _keys_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    """Return the field names of the model found by following `path` from `model`."""
+    for part in path:
+        field = model.model_fields.get(part)
+        if field is None or not isinstance(field.annotation, type):
+            return []
+        if not issubclass(field.annotation, BaseModel):
+            return []
+        model = field.annotation
+    return list(model.model_fields)
+
+
+_EXACT = 2**53  # floats from here on skip whole numbers
+_MOST_S = 1e9  # 30 years; longer waits overflow the system's clocks
+
+# A number that 0 leaves to murmur; `auto` says the same.
+Auto = Annotated[int, BeforeValidator(lambda value: 0 if value == "auto" else value)]
+# The same where 0 is a number like any other: null, or `auto`.
+Open = Annotated[int | None, BeforeValidator(lambda value: None if value == "auto" else value)]
+
+
+class Section(BaseModel):
+    """Base of every part of the configuration: frozen, unknown keys forbidden."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """Return a copy with other values, which are not checked again.
+
+        Args:
+            changes: values by dotted key: {"learner.port": 0}.
+        """
+        own: dict[str, Any] = {}
+        for key, value in changes.items():
+            name, _, below = key.partition(".")
+            part = own.get(name, getattr(self, name))
+            own[name] = part.changed({below: value}) if below else value
+        return self.model_copy(update=own)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_exact(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse a float as a whole number if it is too large to be exact."""
+        if isinstance(value, float) and abs(value) >= _EXACT:
+            kind = cls.model_fields[info.field_name or ""].annotation
+            if int in (kind, *get_args(kind)) and float not in get_args(kind):
+                raise ValueError(f"{value:g} is not exact as a whole number: write all its digits")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _in_range(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse numbers too large for a wait (s) or an array."""
+        if isinstance(value, int | float) and abs(value) > _MOST_S:
+            if (info.field_name or "").endswith("_s"):
+                raise ValueError(f"{value:g} s is too long: at most {_MOST_S:g} s")
+            if abs(value) >= 2**63:
+                raise ValueError(f"{float(value):g} is too large")
+        return value
+
+
+class PluginConfig(BaseModel):
+    """A plug-in by name, with its options inline."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return all values but the name, as given."""
+        return dict(self.model_extra or {})
+
+
+NO_PLUGIN = PluginConfig(name="")
+
+
+def merged(
+    base: dict[Any, Any], top: dict[Any, Any], plugins: tuple[str, ...] = ()
+) -> dict[Any, Any]:
+    """Merge `top` over `base`, key by key.
+
+    Args:
+        base: values used for keys that `top` lacks.
+        top: values that take precedence.
+        plugins: keys of sections that name a plug-in; another plug-in's name drops the options
+            in `base`.
+    """
+    result = dict(base)
+    for key, value in top.items():
+        below = result.pop(key, None)  # what is given last is last
+        if isinstance(value, dict) and isinstance(below, dict):
+            other = value.get("name") not in (None, below.get("name"))
+            result[key] = merged({} if other and key in plugins else below, value)
+        else:
+            result[key] = value
+    return result
