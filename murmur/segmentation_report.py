@@ -8,7 +8,7 @@ from learner_service.telemetry.figures import compared, confusion_matrix, png
 from murmur.charts import Chart, Series, line_chart
 from murmur.device_report import run_busy_text
 from murmur.report import page_environment, page_parts
-from murmur.report_charts import loss_reading
+from murmur.report_charts import loss_charts
 from murmur.run_folder import RunFolder
 from murmur.segmentation import (
     Measured,
@@ -134,9 +134,4 @@ def _learning_charts(
             svg = line_chart([Series("", x, values)], "updates", name, markers=True)
             title = f"Validation: {name.replace('_', ' ')}"
             charts.append(Chart(title, svg, _READINGS.get(name, "")))
-    x = [p["updates"] for p in progress]
-    for name in dict.fromkeys(name for p in progress for name in p.get("losses", {})):
-        values = [p["losses"].get(name) for p in progress]
-        svg = line_chart([Series("", x, values)], "updates", name)
-        charts.append(Chart(name.replace("_", " "), svg, loss_reading(name)))
-    return charts
+    return [*charts, *loss_charts(progress, [p["updates"] for p in progress], "updates")]

@@ -172,7 +172,7 @@ def test_report_is_one_page_with_scores_and_pictures(run: RunFolder, tmp_path: P
     parser.feed(page)
     assert parser.open == []
     assert not re.search(r"(?:src|href)=.https?:", page)
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == 3  # confusion, predictions, augmentation
     for text in ("commonest class", "l_brow", "Validation: f score", "progressive", "source.size"):
         assert text in page
     assert "NaN" not in re.sub(r'base64,[^"]*', "", page)
