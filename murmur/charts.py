@@ -181,38 +181,6 @@ def _svg(figure: Figure, label: str) -> str:
     )
 
 
-def matrix_chart(
-    shares: np.ndarray[Any, np.dtype[np.float64]], names: Sequence[str], label: str
-) -> str:
-    """Draw a square matrix of shares as an <svg> element: the darker, the larger.
-
-    Args:
-        shares: [K, K] shares from 0 to 1.
-        names: names of the K rows and columns.
-        label: name of the rows and columns.
-    """
-    cell, margin = 18, 10 + 7 * max(len(name) for name in names)
-    side = margin + cell * len(names)
-    out = [
-        f'<svg role="img" aria-label="{escape(label)}" viewBox="0 0 {side} {side}" '
-        'fill="currentColor" font-family="sans-serif" font-size="11">'
-    ]
-    for i, name in enumerate(names):
-        at = margin + cell * i + cell * 0.7
-        out.append(f'<text x="{margin - 6}" y="{at}" text-anchor="end">{escape(name)}</text>')
-        out.append(
-            f'<text transform="translate({at} {margin - 6}) rotate(-90)">{escape(name)}</text>'
-        )
-        for j, share in enumerate(shares[i]):
-            x, y = margin + cell * j, margin + cell * i
-            out.append(
-                f'<rect x="{x}" y="{y}" width="{cell - 1}" height="{cell - 1}" '
-                f'fill-opacity="{0.05 + 0.95 * share:.2f}"><title>{escape(name)} as '
-                f"{escape(names[j])}: {share:.3f}</title></rect>"
-            )
-    return "".join([*out, "</svg>"])
-
-
 def _thin(values: Sequence[float | None]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Thin values to at most _MAX_POINTS floats: the means of equal stretches."""
     array = np.array([np.nan if v is None else v for v in values], np.float64)

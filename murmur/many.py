@@ -12,7 +12,7 @@ from murmur.text import print_plain
 from shared.config.extras import advising
 from shared.config.files import Overrides, changes_of, dotted
 from shared.config.text import plain_value
-from shared.errors import ConfigError, ResourceError
+from shared.errors import ResourceError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,14 +64,14 @@ def sweep(
         MurmurError: for another error the user can fix.
     """
     from murmur.sweeps.folder import ENDED
-    from murmur.sweeps.run import run_sweep
+    from murmur.sweeps.run import open_sweep, run_sweep
 
     given = {"seeds": seeds, "vary": vary, "method": method, "trials": trials}
     changes = {key: plain_value(value, key) for key, value in given.items() if value is not None}
     if same := {dotted(path, source): value for path, value, source in changes_of(overrides)}:
         changes["set"] = same
     path = None if folder is None else Path(folder)
-    found = _sweep_folder(_paths(configs), changes, path, resume=resume)
+    found = open_sweep(_paths(configs), changes, path, resume=resume)
     console = Console() if progress else Console(quiet=True, force_terminal=False)
     try:
         failed = run_sweep(found, console=console, parallel=parallel)
@@ -82,28 +82,6 @@ def sweep(
     return [Run(found.folder_of(run).path) for run in found.runs if run.state in ENDED]
 
 
-def _sweep_folder(
-    targets: list[str], changes: Mapping[str, Any], path: Path | None, *, resume: bool
-) -> "SweepFolder":
-    """Open the folder of a new or a resumed sweep, locked by this process.
-
-    Raises:
-        ConfigError: if there is none to resume, or for a mistake in a configuration.
-        ResourceError: if another process runs the sweep.
-    """
-    from murmur.sweeps.folder import SweepFolder
-    from murmur.sweeps.spec import load_spec
-
-    if resume:
-        if targets or changes:
-            raise ConfigError("resume=True continues a sweep as it is; give its folder alone")
-        return SweepFolder.open(path or SweepFolder.newest(Path("runs")), lock=True)
-    if not targets:
-        raise ConfigError("which configurations? `murmur config` lists those that come with murmur")
-    return SweepFolder.create(load_spec(targets, changes), path)
-
-
-@advising()
 def _failures(found: "SweepFolder") -> str:
     """Return a message on a sweep's failed runs, with errors and the call that tries again."""
     named = [f"{run.name}: {run.message}" for run in found.runs if run.state == "failed"]
@@ -113,6 +91,7 @@ def _failures(found: "SweepFolder") -> str:
     )
 
 
+@advising()
 def compare(
     runs: Names,
     *,

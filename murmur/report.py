@@ -3,7 +3,6 @@
 import base64
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,14 +34,6 @@ from shared.notices import FILE as NOTICES
 from shared.notices import read_notices
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A policy in the table of results: a cell is (text, whether it is the best of its column)."""
-
-    name: str
-    cells: list[tuple[str, str]]
 
 
 def write_report(
@@ -184,7 +175,7 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
             **page_parts(run, facts, last),
             summary="A training run of murmur: environment servers that stream to learners.",
             columns=_columns(results),
-            rows=_rows(results),
+            results=results,
             episodes=max((r["episodes"] for r in results.values()), default=0),
             note=_note(run, results),
             intervals=sum(len(r["summary"]) for r in results.values()),
@@ -253,21 +244,6 @@ def _columns(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return sorted(names, key=lambda name: name != "return")
 
 
-def _rows(results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    rows = []
-    for name, result in results.items():
-        cells = []
-        for column in _columns(results):
-            s = result["summary"].get(column)
-            if s is None:
-                cells.append(("–", ""))
-            else:
-                interval = f"{number(s['low'])} … {number(s['high'])}"
-                cells.append((number(s["mean"]), interval))
-        rows.append(Row(name, cells))
-    return rows
-
-
 def _pictures(run: RunFolder, results: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (policy, PNG in base64) of the first episode's end, the learned policy first."""
     found = []
@@ -289,9 +265,14 @@ def _provenance(start: Mapping[str, Any]) -> dict[str, str]:
         "commit": start.get("commit", "unknown"),
         "machine": ", ".join(f"{k}: {v}" for k, v in machine.items() if v is not None),
         "packages": ", ".join(f"{k} {v}" for k, v in packages.items()),
-        "page written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC at {commit()}, "
-        f"Python {platform.python_version()}",
+        "page written": written_now(),
     }
+
+
+def written_now() -> str:
+    """Return when a page is written, and by which murmur and Python."""
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{now} at {commit()}, Python {platform.python_version()}"
 
 
 def _plain(value: object) -> str:

@@ -108,37 +108,42 @@ def learning_charts(progress: list[dict[str, Any]]) -> list[Chart]:
     """Return the charts of training; their x axis is environment steps throughout."""
     if not progress:
         return []
-    charts, x_label = [], _X_LABEL
+    charts = []
     x = [p["env_steps"] for p in progress]
 
-    def column(key: str) -> list[float | None]:
-        return [p.get(key) for p in progress]
+    def curve(title: str, key: str, y_label: str, reading: str) -> Chart:
+        values = [p.get(key) for p in progress]
+        return Chart(title, line_chart([Series("", x, values)], _X_LABEL, y_label), reading)
 
-    if any(v is not None for v in column("return")):
-        svg = line_chart([Series("", x, column("return"))], x_label, "return")
+    if any(p.get("return") is not None for p in progress):
         reading = "Mean return of recent training episodes, in which the policy still explores."
-        charts.append(Chart("Return while training", svg, reading))
+        charts.append(curve("Return while training", "return", "return", reading))
     if teams := [n for n in progress[-1].get("metrics", {}) if n.startswith(_TEAM)]:
         series = [
             Series(n.removeprefix(_TEAM), x, [p["metrics"].get(n) for p in progress]) for n in teams
         ]
-        svg = line_chart(series, x_label, "return")
+        svg = line_chart(series, _X_LABEL, "return")
         reading = "The same for each team alone: rewards of its agents, summed over an episode."
         charts.append(Chart("Return of each team while training", svg, reading))
-    for name in list(dict.fromkeys(name for p in progress for name in p.get("losses", {}))):
-        svg = line_chart([Series("", x, [p["losses"].get(name) for p in progress])], x_label, name)
-        charts.append(Chart(name.replace("_", " "), svg, loss_reading(name)))
-    svg = line_chart([Series("", x, column("agent_steps_per_s"))], x_label, "agent-steps/s")
-    charts.append(
-        Chart("Speed", svg, "Decisions of single agents a second; dips are updates or evaluations.")
-    )
-    svg = line_chart([Series("", x, column("policy_lag"))], x_label, "updates")
+    reading = "Decisions of single agents a second; dips are updates or evaluations."
+    speed = curve("Speed", "agent_steps_per_s", "agent-steps/s", reading)
     reading = "How many updates old the acting policy was when its rows were learned from."
-    charts.append(Chart("Policy lag", svg, reading))
+    lag = curve("Policy lag", "policy_lag", "updates", reading)
+    return [*charts, *loss_charts(progress, x, _X_LABEL), speed, lag]
+
+
+def loss_charts(progress: list[dict[str, Any]], x: list[float], x_label: str) -> list[Chart]:
+    """Draw every loss of a run's lines of progress over x."""
+    names = dict.fromkeys(name for p in progress for name in p.get("losses", {}))
+    charts = []
+    for name in names:
+        values = [p["losses"].get(name) for p in progress]
+        svg = line_chart([Series("", x, values)], x_label, name)
+        charts.append(Chart(name.replace("_", " "), svg, _loss_reading(name)))
     return charts
 
 
-def loss_reading(name: str) -> str:
+def _loss_reading(name: str) -> str:
     """Return how to read a loss's curve."""
     if "grad" in name:
         return "Length of the gradient; spikes hint at an unstable update."

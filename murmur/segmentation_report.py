@@ -4,13 +4,11 @@ import base64
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from learner_service.telemetry.figures import compared, png
-from murmur.charts import Chart, Series, line_chart, matrix_chart
+from learner_service.telemetry.figures import compared, confusion_matrix, png
+from murmur.charts import Chart, Series, line_chart
 from murmur.device_report import run_busy_text
 from murmur.report import page_environment, page_parts
-from murmur.report_charts import loss_reading
+from murmur.report_charts import loss_charts
 from murmur.run_folder import RunFolder
 from murmur.segmentation import (
     Measured,
@@ -116,14 +114,11 @@ def _embedded(file: bytes) -> str:
 
 def _results(measured: Measured, checkpoint: str) -> dict[str, Any]:
     """Return the template's values of the scores."""
-    matrix = measured.matrix
-    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
-    label = "share of a class's pixels that is taken for each class"
     return {
         "measured": measured.record(checkpoint),
         "checkpoint": checkpoint,
         "absent": measured.absent,
-        "confusion": matrix_chart(shares, measured.classes, label),
+        "confusion": _embedded(png(confusion_matrix(measured.matrix, measured.classes))),
     }
 
 
@@ -139,9 +134,4 @@ def _learning_charts(
             svg = line_chart([Series("", x, values)], "updates", name, markers=True)
             title = f"Validation: {name.replace('_', ' ')}"
             charts.append(Chart(title, svg, _READINGS.get(name, "")))
-    x = [p["updates"] for p in progress]
-    for name in dict.fromkeys(name for p in progress for name in p.get("losses", {})):
-        values = [p["losses"].get(name) for p in progress]
-        svg = line_chart([Series("", x, values)], "updates", name)
-        charts.append(Chart(name.replace("_", " "), svg, loss_reading(name)))
-    return charts
+    return [*charts, *loss_charts(progress, [p["updates"] for p in progress], "updates")]

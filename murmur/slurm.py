@@ -1,7 +1,7 @@
 """`murmur slurm`: a job script for a cluster that Slurm manages.
 
-The script has three parts: #SBATCH lines, settings of this run as shell variables, and
-slurm_job.sh, which is the same in every script.
+slurm_job.sh is the script with gaps, written {{so}}: #SBATCH lines, settings of this run as shell
+variables, and what is the same in every script.
 """
 
 import math
@@ -17,7 +17,7 @@ from murmur.settings import has_torch
 from shared.config.experiment import ExperimentConfig
 from shared.errors import ConfigError, ResourceError
 
-BODY = Path(__file__).with_name("slurm_job.sh")
+_TEMPLATE = Path(__file__).with_name("slurm_job.sh")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _NAME = re.compile(r"[\w.,+@=-]+", re.ASCII)
 _PLACES_KEPT = 2  # sessions that a rank has room for beyond its share
@@ -164,8 +164,8 @@ def job_script(job: SlurmJob, config: ExperimentConfig) -> str:
     """
     job.check()
     _check_shares(job, config)
-    parts = [_introduction(job), *_sbatch_lines(job, config), "", *_settings(job, config), ""]
-    return "\n".join(parts) + BODY.read_text()
+    values = _values(job, config)
+    return re.sub(r"\{\{(\w+)\}\}", lambda gap: str(values[gap[1]]), _TEMPLATE.read_text())
 
 
 def _check_shares(job: SlurmJob, config: ExperimentConfig) -> None:
@@ -201,106 +201,75 @@ def write_script(job: SlurmJob, config: ExperimentConfig, file: Path) -> None:
         raise ResourceError(f"cannot write {error.filename or file}: {error.strerror}") from None
 
 
-def _introduction(job: SlurmJob) -> str:
-    where = (
-        "Component 0 is the learner, component 1 the environment servers."
-        if job.env_nodes
-        else "Learner and environment servers share its nodes."
-    )
-    return f"""#!/bin/bash
-# A murmur training as a Slurm job, written by `murmur slurm`. Change it as you like.
-#
-#   sbatch FILE                                  start it; again: continue from the last checkpoint
-#   tail -F RUN/logs/*.log                       watch it
-#   scancel --batch --signal=USR1 JOB            save, and queue it again
-#   scancel JOB                                  end it
-#
-# {where}
-# `man sbatch` explains the #SBATCH lines."""
-
-
-def _sbatch_lines(job: SlurmJob, config: ExperimentConfig) -> Iterator[str]:
-    """Yield the #SBATCH lines: of the whole job, of the learner, of the environment servers."""
-    log = str(job.run / "logs" / "job-").replace("%", "%%") + "%j.log"
-    common = [
-        *([f"--time={job.time}"] if job.time else []),
-        *([f"--account={job.account}"] if job.account else []),
-        *([f"--mem-per-cpu={job.mem_per_cpu}"] if job.mem_per_cpu else []),
-        *job.extra,
-    ]
-    yield f"#SBATCH --job-name={_job_name(config)}"
-    yield f"#SBATCH --output={shlex.quote(log)}"
-    yield "#SBATCH --open-mode=append"
-    yield f"#SBATCH --chdir={shlex.quote(str(Path.cwd()))}"
-    yield f"#SBATCH --{'' if job.requeue else 'no-'}requeue"
-    yield f"#SBATCH --signal=B:USR1@{job.save_before_s}"
-    yield ""
-    if job.env_nodes:
-        ranks = _plural(job.size, "rank")
-        yield f"# Component 0, the learner: {ranks} on {_plural(job.learner_nodes, 'node')}."
-        tasks, cpus = job.ranks_per_node, job.cpus_per_rank
-    else:
-        yield (
-            f"# On each node {_plural(job.ranks_per_node, 'rank')} of the learner, with "
-            f"{_plural(job.cpus_per_rank, 'CPU')} each, and an environment server with "
-            f"{job.cpus_per_node}."
-        )
-        tasks, cpus = 1, job.ranks_per_node * job.cpus_per_rank + job.cpus_per_node
-    lines = [
-        f"--nodes={job.learner_nodes}",
-        f"--ntasks-per-node={tasks}",
-        f"--cpus-per-task={cpus}",
-    ]
-    gpus = [f"--gres=gpu:{job.ranks_per_node}"] if job.gpus else []
-    partition = [f"--partition={job.partition}"] if job.partition else []
-    yield from (f"#SBATCH {item}" for item in [*lines, *gpus, *partition, *common])
-    if not job.env_nodes:
-        return
-    yield "#SBATCH hetjob"
-    nodes = _plural(job.env_nodes, "node")
-    yield f"# Component 1, the environment servers: one on each of {nodes}."
-    lines = [
-        f"--nodes={job.env_nodes}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={job.cpus_per_node}",
-    ]
-    name = job.env_partition or job.partition
-    partition = [f"--partition={name}"] if name else []
-    yield from (f"#SBATCH {item}" for item in [*lines, *partition, *common])
-
-
-def _settings(job: SlurmJob, config: ExperimentConfig) -> Iterator[str]:
-    """Yield the run's settings as shell variables."""
+def _values(job: SlurmJob, config: ExperimentConfig) -> dict[str, object]:
+    """Return what slurm_job.sh has gaps for, by name."""
     limit = job.limit_s()
-    days = _NO_LIMIT_DAYS if limit is None else math.ceil(limit / 86400) + _SPARE_DAYS
     workers = _workers(job, config)
     overrides = [*job.overrides, *_needed_options(job, config, workers)]
     file = Path(job.config)
-    source = str(file.resolve()) if file.is_file() else job.config
-    evaluates = config.evaluation.every_updates > 0 and not config.supervised
-    yield "# How a node runs murmur. In a container: murmur=(apptainer exec --nv IMAGE murmur)."
-    yield f"murmur=({shlex.join([sys.executable, '-P', '-m', 'murmur'])})"
-    yield "# What it trains: `murmur config` lists configurations."
-    yield f"config={shlex.quote(source)}"
-    yield f"options=({shlex.join(part for item in overrides for part in ('--set', item))})"
-    yield "# The run's folder, on a file system that all nodes share."
-    yield f"run={shlex.quote(str(job.run))}"
-    for setting, meaning in (
-        (f"ranks={job.size}", "learner processes"),
-        (f"ranks_per_node={job.ranks_per_node}", "of these on one node"),
-        (f"workers={workers}", "worker processes of each environment server"),
-        (f"evaluates={_yes(evaluates)}", "yes: one more server plays the run's evaluations"),
-        (f"requeue={_yes(job.requeue)}", "yes: once saved before the time limit"),
-        (f"max_restarts={job.max_restarts}", "of each component, in one start of the job"),
-        ("look_every_s=2", "pause between two looks at the components"),
-        (f"days={days}", "until the job's certificates end"),
-    ):
-        yield f"{setting:<20} # {meaning}"
-    yield from _steps(job)
+    learner_step, server_step = _steps(job)
+    return {
+        "name": re.sub(r"[^\w.+@=-]", "-", f"murmur-{config.run.name}", flags=re.ASCII),
+        "log": shlex.quote(str(job.run / "logs" / "job-").replace("%", "%%") + "%j.log"),
+        "folder": shlex.quote(str(Path.cwd())),
+        "requeue_option": "requeue" if job.requeue else "no-requeue",
+        "save_before_s": job.save_before_s,
+        "components": "\n".join(_components(job)),
+        "murmur": shlex.join([sys.executable, "-P", "-m", "murmur"]),
+        "config": shlex.quote(str(file.resolve()) if file.is_file() else job.config),
+        "options": shlex.join(part for item in overrides for part in ("--set", item)),
+        "run": shlex.quote(str(job.run)),
+        "ranks": job.size,
+        "ranks_per_node": job.ranks_per_node,
+        "workers": workers,
+        "evaluates": _yes(config.evaluation.every_updates > 0 and not config.supervised),
+        "requeue": _yes(job.requeue),
+        "max_restarts": job.max_restarts,
+        "days": _NO_LIMIT_DAYS if limit is None else math.ceil(limit / 86400) + _SPARE_DAYS,
+        "learner_step": shlex.join(learner_step),
+        "server_step": shlex.join(server_step),
+    }
 
 
-def _steps(job: SlurmJob) -> Iterator[str]:
-    """Yield the options of each component's srun."""
+def _components(job: SlurmJob) -> Iterator[str]:
+    """Yield the #SBATCH lines of the learner, and of environment servers with their own nodes."""
+    gpus = job.ranks_per_node if job.gpus else 0
+    nodes, partition = job.learner_nodes, job.partition
+    if not job.env_nodes:
+        yield "# The learner's ranks, with an environment server on each of their nodes."
+        cpus = job.ranks_per_node * job.cpus_per_rank + job.cpus_per_node
+        yield from _request(job, nodes, 1, cpus, gpus, partition)
+        return
+    yield "# Component 0, the learner."
+    yield from _request(job, nodes, job.ranks_per_node, job.cpus_per_rank, gpus, partition)
+    yield "#SBATCH hetjob"
+    yield "# Component 1, the environment servers: one on each node."
+    yield from _request(job, job.env_nodes, 1, job.cpus_per_node, 0, job.env_partition or partition)
+
+
+def _request(
+    job: SlurmJob, nodes: int, tasks: int, cpus: int, gpus: int, partition: str
+) -> Iterator[str]:
+    """Yield the #SBATCH lines of one component."""
+    options = {
+        "nodes": nodes,
+        "ntasks-per-node": tasks,
+        "cpus-per-task": cpus,
+        "gres": f"gpu:{gpus}" if gpus else "",
+        "partition": partition,
+        "time": job.time,
+        "account": job.account,
+        "mem-per-cpu": job.mem_per_cpu,
+    }
+    for name, value in options.items():
+        if value:
+            yield f"#SBATCH --{name}={value}"
+    for item in job.extra:
+        yield f"#SBATCH {item}"
+
+
+def _steps(job: SlurmJob) -> tuple[list[str], list[str]]:
+    """Return the options of each component's srun: of the learner, of a server."""
     learner = [
         f"--nodes={job.learner_nodes}",
         f"--ntasks={job.size}",
@@ -310,14 +279,10 @@ def _steps(job: SlurmJob) -> Iterator[str]:
     ]
     gpus = [f"--gres=gpu:{job.ranks_per_node}"] if job.gpus else []
     server = ["--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none"]
-    if job.env_nodes:
-        learner = ["--het-group=0", *learner, f"--cpus-per-task={job.cpus_per_rank}", *gpus]
-        server = ["--het-group=1", *server]
-    else:
-        learner += ["--overlap", *gpus]
-    yield "# The options of each component's srun."
-    yield f"learner_step=({shlex.join(learner)})"
-    yield f"server_step=({shlex.join(server)})"
+    if not job.env_nodes:
+        return [*learner, "--overlap", *gpus], server
+    learner = ["--het-group=0", *learner, f"--cpus-per-task={job.cpus_per_rank}", *gpus]
+    return learner, ["--het-group=1", *server]
 
 
 def _workers(job: SlurmJob, config: ExperimentConfig) -> int:
@@ -339,14 +304,6 @@ def _needed_options(job: SlurmJob, config: ExperimentConfig, workers: int) -> li
     if places > config.learner.max_sessions:
         needed.append(f"learner.max_sessions={places}")
     return needed
-
-
-def _job_name(config: ExperimentConfig) -> str:
-    return re.sub(r"[^\w.+@=-]", "-", f"murmur-{config.run.name}", flags=re.ASCII)
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _yes(value: bool) -> str:

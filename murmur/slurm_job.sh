@@ -1,3 +1,45 @@
+#!/bin/bash
+# A murmur training as a Slurm job, written by `murmur slurm`. Change it as you like.
+#
+#   sbatch FILE                                  start it; again: continue from the last checkpoint
+#   tail -F RUN/logs/*.log                       watch it
+#   scancel --batch --signal=USR1 JOB            save, and queue it again
+#   scancel JOB                                  end it
+#
+# `man sbatch` explains the #SBATCH lines.
+#SBATCH --job-name={{name}}
+#SBATCH --output={{log}}
+#SBATCH --open-mode=append
+#SBATCH --chdir={{folder}}
+#SBATCH --{{requeue_option}}
+#SBATCH --signal=B:USR1@{{save_before_s}}
+
+{{components}}
+
+# How a node runs murmur. In a container: murmur=(apptainer exec --nv IMAGE murmur).
+murmur=({{murmur}})
+# What it trains: `murmur config` lists configurations.
+config={{config}}
+options=({{options}})
+# The run's folder, on a file system that all nodes share.
+run={{run}}
+# Learner processes, and how many of these are on one node.
+ranks={{ranks}}
+ranks_per_node={{ranks_per_node}}
+# Worker processes of each environment server.
+workers={{workers}}
+# yes: one more server plays the run's evaluations.
+evaluates={{evaluates}}
+# yes: queue the job again, once saved before the time limit.
+requeue={{requeue}}
+# Restarts of each component, in one start of the job, and the pause between two looks at them.
+max_restarts={{max_restarts}}
+look_every_s=2
+# Days until the job's certificates end.
+days={{days}}
+# The options of each component's srun.
+learner_step=({{learner_step}})
+server_step=({{server_step}})
 # ---------------------------------------------------------------------------------------------
 # What follows is the same in every script. It runs on the first node of the learner.
 

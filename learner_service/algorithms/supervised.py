@@ -22,9 +22,9 @@ from learner_service.algorithms.base import Algorithm
 from learner_service.algorithms.options import About, AlgorithmConfig
 from learner_service.augment.base import Augment
 from learner_service.augment.building import build_augment
-from learner_service.images.samples import SampleBatch
 from learner_service.runtime.memory import learning_from
 from learner_service.runtime.precision import Precision
+from learner_service.storage.samples import SampleBatch
 from learner_service.telemetry.figures import Figures
 from shared.config.experiment import AugmentConfig, ExperimentConfig
 from shared.config.plugins import load_plugin, plugin_failures, plugin_names, resolve_plugin

@@ -21,12 +21,12 @@ from learner_service.algorithms.averaging import averaged, decay_after
 from learner_service.algorithms.base import Policy
 from learner_service.algorithms.options import GradNorm
 from learner_service.algorithms.supervised import Supervised, SupervisedConfig
-from learner_service.images.samples import SampleBatch
 from learner_service.networks.dropout import draw_from
 from learner_service.networks.snapshot import publish, snapshot
 from learner_service.runtime.adam import decayed
 from learner_service.runtime.cuda_graph import Outputs
 from learner_service.runtime.precision import Precision
+from learner_service.storage.samples import SampleBatch
 from shared.config import PluginConfig
 from shared.samples import IMAGE, MASK, SampleSpec
 

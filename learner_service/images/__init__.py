@@ -1,1 +1,1 @@
-"""Learning from images: samples that supply sessions send, their epochs, and runs on them."""
+"""Runs that learn from images: the run, its supply sessions, and what follows an epoch."""

@@ -8,9 +8,9 @@ import numpy as np
 
 from learner_service.algorithms.supervised import Supervised, SupervisedConfig
 from learner_service.context import RunContext
-from learner_service.images.epochs import TRAIN, VALID
-from learner_service.images.samples import SampleBatch, SampleStore
 from learner_service.report import Update
+from learner_service.storage.epochs import TRAIN, VALID
+from learner_service.storage.samples import SampleBatch, SampleStore
 from learner_service.telemetry.figures import Figures
 from shared.class_census import class_problems
 from shared.errors import MurmurError

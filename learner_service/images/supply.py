@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import grpc
 from numpy.typing import NDArray
 
-from learner_service.images.epochs import Request
-from learner_service.images.samples import SampleStore
 from learner_service.serving.admission import Admission, Admitted, Context, Refused
+from learner_service.storage.epochs import Request
+from learner_service.storage.samples import SampleStore
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config.experiment import ExperimentConfig
 from shared.errors import MurmurError, SpecError, WireError

@@ -1,190 +1,22 @@
-"""The learner's Prometheus metrics: every one with its meaning, in one table."""
+"""The learner's Prometheus metrics, as they are counted and read."""
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import Metric as Family
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from learner_service.telemetry.copied import Copied
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.gpu import Gpu
-from learner_service.telemetry.gpu_metrics import GPU_METRICS
-from learner_service.telemetry.graph_metrics import GRAPH_METRICS
-from learner_service.telemetry.metric import Metric, RankRegistry
+from learner_service.telemetry.metric import METRICS
 from learner_service.telemetry.notices import NoticeLog
 from learner_service.telemetry.persistent_counters import PersistentCounters
-from learner_service.telemetry.sample_metrics import SAMPLE_METRICS
-from learner_service.telemetry.serving_metrics import SERVING_METRICS
-from learner_service.telemetry.tracking_metrics import TRACKING_METRICS
 from shared.ledger import Ledger, ThreadClock
-
-_UPDATE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-_LAGS = (0, 1, 2, 3, 4, 8, 16)
-
-
-METRICS = (
-    Metric(
-        "info",
-        "gauge",
-        "always 1: which run this is, and on which device it learns",
-        labels=("run", "environment", "algorithm", "device"),
-    ),
-    *SERVING_METRICS,
-    Metric(
-        "update_seconds",
-        "histogram",
-        "time of one update",
-        "high: lower precision, a faster device; `murmur doctor` probes the algorithm's options",
-        buckets=_UPDATE_S,
-    ),
-    Metric("updates", "counter", "updates made"),
-    Metric(
-        "updates_skipped",
-        "counter",
-        "updates undone because a loss or a weight was not finite",
-        "the log names the loss and a file with the batch: lower the learning rates, "
-        "learner.precision=fp32; more than learner.max_skipped_updates in a row end the run",
-    ),
-    Metric(
-        "outliers_clipped",
-        "counter",
-        "observations, rewards and returns that lay far beyond all others: clipped before they "
-        "entered the statistics that normalize",
-        "the log shows the first of each observation: a sensor's or simulator's fault",
-        ("of",),
-    ),
-    Metric("policy_version", "gauge", "version of the acting policy"),
-    Metric(
-        "policy_lag",
-        "histogram",
-        "updates between acting on a row and learning from it",
-        "above max_policy_lag rows are dropped",
-        buckets=_LAGS,
-    ),
-    Metric("env_steps", "counter", "environment steps received (all agents act in one)"),
-    Metric("agent_steps", "counter", "agent steps received"),
-    Metric(
-        "rows_received",
-        "counter",
-        "environment rows received: trained, inserted, dropped or held",
-    ),
-    Metric(
-        "rows_trained",
-        "counter",
-        "environment rows taken by updates: each once, or from a replay many times",
-    ),
-    Metric("rows_inserted", "counter", "environment rows put into the replay, each once"),
-    Metric(
-        "rows_dropped",
-        "counter",
-        "environment rows that are not learned from. session: the last row of a session, which "
-        "nothing was done on; lag: too old; restart: what a learner that was killed had not saved; "
-        "skipped: those of updates_skipped",
-        "lag: environment steps longer than max_policy_lag updates; session: "
-        "environment servers die; restart: lower checkpoint_every_updates",
-        ("reason",),
-    ),
-    Metric(
-        "rows_undone",
-        "counter",
-        "environment rows that were trained or inserted after the checkpoint that a killed "
-        "learner was started from again: what was learned from them is lost",
-        "lower checkpoint_every_updates",
-    ),
-    Metric(
-        "rows_stored",
-        "gauge",
-        "environment rows waiting for an update, or in the replay",
-    ),
-    Metric("episodes", "counter", "episodes finished", labels=("mode",)),
-    Metric(
-        "episodes_dropped",
-        "counter",
-        "episodes that never ended: their session was lost, or their environment failed",
-        "environment: see murmur_env_episodes_dropped_total for why; session: rows_dropped",
-        ("reason",),
-    ),
-    Metric(
-        "episode_return",
-        "gauge",
-        "mean return of recent episodes, summed over agents",
-        labels=("mode",),
-    ),
-    Metric(
-        "episode_metric",
-        "gauge",
-        "mean of the environment's own results over recent episodes",
-        labels=("name", "mode"),
-    ),
-    Metric("league_opponents", "gauge", "policies from the past that the run plays against"),
-    Metric(
-        "loss",
-        "gauge",
-        "losses and other scalars of the last update",
-        "see docs/algorithms.md",
-        ("name",),
-    ),
-    Metric("checkpoints", "counter", "checkpoints written"),
-    Metric(
-        "checkpoint_failures",
-        "counter",
-        "checkpoints, best and league policies that could not be written; training continued",
-        "free some space: see the learner's log for the reason",
-    ),
-    Metric("checkpoint_seconds", "histogram", "time to write a checkpoint", buckets=_UPDATE_S),
-    Metric("checkpoint_age_seconds", "gauge", "time since the last checkpoint"),
-    Metric(
-        "state_seconds",
-        "counter",
-        "where the time of each thread went: every second is in one state, see docs/idle-gpu.md",
-        "`murmur doctor` reads it",
-        ("thread", "state"),
-        observed=True,
-    ),
-    Metric(
-        "device_busy_seconds",
-        "counter",
-        "time in which the device worked for murmur; on CUDA between events, kernels' own waits "
-        "for the host included",
-        "grows much slower than time: see state_seconds for what it waits for",
-        observed=True,
-    ),
-    Metric(
-        "device_work_seconds",
-        "counter",
-        "the same by kind: act, update, evaluate; kinds may overlap",
-        labels=("kind",),
-        observed=True,
-    ),
-    Metric(
-        "device_beside_seconds",
-        "counter",
-        "time in which the device worked on two kinds at once, as on acting beside an update",
-        "on CUDA in the async pipeline, 0: acting and learning take turns",
-        observed=True,
-    ),
-    Metric(
-        "device_busy_ratio",
-        "gauge",
-        "device_busy_seconds per second, of the last seconds",
-        "low: see state_seconds",
-    ),
-    *GRAPH_METRICS,
-    *SAMPLE_METRICS,
-    *TRACKING_METRICS,
-    Metric(
-        "machine_busy_ratio",
-        "gauge",
-        "share of this machine's processors in use, by any program, over the last seconds",
-        "near 1: environments and learner take each other's processors; more machines",
-    ),
-    Metric("device_memory_bytes", "gauge", "memory in use: torch's on CUDA, resident on CPU"),
-    *GPU_METRICS,
-)
 
 
 class Counted(Protocol):
@@ -210,6 +42,24 @@ class KeptCounter:
         with self._lock:
             self._kept[self._slot] += amount
         self._counter.inc(amount)
+
+
+class RankRegistry(CollectorRegistry):
+    """The metrics of one of several learners: each sample is labelled with its rank."""
+
+    def __init__(self, rank: int) -> None:
+        """Label with this rank."""
+        super().__init__()
+        self._label = {"rank": str(rank)}
+
+    def collect(self) -> Iterable[Family]:
+        """All metrics."""
+        for family in super().collect():
+            family.samples = [
+                sample._replace(labels={**sample.labels, **self._label})
+                for sample in family.samples
+            ]
+            yield family
 
 
 class LearnerMetrics:
@@ -280,7 +130,7 @@ class LearnerMetrics:
     def graph_calls(self) -> dict[str, dict[tuple[str, ...], float]]:
         """What is counted about CUDA graphs: metric -> labels -> sum over all threads."""
         sums: dict[str, dict[tuple[str, ...], float]] = {
-            metric.name: {} for metric in GRAPH_METRICS if metric.observed
+            metric.name: {} for metric in METRICS if metric.observed and "graph" in metric.labels
         }
         for graphs in self._graphs:
             for metric, counts in graphs.counts().items():

@@ -13,13 +13,13 @@ import torch
 from learner_service.algorithms.base import Algorithm, build_algorithm, grown
 from learner_service.algorithms.supervised import build_supervised, supervised_config
 from learner_service.checkpoint import CheckpointFolder, saved_spec
-from learner_service.images.samples import SampleBatch
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE, Graphs
 from learner_service.runtime.device import select_device
 from learner_service.runtime.memory import limited
 from learner_service.runtime.precision import Precision
 from learner_service.runtime.readback import to_host
 from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.samples import SampleBatch
 from learner_service.storage.storage import UnrollStorage
 from learner_service.storage.unroll import OBSERVATION, Unroll
 from shared.config.experiment import ExperimentConfig

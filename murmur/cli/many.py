@@ -139,18 +139,10 @@ def sweep(
 
       murmur sweep --resume runs/sweep-formation-20260101-120000
     """
-    from murmur.sweeps.folder import SweepFolder
-    from murmur.sweeps.run import run_sweep
-    from murmur.sweeps.spec import load_spec
+    from murmur.sweeps.run import open_sweep, run_sweep
 
     changes = _changes(seeds, vary, set_, method=method, trials=trials)
-    if resume:
-        found = _to_resume(targets or [], folder, changes)
-        opened = SweepFolder.open(found, lock=True)
-    elif not targets:
-        raise ConfigError("which configurations? `murmur config` lists those that come with murmur")
-    else:
-        opened = SweepFolder.create(load_spec(targets, changes), folder)
+    opened = open_sweep(targets or [], changes, folder, resume=resume)
     if run_sweep(opened, console=Console(), parallel=parallel):
         raise SystemExit(1)
 
@@ -176,25 +168,6 @@ def _changes(
         changes["vary"] = varied(vary)
     items = {dotted(path, source): value for path, value, source in changes_of(set_ or [])}
     return {**changes, "set": items} if items else changes
-
-
-def _to_resume(targets: list[str], folder: Path | None, changes: dict[str, Any]) -> Path:
-    """Return the folder of the sweep to continue.
-
-    Raises:
-        ConfigError: if it is not clear which, or if options would change it.
-    """
-    from murmur.sweeps.folder import SweepFolder
-
-    if changes:
-        raise ConfigError(
-            f"--resume continues a sweep as it is; leave out {', '.join(sorted(changes))}, or "
-            "start another sweep"
-        )
-    folders = [Path(target) for target in targets] + ([folder] if folder else [])
-    if len(folders) > 1:
-        raise ConfigError(f"--resume takes one sweep's folder, not {len(folders)}")
-    return folders[0] if folders else SweepFolder.newest(Path("runs"))
 
 
 @app.command()

@@ -1,8 +1,6 @@
 """The page and the tables of `murmur compare`."""
 
-import platform
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.table import Column, Table
@@ -10,8 +8,7 @@ from rich.table import Column, Table
 from murmur.charts import Chart, Series, interval_chart, line_chart
 from murmur.comparison.analysis import Comparison, Line, TaskResult
 from murmur.comparison.statistics import LEVEL, REPEATS, Estimate
-from murmur.machine import commit
-from murmur.report import page_environment
+from murmur.report import page_environment, written_now
 from murmur.text import number, plain
 from shared.files import write_output
 
@@ -118,15 +115,16 @@ def render(comparison: Comparison, command: str) -> str:
             level=f"{100 * LEVEL:.0f}",
             repeats=number(REPEATS),
             less_is_better=comparison.metric.less_is_better,
-            results=[_shown(result) for result in [*parts, *comparison.tasks]],
+            results=[(result, _charts(result)) for result in [*parts, *comparison.tasks]],
+            interval=interval_text,
+            span=_range,
             overall=comparison.overall is not None,
             keys=list(groups[0].settings),
             groups=groups,
             provenance={
                 "command": command,
                 "runs": ", ".join(str(run.path) for run in runs),
-                "page written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC at {commit()}, "
-                f"Python {platform.python_version()}",
+                "page written": written_now(),
             },
         )
     )
@@ -137,31 +135,6 @@ def _title(comparison: Comparison) -> str:
     shown = " – ".join(names) if len(names) <= 3 else f"{len(names)} groups of runs"
     task = comparison.tasks[0].name if len(comparison.tasks) == 1 else "several tasks"
     return f"{shown} on {task}"
-
-
-def _shown(result: TaskResult) -> dict[str, object]:
-    """Return the template's values of one task."""
-    return {
-        "name": result.name,
-        "unit": result.unit,
-        "rows": [
-            {
-                "group": name,
-                "runs": len(result.scores[name]),
-                "iqm": number(found.value),
-                "interval": interval_text(found),
-                "least": number(float(result.scores[name].min())),
-                "most": number(float(result.scores[name].max())),
-                "steps": _range(result.env_steps[name]) if result.env_steps else "",
-            }
-            for name, found in result.iqm.items()
-        ],
-        "pairs": [
-            (first, second, number(found.value), interval_text(found))
-            for (first, second), found in result.improvement.items()
-        ],
-        "charts": _charts(result),
-    }
 
 
 def _charts(result: TaskResult) -> list[Chart]:

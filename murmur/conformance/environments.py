@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 
@@ -76,8 +76,7 @@ class EnvironmentPlayer:
             Ended: when it does.
             Silent: if it does not, and says no more.
         """
-        play = self._play(session, fresh=True)
-        await play.welcome(self._starts([(0, b"")] * self._num_envs))
+        play = await self._begin(session)
         await play.answer(legal_action(play.spec, await play.row(), self._random))
         stop()
         while True:
@@ -91,8 +90,7 @@ class EnvironmentPlayer:
         await asyncio.sleep(self._limits.delay_s)  # Welcome keeps it waiting
         if session.unread:
             self._checklist.broken("lockstep", "an Observation came before Welcome was sent")
-        play = self._play(session, fresh=True)
-        await play.welcome(self._starts([(0, b"")] * self._num_envs))
+        play = await self._begin(session)
         limits, record = self._limits, self._record
         enough = time.monotonic() + limits.play_s
         ends = np.zeros(self._num_envs, np.int64)
@@ -113,8 +111,7 @@ class EnvironmentPlayer:
 
     async def _another_play(self, session: Session) -> None:
         """Repeat the play with other encodings; actions after LAST and ABORTED are arbitrary."""
-        play = self._play(session, fresh=True)
-        await play.welcome(self._starts([(0, b"")] * self._num_envs))
+        play = await self._begin(session)
         await self._compare(play, [0] * self._num_envs, "repeats", other_encodings=True)
 
     async def _resume(self, session: Session, variant: int) -> None:
@@ -124,10 +121,11 @@ class EnvironmentPlayer:
             choices = self._record.points(i)
             episode, begin, target = choices[(variant + i) % len(choices)]
             actions = self._record.actions[begin:target]
-            starts.append((episode, b"".join(encoded(a[i]) for a in actions)))
+            done = b"".join(encoded(a[i]) for a in actions)
+            starts.append(pb.SlotStart(episode=episode, actions=done))
             targets.append(target)
         play = self._play(session, fresh=False)
-        await play.welcome(self._starts(starts))
+        await play.welcome(starts)
         await self._compare(play, targets, "resumes")
 
     async def _compare(
@@ -164,17 +162,18 @@ class EnvironmentPlayer:
 
     async def _few_rows(self, session: Session) -> None:
         """Play three rows, so that episodes are under way."""
-        play = self._play(session, fresh=True)
-        await play.welcome(self._starts([(0, b"")] * self._num_envs))
+        play = await self._begin(session)
         for _ in range(3):
             timestep = await play.row()
             await play.answer(legal_action(play.spec, timestep, self._random))
 
+    async def _begin(self, session: Session) -> Play:
+        """Welcome the stream to the first rows of its first episodes."""
+        play = self._play(session, fresh=True)
+        await play.welcome([pb.SlotStart()] * self._num_envs)
+        return play
+
     def _play(self, session: Session, *, fresh: bool) -> Play:
         """Begin to play the stream, which is checked by the rules."""
-        assert self._spec is not None
         patience_s = self._limits.patience_s
         return Play(self._spec, self._num_envs, session, self._checklist, patience_s, fresh=fresh)
-
-    def _starts(self, starts: Sequence[tuple[int, bytes]]) -> list[pb.SlotStart]:
-        return [pb.SlotStart(episode=e, actions=a) for e, a in starts]

@@ -6,7 +6,7 @@ others are refused because the learner is full, and reconnect, as the contract h
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -42,11 +42,11 @@ class Leave(NamedTuple):
     """A way in which the learner leaves after an act.
 
     Attributes:
-        leave: function that ends, cuts or freezes the session.
+        leave: function that ends, cuts or freezes the session; None: the learner restarts.
         consequence: required consequence, named in a key "again ...".
     """
 
-    leave: Callable[[Session], Awaitable[None]]
+    leave: Callable[[Session], None] | None
     consequence: str
 
 
@@ -83,12 +83,12 @@ class Examination:
         self._refused: list[tuple[float, str]] = []  # when, who
         self._player: Player | None = None  # from the first Hello on
         self._leaves = (
-            Leave(self._end_unavailable, "UNAVAILABLE"),
-            Leave(self._end_ok, "OK"),
-            Leave(self._end_internal, "INTERNAL"),
-            Leave(self._cut, "cut"),
-            Leave(self._freeze, "frozen"),
-            Leave(self._restart, "GOAWAY"),
+            Leave(lambda session: session.end(_UNAVAILABLE), "UNAVAILABLE"),
+            Leave(lambda session: session.end(None), "OK"),
+            Leave(lambda session: session.end(_INTERNAL), "INTERNAL"),
+            Leave(lambda _: self._peer.cut(), "cut"),
+            Leave(lambda _: self._peer.freeze(), "frozen"),
+            Leave(None, "GOAWAY"),
         )
 
     async def run(
@@ -230,7 +230,10 @@ class Examination:
                 self.checklist.kept("stays")
             except (Ended, Silent) as error:
                 self.checklist.broken(act.key, f"{act.name}: {error}")
-            await leave(session)
+            if leave is None:
+                await self._peer.restart()
+            else:
+                leave(session)
             how, session = consequence, None
         if only:
             return False
@@ -242,26 +245,6 @@ class Examination:
             return f"the server has ended: {self._subject.last_message()}"
         whose = "" if self._name is None else f" with worker_id '{self._name}'"
         return f"no Hello{whose} came within {timeout_s:g} s"
-
-    # --- how an act ends
-
-    async def _end_unavailable(self, session: Session) -> None:
-        session.end(_UNAVAILABLE)
-
-    async def _end_ok(self, session: Session) -> None:
-        session.end(None)
-
-    async def _end_internal(self, session: Session) -> None:
-        session.end(_INTERNAL)
-
-    async def _cut(self, session: Session) -> None:
-        self._peer.cut()
-
-    async def _freeze(self, session: Session) -> None:
-        self._peer.freeze()
-
-    async def _restart(self, session: Session) -> None:
-        await self._peer.restart()
 
     # --- endings
 

@@ -49,13 +49,13 @@ class RowRules:
                 ("finite", self._finite(timestep)),
                 ("choices", self._choices(timestep)),
             ):
-                where = None if problem is None else f"row {self._row}: {problem}"
-                self._checklist.hold(key, where)
+                self._hold(key, problem)
             if (timestep.step_type == _ABORTED).any():
-                problem = self._aborted(timestep)
-                where = None if problem is None else f"row {self._row}: {problem}"
-                self._checklist.hold("aborted", where)
+                self._hold("aborted", self._aborted(timestep))
         self._ended = timestep.step_type >= _LAST
+
+    def _hold(self, key: str, problem: str | None) -> None:
+        self._checklist.hold(key, problem and f"row {self._row}: {problem}")
 
     def _step_type(self, t: TimeStep) -> str | None:
         if t.step_type.max() > _ABORTED:

@@ -1,6 +1,9 @@
 """`murmur sweep`: runs a sweep to its end and reports the result."""
 
 import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -10,10 +13,43 @@ from murmur.sweeps.capacity import Gpu, measure_capacity
 from murmur.sweeps.folder import ENDED, SweepFolder
 from murmur.sweeps.scheduler import Listed, Queue, Scheduler
 from murmur.sweeps.search import example
+from murmur.sweeps.spec import load_spec
 from murmur.sweeps.view import SweepView, end_table, failures
 from murmur.text import print_plain
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import load
+from shared.errors import ConfigError
+
+
+def open_sweep(
+    targets: list[str], changes: Mapping[str, Any], folder: Path | None, *, resume: bool
+) -> SweepFolder:
+    """Open the folder of a new sweep, or of one to continue, locked by this process.
+
+    Args:
+        targets: configurations, or the file of a sweep; to continue one, its folder.
+        changes: keys of the sweep that options set.
+        folder: folder of the sweep; None: a new one, or to continue one the newest.
+        resume: flag to continue a sweep.
+
+    Raises:
+        ConfigError: if it is not clear which sweep is meant, if options would change one that
+            continues, or for a mistake in a configuration.
+        ResourceError: if another process runs the sweep.
+    """
+    if not resume:
+        if targets:
+            return SweepFolder.create(load_spec(targets, changes), folder)
+        raise ConfigError("which configurations? `murmur config` lists those that come with murmur")
+    if changes:
+        raise ConfigError(
+            f"resume continues a sweep as it is; leave out {', '.join(sorted(changes))}, or start "
+            "another sweep"
+        )
+    folders = [Path(target) for target in targets] + ([folder] if folder else [])
+    if len(folders) > 1:
+        raise ConfigError(f"one sweep's folder can be continued, not {len(folders)}")
+    return SweepFolder.open(folders[0] if folders else SweepFolder.newest(Path("runs")), lock=True)
 
 
 def run_sweep(

@@ -23,10 +23,10 @@ from env_service.sessions.call import Call
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.supply import SupplySession
 from env_service.watchdog.heartbeat import Heartbeat
-from learner_service.images.samples import CacheChoice, SampleStore
 from learner_service.images.supply import SupplyDesk
 from learner_service.serving.admission import Admission
 from learner_service.serving.server import RolloutServer
+from learner_service.storage.samples import CacheChoice, SampleStore
 from learner_service.telemetry.copied import Copied
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config.experiment import ExperimentConfig
@@ -51,8 +51,8 @@ from tests.supply.toy_source import ToySource
 
 MODULES = (
     "learner_service.images.supply",
-    "learner_service.images.epochs",
-    "learner_service.images.samples",
+    "learner_service.storage.epochs",
+    "learner_service.storage.samples",
     "env_service.sessions.supply",
     "shared.sample_codec",
     "shared.samples",

@@ -1,6 +1,7 @@
 """Many runs in the Python API: the results of `murmur sweep` and `murmur compare`."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +86,20 @@ def test_a_sweep_that_cannot_run_unlocks_its_folder(tmp_path: Path) -> None:
     with pytest.raises(murmur.MurmurError, match="no valid YAML"):
         murmur.sweep(folder=tmp_path, resume=True)
     SweepFolder.open(tmp_path, lock=True).lock.release()
+
+
+def test_compare_names_the_extra_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(2):
+        write_run(tmp_path / f"run-{i}", [(100, 1.0)], f"run.seed={i}")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(murmur.MurmurError, match="report"):
+        murmur.compare(tmp_path)
+
+
+def test_a_sweep_is_resumed_by_its_folder_as_target(tmp_path: Path) -> None:
+    with pytest.raises(murmur.MurmurError, match="holds no sweep"):
+        murmur.sweep(tmp_path, resume=True)
+    with pytest.raises(murmur.MurmurError, match="one sweep's folder"):
+        murmur.sweep(tmp_path, folder=tmp_path, resume=True)

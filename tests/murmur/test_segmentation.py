@@ -16,7 +16,6 @@ from learner_service.algorithms.supervised import build_supervised
 from learner_service.checkpoint import CheckpointFolder, source_text
 from learner_service.runtime.precision import Precision
 from learner_service.telemetry.figures import painted, palette, sheet
-from murmur.charts import matrix_chart
 from murmur.cli import app
 from murmur.run_folder import RunFolder
 from murmur.segmentation import (
@@ -174,7 +173,7 @@ def test_report_is_one_page_with_scores_and_pictures(run: RunFolder, tmp_path: P
     parser.feed(page)
     assert parser.open == []
     assert not re.search(r"(?:src|href)=.https?:", page)
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == 3  # confusion, predictions, augmentation
     for text in ("commonest class", "l_brow", "Validation: f score", "progressive", "source.size"):
         assert text in page
     assert "NaN" not in re.sub(r'base64,[^"]*', "", page)
@@ -212,10 +211,3 @@ def test_a_sheet_places_pictures_in_rows() -> None:
     assert found.shape == (204, 104, 3)
     assert found[150, 10].tolist() == [255, 0, 0]
     assert found[150, 80].tolist() == [255, 255, 255]  # nothing there
-
-
-def test_matrix_chart_shades_by_share() -> None:
-    svg = matrix_chart(np.array([[1.0, 0.0], [0.5, 0.5]]), ("skin", "a<b"), "confusion")
-    assert svg.count("<rect") == 4
-    assert "a&lt;b as skin: 0.500" in svg
-    assert 'fill-opacity="1.00"' in svg

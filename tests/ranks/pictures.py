@@ -8,8 +8,8 @@ from torch import Tensor
 
 from learner_service.algorithms.segmentation import Config, Segmentation
 from learner_service.group.group import ALONE, Group
-from learner_service.images.samples import SampleBatch
 from learner_service.runtime.precision import Precision
+from learner_service.storage.samples import SampleBatch
 from shared.config import PluginConfig
 from shared.samples import SampleSpec
 from shared.spec import ArraySpec

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from learner_service.algorithms.base import Policy
 from learner_service.algorithms.supervised import Supervised, SupervisedConfig
-from learner_service.images.samples import SampleBatch
 from learner_service.runtime.precision import Precision
+from learner_service.storage.samples import SampleBatch
 from shared.config import PluginConfig
 from shared.samples import SampleSpec
 

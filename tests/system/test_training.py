@@ -11,8 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from env_service.metrics import METRICS as ENV_METRICS
-from learner_service.telemetry.metrics import METRICS as LEARNER_METRICS
-from learner_service.telemetry.sample_metrics import SAMPLE_METRICS
+from learner_service.telemetry.metric import METRICS as LEARNER_METRICS
 from tests.system.conftest import Training
 
 pytestmark = pytest.mark.system
@@ -244,11 +243,11 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
     run.until(lambda: run.updates() > at + 10)
     after = _scrape(port)
     # Of a GPU, fp16, a latency target, a replay, samples, trackers elsewhere: not in this run.
-    rooms = ("gpu_", "graph_", "tracker_")
+    rooms = ("gpu_", "graph_", "tracker_", "sample", "epoch")
     silent = {m.name for m in LEARNER_METRICS if m.name.startswith(rooms)}
     silent |= {"batch_preferred_envs", "batch_wait_seconds", "rows_inserted"}
     silent |= {"eager_calls", "eager_seconds"}
-    silent |= {"device_copied_bytes", "scaler_skipped_steps", *(m.name for m in SAMPLE_METRICS)}
+    silent |= {"device_copied_bytes", "scaler_skipped_steps"}
     events = {"sessions_refused", "rejected", "rows_dropped", "episodes_dropped"}  # none happened
     events |= {"rows_undone", "checkpoint_failures", "audit_lines_suppressed", "updates_skipped"}
     events |= {"notices", "outliers_clipped", "ranks_without_sessions"}

@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from learner_service.telemetry.metric import METRICS
 from learner_service.telemetry.tracking.forwarder import Forwarder
-from learner_service.telemetry.tracking_metrics import TRACKING_METRICS
 from shared.config.experiment import TrackingConfig
 from shared.process import logger
 
@@ -50,7 +50,9 @@ class TrackerProcesses:
         Args:
             lines_lost: of progress.jsonl, which could not be written.
         """
-        found: dict[str, dict[tuple[str, ...], int]] = {m.name: {} for m in TRACKING_METRICS}
+        found: dict[str, dict[tuple[str, ...], int]] = {
+            metric.name: {} for metric in METRICS if "tracker" in metric.labels
+        }
         for name in self._config.services:
             forwarder = Forwarder(self._run_dir, name, self._config)
             found["tracker_failures"][name,] = forwarder.state.failures

@@ -19,8 +19,8 @@ from learner_service.algorithms.segmentation import (
 )
 from learner_service.algorithms.supervised import build_supervised
 from learner_service.algorithms.supervised_network import learning_rate
-from learner_service.images.samples import SampleBatch
 from learner_service.runtime.precision import Precision
+from learner_service.storage.samples import SampleBatch
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
 from shared.errors import ConfigError, SpecError

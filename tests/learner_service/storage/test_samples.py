@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.images.samples import CacheChoice, SampleStore, choose_cache
+from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
 from learner_service.telemetry.copied import Copied
 from shared.errors import SpecError
 from shared.samples import SPLITS

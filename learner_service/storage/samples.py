@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from learner_service.group.group import ALONE, Group
-from learner_service.images.epochs import TRAIN, VALID, Epochs, Request, merged_states
 from learner_service.runtime.streams import Fence, Turns
+from learner_service.storage.epochs import TRAIN, VALID, Epochs, Request, merged_states
 from learner_service.storage.storage import Batch, SavedPart, Storage
 from learner_service.storage.unroll import DTYPES
 from learner_service.telemetry.copied import Copied

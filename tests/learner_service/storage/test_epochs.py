@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from learner_service.images.epochs import TRAIN, VALID, Chosen, Epochs, Request, merged_states
+from learner_service.storage.epochs import TRAIN, VALID, Chosen, Epochs, Request, merged_states
 from shared.errors import MurmurError
 from shared.seeding import shuffled
 
