@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from env_service.envs.spread.environment import Config as SpreadConfig
 from env_service.envs.spread.environment import Spread
-from learner_service.algorithms.base import Policy, build_algorithm
 from learner_service.algorithms.mappo import Mappo
-from learner_service.algorithms.schedule import Schedule
-from learner_service.networks.mlp import MLP
-from learner_service.networks.stacked import StackedLinear
-from learner_service.runtime.adam import Adam
-from learner_service.runtime.precision import Precision
+from learner_service.device.adam import Adam
+from learner_service.device.precision import Precision
+from learner_service.layers.mlp import MLP
+from learner_service.layers.stacked import StackedLinear
+from learner_service.learning.base import Policy, build_algorithm
+from learner_service.learning.schedule import Schedule
 from learner_service.storage.rollout import Batch
 from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
-from shared.timestep import StepType
+from shared.wire.timestep import StepType
 
 _CPU = torch.device("cpu")
 # Few rows: of millions some lie so near a ReLU's edge that rounding alone decides their side, and

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import IO
 
-from murmur.interrupts import stopped_by_signals
+from murmur.runs.interrupts import stopped_by_signals
 
 
 def run_training(command: Sequence[str], output: IO[str] | None = None) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from murmur.machine import RESULTS
+from murmur.doctor.machine import RESULTS
 from murmur.results import origin_text, provenance, require_clean_source, run_command
 
 DESCRIPTION = "train BenchMARL on a VMAS task by the budget of our acceptance tests"

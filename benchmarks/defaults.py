@@ -23,12 +23,12 @@ from typing import Any
 import yaml
 
 from murmur.benchmarks.effort import Effort
-from murmur.child import murmur_command
-from murmur.machine import commit_of
+from murmur.doctor.machine import commit_of
 from murmur.results import provenance, require_clean_source, run_command, save_result
-from murmur.run_folder import RunFolder
+from murmur.runs.child import murmur_command
+from murmur.runs.run_folder import RunFolder
 from shared.config.extras import missing_advice
-from shared.errors import ResourceError
+from shared.process.errors import ResourceError
 
 DESCRIPTION = (
     "share of rows dropped and return at equal steps learned from, on defaults, of six tasks: "

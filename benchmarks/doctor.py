@@ -17,10 +17,10 @@ import yaml
 from rich.console import Console
 
 from murmur.benchmarks.effort import Effort
-from murmur.child import child_environment, murmur_command
-from murmur.diagnosis import Diagnosis
-from murmur.doctor import examine
-from murmur.run_folder import RunFolder
+from murmur.doctor.diagnosis import Diagnosis
+from murmur.doctor.page import examine
+from murmur.runs.child import child_environment, murmur_command
+from murmur.runs.run_folder import RunFolder
 
 DESCRIPTION = (
     "three planted bottlenecks: what murmur doctor names, what its remedy was to bring and what "

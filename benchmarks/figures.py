@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from murmur.charts import COLOURS, INK, STYLE, furnish, write_svg
 from murmur.comparison.analysis import Line
+from murmur.comparison.charts import COLOURS, INK, STYLE, furnish, write_svg
 
 _COLUMNS = 3
 _WIDTH, _HEIGHT = 4.6, 3.0  # of a panel, in inches

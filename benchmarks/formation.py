@@ -14,7 +14,7 @@ from env_service.sessions.evaluate import run_baseline
 from murmur.benchmarks.effort import Effort
 from shared.config.files import load
 from shared.config.section import validate
-from shared.timestep import StepType
+from shared.wire.timestep import StepType
 
 DESCRIPTION = (
     "CPU time of a step of leader and followers (target ≥ 200 k agent-steps/s on a core); scripted "

@@ -20,11 +20,11 @@ from benchmarks._trainings import children_cpu_s, run_training
 from benchmarks.figures import Panel, chosen_baselines, draw, mean_and_range
 from env_service.sessions.evaluate import run_baseline
 from env_service.sessions.evaluation_result import EvaluationResult
-from murmur.evaluation import baseline_names, evaluate_run
-from murmur.machine import RESULTS
+from murmur.doctor.machine import RESULTS
 from murmur.results import origin_text, provenance, require_clean_source, run_command
-from murmur.run_folder import RunFolder
-from murmur.scores import Metric
+from murmur.runs.evaluation import baseline_names, evaluate_run
+from murmur.runs.run_folder import RunFolder
+from murmur.runs.scores import Metric
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import load
 

@@ -21,7 +21,7 @@ from benchmarks.acceptance.scores import (
     interquartile_mean,
     with_interval,
 )
-from murmur.machine import RESULTS
+from murmur.doctor.machine import RESULTS
 
 _M = 1_000_000
 _ON_POLICY, _OFF_POLICY = 20 * _M, 2 * _M  # EPyMARL's steps; a tenth or an eighth in matrix games

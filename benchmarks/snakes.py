@@ -10,7 +10,7 @@ import numpy as np
 
 from env_service.envs.snakes import BASELINES, Config, make
 from murmur.benchmarks.effort import Effort
-from shared.timestep import StepType
+from shared.wire.timestep import StepType
 
 DESCRIPTION = "snakes: game steps per second of CPU time, scripted sides against reference scores"
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from env_service.envs.snakes.egocentric import SIZE
-from murmur.evaluation import evaluate_run
-from murmur.machine import RESULTS
+from murmur.doctor.machine import RESULTS
 from murmur.results import provenance, require_clean_source, run_command
-from murmur.run_folder import RunFolder
+from murmur.runs.evaluation import evaluate_run
+from murmur.runs.run_folder import RunFolder
 
 _MOVES, _SIDES = ("likeliest", "drawn"), ("first", "second")
 _METRICS = ("score", "opponent_score", "win", "draw", "loss", "deaths", "opponent_deaths")

@@ -42,14 +42,14 @@ from env_service.sessions.connection import Connection
 from env_service.sessions.reconnect import FINAL, Disconnected
 from env_service.sessions.worker import Stream
 from murmur.benchmarks._processes import Processes, cpu_s
-from murmur.certs import make_certificates
-from murmur.machine import RESULTS
+from murmur.doctor.machine import RESULTS
+from murmur.kit.certs import make_certificates
 from murmur.results import origin_text, provenance, require_clean_source, run_command
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
-from shared.credentials import Role
 from shared.rpc import rollout_pb2 as pb
-from shared.timestep import StepType
+from shared.wire.credentials import Role
+from shared.wire.timestep import StepType
 
 _SAMPLE_EVERY_S = 10.0
 _SHORT_SESSION_EVERY_S = 3.0

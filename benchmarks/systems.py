@@ -29,7 +29,7 @@ from benchmarks.acceptance.scores import (
     interquartile_mean,
     with_interval,
 )
-from murmur.machine import RESULTS
+from murmur.doctor.machine import RESULTS
 
 
 class Quoted(NamedTuple):

@@ -13,8 +13,8 @@ from env_service.envs.terrain.environment import TerrainEnvironment
 from env_service.envs.terrain.sensor import map_shape
 from env_service.envs.terrain.world import world
 from murmur.benchmarks.effort import Effort
-from shared.spec import ACTION_MASK
-from shared.timestep import StepType
+from shared.wire.spec import ACTION_MASK
+from shared.wire.timestep import StepType
 
 DESCRIPTION = (
     "CPU time of a terrain step, memory of 32 environments, scripted baselines against the "

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from env_service.envs.terrain import Config
 from env_service.envs.terrain.environment import TerrainEnvironment
-from learner_service.networks.inputs import ActorInputs, CriticInputs, InputOptions
+from learner_service.layers.inputs import ActorInputs, CriticInputs, InputOptions
 from murmur.benchmarks.effort import Effort
-from shared.spec import ACTION_MASK
-from shared.timestep import StepType, TimeStep
+from shared.wire.spec import ACTION_MASK
+from shared.wire.timestep import StepType, TimeStep
 
 DESCRIPTION = (
     "terrain with its channels computed by the server or by the learner: bytes on the wire, CPU "

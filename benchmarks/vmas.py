@@ -19,7 +19,7 @@ from murmur.benchmarks._processes import Processes, Snapshot
 from murmur.benchmarks.effort import Effort
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
-from shared.timestep import StepType
+from shared.wire.timestep import StepType
 
 DESCRIPTION = (
     "frames of VMAS per CPU-second: VMAS itself, the plug-in, MAPPO's whole loop through gRPC on "

@@ -23,12 +23,12 @@ from env_service.watchdog.descendants import (
     reap_orphans,
 )
 from env_service.worker_process import LOOK_EVERY_S, WorkerProcess, stop_all
-from shared.addresses import host_and_port
 from shared.config.cores import with_workers
 from shared.config.experiment import ExperimentConfig
-from shared.credentials import warn_if_insecure
-from shared.errors import ConfigError
-from shared.metrics_server import MetricsServer
+from shared.process.addresses import host_and_port
+from shared.process.errors import ConfigError
+from shared.process.metrics_server import MetricsServer
+from shared.wire.credentials import warn_if_insecure
 
 logger = logging.getLogger("murmur")
 

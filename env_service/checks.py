@@ -17,18 +17,18 @@ from env_service.environment import (
     random_action,
     shape_errors,
 )
-from shared.errors import EnvironmentFault, SpecError
-from shared.notices import Notices
-from shared.row_check import MAX_ABS_OBSERVATION
-from shared.seeding import episode_seeds, uniform
-from shared.spec import (
+from shared.process.errors import EnvironmentFault, SpecError
+from shared.wire.notices import Notices
+from shared.wire.row_check import MAX_ABS_OBSERVATION
+from shared.wire.seeding import episode_seeds, uniform
+from shared.wire.spec import (
     ACTION_MASK,
     AGENT_MASK,
     Discrete,
     EnvSpec,
     shown_agents,
 )
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.timestep import Array, StepType, TimeStep
 
 # Seeds of training have 63 bits; both of these need all 32 when folded for another library.
 _LOOK_SEEDS, _LOOK_ROWS = (11, 12, 13, 14), 40

@@ -25,16 +25,16 @@ from shared.config import PluginConfig
 from shared.config.named_plugin import find_object, named_plugin
 from shared.config.plugins import load_plugin, plugin_failures
 from shared.config.section import known_names, validate
-from shared.errors import ConfigError
-from shared.notices import Notices
-from shared.seeding import episode_seeds, uniform
-from shared.spec import (
+from shared.process.errors import ConfigError
+from shared.wire.notices import Notices
+from shared.wire.seeding import episode_seeds, uniform
+from shared.wire.spec import (
     ACTION_MASK,
     Discrete,
     EnvSpec,
     action_layout,
 )
-from shared.timestep import Array, TimeStep
+from shared.wire.timestep import Array, TimeStep
 
 
 class VectorEnvironment(ABC):

@@ -23,8 +23,8 @@ from env_service.watchdog.heartbeat import Heartbeat
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import code_of
 from shared.config.plugin_folders import look_in
-from shared.errors import MurmurError
-from shared.process import (
+from shared.process.errors import MurmurError
+from shared.process.process import (
     configure_logging,
     die_with_parent,
     wake_without_preempting,

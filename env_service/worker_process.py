@@ -19,9 +19,9 @@ from env_service.watchdog.descendants import end_descendants, marked
 from env_service.watchdog.heartbeat import Heartbeat
 from env_service.worker_main import Job, work, worker_variables
 from shared.config.experiment import ExperimentConfig
-from shared.host_memory import MemoryKills
-from shared.process import Backoff
-from shared.samples import SPLITS
+from shared.process.host_memory import MemoryKills
+from shared.process.process import Backoff
+from shared.wire.samples import SPLITS
 
 logger = logging.getLogger("murmur")
 

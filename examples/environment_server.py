@@ -58,7 +58,7 @@ def mix(x: int) -> int:
 
 
 def episode_seed(run_seed: int, slot: int, episode: int) -> int:
-    """Below 2**63; the definition is that of shared/seeding.py."""
+    """Below 2**63; the definition is that of shared/wire/seeding.py."""
     golden = 0x9E3779B97F4A7C15
     for part in (slot, episode):
         run_seed = mix((run_seed + golden) % 2**64 ^ mix((part + golden) % 2**64))

@@ -4,19 +4,19 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from learner_service.algorithms.base import Algorithm
+from learner_service.device.readback import to_host
 from learner_service.gathering import RankSync
-from learner_service.group.checksum import require_same
 from learner_service.keeper import Keeper
 from learner_service.last_finite import named_weights
+from learner_service.learning.base import Algorithm
+from learner_service.ranks.checksum import require_same
 from learner_service.report import Report, Update
-from learner_service.runtime.readback import to_host
 from learner_service.serving.evaluation import Evaluation, EvaluationScheduler
 from learner_service.serving.league import League
 from learner_service.serving.snapshots import Snapshots
 from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics
-from shared.ledger import enter
+from shared.process.ledger import enter
 
 
 def compare_ranks(

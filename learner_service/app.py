@@ -12,36 +12,35 @@ from typing import Any
 
 import uvloop
 
-from learner_service.algorithms.supervised import supervised_config
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.context import RunContext
-from learner_service.group.group import ALONE, Group
-from learner_service.group.heartbeat import SILENT_S, Heartbeat
-from learner_service.group.session_watch import SessionWatch
-from learner_service.images.run import SupervisedRun
-from learner_service.run import Run
-from learner_service.runtime.device import (
+from learner_service.device.device import (
     choose_own_gpu,
     keep_freed_memory,
     select_device,
     with_device,
 )
+from learner_service.images.run import SupervisedRun
+from learner_service.learning.supervised import supervised_config
+from learner_service.ranks.group import ALONE, Group
+from learner_service.ranks.heartbeat import SILENT_S, Heartbeat
+from learner_service.ranks.session_watch import SessionWatch
+from learner_service.run import Run
 from learner_service.serving.admission import Admission
 from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.progress import reached_limit
 from learner_service.telemetry.tracking.forwarder import require_trackers
-from learner_service.tools.batch_size import require_nothing_measured
+from learner_service.tuning.batch_size import require_nothing_measured
 from learner_service.tuning.fit import share_of
 from learner_service.tuning.resolve import resolve
-from shared.addresses import host_and_port, port_or_any
 from shared.config.cores import with_threads
 from shared.config.experiment import ExperimentConfig
-from shared.credentials import CredentialFolder, credentials_for, warn_if_insecure
-from shared.errors import ConnectionLostError
-from shared.files import make_folder, read_json, write_whole
-from shared.ledger import ThreadClock
-from shared.metrics_server import MetricsServer
-from shared.process import (
+from shared.process.addresses import host_and_port, port_or_any
+from shared.process.errors import ConnectionLostError
+from shared.process.files import make_folder, read_json, write_whole
+from shared.process.ledger import ThreadClock
+from shared.process.metrics_server import MetricsServer
+from shared.process.process import (
     CriticalThread,
     critical_thread_works,
     ended_by_signals,
@@ -50,7 +49,8 @@ from shared.process import (
     process_began,
     wake_without_preempting,
 )
-from shared.run_lock import RunLock
+from shared.process.run_lock import RunLock
+from shared.wire.credentials import CredentialFolder, credentials_for, warn_if_insecure
 
 # How long a stopping sync run may take to reach the next update, where it can be saved exactly.
 _SYNC_STOP_S = 20.0

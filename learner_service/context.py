@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from learner_service.after_update import compare_ranks
-from learner_service.algorithms.base import Algorithm
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.device.device import require_compiler, select_device
+from learner_service.device.memory import limited
 from learner_service.gathering import RankSync, StartBarrier
-from learner_service.group.group import ALONE, Group
 from learner_service.keeper import Keeper, RunFolder
+from learner_service.learning.base import Algorithm
 from learner_service.loop import Learner, Step
+from learner_service.ranks.group import ALONE, Group
 from learner_service.report import Report
-from learner_service.runtime.device import require_compiler, select_device
-from learner_service.runtime.memory import limited
 from learner_service.start_from import load_origin
 from learner_service.storage.storage import Storage
 from learner_service.telemetry.device_clock import DeviceClock
@@ -34,11 +34,11 @@ from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog
 from shared.config.experiment import ExperimentConfig
 from shared.config.plugin_folders import plugin_files
-from shared.errors import MurmurError, SpecError
-from shared.files import disk_error
-from shared.ledger import Ledger
-from shared.process import CriticalThread, end_process, exit_code, logger
-from shared.run_lock import RunLock
+from shared.process.errors import MurmurError, SpecError
+from shared.process.files import disk_error
+from shared.process.ledger import Ledger
+from shared.process.process import CriticalThread, end_process, exit_code, logger
+from shared.process.run_lock import RunLock
 
 
 class RunContext:

@@ -5,10 +5,10 @@ import time
 import zlib
 from typing import Any
 
-from learner_service.group.group import Group
+from learner_service.ranks.group import Group
 from learner_service.telemetry.progress import OWN_COUNTERS, Progress, reached_limit
 from shared.config.experiment import RunConfig
-from shared.errors import ConfigError, SpecError
+from shared.process.errors import ConfigError, SpecError
 
 _EVERY_S = 0.1
 _SUMMED = (*OWN_COUNTERS, "updates_skipped")

@@ -10,16 +10,16 @@ from typing import Any
 
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.gathering import RankSync
-from learner_service.group.group import Group
+from learner_service.ranks.group import Group
 from learner_service.report import Report, Update
 from learner_service.storage.storage import Storage
 from shared.config.experiment import ExperimentConfig
 from shared.config.text import config_text
-from shared.errors import CheckpointError, ResourceError
-from shared.files import make_folder, write_whole
-from shared.ledger import enter
-from shared.process import logger
-from shared.run_lock import RunLock
+from shared.process.errors import CheckpointError, ResourceError
+from shared.process.files import make_folder, write_whole
+from shared.process.ledger import enter
+from shared.process.process import logger
+from shared.process.run_lock import RunLock
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Algorithm
+from learner_service.learning.base import Algorithm
 
 
 class LastFinite:

@@ -9,16 +9,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from learner_service.algorithms.base import Algorithm
+from learner_service.device.readback import Readback
+from learner_service.device.streams import enter_stream
 from learner_service.gathering import RankSync
 from learner_service.last_finite import LastFinite
+from learner_service.learning.base import Algorithm
 from learner_service.report import Report, Update
-from learner_service.runtime.readback import Readback
-from learner_service.runtime.streams import enter_stream
 from learner_service.storage.rollout import Rollout
 from learner_service.storage.storage import Batch, Storage
 from learner_service.telemetry.device_clock import DeviceClock
-from shared.ledger import enter
+from shared.process.ledger import enter
 
 _WAIT_S = 0.2
 _TOTAL = "the sum of all weights"

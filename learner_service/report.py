@@ -11,11 +11,11 @@ import psutil
 import torch
 from torch import Tensor
 
-from learner_service.algorithms.base import Algorithm
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.device.readback import to_host
 from learner_service.gathering import RankSync
+from learner_service.learning.base import Algorithm
 from learner_service.preprocess.running_moments import CLIPPED
-from learner_service.runtime.readback import to_host
 from learner_service.storage.storage import Batch, Storage
 from learner_service.storage.unroll import OBSERVATION
 from learner_service.telemetry.device_clock import DeviceClock
@@ -26,9 +26,9 @@ from learner_service.telemetry.progress import Progress, ProgressLog
 from learner_service.telemetry.tensorboard_distributions import distributions
 from learner_service.telemetry.work import work_done
 from shared.config.experiment import ExperimentConfig
-from shared.errors import CheckpointError, MurmurError
-from shared.ledger import enter
-from shared.process import logger
+from shared.process.errors import CheckpointError, MurmurError
+from shared.process.ledger import enter
+from shared.process.process import logger
 
 _NVML_EVERY_S = 5.0  # asking takes milliseconds
 _TELL_EVERY_S = 30.0  # between two lines, and files, of updates that are skipped

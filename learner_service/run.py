@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from learner_service.after_update import Evaluate, KeepOpponents
-from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
 from learner_service.checkpoint import (
     check_spec,
     load_algorithm,
@@ -16,12 +15,13 @@ from learner_service.checkpoint import (
     spec_text,
 )
 from learner_service.context import RunContext
+from learner_service.device.cuda_graph import Graphs
+from learner_service.device.device import restore_generator
+from learner_service.device.memory import limited, require_room
+from learner_service.device.precision import Precision
+from learner_service.learning.base import Algorithm, Policy, build_algorithm
 from learner_service.loop import Step
 from learner_service.report import settle
-from learner_service.runtime.cuda_graph import Graphs
-from learner_service.runtime.device import restore_generator
-from learner_service.runtime.memory import limited, require_room
-from learner_service.runtime.precision import Precision
 from learner_service.serving.accounts import ServingStats
 from learner_service.serving.agents import in_order
 from learner_service.serving.batcher import DynamicBatcher
@@ -45,10 +45,10 @@ from learner_service.tuning.resolve import resolve
 from learner_service.tuning.warm_up import WarmUp, check_in_flight, warn_of_waiting
 from shared.config.experiment import ExperimentConfig
 from shared.config.text import config_text
-from shared.errors import ConfigError, ResourceError, SpecError
-from shared.process import logger
+from shared.process.errors import ConfigError, ResourceError, SpecError
+from shared.process.process import logger
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EXPERT_ACTION, EnvSpec, first_difference, shown_agents
+from shared.wire.spec import EXPERT_ACTION, EnvSpec, first_difference, shown_agents
 
 # How long a stopping learner waits for the rows that environments are working on.
 _DRAIN_S = 5.0

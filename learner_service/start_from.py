@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Algorithm
 from learner_service.checkpoint import (
     CheckpointFolder,
     files,
@@ -21,17 +20,18 @@ from learner_service.checkpoint import (
     saved_source,
     saved_spec,
 )
-from learner_service.networks.building import observed_image, resolved_name
-from learner_service.networks.dense import DEFAULT as DENSE
-from learner_service.networks.dense import dense_plugin
+from learner_service.layers.building import observed_image, resolved_name
+from learner_service.layers.dense import DEFAULT as DENSE
+from learner_service.layers.dense import dense_plugin
+from learner_service.learning.base import Algorithm
 from learner_service.tuning.resolve import resolve
 from shared.config.experiment import ExperimentConfig
 from shared.config.text import one_line
-from shared.errors import CheckpointError, ConfigError
-from shared.files import write_whole
-from shared.process import logger
-from shared.samples import SampleSpec
-from shared.spec import EnvSpec, agent_order, first_difference, without_expert
+from shared.process.errors import CheckpointError, ConfigError
+from shared.process.files import write_whole
+from shared.process.process import logger
+from shared.wire.samples import SampleSpec
+from shared.wire.spec import EnvSpec, agent_order, first_difference, without_expert
 
 STARTED_FROM = "started_from.json"  # in the run's folder
 _SHOWN = 6  # tensors that the screen names; the log and the file name all

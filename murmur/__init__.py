@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from murmur.api import config as config
     from murmur.api import make_env as make_env
     from murmur.api import train as train
-    from murmur.many import compare as compare
-    from murmur.many import sweep as sweep
-    from murmur.policy import Policy as Policy
-    from murmur.policy import load as load
-    from murmur.run import Run as Run
+    from murmur.runs.many import compare as compare
+    from murmur.runs.many import sweep as sweep
+    from murmur.runs.policy import Policy as Policy
+    from murmur.runs.policy import load as load
+    from murmur.runs.run import Run as Run
     from shared.config.experiment import ExperimentConfig as ExperimentConfig
-    from shared.errors import MurmurError as MurmurError
-    from shared.timestep import StepType as StepType
-    from shared.timestep import TimeStep as TimeStep
+    from shared.process.errors import MurmurError as MurmurError
+    from shared.wire.timestep import StepType as StepType
+    from shared.wire.timestep import TimeStep as TimeStep
 
 __all__ = [
     "EvaluationResult",
@@ -50,17 +50,17 @@ __all__ = [
 _HOMES = {
     "EvaluationResult": "env_service.sessions.evaluation_result",
     "ExperimentConfig": "shared.config.experiment",
-    "MurmurError": "shared.errors",
-    "Policy": "murmur.policy",
-    "Run": "murmur.run",
-    "StepType": "shared.timestep",
-    "TimeStep": "shared.timestep",
+    "MurmurError": "shared.process.errors",
+    "Policy": "murmur.runs.policy",
+    "Run": "murmur.runs.run",
+    "StepType": "shared.wire.timestep",
+    "TimeStep": "shared.wire.timestep",
     "VectorEnvironment": "env_service.environment",
-    "compare": "murmur.many",
+    "compare": "murmur.runs.many",
     "config": "murmur.api",
-    "load": "murmur.policy",
+    "load": "murmur.runs.policy",
     "make_env": "murmur.api",
-    "sweep": "murmur.many",
+    "sweep": "murmur.runs.many",
     "train": "murmur.api",
 }
 _OWN = ("shared", "env_service", "learner_service")

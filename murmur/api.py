@@ -10,16 +10,16 @@ from pathlib import Path
 from rich.console import Console
 
 from env_service.environment import VectorEnvironment, make_environment
-from murmur.preparing import Source, prepare
-from murmur.run import Callback, Run
-from murmur.settings import environment_factory, resolve, setting
+from murmur.runs.preparing import Source, prepare
+from murmur.runs.run import Callback, Run
+from murmur.runs.settings import environment_factory, resolve, setting
 from shared.config.experiment import ExperimentConfig
 from shared.config.extras import advising
 from shared.config.files import Overrides, changes_of, code_of, config_names, load
 from shared.config.plugin_folders import refused_code
 from shared.config.plugins import plugin_names
 from shared.config.text import plain_data, plain_value
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 Configuration = str | PathLike[str] | Mapping[str, object] | ExperimentConfig
 

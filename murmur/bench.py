@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from murmur.benchmarks.effort import Effort
-from murmur.machine import ROOT
+from murmur.doctor.machine import ROOT
 from murmur.results import provenance, require_clean_source, result_tables, save_result
 from murmur.text import plain
 from shared.config.extras import extra_of, install_command
 from shared.config.section import known_names
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 _CHECKOUT = {"benchmarks": ROOT / "benchmarks", "tests.chaos": ROOT / "tests" / "chaos"}
 _PACKAGES = {

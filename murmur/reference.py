@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 import murmur
 from env_service.metrics import METRICS as ENV_METRICS
 from learner_service.telemetry.metric import METRICS as LEARNER_METRICS
-from murmur.machine import ROOT
+from murmur.doctor.machine import ROOT
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
 from shared.config.plugins import load_plugin, plugin_names

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from murmur.run_folder import RunFolder
-from murmur.settings import has_torch
+from murmur.runs.run_folder import RunFolder
+from murmur.runs.settings import has_torch
 from shared.config.experiment import ExperimentConfig
-from shared.errors import ConfigError, ResourceError
+from shared.process.errors import ConfigError, ResourceError
 
 _TEMPLATE = Path(__file__).with_name("slurm_job.sh")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -175,7 +175,7 @@ def _check_shares(job: SlurmJob, config: ExperimentConfig) -> None:
         ConfigError: naming the option and the nearest value that can be divided.
     """
     if job.size > 1 and has_torch():
-        from learner_service.algorithms.base import algorithm_config
+        from learner_service.learning.base import algorithm_config
 
         algorithm_config(config.algorithm).for_rank(job.size)
 

@@ -10,18 +10,18 @@ from torch import Tensor
 from env_service.checks import assert_environment as _assert_environment
 from env_service.environment import make_environment
 from env_service.sources.source import make_source, read_sample
-from learner_service.algorithms.base import Algorithm, Policy
-from learner_service.networks.building import build_network, resolve_network
-from learner_service.networks.inputs import InputShape
+from learner_service.export.policy import random_observations
+from learner_service.layers.building import build_network, resolve_network
+from learner_service.layers.inputs import InputShape
+from learner_service.learning.base import Algorithm, Policy
 from learner_service.storage.rollout import RolloutStorage
-from learner_service.tools.export import random_observations
-from learner_service.tools.probe import Probe, make_up
+from learner_service.tuning.probe import Probe, make_up
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
 from shared.config.learner import LearnerConfig
-from shared.samples import SPLITS
-from shared.spec import ACTION_MASK, Discrete, EnvSpec
-from shared.timestep import StepType
+from shared.wire.samples import SPLITS
+from shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
+from shared.wire.timestep import StepType
 
 _ROWS = 6  # acted for at once
 _EPISODE = 5  # steps of an episode among synthetic rows

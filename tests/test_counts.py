@@ -4,6 +4,8 @@ import ast
 from pathlib import Path
 
 from tests.counts import (
+    PACKAGES,
+    ROOT,
     File,
     argument_lines,
     circles,
@@ -31,6 +33,11 @@ def test_circles_and_single_importers_see_functions_imports(tmp_path: Path) -> N
     graph = imports(read(tmp_path, ("p",)))
     assert [found.text for found in circles(graph)] == ["p/a.py <-> p/b.py <-> p/c.py"]
     assert [found.path for found in one_importer(graph)] == [f"p/{name}.py" for name in "abcd"]
+
+
+def test_no_files_of_the_packages_import_one_another_in_a_circle() -> None:
+    found = circles(imports(read(ROOT, PACKAGES)))
+    assert not found, [circle.text for circle in found]
 
 
 def test_many_attributes_at_once_but_not_one_value_unpacked() -> None:

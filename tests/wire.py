@@ -1,6 +1,6 @@
 """The worker's side of the wire for tests: a Hello, and a stream that keeps the protocol or not.
 
-The learner's side is murmur.conformance.peer.
+The learner's side is murmur.kit.conformance.peer.
 """
 
 import queue
@@ -9,12 +9,12 @@ from typing import Any
 
 import grpc
 
-from shared.channel import CHANNEL_OPTIONS
-from shared.codec import ActionCodec, ObservationCodec
 from shared.rpc import METHOD, PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EnvSpec, spec_to_proto
-from shared.timestep import Array, TimeStep
+from shared.wire.channel import CHANNEL_OPTIONS
+from shared.wire.codec import ActionCodec, ObservationCodec
+from shared.wire.spec import EnvSpec, spec_to_proto
+from shared.wire.timestep import Array, TimeStep
 
 
 def hello(spec: EnvSpec, num_envs: int, /, **changes: Any) -> pb.Hello:

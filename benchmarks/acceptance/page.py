@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.acceptance.scores import with_interval
 from benchmarks.acceptance.task import STACKED, load_task, task_names
-from murmur.machine import RESULTS
+from murmur.doctor.machine import RESULTS
 from murmur.results import origin_text
 
 

@@ -36,16 +36,16 @@ from benchmarks.acceptance.page import list_tasks, overview, page, write
 from benchmarks.acceptance.scores import bootstrap_interval, interquartile_mean, scores
 from benchmarks.acceptance.task import STACKED, Task, built, experiment, load_task
 from env_service.sessions.evaluate import run_baseline
-from murmur.evaluation import evaluate_run
-from murmur.machine import RESULTS
+from murmur.doctor.machine import RESULTS
 from murmur.results import provenance, require_clean_source
-from murmur.run_folder import RunFolder
-from murmur.settings import resolved_data
+from murmur.runs.evaluation import evaluate_run
+from murmur.runs.run_folder import RunFolder
+from murmur.runs.settings import resolved_data
 from shared.config.cores import with_threads, with_workers
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import load
 from shared.config.plugins import plugin_names
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 DESCRIPTION = "train the acceptance tests A1 to A9 and compare with what they have to reach"
 

@@ -13,7 +13,7 @@ from shared.config.experiment import ExperimentConfig
 from shared.config.files import CONFIG_DIRS
 from shared.config.plugins import plugin_names
 from shared.config.section import validate
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 TESTS = next((d / "acceptance" for d in CONFIG_DIRS if d.is_dir()), Path("configs/acceptance"))
 _PLATEAU = 1.0  # how near to a plateau is on it, in published units

@@ -11,9 +11,9 @@ import numpy as np
 from gymnasium import spaces
 
 from env_service.adapters.casts import WHOLE
-from shared.errors import ConfigError
-from shared.spec import ACTION_MASK, ActionSpec, Continuous, Discrete
-from shared.timestep import Array
+from shared.process.errors import ConfigError
+from shared.wire.spec import ACTION_MASK, ActionSpec, Continuous, Discrete
+from shared.wire.timestep import Array
 
 Space = spaces.Space[Any]
 _NO_BOUND = 1e30  # a wider Box has no bounds that mean anything

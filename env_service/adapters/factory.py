@@ -11,8 +11,8 @@ from env_service.adapters.teams import RETURN, TEAMS, Teams
 from shared.config import Section
 from shared.config.import_advice import import_advice
 from shared.config.named_plugin import find_object
-from shared.errors import ConfigError
-from shared.traces import error_message
+from shared.process.errors import ConfigError
+from shared.process.traces import error_message
 
 Factory = Callable[..., Any]
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from env_service.adapters.factory import AdapterConfig
-from shared.errors import ConfigError
-from shared.notices import Notices
-from shared.process import logger
-from shared.spec import ACTION_MASK, AGENT_MASK, MAX_EPISODE_STEPS, ArraySpec, Discrete
+from shared.process.errors import ConfigError
+from shared.process.process import logger
+from shared.wire.notices import Notices
+from shared.wire.spec import ACTION_MASK, AGENT_MASK, MAX_EPISODE_STEPS, ArraySpec, Discrete
 
 if TYPE_CHECKING:
     from env_service.adapters.actions import ActionLayout

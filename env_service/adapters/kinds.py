@@ -14,8 +14,8 @@ from env_service.adapters.factory import (
 )
 from env_service.environment import VectorEnvironment
 from env_service.watchdog.faults import close_quietly
-from shared.errors import ConfigError
-from shared.spec import ACTION_MASK
+from shared.process.errors import ConfigError
+from shared.wire.spec import ACTION_MASK
 
 # Where others keep masks: sb3-contrib, PyMARL, RLlib, and spellings of ours.
 _MASK_METHODS = (

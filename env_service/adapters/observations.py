@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from env_service.adapters.casts import VECTOR, Path, Write, subject_of, write_box
 from env_service.adapters.pixels import Reduction
-from shared.errors import ConfigError
-from shared.spec import ACTION_MASK, STATE, ArraySpec
-from shared.timestep import Array
+from shared.process.errors import ConfigError
+from shared.wire.spec import ACTION_MASK, STATE, ArraySpec
+from shared.wire.timestep import Array
 
 Space = spaces.Space[Any]
 Part = tuple[Path, Write, Array]

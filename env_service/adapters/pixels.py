@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from shared.config.extras import missing_advice
-from shared.errors import ConfigError
-from shared.timestep import Array
+from shared.process.errors import ConfigError
+from shared.wire.timestep import Array
 
 Pixels = Annotated[int, Field(ge=4, le=1024)]
 Resize = Pixels | tuple[Pixels, Pixels] | Literal["auto", "none"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from shared.spec import ACTION_MASK
+from shared.wire.spec import ACTION_MASK
 
 
 def shown(value: object) -> str:

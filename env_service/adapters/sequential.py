@@ -35,10 +35,10 @@ from env_service.watchdog.faults import (
     close_quietly,
     is_environments_fault,
 )
-from shared.errors import EnvironmentFault
-from shared.spec import ACTION_MASK, AGENT_MASK, STATE, EnvSpec
-from shared.timestep import Array, StepType, TimeStep, surely_finite
-from shared.traces import error_message
+from shared.process.errors import EnvironmentFault
+from shared.process.traces import error_message
+from shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep, surely_finite
 
 # The outcome of a copy's step, and its values in a row.
 FIRST, MID, TERMINATED, TRUNCATED, FAILED = range(5)

@@ -20,8 +20,8 @@ from env_service.adapters.kinds import require_kind, unread_masks
 from env_service.adapters.returned import shown
 from env_service.adapters.sequential import MID, TERMINATED, TRUNCATED, SequentialVectorEnv
 from env_service.environment import BaselineFactory, RandomPolicy
-from shared.errors import ConfigError
-from shared.spec import ACTION_MASK
+from shared.process.errors import ConfigError
+from shared.wire.spec import ACTION_MASK
 
 _AGENT = "agent"
 _FLAG = bool | np.bool_

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
 from shared.config import Section
-from shared.spec import ArraySpec, Discrete, EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
 
 _CLIMBING = ((11, -30, 0), (-30, 7, 0), (0, 6, 5))
 

@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
 from shared.config import Section
-from shared.seeding import uniform
-from shared.spec import ArraySpec, Discrete, EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.seeding import uniform
+from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
 
 
 class Config(Section):

@@ -14,8 +14,8 @@ from env_service.adapters.kinds import require_kind, unread_masks
 from env_service.adapters.returned import shown
 from env_service.adapters.sequential import MID, TERMINATED, TRUNCATED, SequentialVectorEnv
 from env_service.environment import BaselineFactory, RandomPolicy
-from shared.errors import ConfigError
-from shared.spec import ACTION_MASK, AGENT_MASK, STATE
+from shared.process.errors import ConfigError
+from shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE
 
 _STEP_RETURNS = "(observations, rewards, terminations, truncations, infos)"
 

@@ -25,9 +25,9 @@ from env_service.adapters.teams import TEAMS, TeamReturns, Teams, teams_of
 from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
 from shared.config import Section
 from shared.config.section import known_names
-from shared.errors import ConfigError
-from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.process.errors import ConfigError
+from shared.wire.spec import ArraySpec, Continuous, Discrete, EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
 
 
 class Config(Section):

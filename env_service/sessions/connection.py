@@ -7,10 +7,10 @@ from typing import Self
 
 from grpc import aio
 
-from shared.addresses import is_loopback, learner_addresses
-from shared.channel import channel_options
 from shared.config.experiment import ExperimentConfig
-from shared.credentials import (
+from shared.process.addresses import is_loopback, learner_addresses
+from shared.wire.channel import channel_options
+from shared.wire.credentials import (
     CredentialFolder,
     Credentials,
     Role,

@@ -46,12 +46,12 @@ from env_service.sessions.worker import Stream, closing_all, run_until
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from env_service.watchdog.heartbeat import Heartbeat
 from shared.config.experiment import ExperimentConfig
-from shared.coroutines import run_coroutine
-from shared.credentials import Role
-from shared.errors import EnvironmentFault
-from shared.notices import GIVEN_UP, Notice, pack_notices
+from shared.process.coroutines import run_coroutine
+from shared.process.errors import EnvironmentFault
 from shared.rpc import rollout_pb2 as pb
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.credentials import Role
+from shared.wire.notices import GIVEN_UP, Notice, pack_notices
+from shared.wire.timestep import Array, StepType, TimeStep
 
 logger = logging.getLogger("murmur")
 

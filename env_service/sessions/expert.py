@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from env_service.environment import ScriptedPolicy, SeededPolicy, find_baseline
 from env_service.watchdog.faults import GuardedEnvironment
 from shared.config.experiment import ExperimentConfig
-from shared.errors import ConfigError, EnvironmentFault, MurmurError
-from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.process.errors import ConfigError, EnvironmentFault, MurmurError
+from shared.wire.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
 
 
 class Expert:

@@ -25,11 +25,11 @@ from env_service.sessions.call import Call
 from env_service.sessions.connection import Connection
 from env_service.sessions.rank import Rank
 from env_service.sessions.reconnect import Disconnected, ReconnectPolicy
-from shared.addresses import learner_addresses, name_and_port
 from shared.config.experiment import ExperimentConfig
-from shared.credentials import Role
-from shared.errors import MurmurError
+from shared.process.addresses import learner_addresses, name_and_port
+from shared.process.errors import MurmurError
 from shared.rpc import rollout_pb2 as pb
+from shared.wire.credentials import Role
 
 logger = logging.getLogger("murmur")
 

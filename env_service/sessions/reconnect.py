@@ -10,10 +10,10 @@ import grpc
 import numpy as np
 
 from env_service.metrics import WorkerMetrics
-from shared.channel import proxy_in_use
 from shared.config.experiment import EnvServerConfig
-from shared.errors import ConnectionLostError, MurmurError
-from shared.process import Backoff
+from shared.process.errors import ConnectionLostError, MurmurError
+from shared.process.process import Backoff
+from shared.wire.channel import proxy_in_use
 
 logger = logging.getLogger("murmur")
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from env_service.environment import VectorEnvironment
 from env_service.pictures import Snapshot
-from shared.errors import MurmurError
-from shared.files import write_whole
-from shared.process import logger
-from shared.timestep import Array, StepType, TimeStep
+from shared.process.errors import MurmurError
+from shared.process.files import write_whole
+from shared.process.process import logger
+from shared.wire.timestep import Array, StepType, TimeStep
 
 SHARE = 0.005  # of a processor's time; the next episode is recorded when the last is paid for
 _MOST_BYTES = 48 << 20  # of the rows in memory; of a larger episode every second, fourth ... row

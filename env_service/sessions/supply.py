@@ -23,12 +23,12 @@ from env_service.sources.source import (
 )
 from env_service.watchdog.heartbeat import Heartbeat
 from shared.config.experiment import ExperimentConfig
-from shared.errors import WireError
+from shared.process.errors import WireError
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.sample_codec import Broken, Grant, SampleCodec, unpack_grant
-from shared.samples import SPLITS, samples_to_proto
-from shared.timestep import Array
+from shared.wire.sample_codec import Broken, Grant, SampleCodec, unpack_grant
+from shared.wire.samples import SPLITS, samples_to_proto
+from shared.wire.timestep import Array
 
 logger = logging.getLogger("murmur")
 

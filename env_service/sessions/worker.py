@@ -25,14 +25,14 @@ from env_service.sessions.ranks import LearnerChoice, Ranks
 from env_service.sessions.reconnect import Disconnected
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment, aborted_rows
 from env_service.watchdog.heartbeat import Heartbeat
-from shared.codec import ActionCodec, ObservationCodec
 from shared.config.experiment import ExperimentConfig
-from shared.errors import EnvironmentFault, MurmurError, WireError
+from shared.process.errors import EnvironmentFault, MurmurError, WireError
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.seeding import episode_seeds
-from shared.spec import EnvSpec, action_layout, spec_to_proto
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.codec import ActionCodec, ObservationCodec
+from shared.wire.seeding import episode_seeds
+from shared.wire.spec import EnvSpec, action_layout, spec_to_proto
+from shared.wire.timestep import Array, StepType, TimeStep
 
 logger = logging.getLogger("murmur")
 

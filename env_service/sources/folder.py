@@ -32,10 +32,10 @@ from env_service.sources.decode import (
 from env_service.sources.size import Size, height_and_width, sample_arrays
 from env_service.sources.source import BrokenSample, check_classes
 from shared.config import Section
-from shared.errors import ConfigError
-from shared.notices import Notices
-from shared.samples import MAX_CLASSES, SPLITS, SampleSpec
-from shared.timestep import Array
+from shared.process.errors import ConfigError
+from shared.wire.notices import Notices
+from shared.wire.samples import MAX_CLASSES, SPLITS, SampleSpec
+from shared.wire.timestep import Array
 
 _IMAGES, _MASKS = (".jpg", ".jpeg", ".png"), (".png",)
 _MAX_LIST_BYTES = 1 << 26

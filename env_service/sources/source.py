@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from shared.config import PluginConfig
 from shared.config.extras import extra_of, missing_advice
 from shared.config.plugins import plugin_failures, resolve_plugin
-from shared.errors import ConfigError
-from shared.notices import Notices
-from shared.samples import MASK, SampleSpec
-from shared.timestep import Array
+from shared.process.errors import ConfigError
+from shared.wire.notices import Notices
+from shared.wire.samples import MASK, SampleSpec
+from shared.wire.timestep import Array
 
 
 class BrokenSample(Exception):  # noqa: N818 - it names what is broken, as EnvironmentFault does
@@ -46,8 +46,8 @@ class Source(Protocol):
     Attributes:
         spec: arrays, sizes, classes and digest; fixed for life.
 
-    A source may have an attribute `notices` (shared.notices.Notices) about values that it changes,
-    ignores or guesses; the run reports each once.
+    A source may have an attribute `notices` (shared.wire.notices.Notices) about values that it
+    changes, ignores or guesses; the run reports each once.
     """
 
     spec: SampleSpec

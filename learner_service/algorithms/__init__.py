@@ -1,4 +1,4 @@
-"""Algorithms by name: each module but those of SUPPORT is a plug-in (see base.py).
+"""Algorithms by name: each module is a plug-in (see learner_service/learning/base.py).
 
 VARIANTS are plug-ins that differ from another one in options alone.
 """
@@ -6,37 +6,6 @@ VARIANTS are plug-ins that differ from another one in options alone.
 from typing import Any
 
 from shared.config.plugins import Variant
-
-SUPPORT = {
-    *(
-        "actor",
-        "actor_critic",
-        "averaging",
-        "base",
-        "confusion",
-        "counterfactual",
-    ),
-    *(
-        "exploration",
-        "fixed_shapes",
-        "imitation",
-        "labelled_images",
-        "minibatches",
-        "off_policy",
-        "on_policy",
-    ),
-    *(
-        "options",
-        "packed_rows",
-        "policies",
-        "returns",
-        "rollout_rows",
-        "schedule",
-        "supervised",
-        "supervised_network",
-        "value_norm",
-    ),
-}
 
 _OWN_OBSERVATION = {"centralized": (False, "each agent's own observation alone")}
 _TD3: dict[str, Any] = {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}

@@ -19,10 +19,17 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.algorithms import options
-from learner_service.algorithms.base import require_discrete
-from learner_service.algorithms.counterfactual import bounded_log, taken
-from learner_service.algorithms.exploration import (
+from learner_service.device.cuda_graph import Outputs
+from learner_service.layers.building import resolve_network
+from learner_service.layers.casting import cast_weights
+from learner_service.layers.distributions import sample, uniform
+from learner_service.layers.forward import forward
+from learner_service.layers.inputs import CriticInputs, Inputs
+from learner_service.layers.recurrent import RecurrentState, memory_size, recurrent_states
+from learner_service.learning import options
+from learner_service.learning.base import require_discrete
+from learner_service.learning.counterfactual import bounded_log, taken
+from learner_service.learning.exploration import (
     LEAST,
     Exploration,
     log_softmax,
@@ -31,33 +38,26 @@ from learner_service.algorithms.exploration import (
     penalties,
     policy_probabilities,
 )
-from learner_service.algorithms.imitation import LOGGED, advice, mean_of_told
-from learner_service.algorithms.minibatches import (
+from learner_service.learning.imitation import LOGGED, advice, mean_of_told
+from learner_service.learning.minibatches import (
     NEVER_TAKEN,
     Pass,
     counted_actions,
     deviations,
 )
-from learner_service.algorithms.on_policy import OnPolicyAlgorithm
-from learner_service.algorithms.policies import ComaPolicy
-from learner_service.algorithms.returns import (
+from learner_service.learning.on_policy import OnPolicyAlgorithm
+from learner_service.learning.policies import ComaPolicy
+from learner_service.learning.returns import (
     lambda_returns,
     most_gain,
     of_agents,
     polyak_update,
     target_of,
 )
-from learner_service.algorithms.rollout_rows import RecurrentStates
-from learner_service.networks.building import resolve_network
-from learner_service.networks.casting import cast_weights
-from learner_service.networks.distributions import sample, uniform
-from learner_service.networks.forward import forward
-from learner_service.networks.inputs import CriticInputs, Inputs
-from learner_service.networks.recurrent import RecurrentState, memory_size, recurrent_states
-from learner_service.runtime.cuda_graph import Outputs
+from learner_service.learning.rollout_rows import RecurrentStates
 from learner_service.storage.rollout import Batch, transitions
-from shared.spec import ACTION_MASK, EXPERT_ACTION
-from shared.timestep import StepType
+from shared.wire.spec import ACTION_MASK, EXPERT_ACTION
+from shared.wire.timestep import StepType
 
 
 class Config(options.OnPolicyCriticConfig):

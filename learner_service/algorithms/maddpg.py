@@ -23,9 +23,21 @@ from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import override
 
-from learner_service.algorithms import options
-from learner_service.algorithms.base import require_bounds
-from learner_service.algorithms.off_policy import (
+from learner_service.layers.building import weight_sets
+from learner_service.layers.casting import frozen
+from learner_service.layers.distributions import (
+    ILLEGAL,
+    ActionDistribution,
+    explore,
+    one_hot,
+    sample,
+)
+from learner_service.layers.encoded import learned_parameters
+from learner_service.layers.forward import forward
+from learner_service.layers.inputs import Inputs, JointInputs, with_action
+from learner_service.learning import options
+from learner_service.learning.base import require_bounds
+from learner_service.learning.off_policy import (
     NEXT,
     PRIORITY,
     OffPolicyAlgorithm,
@@ -37,22 +49,10 @@ from learner_service.algorithms.off_policy import (
     observed,
     of_alive,
 )
-from learner_service.algorithms.policies import SnapshotPolicy
-from learner_service.algorithms.returns import polyak_update, target_of
-from learner_service.networks.building import weight_sets
-from learner_service.networks.casting import frozen
-from learner_service.networks.distributions import (
-    ILLEGAL,
-    ActionDistribution,
-    explore,
-    one_hot,
-    sample,
-)
-from learner_service.networks.encoded import learned_parameters
-from learner_service.networks.forward import forward
-from learner_service.networks.inputs import Inputs, JointInputs, with_action
-from shared.errors import ConfigError
-from shared.spec import ACTION_MASK, Discrete, EnvSpec
+from learner_service.learning.policies import SnapshotPolicy
+from learner_service.learning.returns import polyak_update, target_of
+from shared.process.errors import ConfigError
+from shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
 
 OfAgents = tuple[Tensor | None, Tensor | None, Tensor]  # what `agents_loss` takes beside the loss
 

@@ -15,22 +15,29 @@ from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import override
 
-from learner_service.algorithms import options
-from learner_service.algorithms.imitation import LOGGED, advice, mean_of_told
-from learner_service.algorithms.minibatches import (
+from learner_service.device.cuda_graph import Outputs
+from learner_service.device.readback import to_host
+from learner_service.layers.building import ImageShape, resolve_network
+from learner_service.layers.casting import cast_weights
+from learner_service.layers.distributions import Categorical, Normal, logged_entropy
+from learner_service.layers.forward import forward, forward_both
+from learner_service.layers.inputs import CriticInputs, Inputs
+from learner_service.learning import options
+from learner_service.learning.imitation import LOGGED, advice, mean_of_told
+from learner_service.learning.minibatches import (
     NEVER_TAKEN,
     Minibatch,
     Pass,
     counted_actions,
 )
-from learner_service.algorithms.on_policy import OnPolicyAlgorithm
-from learner_service.algorithms.policies import (
+from learner_service.learning.on_policy import OnPolicyAlgorithm
+from learner_service.learning.policies import (
     Actor,
     MappoPolicy,
     policy_extras,
     policy_outputs,
 )
-from learner_service.algorithms.returns import (
+from learner_service.learning.returns import (
     clipped_surrogate,
     lambda_returns,
     moments_of_sets,
@@ -38,20 +45,13 @@ from learner_service.algorithms.returns import (
     of_agents,
     vtrace_returns,
 )
-from learner_service.algorithms.rollout_rows import RecurrentStates
-from learner_service.algorithms.value_norm import ValueNorm
-from learner_service.networks.building import ImageShape, resolve_network
-from learner_service.networks.casting import cast_weights
-from learner_service.networks.distributions import Categorical, Normal, logged_entropy
-from learner_service.networks.forward import forward, forward_both
-from learner_service.networks.inputs import CriticInputs, Inputs
+from learner_service.learning.rollout_rows import RecurrentStates
+from learner_service.learning.value_norm import ValueNorm
 from learner_service.preprocess.running_moments import CLIPPED
-from learner_service.runtime.cuda_graph import Outputs
-from learner_service.runtime.readback import to_host
 from learner_service.storage.rollout import Batch, transitions
 from shared.config import PluginConfig
-from shared.errors import ConfigError
-from shared.spec import ACTION_MASK
+from shared.process.errors import ConfigError
+from shared.wire.spec import ACTION_MASK
 
 
 class Config(options.OnPolicyCriticConfig):

@@ -23,11 +23,11 @@ from learner_service.checkpoint.parts import (
     require_all,
     require_mark,
 )
-from learner_service.group.group import ALONE, Group
+from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.storage import SavedPart, Storage
 from learner_service.telemetry.persistent_counters import PersistentCounters
-from shared.errors import CheckpointError, ConfigError
-from shared.process import logger
+from shared.process.errors import CheckpointError, ConfigError
+from shared.process.process import logger
 
 _NAME = re.compile(r"update-(\d+)\.pt")
 _OF_RANK = re.compile(r"rank(\d+)-")

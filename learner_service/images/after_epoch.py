@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from learner_service.algorithms.supervised import Supervised, SupervisedConfig
 from learner_service.context import RunContext
+from learner_service.learning.supervised import Supervised, SupervisedConfig
 from learner_service.report import Update
 from learner_service.storage.epochs import TRAIN, VALID
 from learner_service.storage.samples import SampleBatch, SampleStore
 from learner_service.telemetry.figures import Figures
-from shared.class_census import class_problems
-from shared.errors import MurmurError
-from shared.ledger import enter
-from shared.notices import Notice
-from shared.process import logger
+from shared.config.class_census import class_problems
+from shared.process.errors import MurmurError
+from shared.process.ledger import enter
+from shared.process.process import logger
+from shared.wire.notices import Notice
 
 _WAIT_S = 0.2
 _DRAWN = 4  # images, at most

@@ -4,30 +4,30 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from learner_service.algorithms.supervised import (
+from learner_service.checkpoint import load_algorithm, saved_source, source_text
+from learner_service.context import RunContext
+from learner_service.device.memory import free_bytes, limited, room
+from learner_service.device.precision import Precision
+from learner_service.images.after_epoch import EndEpoch, epoch_figures
+from learner_service.images.supply import SupplyDesk
+from learner_service.learning.supervised import (
     Supervised,
     SupervisedConfig,
     build_supervised,
     supervised_config,
 )
-from learner_service.checkpoint import load_algorithm, saved_source, source_text
-from learner_service.context import RunContext
-from learner_service.images.after_epoch import EndEpoch, epoch_figures
-from learner_service.images.supply import SupplyDesk
 from learner_service.loop import Learner
-from learner_service.runtime.memory import free_bytes, limited, room
-from learner_service.runtime.precision import Precision
 from learner_service.serving.evaluation import check_best_metric
 from learner_service.start_from import start_supervised
 from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
-from learner_service.tools.probe import supervised_update_seconds
 from learner_service.tuning.fit import share_of, with_precision
+from learner_service.tuning.probe import supervised_update_seconds
 from learner_service.tuning.resolve import resolve
 from shared.config.experiment import ExperimentConfig
 from shared.config.text import config_text
-from shared.errors import ConfigError, MurmurError, SpecError
-from shared.process import end_process, logger
-from shared.samples import SampleSpec
+from shared.process.errors import ConfigError, MurmurError, SpecError
+from shared.process.process import end_process, logger
+from shared.wire.samples import SampleSpec
 
 
 class SupervisedRun:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 from torch import nn
 
-from learner_service.networks.images import ImageConfig, ImageNetwork, image_of
-from learner_service.networks.stacked import StackedConv2d
+from learner_service.layers.images import ImageConfig, ImageNetwork, image_of
+from learner_service.layers.stacked import StackedConv2d
 
 if TYPE_CHECKING:
-    from learner_service.networks.inputs import InputShape
+    from learner_service.layers.inputs import InputShape
 
 STACKED = True
 

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.networks.images import ImageConfig, ImageNetwork, image_of
-from learner_service.networks.stacked import StackedConv2d
+from learner_service.layers.images import ImageConfig, ImageNetwork, image_of
+from learner_service.layers.stacked import StackedConv2d
 
 if TYPE_CHECKING:
-    from learner_service.networks.inputs import InputShape
+    from learner_service.layers.inputs import InputShape
 
 STACKED = True
 _KERNEL = 3, 3

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from torch import nn
 
-from learner_service.networks.images import ImageConfig, ImageNetwork, image_of
-from learner_service.networks.stacked import StackedConv2d
-from shared.errors import ConfigError
+from learner_service.layers.images import ImageConfig, ImageNetwork, image_of
+from learner_service.layers.stacked import StackedConv2d
+from shared.process.errors import ConfigError
 
 if TYPE_CHECKING:
-    from learner_service.networks.inputs import InputShape
+    from learner_service.layers.inputs import InputShape
 
 STACKED = True
 _LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from learner_service.networks.dense import require_size
-from learner_service.networks.dropout import Dropout
-from learner_service.networks.resizing import Resize
+from learner_service.layers.dense import require_size
+from learner_service.layers.dropout import Dropout
+from learner_service.layers.resizing import Resize
 from shared.config import Section
 
 DENSE = True

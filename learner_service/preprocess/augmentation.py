@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.augment.base import Augment
+from learner_service.preprocess.augment.base import Augment
 from learner_service.preprocess.transform import Rows, Transform
 
 

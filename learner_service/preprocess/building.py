@@ -2,10 +2,9 @@
 
 import torch
 
-from learner_service.augment import build_rl_augment
-from learner_service.group.group import Group
-from learner_service.networks.building import NORMALISE, Network
-from learner_service.networks.stacked import sharing_agents
+from learner_service.layers.building import NORMALISE, Network
+from learner_service.layers.stacked import sharing_agents
+from learner_service.preprocess.augment import build_rl_augment
 from learner_service.preprocess.augmentation import Augmentation
 from learner_service.preprocess.frozen import HideFrozen
 from learner_service.preprocess.imitation import EndImitation
@@ -17,11 +16,12 @@ from learner_service.preprocess.normalize import (
 from learner_service.preprocess.running_moments import RunningMoments
 from learner_service.preprocess.stack_frames import StackFrames
 from learner_service.preprocess.transform import Transform, Transforms
+from learner_service.ranks.group import Group
 from learner_service.storage.frames import find_frames
 from learner_service.storage.unroll import NEXT, OBSERVATION
 from shared.config.experiment import AugmentConfig, ImitationConfig
-from shared.errors import ConfigError
-from shared.spec import EnvSpec
+from shared.process.errors import ConfigError
+from shared.wire.spec import EnvSpec
 
 Slices = tuple[int, ...]  # number of each agent's parameter group
 

@@ -20,8 +20,8 @@ from learner_service.preprocess.transform import (
 )
 from learner_service.storage.storage import Batch
 from learner_service.storage.unroll import OBSERVATION
-from shared.errors import ConfigError
-from shared.spec import AGENT_MASK
+from shared.process.errors import ConfigError
+from shared.wire.spec import AGENT_MASK
 
 B = TypeVar("B", bound=Batch)
 FROZEN, SHARING = "algorithm.frozen_agents", "algorithm.share_parameters"  # for messages

@@ -8,7 +8,7 @@ from learner_service.preprocess.transform import Transform
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import Batch as AnyBatch
 from learner_service.storage.unroll import OBSERVATION
-from shared.spec import EXPERT_ACTION
+from shared.wire.spec import EXPERT_ACTION
 
 B = TypeVar("B", bound=AnyBatch)
 _NOT_ASKED = -1

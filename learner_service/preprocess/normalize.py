@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from learner_service.group.group import Group
-from learner_service.networks.building import NORMALISE
-from learner_service.networks.stacked import sharing_agents
+from learner_service.layers.building import NORMALISE
+from learner_service.layers.stacked import sharing_agents
 from learner_service.preprocess.running_moments import CLIPPED, RunningMoments
 from learner_service.preprocess.transform import Transform, reward_of, with_arrays, with_reward
+from learner_service.ranks.group import Group
 from learner_service.storage.storage import Batch
 from learner_service.storage.unroll import OBSERVATION
-from shared.errors import ConfigError
-from shared.spec import AGENT_MASK, NO_INPUTS, EnvSpec
-from shared.timestep import StepType
+from shared.process.errors import ConfigError
+from shared.wire.spec import AGENT_MASK, NO_INPUTS, EnvSpec
+from shared.wire.timestep import StepType
 
 B = TypeVar("B", bound=Batch)
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)

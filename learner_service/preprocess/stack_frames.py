@@ -14,7 +14,7 @@ from learner_service.storage.frames import Frames
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import Batch as AnyBatch
 from learner_service.storage.unroll import OBSERVATION
-from shared.spec import EnvSpec
+from shared.wire.spec import EnvSpec
 
 B = TypeVar("B", bound=AnyBatch)
 

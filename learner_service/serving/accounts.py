@@ -10,7 +10,7 @@ from learner_service.storage.storage import UnrollStorage
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
-from shared.timestep import StepType, TimeStep
+from shared.wire.timestep import StepType, TimeStep
 
 # NumPy compares with ints faster.
 _MID, _LAST, _ABORTED = int(StepType.MID), int(StepType.LAST), int(StepType.ABORTED)

@@ -19,11 +19,11 @@ import grpc
 
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config.learner import LearnerConfig
-from shared.credentials import ROLES, CredentialFolder, Role
-from shared.process import logger
+from shared.process.process import logger
 from shared.rpc import LOAD_METHOD, METHOD
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import MAX_ENVS
+from shared.wire.credentials import ROLES, CredentialFolder, Role
+from shared.wire.spec import MAX_ENVS
 
 Mode: TypeAlias = Literal["train", "evaluate"]
 Context = grpc.aio.ServicerContext[bytes, bytes]

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from learner_service.algorithms.base import algorithm_config
-from learner_service.algorithms.options import SharingConfig
+from learner_service.learning.base import algorithm_config
+from learner_service.learning.options import SharingConfig
 from shared.config.experiment import ExperimentConfig
-from shared.spec import EnvSpec, agent_order
+from shared.wire.spec import EnvSpec, agent_order
 
 
 def in_order(spec: EnvSpec, known: EnvSpec | None, config: ExperimentConfig) -> EnvSpec:

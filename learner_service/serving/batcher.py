@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from learner_service.serving.latency import LatencyTuner, Limits
 from learner_service.serving.session import EnvSession
 from shared.config.learner import BatcherConfig
-from shared.timestep import TimeStep
+from shared.wire.timestep import TimeStep
 
 
 @dataclass(eq=False)

@@ -10,8 +10,8 @@ from learner_service.serving.league import League
 from learner_service.serving.session import EnvSession
 from learner_service.serving.snapshots import Snapshots
 from learner_service.serving.staging import ForwardRows, Staging
-from shared.ledger import enter
-from shared.timestep import StepType
+from shared.process.ledger import enter
+from shared.wire.timestep import StepType
 
 _LAST = int(StepType.LAST)
 

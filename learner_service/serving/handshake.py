@@ -12,13 +12,13 @@ from learner_service.serving.admission import MODE_NAMES, Admission, Admitted, C
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.evaluation import EvaluationScheduler
 from learner_service.serving.session import EnvSession
-from shared.channel import MAX_HELLO_BYTES
-from shared.codec import check_size, message_bytes
-from shared.errors import MurmurError, SpecError
-from shared.process import logger
+from shared.process.errors import MurmurError, SpecError
+from shared.process.process import logger
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import (
+from shared.wire.channel import MAX_HELLO_BYTES
+from shared.wire.codec import check_size, message_bytes
+from shared.wire.spec import (
     MAX_ENVS,
     MAX_NAME_CHARACTERS,
     EnvSpec,

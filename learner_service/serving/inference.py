@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from learner_service.runtime.streams import enter_stream
+from learner_service.device.streams import enter_stream
 from learner_service.serving.accounts import ServingStats
 from learner_service.serving.batcher import DynamicBatcher, Request, deliver
 from learner_service.serving.evaluator import Evaluator
@@ -19,8 +19,8 @@ from learner_service.serving.snapshots import Snapshots
 from learner_service.serving.staging import RowTarget, Staging
 from learner_service.storage.storage import UnrollStorage
 from learner_service.storage.unroll import Unroll
-from shared.ledger import enter, state
-from shared.timestep import Array
+from shared.process.ledger import enter, state
+from shared.wire.timestep import Array
 
 _IDLE_S = 0.2
 

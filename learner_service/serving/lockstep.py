@@ -11,13 +11,13 @@ from learner_service.serving.handshake import Handshake, Host
 from learner_service.serving.league import split
 from learner_service.serving.session import EnvSession
 from learner_service.telemetry.metrics import LearnerMetrics
-from shared.codec import ObservationCodec
 from shared.config.learner import LearnerConfig
-from shared.errors import WireError
-from shared.notices import GIVEN_UP, NOTICES_TAG, unpack_notices
-from shared.row_check import RowCheck
+from shared.process.errors import WireError
 from shared.rpc import rollout_pb2 as pb
-from shared.timestep import StepType, TimeStep
+from shared.wire.codec import ObservationCodec
+from shared.wire.notices import GIVEN_UP, NOTICES_TAG, unpack_notices
+from shared.wire.row_check import RowCheck
+from shared.wire.timestep import StepType, TimeStep
 
 _FIRST_ROWS_PATIENCE = 10  # environments may compile and load before their first rows
 _LAST = int(StepType.LAST)  # NumPy compares faster with ints

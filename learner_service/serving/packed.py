@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.algorithms.base import Policy
-from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
-from learner_service.runtime.readback import Readback
-from learner_service.runtime.streams import Fence
+from learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
+from learner_service.device.readback import Readback
+from learner_service.device.streams import Fence
+from learner_service.learning.base import Policy
 from learner_service.serving.slot_memory import SlotMemory
 from learner_service.serving.staging import HostStaging, RowTarget, Staging
 from learner_service.storage.storage import UnrollStorage
 from learner_service.storage.unroll import OBSERVATION, Record
 from learner_service.telemetry.copied import Copied
-from shared.process import logger
-from shared.spec import ACTION_MASK
-from shared.timestep import Array, StepType, TimeStep
+from shared.process.process import logger
+from shared.wire.spec import ACTION_MASK
+from shared.wire.timestep import Array, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)
 _INDEX_BYTES = 8

@@ -13,12 +13,12 @@ from grpc_health.v1._async import HealthServicer
 
 from learner_service.serving.admission import Admission, Admitted, Context
 from learner_service.serving.handshake import read_hello
-from shared.addresses import host_and_port
-from shared.channel import SERVER_OPTIONS, stream_handler
 from shared.config.learner import LearnerConfig
-from shared.credentials import CredentialFolder, server_credentials
-from shared.errors import ResourceError
+from shared.process.addresses import host_and_port
+from shared.process.errors import ResourceError
 from shared.rpc import rollout_pb2 as pb
+from shared.wire.channel import SERVER_OPTIONS, stream_handler
+from shared.wire.credentials import CredentialFolder, server_credentials
 
 _MORE_STREAMS = 256
 _STOP_POLL_S = 0.01
@@ -53,7 +53,7 @@ class RolloutServer:
     ) -> None:
         """Prepare to listen on config.host and config.port (0: any free port).
 
-        Without credentials all are admitted, in plain text: shared.credentials.credentials_for
+        Without credentials all are admitted, in plain text: shared.wire.credentials.credentials_for
         decides where that is right.
         """
         self.admission = admission

@@ -10,9 +10,9 @@ from torch import Tensor
 from learner_service.serving.evaluation import Evaluation
 from learner_service.serving.opponents import Pairing
 from learner_service.storage.unroll import Unroll
-from shared.codec import ActionCodec
-from shared.spec import EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.codec import ActionCodec
+from shared.wire.spec import EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
 
 # numpy compares with ints faster
 _FIRST, _MID, _LAST = int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.algorithms.base import Policy
-from learner_service.runtime.cuda_graph import Graphs
+from learner_service.device.cuda_graph import Graphs
+from learner_service.learning.base import Policy
 from learner_service.serving.slot_memory import SlotMemory
 from learner_service.storage.unroll import DTYPES, OBSERVATION, Unroll
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.timestep import Array, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)
 

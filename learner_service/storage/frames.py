@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from learner_service.storage.unroll import DTYPES
-from shared.spec import ArraySpec, EnvSpec
-from shared.timestep import StepType
+from shared.wire.spec import ArraySpec, EnvSpec
+from shared.wire.timestep import StepType
 
 _FIRST = int(StepType.FIRST)
 

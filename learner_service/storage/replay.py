@@ -26,22 +26,22 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.group.group import ALONE, Group
-from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs, copy_all
-from learner_service.runtime.device import restore_generator
-from learner_service.runtime.memory import count, require_room, room
-from learner_service.runtime.readback import to_host
-from learner_service.runtime.streams import Fence
+from learner_service.device.cuda_graph import Captured, Graphs, Outputs, copy_all
+from learner_service.device.device import restore_generator
+from learner_service.device.memory import count, require_room, room
+from learner_service.device.readback import to_host
+from learner_service.device.streams import Fence
+from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.frames import Frames
 from learner_service.storage.storage import Batch, SavedPart, UnrollStorage
 from learner_service.storage.sum_tree import SumTree
 from learner_service.storage.unroll import OBSERVATION, Unroll, array_bytes, is_transition
 from shared.config import Section
-from shared.errors import ConfigError, ResourceError
-from shared.ledger import enter
-from shared.process import logger
-from shared.spec import AGENT_MASK, EnvSpec
-from shared.timestep import StepType
+from shared.process.errors import ConfigError, ResourceError
+from shared.process.ledger import enter
+from shared.process.process import logger
+from shared.wire.spec import AGENT_MASK, EnvSpec
+from shared.wire.timestep import StepType
 
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 _CHUNK_BYTES = 32 << 20  # what is saved as one file

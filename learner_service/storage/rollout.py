@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.group.group import ALONE, Group
-from learner_service.runtime.readback import to_host
+from learner_service.device.readback import to_host
+from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.flight import Demand, Flight, Speed, plan, transitions_in, unmeasured
 from learner_service.storage.frames import Frames
 from learner_service.storage.storage import Batch as AnyBatch
@@ -30,8 +30,8 @@ from learner_service.storage.unroll import (
     side_by_side,
     time_step_layout,
 )
-from shared.spec import AGENT_MASK, EnvSpec
-from shared.timestep import StepType
+from shared.wire.spec import AGENT_MASK, EnvSpec
+from shared.wire.timestep import StepType
 
 
 @dataclass

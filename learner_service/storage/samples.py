@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner_service.group.group import ALONE, Group
-from learner_service.runtime.streams import Fence, Turns
+from learner_service.device.streams import Fence, Turns
+from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.epochs import TRAIN, VALID, Epochs, Request, merged_states
 from learner_service.storage.storage import Batch, SavedPart, Storage
 from learner_service.storage.unroll import DTYPES
 from learner_service.telemetry.copied import Copied
-from shared.class_census import ClassCensus
-from shared.errors import SpecError
-from shared.files import size_text
-from shared.samples import IMAGE, MASK, SPLITS, SampleSpec
-from shared.timestep import Array
+from shared.config.class_census import ClassCensus
+from shared.process.errors import SpecError
+from shared.process.files import size_text
+from shared.wire.samples import IMAGE, MASK, SPLITS, SampleSpec
+from shared.wire.timestep import Array
 
 Cache = Literal["device", "stream"]
 _NUM_BUFFERS = 2  # of pinned memory: one is filled while the other may be on its way

@@ -8,7 +8,7 @@ recurrent state that acting had at their first step ("stored state"), and learne
 import torch
 
 from learner_service.storage.replay import ReplayBatch, ReplayStorage
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 
 class SequenceReplay(ReplayStorage):

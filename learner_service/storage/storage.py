@@ -14,10 +14,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from learner_service.runtime.streams import Turns
+from learner_service.device.streams import Turns
 from learner_service.storage.frames import Frames
 from learner_service.storage.unroll import OBSERVATION, Arena, Unroll, time_step_layout
-from shared.spec import EnvSpec
+from shared.wire.spec import EnvSpec
 
 
 @dataclass

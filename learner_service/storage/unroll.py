@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner_service.runtime.readback import to_host
-from shared.spec import ACTION_MASK, EnvSpec, action_layout
-from shared.timestep import Array, StepType
+from learner_service.device.readback import to_host
+from shared.wire.spec import ACTION_MASK, EnvSpec, action_layout
+from shared.wire.timestep import Array, StepType
 
 OBSERVATION = "observation/"
 NEXT = "next/"  # prefix of the arrays of row t + k, of transitions

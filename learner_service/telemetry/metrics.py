@@ -16,7 +16,7 @@ from learner_service.telemetry.gpu import Gpu
 from learner_service.telemetry.metric import METRICS
 from learner_service.telemetry.notices import NoticeLog
 from learner_service.telemetry.persistent_counters import PersistentCounters
-from shared.ledger import Ledger, ThreadClock
+from shared.process.ledger import Ledger, ThreadClock
 
 
 class Counted(Protocol):

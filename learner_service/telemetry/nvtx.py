@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from learner_service.telemetry.profile_files import NVTX_VARIABLE
-from shared.process import logger
+from shared.process.process import logger
 
 
 class _Ranges:

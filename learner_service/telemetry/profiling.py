@@ -17,8 +17,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from learner_service.telemetry.profile_files import FOLDER, METADATA, REQUEST, RUNNING, TRACE
-from shared.ledger import Ledger, since
-from shared.process import logger
+from shared.process.ledger import Ledger, since
+from shared.process.process import logger
 
 MAX_UPDATES = 1000  # a trace is kept in memory
 

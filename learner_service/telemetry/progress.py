@@ -20,9 +20,9 @@ from learner_service.telemetry.scalars import scalars_of
 from learner_service.telemetry.tensorboard_distributions import Distributions
 from learner_service.telemetry.tracking.processes import TrackerProcesses
 from shared.config.experiment import RunConfig, TrackingConfig
-from shared.errors import ResourceError
-from shared.files import make_folder, write_whole
-from shared.process import logger
+from shared.process.errors import ResourceError
+from shared.process.files import make_folder, write_whole
+from shared.process.process import logger
 
 # Of Progress: what each rank of a group counts for itself, and all that it counts.
 OWN_COUNTERS = ("env_steps_received", "episodes", "rows_received", "rows_trained", "rows_inserted")

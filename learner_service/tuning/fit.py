@@ -7,15 +7,15 @@ from pathlib import Path
 
 import torch
 
-from learner_service.algorithms.base import algorithm_config, grown, with_options
-from learner_service.group.group import Group
-from learner_service.tools.batch_size import fit_batch_size
-from learner_service.tools.precision import Measure, fit_precision
-from learner_service.tools.probe import update_seconds
+from learner_service.learning.base import algorithm_config, grown, with_options
+from learner_service.ranks.group import Group
+from learner_service.tuning.batch_size import fit_batch_size
+from learner_service.tuning.precision import Measure, fit_precision
+from learner_service.tuning.probe import update_seconds
 from shared.config.experiment import ExperimentConfig
-from shared.process import logger
-from shared.samples import SampleSpec
-from shared.spec import EnvSpec
+from shared.process.process import logger
+from shared.wire.samples import SampleSpec
+from shared.wire.spec import EnvSpec
 
 _PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 

@@ -1,14 +1,14 @@
 """The configuration of a run, resolved: with what its plug-ins take, and what was chosen for it."""
 
-from learner_service.algorithms.base import algorithm_config, with_options
-from learner_service.algorithms.supervised import is_supervised, wrong_algorithm
-from learner_service.networks.building import observed_image, resolve_network
-from learner_service.networks.dense import dense_plugin
+from learner_service.layers.building import observed_image, resolve_network
+from learner_service.layers.dense import dense_plugin
+from learner_service.learning.base import algorithm_config, with_options
+from learner_service.learning.supervised import is_supervised, wrong_algorithm
 from learner_service.storage.flight import Flight
 from shared.config.experiment import ExperimentConfig
 from shared.config.plugins import resolve_plugin
-from shared.samples import SampleSpec
-from shared.spec import EnvSpec
+from shared.wire.samples import SampleSpec
+from shared.wire.spec import EnvSpec
 
 
 def resolve(

@@ -3,16 +3,16 @@
 import time
 from collections.abc import Callable
 
-from learner_service.algorithms.base import algorithm_config
-from learner_service.group.group import ALONE, Group
+from learner_service.device.cuda_graph import CALLS_TO_CAPTURE
+from learner_service.learning.base import algorithm_config
+from learner_service.ranks.group import ALONE, Group
 from learner_service.report import Update
-from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.storage.flight import Flight, Speed
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config.experiment import ExperimentConfig
-from shared.errors import ConfigError
-from shared.process import logger
+from shared.process.errors import ConfigError
+from shared.process.process import logger
 
 _SKIPPED = CALLS_TO_CAPTURE  # updates that also compile, capture and fill caches
 _UPDATES, _TURNS = 4, 64  # measured, at least

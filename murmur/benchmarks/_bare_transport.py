@@ -12,12 +12,12 @@ import numpy as np
 from grpc import aio
 
 from murmur.benchmarks._no_op import Gate, no_op_timestep, run_loop
-from shared.channel import SERVER_OPTIONS, channel_options, stream_handler
-from shared.codec import ActionCodec, ObservationCodec, action_array_layout, timestep_layout
 from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EnvSpec
-from shared.timestep import Array, TimeStep
+from shared.wire.channel import SERVER_OPTIONS, channel_options, stream_handler
+from shared.wire.codec import ActionCodec, ObservationCodec, action_array_layout, timestep_layout
+from shared.wire.spec import EnvSpec
+from shared.wire.timestep import Array, TimeStep
 
 
 class _Protobuf:

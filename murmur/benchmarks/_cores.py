@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 CAN_PIN = hasattr(os, "sched_setaffinity")  # Linux
 

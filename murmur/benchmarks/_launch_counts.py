@@ -121,7 +121,7 @@ def count_update(pretend: Any, config: Any, updates: int) -> tuple[dict[str, int
 
     `rows` are those of the batch, environment rows.
     """
-    probe_module = _module("learner_service.tools.probe", "learner_service.probe")
+    probe_module = _module("learner_service.tuning.probe", "learner_service.probe")
     with pretend.pretend_cuda(hollow=True) as machine:
         probe = probe_module.Probe(config, _spec(config))
         algorithm, storage = probe._algorithm, probe.storage
@@ -198,7 +198,7 @@ async def _idle(run: Any) -> None:
 
 
 def _row(spec: Any, *, first: bool) -> Any:
-    timestep = importlib.import_module("shared.timestep")
+    timestep = importlib.import_module("shared.wire.timestep")
     n, a = _ENVS, spec.num_agents
     kind = timestep.StepType.FIRST if first else timestep.StepType.MID
     return timestep.TimeStep(
@@ -217,7 +217,7 @@ def _graph_option(config: Any) -> str:
     """Return the option that turns graphs off; empty if nothing is captured."""
     if hasattr(config.learner, "cuda_graph"):
         return "learner.cuda_graph"
-    base = _module("learner_service.algorithms.base", "learner_service.algorithm")
+    base = _module("learner_service.learning.base", "learner_service.algorithm")
     options = base.algorithm_options(config.algorithm)
     return "algorithm.cuda_graph" if "cuda_graph" in options else ""
 

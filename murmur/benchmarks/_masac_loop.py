@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
 from learner_service.algorithms.masac import Config, Masac
-from learner_service.runtime.adam import Adam
+from learner_service.device.adam import Adam
 from learner_service.storage.replay import ReplayBatch
 
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Self
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from murmur.child import child_environment, murmur_command
+from murmur.runs.child import child_environment, murmur_command
 from shared.config.text import to_yaml
-from shared.credentials import Role
+from shared.wire.credentials import Role
 
 _START_S = 120.0
 _STOP_S = 30.0

@@ -22,13 +22,13 @@ from env_service.sessions.ranks import Ranks
 from env_service.sessions.worker import WorkerSession, run_until
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from murmur.benchmarks._no_op import Gate, no_op_timestep, run_loop
-from shared.codec import ActionCodec
 from shared.config import PluginConfig
 from shared.config.experiment import EnvServerConfig, ExperimentConfig
 from shared.config.learner import BatcherConfig, LearnerConfig
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.codec import ActionCodec
+from shared.wire.spec import EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
 
 _BATCH_S = 0.5e-3  # of a batch in `production 0.5 ms`
 

@@ -18,10 +18,10 @@ from typing import Any, Self
 import psutil
 import yaml
 
-from learner_service.group.meeting import kept_store
+from learner_service.ranks.meeting import kept_store
 from murmur.benchmarks._cores import started_on
 from murmur.benchmarks._processes import await_end, cpu_s, scrape
-from murmur.child import child_environment, murmur_command
+from murmur.runs.child import child_environment, murmur_command
 from shared.config.files import load
 
 ROWS = 800  # of an update, on each rank

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.group.group import ALONE, Extreme, Group
-from learner_service.runtime.device import keep_freed_memory
+from learner_service.device.device import keep_freed_memory
+from learner_service.ranks.group import ALONE, Extreme, Group
 from murmur.benchmarks import coma_update, masac_update
 from murmur.benchmarks._cores import started_on
 

@@ -15,8 +15,8 @@ from env_service.adapters.factory import AdapterConfig, create
 from env_service.environment import make_environment
 from murmur.benchmarks.effort import Effort
 from shared.config import PluginConfig
-from shared.spec import Discrete
-from shared.timestep import StepType
+from shared.wire.spec import Discrete
+from shared.wire.timestep import StepType
 
 DESCRIPTION = "PettingZoo and Gymnasium environments behind the contract against raw stepping"
 NEEDS = ("gymnasium", "pettingzoo", "mpe2")

@@ -23,14 +23,14 @@ import psutil
 import torch
 from torch import Tensor
 
-from learner_service.augment import build_augment
-from learner_service.augment.draws import Draws
-from learner_service.augment.presets import STRENGTHS, SampleAugment, parameters
-from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
-from learner_service.runtime.device import keep_freed_memory
+from learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
+from learner_service.device.device import keep_freed_memory
+from learner_service.preprocess.augment import build_augment
+from learner_service.preprocess.augment.draws import Draws
+from learner_service.preprocess.augment.presets import STRENGTHS, SampleAugment, parameters
 from murmur.benchmarks._augment_loop import ImageLoop
 from murmur.benchmarks.effort import Effort
-from murmur.machine import ROOT
+from murmur.doctor.machine import ROOT
 from shared.config.experiment import AugmentConfig
 
 DESCRIPTION = (

@@ -25,16 +25,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from env_service.environment import VectorEnvironment, make_environment
 from learner_service.algorithms import coma
-from learner_service.algorithms.minibatches import Rows
-from learner_service.group.group import ALONE, Group
-from learner_service.networks import toom_cook
-from learner_service.runtime.precision import Precision
+from learner_service.device.precision import Precision
+from learner_service.layers import toom_cook
+from learner_service.learning.minibatches import Rows
+from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.rollout import Batch
 from learner_service.storage.unroll import OBSERVATION
 from murmur.benchmarks.effort import Effort
 from shared.config import PluginConfig
-from shared.spec import ACTION_MASK
-from shared.timestep import TimeStep
+from shared.wire.spec import ACTION_MASK
+from shared.wire.timestep import TimeStep
 
 DESCRIPTION = (
     "a full-size COMA update on the CPU: share of the matmul rate, share spent outside the "

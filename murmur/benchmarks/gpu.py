@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from learner_service.runtime.device import why_no_cuda
+from learner_service.device.device import why_no_cuda
 from learner_service.telemetry.device_info import describe_device
 from learner_service.telemetry.gpu import Gpu
 from murmur.benchmarks._launch_counts import OF_A_RUN
@@ -29,10 +29,10 @@ from murmur.benchmarks.gpu_topics import figures
 from murmur.benchmarks.gpu_topics.catalogue import SESSIONS, TOPICS
 from murmur.benchmarks.gpu_topics.runner import Outcome, Store, run_all, topic_command
 from murmur.benchmarks.gpu_topics.topics import Context, is_error
-from murmur.machine import commit
+from murmur.doctor.machine import commit
 from murmur.results import provenance, run_command, save_result
 from shared.config.section import known_names
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 DESCRIPTION = (
     "every figure of the GPU path in one table: whole runs of three presets, updates, acting, "

@@ -13,8 +13,8 @@ import psutil
 from murmur.benchmarks._processes import Processes, Scrape, scrape
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.sessions import ENVS, Player, playing
-from murmur.latency import latency_lines, quantile
-from shared.ledger import since
+from murmur.doctor.latency import latency_lines, quantile
+from shared.process.ledger import since
 
 DESCRIPTION = (
     "p50 and p99 of acting during updates and between them, 32 sessions, latency target off and "

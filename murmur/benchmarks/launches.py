@@ -25,10 +25,10 @@ from typing import Any
 
 from murmur.benchmarks._launch_counts import PRESETS as COUNTED
 from murmur.benchmarks.effort import Effort
-from murmur.machine import ROOT, commit_of
+from murmur.doctor.machine import ROOT, commit_of
 from murmur.results import provenance, require_clean_source, run_command, save_result
 from shared.config.files import config_names
-from shared.errors import ConfigError, ResourceError
+from shared.process.errors import ConfigError, ResourceError
 
 DESCRIPTION = (
     "launches and synchronisations of an act with 1 and 16 sessions and of an update, by preset, "

@@ -32,10 +32,10 @@ from learner_service.telemetry.device_clock import DeviceClock
 from murmur.benchmarks._processes import Processes, Snapshot, cpu_s, scrape
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.training_rate import experiment
-from murmur.child import child_environment, murmur_command
-from shared import ledger
+from murmur.runs.child import child_environment, murmur_command
 from shared.config.files import load
-from shared.ledger import Ledger
+from shared.process import ledger
+from shared.process.ledger import Ledger
 
 DESCRIPTION = (
     "the time ledger: share of each thread's time that it accounts for (target ≥ 99 %), and what "

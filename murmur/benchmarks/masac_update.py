@@ -22,15 +22,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from learner_service.algorithms.masac import Config, Masac
-from learner_service.group.group import ALONE, Group
-from learner_service.runtime.device import keep_freed_memory
-from learner_service.runtime.precision import Precision
+from learner_service.device.device import keep_freed_memory
+from learner_service.device.precision import Precision
+from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.unroll import OBSERVATION
 from murmur.benchmarks._masac_loop import MasacLoop
 from murmur.benchmarks.effort import Effort
 from shared.config import PluginConfig
-from shared.spec import ArraySpec, Continuous, EnvSpec
+from shared.wire.spec import ArraySpec, Continuous, EnvSpec
 
 DESCRIPTION = (
     "MASAC updates of 2, 4 and 8 agents (targets: 28, 54, 103 CPU-ms fp32, 19, 33, 69 bf16; "

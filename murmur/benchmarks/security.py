@@ -14,7 +14,7 @@ import psutil
 
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.training_rate import measure
-from murmur.certs import make_certificates
+from murmur.kit.certs import make_certificates
 
 DESCRIPTION = (
     "training on spread at 32 environments a message with TLS and tokens, against plain text "

@@ -23,10 +23,10 @@ from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.worker import Stream
 from murmur.benchmarks._processes import Processes
 from murmur.benchmarks.effort import Effort
-from shared.channel import channel_options
 from shared.config import PluginConfig
 from shared.rpc import rollout_pb2 as pb
-from shared.timestep import StepType
+from shared.wire.channel import channel_options
+from shared.wire.timestep import StepType
 
 DESCRIPTION = (
     "256 sessions at once, at equal speed (target: max/min rows ≤ 1.5) and slow ones among fast, "

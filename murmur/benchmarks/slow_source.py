@@ -5,9 +5,9 @@ import time
 
 import numpy as np
 
-from shared.samples import SampleSpec
-from shared.spec import ArraySpec
-from shared.timestep import Array
+from shared.wire.samples import SampleSpec
+from shared.wire.spec import ArraySpec
+from shared.wire.timestep import Array
 
 
 class SlowSource:

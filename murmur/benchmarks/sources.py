@@ -26,13 +26,13 @@ from grpc import aio
 
 from murmur.benchmarks._processes import cpu_s
 from murmur.benchmarks.effort import Effort
-from shared.channel import SERVER_OPTIONS, stream_handler
 from shared.config import PluginConfig
 from shared.config.experiment import EnvServerConfig, ExperimentConfig
-from shared.notices import NOTICES_TAG
 from shared.rpc import rollout_pb2 as pb
-from shared.sample_codec import Grant, SampleCodec, pack_grant
-from shared.samples import SampleSpec, samples_from_proto
+from shared.wire.channel import SERVER_OPTIONS, stream_handler
+from shared.wire.notices import NOTICES_TAG
+from shared.wire.sample_codec import Grant, SampleCodec, pack_grant
+from shared.wire.samples import SampleSpec, samples_from_proto
 
 DESCRIPTION = (
     "pairs a second that one core supplies from a folder of JPEGs of 512², beside a DataLoader "
@@ -265,7 +265,7 @@ def _work(plugin: PluginConfig, port: int) -> None:
     from env_service.metrics import WorkerMetrics
     from env_service.sessions.supply import run_supply
     from env_service.watchdog.heartbeat import Heartbeat
-    from shared.process import wake_without_preempting
+    from shared.process.process import wake_without_preempting
 
     wake_without_preempting()
     config = ExperimentConfig(

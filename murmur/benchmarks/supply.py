@@ -6,8 +6,8 @@ from typing import Any
 
 from murmur.benchmarks._processes import Processes, Snapshot
 from murmur.benchmarks.effort import Effort
-from murmur.diagnosis import diagnose
-from murmur.snapshots import from_metrics
+from murmur.doctor.diagnosis import diagnose
+from murmur.runs.snapshots import from_metrics
 
 DESCRIPTION = "samples a second of one and two supply servers; the device once the cache is full"
 _DELAY_MS = 30.0  # of each sample

@@ -33,7 +33,7 @@ from murmur.benchmarks._no_op import Gate, no_op_spec
 from murmur.benchmarks._processes import cpu_s
 from murmur.benchmarks._production_transport import play_production, serve_production
 from murmur.benchmarks.effort import Effort
-from shared.process import wake_without_preempting
+from shared.process.process import wake_without_preempting
 
 DESCRIPTION = (
     "CPU µs per message and side over loopback gRPC: asyncio or threads, identity or protobuf "

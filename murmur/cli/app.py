@@ -13,9 +13,9 @@ from rich.console import Console
 from murmur.text import plain
 from shared.config.extras import DISTRIBUTION, extra_of, missing_advice
 from shared.config.plugin_folders import look_in
-from shared.errors import MurmurError
-from shared.files import disk_error
-from shared.process import FOREIGN_VARIABLES
+from shared.process.errors import MurmurError
+from shared.process.files import disk_error
+from shared.process.process import FOREIGN_VARIABLES
 
 app = typer.Typer(
     name="murmur",
@@ -32,7 +32,7 @@ def _print_version(wanted: bool) -> None:
     """Print the versions that a report of a defect needs, and end."""
     if not wanted:
         return
-    from murmur.machine import commit, installed_version
+    from murmur.doctor.machine import commit, installed_version
 
     own, torch = installed_version(DISTRIBUTION) or "from source", installed_version("torch")
     source = commit()
@@ -68,7 +68,7 @@ def main() -> None:
     except SystemExit as end:
         if threading.active_count() == 1:
             raise
-        from shared.process import leave
+        from shared.process.process import leave
 
         leave(end)
 

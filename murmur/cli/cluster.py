@@ -152,7 +152,7 @@ def slurm(
 
 def _settings(config: str, overrides: list[str] | None) -> "ExperimentConfig":
     """Load and check the configuration here."""
-    from murmur.settings import TASK, resolve
+    from murmur.runs.settings import TASK, resolve
     from shared.config.files import load
 
     return resolve(load(config, list(overrides or [])), TASK)

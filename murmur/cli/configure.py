@@ -11,9 +11,9 @@ from murmur.cli.app import app
 from murmur.cli.completion import complete_config, complete_environment, complete_source
 from murmur.cli.options import Set
 from murmur.text import plain
-from shared.errors import ConfigError
-from shared.notices import PREFIX
-from shared.process import logger
+from shared.process.errors import ConfigError
+from shared.process.process import logger
+from shared.wire.notices import PREFIX
 
 ExtraHost = Annotated[
     list[str] | None,
@@ -72,7 +72,7 @@ def config(
     """
     from rich.table import Table
 
-    from murmur.settings import explain, list_everything, resolved_text
+    from murmur.runs.settings import explain, list_everything, resolved_text
     from shared.config.files import load
 
     console = Console()
@@ -136,7 +136,7 @@ def new(
 
       murmur new environment street
     """
-    from murmur.new import write_skeleton
+    from murmur.kit.new import write_skeleton
 
     files, named = write_skeleton(kind, name, Path())
     console = Console(soft_wrap=True, highlight=False)
@@ -176,7 +176,7 @@ def certs(
 
       murmur certs certs --renew
     """
-    from murmur.certs import are_there, default_hosts, make_certificates
+    from murmur.kit.certs import are_there, default_hosts, make_certificates
 
     if renew + force + keep > 1:
         raise ConfigError("--renew, --force and --keep contradict each other: choose one")
@@ -230,7 +230,7 @@ def check_env(
       murmur check-env my_package.my_env:make_env
     """
     print(f"checking '{name}' ...", flush=True)
-    from murmur.check_env import check_apart
+    from murmur.kit.check_env import check_apart
 
     checked = check_apart(name, set_ or [], step_limit)
     console = Console(soft_wrap=True)
@@ -278,8 +278,8 @@ def check_source(
 
       murmur check-source folder --set path=data --set size=128 --samples 0
     """
-    from murmur.check_source import examine, show, write_sheet
-    from murmur.settings import source_config
+    from murmur.kit.check_source import examine, show, write_sheet
+    from murmur.runs.settings import source_config
 
     logger.addFilter(lambda record: not record.getMessage().startswith(PREFIX))  # `show` does
     found = examine(source_config(name, set_ or []), samples)
@@ -328,7 +328,7 @@ def conformance(
 
       murmur conformance 127.0.0.1:50051 --learner
     """
-    from murmur.conformance.report import examine_and_show
+    from murmur.kit.conformance.report import examine_and_show
 
     console = Console(soft_wrap=True)
     kept = examine_and_show(address, command or [], security, patience, console, learner=learner)

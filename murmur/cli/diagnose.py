@@ -11,7 +11,7 @@ from murmur.cli.app import app
 from murmur.cli.options import Target
 from murmur.live_page import PORT
 from murmur.text import plain, print_plain, reserve_stdout
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 _NSYS_DELAY_S, _NSYS_S = 60, 20
 
@@ -67,7 +67,7 @@ def check(
 
       murmur check --config formation --config runs/one/config.yaml
     """
-    from murmur.check import check_machine, findings_json, findings_table, has_both_services
+    from murmur.kit.check import check_machine, findings_json, findings_table, has_both_services
 
     stdout = reserve_stdout() if json_ else None
     findings = check_machine(need_gpu=gpu, measure=not quick)
@@ -75,7 +75,7 @@ def check(
         Console().print(findings_table(findings))
     speeds = []
     if has_both_services() and not quick:
-        from murmur.check_networks import CONFIGS, network_speeds, speeds_table
+        from murmur.kit.check_networks import CONFIGS, network_speeds, speeds_table
 
         speeds = list(network_speeds(config or CONFIGS))
         if not json_:
@@ -118,8 +118,8 @@ def doctor(
 
       murmur doctor --metrics http://learner:9101
     """
-    from murmur.doctor import as_json, examine, find_run, show
-    from murmur.drops import dropped_message
+    from murmur.doctor.page import as_json, examine, find_run, show
+    from murmur.runs.drops import dropped_message
 
     stdout = reserve_stdout() if json_ else None
     console = Console()
@@ -153,9 +153,9 @@ def watch(
 
       murmur watch runs/spread-20260101-120000 --port 8080
     """
-    from murmur.doctor import find_run
-    from murmur.interrupts import stopped_by_signals
+    from murmur.doctor.page import find_run
     from murmur.live_page.server import LivePage
+    from murmur.runs.interrupts import stopped_by_signals
 
     folder = find_run(run, needed=True)
     assert folder is not None
@@ -193,8 +193,8 @@ def profile(
 
       murmur profile --nsys
     """
-    from murmur.doctor import find_run
-    from murmur.profile import nsys_commands, read, record, show
+    from murmur.doctor.page import find_run
+    from murmur.doctor.profile import nsys_commands, read, record, show
 
     folder = find_run(run, needed=True)
     assert folder is not None

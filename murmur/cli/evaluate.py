@@ -18,12 +18,12 @@ from murmur.cli.options import (
 )
 from murmur.cli.target import chosen_environment, supervised, trained
 from murmur.text import print_plain, reserve_stdout
-from shared.errors import ConfigError
-from shared.files import write_json
+from shared.process.errors import ConfigError
+from shared.process.files import write_json
 
 if TYPE_CHECKING:
     from env_service.sessions.evaluation_result import EvaluationResult
-    from murmur.run_folder import RunFolder
+    from murmur.runs.run_folder import RunFolder
     from shared.config.experiment import ExperimentConfig
 
 Episodes = Annotated[int, typer.Option(min=1, help="Episodes to run.")]
@@ -105,7 +105,7 @@ def _show(
     stdout: TextIO | None,
 ) -> None:
     """Print a result as a table with its note, and write it if a file is named."""
-    from murmur.evaluation import result_table, to_record
+    from murmur.runs.evaluation import result_table, to_record
 
     console.print(result_table(title, result))
     if note:
@@ -133,7 +133,7 @@ def _evaluate_masks(
     stdout: TextIO | None,
 ) -> None:
     """Measure a segmentation network, or let it predict the masks of a folder."""
-    from murmur.segmentation import (
+    from murmur.comparison.segmentation import (
         load_trained,
         measure,
         measured_table,
@@ -166,7 +166,7 @@ def _play(
     console: Console,
 ) -> tuple[str, "EvaluationResult"]:
     """Play a scripted baseline, or the policy that a learner serves; return title and result."""
-    from murmur.evaluation import evaluate_baseline, evaluate_served
+    from murmur.runs.evaluation import evaluate_baseline, evaluate_served
     from murmur.text import duration
 
     if baseline:
@@ -188,7 +188,7 @@ def _play_run(
     console: Console,
 ) -> tuple[str, "EvaluationResult", str]:
     """Play a run's policy; return title, result, and a note on how to read it."""
-    from murmur.evaluation import evaluate_run, optimism
+    from murmur.runs.evaluation import evaluate_run, optimism
 
     file = run.checkpoint(checkpoint)
     say = partial(print_plain, console)

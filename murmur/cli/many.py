@@ -11,8 +11,8 @@ from murmur.cli.app import app, typed_command
 from murmur.cli.completion import complete_config, complete_run
 from murmur.cli.options import Set
 from murmur.text import print_plain
-from shared.errors import ConfigError
-from shared.files import size_text, write_json
+from shared.process.errors import ConfigError
+from shared.process.files import size_text, write_json
 
 _WIDEST = 10_000  # characters of a line
 
@@ -245,7 +245,7 @@ def runs(
 
       murmur runs --environment spread --state begun --delete
     """
-    from murmur.run_list import delete_runs, list_runs, runs_table
+    from murmur.runs.run_list import delete_runs, list_runs, runs_table
 
     to_stdout = str(json_file) == "-"
     console = Console(stderr=to_stdout)

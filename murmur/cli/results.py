@@ -11,7 +11,7 @@ from murmur.cli.app import app
 from murmur.cli.options import BaselineName, Checkpoint, EnvironmentConfig, FirstSeed, Target
 from murmur.cli.target import chosen_environment, supervised, trained
 from murmur.text import print_plain
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 
 @app.command()
@@ -37,12 +37,12 @@ def render(
       murmur render --baseline information-gain --config terrain-reference --seed 7
     """
     from env_service.adapters.frames import DRAWING, with_frames
-    from murmur.evaluation import evaluate_baseline, evaluate_run
-    from murmur.render import recorded_movie
+    from murmur.runs.evaluation import evaluate_baseline, evaluate_run
+    from murmur.runs.render import recorded_movie
 
     console = Console()
     if not baseline and (masks := supervised(target, config)):
-        from murmur.segmentation_report import SHOWN, draw_samples
+        from murmur.comparison.segmentation_report import SHOWN, draw_samples
 
         file = out or masks.path / "masks.png"
         draw_samples(masks, file, checkpoint=checkpoint, count=SHOWN)
@@ -89,13 +89,13 @@ def report(
 
       murmur report runs/terrain-demo-20260101-120000 --out demo.html --episodes 20
     """
-    from murmur.report import write_report
+    from murmur.comparison.report import write_report
 
     console = Console()
     run = trained(target)
     file = out or run.path / "report.html"
     if run.config().supervised:
-        from murmur.segmentation_report import write_segmentation_report
+        from murmur.comparison.segmentation_report import write_segmentation_report
 
         write_segmentation_report(
             run, file, checkpoint=checkpoint, say=partial(print_plain, console)
@@ -139,7 +139,7 @@ def export(
       murmur export runs/spread-20260101-120000 --format torch-export --output spread.pt2
     """
     from learner_service.checkpoint import CheckpointFolder
-    from learner_service.tools.export import SUFFIX, export_policy
+    from learner_service.export.policy import SUFFIX, export_policy
 
     run = trained(target)
     weights = run.checkpoint(checkpoint)
@@ -148,7 +148,7 @@ def export(
         raise ConfigError(f"--output {file}: a {format_} file ends in {SUFFIX[format_]}")
     state = CheckpointFolder(run.path, 1).load(weights)
     if run.config().supervised:
-        from learner_service.tools.export_segmentation import export_segmentation
+        from learner_service.export.segmentation import export_segmentation
 
         done = export_segmentation(state, format_, file, weights.name)
     else:

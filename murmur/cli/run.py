@@ -108,10 +108,10 @@ def train(
 
       murmur train spread --from runs/spread-20260101-120000 --set environment.num_agents=5
     """
-    from murmur.child import join_supervisor
-    from murmur.preparing import prepare
-    from murmur.settings import setting
-    from murmur.training import train as train_here
+    from murmur.runs.child import join_supervisor
+    from murmur.runs.preparing import prepare
+    from murmur.runs.settings import setting
+    from murmur.runs.training import train as train_here
 
     join_supervisor()  # a run of a sweep ends with the sweep
     overrides = list(set_ or [])
@@ -160,12 +160,12 @@ def learner(
 
       murmur learner terrain-reference --run runs/two --auto-resume --learners 2
     """
-    from murmur.child import join_supervisor
+    from murmur.runs.child import join_supervisor
 
     join_supervisor()
     if learners > 1:
-        from murmur.ranks import run_ranks
-        from shared.errors import ConfigError
+        from murmur.runs.ranks import run_ranks
+        from shared.process.errors import ConfigError
 
         if serve:
             raise ConfigError(f"--serve takes one learner, not --learners {learners}: start one")
@@ -176,7 +176,7 @@ def learner(
         raise SystemExit(run_ranks(learners, run, [config, "--run", str(run), *chosen]))
     from learner_service.app import run_learner
     from shared.config.files import load
-    from shared.process import configure_logging, stop_on_signals
+    from shared.process.process import configure_logging, stop_on_signals
 
     rank = os.environ.get("RANK", "0")  # of torchrun
     configure_logging("learner" if rank == "0" else f"learner-{rank}")
@@ -214,12 +214,12 @@ def env_server(
 
       murmur env-server terrain-reference --set env_server.num_workers=8 --first-worker 8
     """
-    from murmur.child import join_supervisor
+    from murmur.runs.child import join_supervisor
 
     join_supervisor()
     from env_service.app import run_env_server
     from shared.config.files import load
-    from shared.process import configure_logging, stop_on_signals
+    from shared.process.process import configure_logging, stop_on_signals
 
     configure_logging("evaluator" if evaluate else "env-server")
     stop = stop_on_signals()

@@ -10,7 +10,7 @@ from murmur.cli.app import app
 from murmur.cli.completion import complete_run
 from murmur.cli.options import Set, Target
 from murmur.text import print_plain
-from shared.errors import ConfigError, ResourceError
+from shared.process.errors import ConfigError, ResourceError
 
 
 @app.command()
@@ -38,8 +38,8 @@ def csv(
 
       murmur csv runs/spread-* --out results
     """
-    from murmur.csv_export import write_csv
-    from murmur.run_folder import RunFolder
+    from murmur.comparison.csv_export import write_csv
+    from murmur.runs.run_folder import RunFolder
 
     folders = [RunFolder.open(path) for path in runs or []]
     folders = folders or [RunFolder.newest(Path("runs"), begun=True)]
@@ -61,7 +61,7 @@ def track(target: Target = None, set_: Set = None) -> None:
       murmur track runs/spread-20260101-120000 --set tracking.loggers=[wandb]
     """
     from learner_service.telemetry.tracking.forwarder import Forwarder, require_trackers
-    from murmur.run_folder import RunFolder
+    from murmur.runs.run_folder import RunFolder
 
     run = RunFolder.open(target) if target else RunFolder.newest(Path("runs"), begun=True)
     config = run.config(set_ or []).tracking

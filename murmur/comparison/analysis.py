@@ -26,8 +26,8 @@ from murmur.comparison.statistics import (
     probability_of_improvement,
 )
 from murmur.comparison.statistics import normalise as scale
-from murmur.scores import Metric
-from shared.errors import ConfigError
+from murmur.runs.scores import Metric
+from shared.process.errors import ConfigError
 
 FEW_RUNS = 5  # with fewer the bootstrap's intervals are too narrow
 _POINTS = 60  # of a curve or a profile

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from murmur import settings
-from murmur.run_folder import RunFolder
-from murmur.scores import Curve, Metric, last_progress, read_curve, state_of
+from murmur.runs import settings
+from murmur.runs.run_folder import RunFolder
+from murmur.runs.scores import Curve, Metric, last_progress, read_curve, state_of
 from murmur.sweeps.folder import find_runs
 from shared.config.experiment import ExperimentConfig
 from shared.config.text import plain_data
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 # Options that say where and how fast a run works, not what it learns.
 _OF_THE_MACHINE = (

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from rich.table import Column, Table
 
-from murmur.charts import Chart, Series, interval_chart, line_chart
 from murmur.comparison.analysis import Comparison, Line, TaskResult
+from murmur.comparison.charts import Chart, Series, interval_chart, line_chart
+from murmur.comparison.report import page_environment, written_now
 from murmur.comparison.statistics import LEVEL, REPEATS, Estimate
-from murmur.report import page_environment, written_now
 from murmur.text import number, plain
-from shared.files import write_output
+from shared.process.files import write_output
 
 _INTERVAL = f"{100 * LEVEL:.0f} % interval"
 _GAP = 3  # characters between two columns

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from murmur.diagnosis import diagnose
-from murmur.doctor import GPU_WORDS, HINTS, WORDS
-from murmur.drops import dropped_message
-from murmur.log_errors import TROUBLE, log_entry
-from murmur.run_folder import LineTail, RunFolder
-from murmur.snapshots import from_run
+from murmur.doctor.diagnosis import diagnose
+from murmur.doctor.page import GPU_WORDS, HINTS, WORDS
+from murmur.runs.drops import dropped_message
+from murmur.runs.log_errors import TROUBLE, log_entry
+from murmur.runs.run_folder import LineTail, RunFolder
+from murmur.runs.snapshots import from_run
 from murmur.text import duration, number
 from shared.config.experiment import ExperimentConfig
-from shared.errors import MurmurError
+from shared.process.errors import MurmurError
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from murmur.run_folder import RunFolder
-from murmur.scores import Metric
+from murmur.runs.run_folder import RunFolder
+from murmur.runs.scores import Metric
 from shared.config.experiment import ExperimentConfig
 from shared.config.text import comparable, plain_data
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from env_service.adapters.frames import DRAWING
 from env_service.sessions.recording import SHARE, read_episode
-from murmur.run_folder import EPISODE, RunFolder
+from murmur.runs.run_folder import EPISODE, RunFolder
 from shared.config.experiment import ExperimentConfig
-from shared.errors import ConfigError
-from shared.process import logger
+from shared.process.errors import ConfigError
+from shared.process.process import logger
 
 FRAMES = 36  # of an episode: each costs tens of milliseconds
 _COLUMNS = 6
@@ -112,7 +112,7 @@ class EpisodePictures:
             from PIL import Image
 
             from env_service.pictures import find_painter
-            from murmur.render import draw_episode
+            from murmur.runs.render import draw_episode
         except ModuleNotFoundError:
             self._trouble = "Pictures need the extra 'report': pip install 'murmur-marl[report]'."
             return

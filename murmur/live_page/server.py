@@ -14,9 +14,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from murmur.live_page import PORT
 from murmur.live_page.view import RunView
-from murmur.run_folder import RunFolder
-from shared.errors import MurmurError, ResourceError
-from shared.process import logger
+from murmur.runs.run_folder import RunFolder
+from shared.process.errors import MurmurError, ResourceError
+from shared.process.process import logger
 
 HOST = "127.0.0.1"
 CLOSE_S = 0.25  # the longest that closing takes; the idle thread looks as often

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from threading import Lock
 from typing import Any
 
-from murmur.device_report import busy_share, gpu_figures
+from murmur.doctor.device_report import busy_share, gpu_figures
 from murmur.live_page.alerts import (
     SEVERITIES,
     Alert,
@@ -18,10 +18,10 @@ from murmur.live_page.baselines import Baselines
 from murmur.live_page.curves import Curves
 from murmur.live_page.episode import EpisodePictures
 from murmur.live_page.ledger_states import STATES
-from murmur.run_folder import ProgressTail, RunFolder
-from murmur.scores import Metric, state_of
+from murmur.runs.run_folder import ProgressTail, RunFolder
+from murmur.runs.scores import Metric, state_of
+from murmur.runs.training import completion
 from murmur.text import duration, number
-from murmur.training import completion
 
 READ_S = 0.25  # the longest that one answer reads for; a long run's page loads in several
 LOOK_S = 0.5  # between two looks at the files, however many pages are open

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from murmur.plan.model import Costs
-from murmur.run_folder import RunFolder
-from shared.errors import ConfigError
-from shared.files import write_json
-from shared.ledger import since
+from murmur.runs.run_folder import RunFolder
+from shared.process.errors import ConfigError
+from shared.process.files import write_json
+from shared.process.ledger import since
 
 _ACTING = ("act", "evaluate")  # states of the inference thread in which torch works
 _LEARNING = ("sample", "forward", "backward", "optimize", "synchronize", "publish", "wait_rows")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from learner_service.storage.flight import Demand, Flight, Speed, plan, unmeasured
 from murmur.plan.storage import Replays
 from shared.config.experiment import ExperimentConfig
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 _PLANNED_LAG = 1  # until the first updates have chosen one
 
@@ -47,8 +47,8 @@ def learning_of(
     Raises:
         ConfigError: if the batch size is not set.
     """
-    from learner_service.algorithms.base import algorithm_config
-    from learner_service.algorithms.options import OnPolicyConfig
+    from learner_service.learning.base import algorithm_config
+    from learner_service.learning.options import OnPolicyConfig
 
     options = algorithm_config(config.algorithm)
     sync = config.learner.pipeline == "sync"

@@ -12,7 +12,7 @@ from murmur.benchmarks._processes import Processes
 from murmur.plan.costs import Window, window
 from shared.config.experiment import ExperimentConfig
 from shared.config.text import plain_data
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 _WARM_UPDATES = 2
 _TIMEOUT_S = 300.0

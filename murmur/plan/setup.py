@@ -14,12 +14,12 @@ from murmur.plan.forecast import Size as Size
 from murmur.plan.learning import Task
 from murmur.plan.model import Costs
 from murmur.plan.simulate import Limits, Simulation
-from murmur.run_folder import RunFolder
+from murmur.runs.run_folder import RunFolder
 from shared.config.experiment import ExperimentConfig
 from shared.config.plugins import resolve_plugin
-from shared.errors import ConfigError
-from shared.spec import EnvSpec
-from shared.timestep import StepType
+from shared.process.errors import ConfigError
+from shared.wire.spec import EnvSpec
+from shared.wire.timestep import StepType
 
 _SERVERS = (1, 3)  # that a probe starts: batches of different sizes tell what a message adds
 _STEP_S = 0.5  # how long environments are timed
@@ -50,7 +50,7 @@ def environment_spec(config: ExperimentConfig, run: RunFolder | None) -> EnvSpec
         MurmurError: if neither can be had.
     """
     if run is not None and run.has_checkpoint():
-        from learner_service.tools.probe import checkpoint_spec
+        from learner_service.tuning.probe import checkpoint_spec
 
         return checkpoint_spec(run.checkpoint("latest"))
     from env_service.environment import make_environment
@@ -66,8 +66,8 @@ def parameters_of(config: ExperimentConfig, spec: EnvSpec) -> int:
     """Return the number of weights with gradients that ranks exchange."""
     import torch
 
-    from learner_service.algorithms.base import build_algorithm
-    from learner_service.runtime.precision import Precision
+    from learner_service.device.precision import Precision
+    from learner_service.learning.base import build_algorithm
 
     device = torch.device("cpu")
     algorithm = build_algorithm(
@@ -94,7 +94,7 @@ def step_seconds(config: ExperimentConfig, envs: int) -> float:
     environment = make_environment(config.environment, envs)
     try:
         spec = environment.spec
-        from shared.spec import action_layout
+        from shared.wire.spec import action_layout
 
         dtype, shape = action_layout(spec.action)
         action = np.zeros((envs, spec.num_agents, *shape), dtype)

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from murmur.machine import RESULTS
+from murmur.doctor.machine import RESULTS
 from murmur.plan.model import Costs
 from shared.config.experiment import ExperimentConfig
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 # As one H100 had them: a launch from Python, a kernel within a captured graph, a replay of one.
 LAUNCH_S, KERNEL_S, REPLAY_S = 30e-6, 4e-6, 7.5e-6
@@ -88,8 +88,8 @@ def all_reduce_s(net: Network, ranks: int, size: float) -> float:
 
 def optimiser_steps(config: ExperimentConfig) -> int:
     """Count an update's all-reduces of gradients: of policy and of critic, for each minibatch."""
-    from learner_service.algorithms.base import algorithm_config
-    from learner_service.algorithms.options import OnPolicyConfig
+    from learner_service.learning.base import algorithm_config
+    from learner_service.learning.options import OnPolicyConfig
 
     options = algorithm_config(config.algorithm)
     if isinstance(options, OnPolicyConfig):
@@ -118,8 +118,8 @@ def on_gpu(costs: Costs, config: ExperimentConfig, agents: int) -> Costs:
         config: the experiment, with all options of its algorithm.
         agents: agents of an environment.
     """
-    from learner_service.algorithms.base import algorithm_config
-    from learner_service.algorithms.options import OnPolicyConfig
+    from learner_service.learning.base import algorithm_config
+    from learner_service.learning.options import OnPolicyConfig
 
     options, steps = algorithm_config(config.algorithm), optimiser_steps(config)
     launches, act = counted().get(_preset(config), (0.0, 0))

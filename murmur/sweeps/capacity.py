@@ -8,8 +8,8 @@ from importlib.util import find_spec
 
 from shared.config.cores import available_cores, choose
 from shared.config.experiment import ExperimentConfig
-from shared.errors import ConfigError
-from shared.host_memory import available_bytes
+from shared.process.errors import ConfigError
+from shared.process.host_memory import available_bytes
 
 # Measured resident memory, GiB; what a run really takes is looked at while it works.
 LEARNER_GIB = 0.75

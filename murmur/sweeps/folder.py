@@ -24,16 +24,16 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from murmur.run_folder import RunFolder
+from murmur.runs.run_folder import RunFolder
 from murmur.sweeps.search import settings_to_try
 from murmur.sweeps.spec import SweepConfig, experiment
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import read_file
 from shared.config.section import validate
 from shared.config.text import comparable, config_text, one_line, plain_data, to_yaml
-from shared.errors import ConfigError
-from shared.files import make_folder, write_whole
-from shared.run_lock import RunLock
+from shared.process.errors import ConfigError
+from shared.process.files import make_folder, write_whole
+from shared.process.run_lock import RunLock
 
 logger = logging.getLogger("murmur")
 

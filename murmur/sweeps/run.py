@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from murmur.interrupts import stopped_by_signals
-from murmur.scores import Metric
+from murmur.runs.interrupts import stopped_by_signals
+from murmur.runs.scores import Metric
 from murmur.sweeps.capacity import Gpu, measure_capacity
 from murmur.sweeps.folder import ENDED, SweepFolder
 from murmur.sweeps.scheduler import Listed, Queue, Scheduler
@@ -18,7 +18,7 @@ from murmur.sweeps.view import SweepView, end_table, failures
 from murmur.text import print_plain
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import load
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 
 def open_sweep(

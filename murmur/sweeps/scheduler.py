@@ -16,16 +16,16 @@ from typing import Any, Protocol
 
 import psutil
 
-from murmur.child import exit_message, murmur_command, start_process
-from murmur.log_errors import last_error
-from murmur.run_folder import ProgressTail
-from murmur.scores import Metric, read_curve, training_value
+from murmur.runs.child import exit_message, murmur_command, start_process
+from murmur.runs.log_errors import last_error
+from murmur.runs.run_folder import ProgressTail
+from murmur.runs.scores import Metric, read_curve, training_value
 from murmur.sweeps.capacity import Capacity, Gpu, shares
 from murmur.sweeps.folder import SweepFolder, SweepRun
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import load
-from shared.errors import ConfigError
-from shared.host_memory import MemoryKills, available_bytes
+from shared.process.errors import ConfigError
+from shared.process.host_memory import MemoryKills, available_bytes
 
 TICK_S = 0.25
 _LOOK_AT_MEMORY_S = 5.0

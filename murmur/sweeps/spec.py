@@ -11,7 +11,7 @@ from shared.config.experiment import ExperimentConfig
 from shared.config.files import config_names, load, read_file
 from shared.config.section import validate
 from shared.config.text import NO_YAML, one_line, parse_yaml, short
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 DISTRIBUTIONS = ("uniform", "log_uniform", "integers", "choice")
 OWN_KEYS = {"run.seed": "seeds", "run.name": "name", "run.directory": "directory"}
@@ -226,7 +226,7 @@ def experiment(
     Raises:
         ConfigError: if they do not fit together.
     """
-    from murmur.settings import TASK, resolve
+    from murmur.runs.settings import TASK, resolve
 
     ports = {"learner.port": 0, "learner.metrics_port": 0, "env_server.metrics_port": 0}
     items = {**ports, **spec.set, **settings, "run.name": name}

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from murmur.scores import Metric
+from murmur.runs.scores import Metric
 from murmur.sweeps.folder import SweepFolder, SweepRun, run_name, short_value
 from murmur.sweeps.search import example
 from murmur.sweeps.spec import Distribution, experiment
 from shared.config.text import one_line
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 if TYPE_CHECKING:
     import optuna

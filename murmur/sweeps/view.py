@@ -7,12 +7,12 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from murmur.live_view import LiveView
-from murmur.scores import Metric
+from murmur.runs.live_view import LiveView
+from murmur.runs.scores import Metric
+from murmur.runs.training import completion
 from murmur.sweeps.folder import SweepFolder, SweepRun, short_value
 from murmur.sweeps.scheduler import Active
 from murmur.text import duration, number, plain, print_plain
-from murmur.training import completion
 
 _STATES = ("complete", "running", "waiting", "stopped", "pruned", "failed")
 _BAR = 20  # characters

@@ -23,7 +23,7 @@ from pydantic import (
 from shared.config.learner import LearnerConfig
 from shared.config.section import NO_PLUGIN, Auto, PluginConfig, Section, merged
 from shared.config.text import short, without_secrets
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 _MAX_NAME_BYTES = 200  # of a run: file systems allow 255, of which the time takes 16
 

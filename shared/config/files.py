@@ -21,7 +21,7 @@ from shared.config.text import (
     plain_value,
     short,
 )
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 logger = logging.getLogger("murmur")
 

@@ -27,8 +27,8 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, create_model, field_
 from shared.config.import_advice import hidden_advice, import_advice
 from shared.config.plugin_folders import expect, is_named
 from shared.config.section import Section
-from shared.errors import ConfigError
-from shared.traces import error_message, place_of
+from shared.process.errors import ConfigError
+from shared.process.traces import error_message, place_of
 
 # What `Name` is called with, after the options if it has a Config.
 CALLED_WITH: Mapping[str, tuple[str, ...]] = {

@@ -20,8 +20,8 @@ from shared.config.named_plugin import named_plugin, require_module
 from shared.config.plugin_folders import folders_in_use
 from shared.config.section import PluginConfig, validate
 from shared.config.text import plain_data
-from shared.errors import ConfigError, MurmurError
-from shared.traces import error_message, place_of
+from shared.process.errors import ConfigError, MurmurError
+from shared.process.traces import error_message, place_of
 
 logger = logging.getLogger("murmur")
 

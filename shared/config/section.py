@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from shared.config.text import short
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 logger = logging.getLogger("murmur")

@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, PydanticUserError, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 _SAME_IN_JSON = (str, bool, type(None))
 _HIDDEN = "***"

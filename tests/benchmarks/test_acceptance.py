@@ -18,10 +18,10 @@ from benchmarks.acceptance.scores import (
 )
 from benchmarks.acceptance.task import Goal, built, experiment, load_task, task_names
 from env_service.sessions.evaluation_result import EvaluationResult
-from murmur.machine import ROOT
-from murmur.settings import resolve
+from murmur.doctor.machine import ROOT
+from murmur.runs.settings import resolve
 from shared.config.files import load
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 TINY = {
     "title": "penalty k = 0",

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from benchmarks.learning import curve
-from murmur.run_folder import RunFolder
+from murmur.runs.run_folder import RunFolder
 
 
 def test_a_curve_has_evaluations_and_returns_in_training(tmp_path: Path) -> None:

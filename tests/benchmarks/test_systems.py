@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import systems
 from benchmarks.systems import Quoted, System, Target, page, targets
-from murmur.machine import RESULTS
+from murmur.doctor.machine import RESULTS
 
 
 def seed_of(win: float, **more: float) -> dict[str, Any]:

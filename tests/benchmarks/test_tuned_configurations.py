@@ -8,9 +8,9 @@ import pytest
 from benchmarks.acceptance.task import experiment, load_task
 from env_service.environment import make_environment
 from learner_service.algorithms.maddpg import Config
-from learner_service.tools.probe import Probe
-from murmur.machine import RESULTS
-from murmur.settings import config_summary, resolved_data
+from learner_service.tuning.probe import Probe
+from murmur.doctor.machine import RESULTS
+from murmur.runs.settings import config_summary, resolved_data
 from shared.config.files import config_names, find_config, load
 from shared.config.section import validate
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from murmur.child import child_environment, murmur_command
+from murmur.runs.child import child_environment, murmur_command
 from tests.chaos.cases import Case
 from tests.chaos.odd_names import METRIC, OddNames
 from tests.chaos.stack import Stack

@@ -16,7 +16,7 @@ import yaml
 from PIL import Image
 
 from learner_service.checkpoint import CheckpointFolder
-from murmur.child import child_environment, murmur_command
+from murmur.runs.child import child_environment, murmur_command
 from tests.chaos.cases import Case
 from tests.chaos.stack import Stack
 from tests.learner_service.networks.plugged import install

@@ -29,9 +29,9 @@ from typing import Any
 import torch
 
 from murmur.benchmarks.effort import Effort
-from murmur.child import murmur_command
 from murmur.results import provenance, require_clean_source, run_command, save_result
-from shared.errors import ConfigError
+from murmur.runs.child import murmur_command
+from shared.process.errors import ConfigError
 from tests.chaos.stack import Counts, Stack, read_json
 from tests.waiting import wait_until
 
@@ -195,7 +195,7 @@ def _one_life(stack: Stack, folder: Path, instant: float | None) -> str | None:
 
 def stack_paths(folder: Path) -> dict[str, str]:
     """PYTHONPATH that makes the learner load the tracer."""
-    from murmur.child import child_environment
+    from murmur.runs.child import child_environment
 
     return {"PYTHONPATH": f"{folder}:{child_environment()['PYTHONPATH']}"}
 

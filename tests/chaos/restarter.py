@@ -11,7 +11,7 @@ import subprocess
 import sys
 from types import FrameType
 
-from murmur.child import PARENT_VARIABLE, join_supervisor
+from murmur.runs.child import PARENT_VARIABLE, join_supervisor
 
 
 def main(command: list[str]) -> int:

@@ -20,7 +20,7 @@ import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from murmur.child import child_environment, murmur_command
+from murmur.runs.child import child_environment, murmur_command
 from tests.waiting import wait_until
 
 _START_S, _STOP_S = 120.0, 60.0

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from murmur.machine import ROOT
+from murmur.doctor.machine import ROOT
 from tests.cluster.conftest import NODES, Cluster
 from tests.waiting import wait_until
 

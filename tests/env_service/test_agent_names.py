@@ -10,9 +10,9 @@ from pettingzoo import ParallelEnv
 from env_service.checks import describe_environment
 from env_service.environment import VectorEnvironment, make_environment
 from shared.config import PluginConfig
-from shared.errors import ConfigError, SpecError
-from shared.row_check import RowCheck
-from shared.timestep import StepType
+from shared.process.errors import ConfigError, SpecError
+from shared.wire.row_check import RowCheck
+from shared.wire.timestep import StepType
 
 RESTART = np.ones(1, np.bool_)
 SEEDS = np.zeros(1, np.uint64)

@@ -12,10 +12,10 @@ from env_service.checks import assert_environment, check_environment, describe_e
 from env_service.environment import VectorEnvironment, baselines, make_environment
 from shared.config import PluginConfig
 from shared.config.plugins import plugin_names
-from shared.errors import ConfigError, EnvironmentFault
-from shared.seeding import uniform
-from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.process.errors import ConfigError, EnvironmentFault
+from shared.wire.seeding import uniform
+from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
 
 SMALL: dict[str, dict[str, Any]] = {
     "gymnasium": {"factory": "gymnasium:make", "arguments": {"id": "CartPole-v1"}},
@@ -25,13 +25,13 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.timeout(900)  # compiles terrain and snakes in a fresh clone: 25 CPU-seconds each
-@pytest.mark.parametrize("name", plugin_names("env_service.envs", "murmur.environments"))
+@pytest.mark.parametrize("name", plugin_names("environment"))
 def test_every_shipped_environment_keeps_the_contract(name: str) -> None:
     plugin = PluginConfig(name=name, **SMALL.get(name, {}))
     assert_environment(lambda num_envs: make_environment(plugin, num_envs), max_rows=60)
 
 
-@pytest.mark.parametrize("name", plugin_names("env_service.envs", "murmur.environments"))
+@pytest.mark.parametrize("name", plugin_names("environment"))
 def test_every_baseline_acts(name: str) -> None:
     plugin = PluginConfig(name=name, **SMALL.get(name, {}))
     for make_policy in baselines(plugin).values():

@@ -18,8 +18,8 @@ import pytest
 
 from shared.config.experiment import ExperimentConfig
 from shared.rpc import rollout_pb2 as pb
-from shared.seeding import episode_seeds
-from shared.timestep import StepType
+from shared.wire.seeding import episode_seeds
+from shared.wire.timestep import StepType
 from tests.env_service.tiny_learner import TinyLearner, experiment
 from tests.waiting import wait_until
 
@@ -31,7 +31,7 @@ import sys
 from env_service import worker_process
 from env_service.app import run_env_server
 from shared.config.experiment import ExperimentConfig
-from shared.process import configure_logging, stop_on_signals
+from shared.process.process import configure_logging, stop_on_signals
 
 if __name__ == "__main__":
     configure_logging("env-server")

@@ -14,8 +14,8 @@ from env_service.envs.formation.config import Config
 from env_service.envs.formation.environment import Formation, make
 from shared.config.files import load
 from shared.config.section import validate
-from shared.errors import ConfigError
-from shared.timestep import StepType, TimeStep
+from shared.process.errors import ConfigError
+from shared.wire.timestep import StepType, TimeStep
 
 NOTHING: dict[str, Any] = dict.fromkeys(
     (

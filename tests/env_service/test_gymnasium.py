@@ -17,12 +17,12 @@ from env_service.environment import RandomPolicy, VectorEnvironment, make_enviro
 from env_service.envs.spread.environment import Config as SpreadConfig
 from env_service.envs.spread.environment import Spread
 from env_service.watchdog.faults import CopiesFailed, FaultCount, GuardedEnvironment
-from murmur.settings import environment_factory
-from shared import spec as contract
+from murmur.runs.settings import environment_factory
 from shared.config import PluginConfig
-from shared.errors import ConfigError, EnvironmentFault
-from shared.spec import ACTION_MASK
-from shared.timestep import StepType
+from shared.process.errors import ConfigError, EnvironmentFault
+from shared.wire import spec as contract
+from shared.wire.spec import ACTION_MASK
+from shared.wire.timestep import StepType
 
 
 def plugin(factory: str = "gymnasium:make", **options: Any) -> PluginConfig:

@@ -8,7 +8,7 @@ from env_service.envs.memory import Config, make
 from env_service.sessions.evaluate import run_baseline
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
-from shared.timestep import StepType
+from shared.wire.timestep import StepType
 
 FIRST, MID, LAST, _ = (int(s) for s in StepType)
 

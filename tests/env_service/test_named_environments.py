@@ -19,12 +19,12 @@ from env_service.environment import (
 from env_service.envs.spread import Config as SpreadConfig
 from env_service.envs.spread.environment import Spread
 from env_service.sessions.evaluate import run_baseline
-from murmur.settings import environment_factory
+from murmur.runs.settings import environment_factory
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
-from shared.errors import ConfigError
-from shared.spec import EnvSpec
-from shared.timestep import Array, TimeStep
+from shared.process.errors import ConfigError
+from shared.wire.spec import EnvSpec
+from shared.wire.timestep import Array, TimeStep
 
 
 class Short(Spread):

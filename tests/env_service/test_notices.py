@@ -12,8 +12,8 @@ from pettingzoo import ParallelEnv
 from env_service.checks import check_environment
 from env_service.environment import RandomPolicy, VectorEnvironment, make_environment
 from shared.config import PluginConfig
-from shared.errors import EnvironmentFault
-from shared.timestep import StepType, TimeStep
+from shared.process.errors import EnvironmentFault
+from shared.wire.timestep import StepType, TimeStep
 
 
 def plugin(name: str, factory: str, **options: Any) -> PluginConfig:

@@ -17,12 +17,12 @@ from env_service.checks import assert_environment
 from env_service.environment import make_environment
 from env_service.sessions.evaluate import run_baseline
 from env_service.watchdog.faults import CopiesFailed
-from shared import spec as contract
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
-from shared.errors import ConfigError, EnvironmentFault
-from shared.spec import ACTION_MASK, AGENT_MASK, STATE
-from shared.timestep import StepType, TimeStep
+from shared.process.errors import ConfigError, EnvironmentFault
+from shared.wire import spec as contract
+from shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE
+from shared.wire.timestep import StepType, TimeStep
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 

@@ -13,8 +13,8 @@ from env_service.adapters.pixels import Reduction, Resize
 from env_service.environment import make_environment
 from shared.config import PluginConfig
 from shared.config.section import validate
-from shared.errors import ConfigError
-from shared.timestep import Array
+from shared.process.errors import ConfigError
+from shared.wire.timestep import Array
 
 
 def smooth(*shape: int) -> Array:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from env_service.checks import assert_environment
 from env_service.envs.spread.environment import BASELINES, Config, Spread, make
-from shared.timestep import StepType, TimeStep
+from shared.wire.timestep import StepType, TimeStep
 
 
 def reset(environment: Spread, first_seed: int = 0) -> TimeStep:

@@ -14,9 +14,9 @@ from env_service.envs.terrain import simulation
 from env_service.envs.terrain.config import Config as TerrainConfig
 from env_service.envs.terrain.environment import TerrainEnvironment
 from env_service.envs.terrain.lattice import MOVES
-from learner_service.augment.symmetry import Symmetries
-from shared.symmetry import ArrayChange, Symmetry, grid_change
-from shared.timestep import Array, TimeStep
+from learner_service.preprocess.augment.symmetry import Symmetries
+from shared.config.symmetry import ArrayChange, Symmetry, grid_change
+from shared.wire.timestep import Array, TimeStep
 
 CPU = torch.device("cpu")
 

@@ -18,9 +18,9 @@ from env_service.envs.vmas import Vmas
 from env_service.sessions.evaluate import run_baseline
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
-from shared.errors import ConfigError
-from shared.spec import Continuous, Discrete
-from shared.timestep import StepType
+from shared.process.errors import ConfigError
+from shared.wire.spec import Continuous, Discrete
+from shared.wire.timestep import StepType
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 

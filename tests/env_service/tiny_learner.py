@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 import numpy as np
 
-from murmur.conformance.peer import Ended, Peer, Session, Status
-from shared.codec import ActionCodec, ObservationCodec
+from murmur.kit.conformance.peer import Ended, Peer, Session, Status
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EnvSpec, action_layout, spec_from_proto
-from shared.timestep import Array, TimeStep
+from shared.wire.codec import ActionCodec, ObservationCodec
+from shared.wire.spec import EnvSpec, action_layout, spec_from_proto
+from shared.wire.timestep import Array, TimeStep
 
 TIMEOUT_S = 300.0
 

@@ -20,7 +20,7 @@ from shared.config.text import (
     plain_data,
     to_yaml,
 )
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 from tests.fuzz import Reader, scratch
 
 MODULES = (

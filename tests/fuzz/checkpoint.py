@@ -7,9 +7,9 @@ import zipfile
 import torch
 
 from learner_service.checkpoint import CheckpointFolder, check_spec, spec_text
-from shared.errors import CheckpointError
+from shared.process.errors import CheckpointError
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import spec_to_proto
+from shared.wire.spec import spec_to_proto
 from tests.fuzz import Reader, scratch
 from tests.fuzz.stand_in import SPEC
 

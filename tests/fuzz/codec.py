@@ -3,14 +3,20 @@
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from shared.codec import ActionCodec, Layout, ObservationCodec, action_array_layout, timestep_layout
-from shared.errors import WireError
+from shared.process.errors import WireError
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import Discrete, EnvSpec, action_layout
+from shared.wire.codec import (
+    ActionCodec,
+    Layout,
+    ObservationCodec,
+    action_array_layout,
+    timestep_layout,
+)
+from shared.wire.spec import Discrete, EnvSpec, action_layout
 from tests.fuzz import Reader
-from tests.shared.test_codec import SPECS, payload, timestep
+from tests.shared.wire.test_codec import SPECS, payload, timestep
 
-MODULES = ("shared.codec", "shared.framing")
+MODULES = ("shared.wire.codec", "shared.wire.framing")
 SEEDS = [bytes([k, 1, 0]) for k in range(8)] + [bytes([0, 0]) + b"\x12\x04\x12\x02ab"]
 
 _ENCODING_BYTES = 64  # by which a message may be longer than murmur's own frame of it

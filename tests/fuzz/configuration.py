@@ -2,7 +2,7 @@
 
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import ENV_PREFIX, load
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 from tests.fuzz import Reader, scratch
 
 MODULES = ("shared.config.files", "shared.config.section", "shared.config.text")

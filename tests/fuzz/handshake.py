@@ -4,11 +4,11 @@ import copy
 
 from google.protobuf.message import DecodeError
 
-from shared.codec import check_size
-from shared.errors import SpecError
+from shared.process.errors import SpecError
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import first_difference, spec_from_proto, spec_to_proto
+from shared.wire.codec import check_size
+from shared.wire.spec import first_difference, spec_from_proto, spec_to_proto
 from tests.fuzz import Reader
 from tests.fuzz.stand_in import SPEC, play
 from tests.wire import hello
@@ -16,7 +16,7 @@ from tests.wire import hello
 MODULES = (
     "learner_service.serving.admission",
     "learner_service.serving.handshake",
-    "shared.spec",
+    "shared.wire.spec",
 )
 _HELLO = hello(SPEC, 2)
 _VALID = pb.WorkerMessage(hello=_HELLO).SerializeToString()

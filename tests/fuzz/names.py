@@ -10,13 +10,13 @@ import numpy as np
 
 from learner_service.serving.agents import in_order
 from learner_service.serving.batcher import Request
-from shared.codec import ActionCodec, ObservationCodec
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
-from shared.errors import SpecError
+from shared.process.errors import SpecError
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import ArraySpec, Discrete, EnvSpec
-from shared.timestep import StepType, TimeStep
+from shared.wire.codec import ActionCodec, ObservationCodec
+from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from shared.wire.timestep import StepType, TimeStep
 from tests.fuzz import Reader
 from tests.fuzz.stand_in import Host, play, server_of
 from tests.wire import hello
@@ -25,7 +25,7 @@ MODULES = (
     "learner_service.serving.handshake",
     "learner_service.serving.session",
     "learner_service.serving.agents",
-    "shared.spec",
+    "shared.wire.spec",
 )
 SEEDS = [b"\3\1\0" + bytes(range(1, 40)), b"\2\0\1abc", b"\6\1\2\1\2\3\4\5", b"\2\1\3\7", b"\4\1\4"]
 _MOST = 8

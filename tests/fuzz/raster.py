@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from env_service.envs.terrain.raster import load_raster
-from shared.errors import RasterError
+from shared.process.errors import RasterError
 from tests.fuzz import Reader, scratch
 
 MODULES = ("env_service.envs.terrain.raster",)

@@ -14,8 +14,8 @@ from tests.wire import hello_message
 MODULES = (
     "learner_service.serving.lockstep",
     "learner_service.serving.session",
-    "shared.codec",
-    "shared.framing",
+    "shared.wire.codec",
+    "shared.wire.framing",
 )
 SEEDS = [bytes([0] + [0] * 12), bytes([1, 0, 2, 3, 0, 9]), bytes([0, 0, 0, 2, 2, 2, 0, 0, 0])]
 

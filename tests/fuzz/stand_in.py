@@ -21,7 +21,7 @@ from learner_service.serving.session import EnvSession
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config.learner import LearnerConfig
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import ArraySpec, Discrete, EnvSpec
+from shared.wire.spec import ArraySpec, Discrete, EnvSpec
 
 logging.getLogger("murmur.audit").setLevel(logging.CRITICAL)
 

@@ -32,13 +32,13 @@ from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config.experiment import ExperimentConfig
 from shared.config.learner import LearnerConfig
 from shared.config.section import validate
-from shared.errors import MurmurError, SpecError, WireError
-from shared.parts import PartFrame
-from shared.process import logger
+from shared.process.errors import MurmurError, SpecError, WireError
+from shared.process.process import logger
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.sample_codec import Broken, Grant, SampleCodec
-from shared.samples import (
+from shared.wire.parts import PartFrame
+from shared.wire.sample_codec import Broken, Grant, SampleCodec
+from shared.wire.samples import (
     SPLITS,
     SampleSpec,
     sample_difference,
@@ -54,8 +54,8 @@ MODULES = (
     "learner_service.storage.epochs",
     "learner_service.storage.samples",
     "env_service.sessions.supply",
-    "shared.sample_codec",
-    "shared.samples",
+    "shared.wire.sample_codec",
+    "shared.wire.samples",
 )
 TRAIN, VALID = 6, 2
 SOURCE = ToySource(train=TRAIN, valid=VALID, size=4, broken=(4,))
@@ -105,7 +105,7 @@ def _parts(num_bytes: int, field: int) -> list[PartFrame]:
 def _small_and_quiet() -> Iterator[None]:
     """Small parts, and nothing in the log."""
     with (
-        mock.patch("shared.sample_codec.part_frames", _parts),
+        mock.patch("shared.wire.sample_codec.part_frames", _parts),
         mock.patch.object(logger, "disabled", True),
     ):
         yield

@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env_service.environment import VectorEnvironment
-from shared.spec import ArraySpec, Discrete, EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
 
 
 class Drifting(VectorEnvironment):

@@ -5,16 +5,16 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Algorithm
 from learner_service.algorithms.mappo import Mappo
-from learner_service.networks.stacked import (
+from learner_service.device.precision import Precision
+from learner_service.layers.stacked import (
     StackedConv2d,
     StackedGRU,
     StackedLayerNorm,
     StackedLinear,
     count_slices,
 )
-from learner_service.runtime.precision import Precision
+from learner_service.learning.base import Algorithm
 from tests.learner_service.toys import CPU
 
 

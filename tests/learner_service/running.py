@@ -18,8 +18,8 @@ from learner_service.app import run_learner
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import action_layout
-from shared.timestep import StepType
+from shared.wire.spec import action_layout
+from shared.wire.timestep import StepType
 from tests.wire import Client, Refused
 
 TIMEOUT_S = 60.0

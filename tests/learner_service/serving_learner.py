@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from env_service.environment import VectorEnvironment
-from learner_service.algorithms.base import Algorithm, Policy
-from learner_service.runtime.cuda_graph import Graphs
+from learner_service.device.cuda_graph import Graphs
+from learner_service.learning.base import Algorithm, Policy
 from learner_service.serving.accounts import ServingStats
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.evaluation import Evaluation, EvaluationScheduler
@@ -23,11 +23,11 @@ from learner_service.storage.unroll import Arena, time_step_layout
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
-from shared.codec import ActionCodec
 from shared.config.experiment import LeagueConfig
 from shared.config.learner import BatcherConfig
-from shared.spec import EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.codec import ActionCodec
+from shared.wire.spec import EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
 from tests.learner_service.toys import CPU
 from tests.waiting import wait_until
 

@@ -9,8 +9,8 @@ import torch
 
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.checkpoint.parts import SLOTS, adopted, merged
-from learner_service.group.group import Group
-from shared.errors import CheckpointError
+from learner_service.ranks.group import Group
+from shared.process.errors import CheckpointError
 from tests.ranks.processes import JobError, Ranks
 
 

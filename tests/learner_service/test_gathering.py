@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 from learner_service.gathering import RankSync
-from learner_service.group.group import ALONE, Group
+from learner_service.ranks.group import ALONE, Group
 from learner_service.telemetry.progress import Progress
 from shared.config.experiment import RunConfig
 from tests.ranks.processes import Ranks

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.algorithms.base import build_algorithm
+from learner_service.device.precision import Precision
 from learner_service.last_finite import LastFinite
+from learner_service.learning.base import build_algorithm
 from learner_service.report import _largest_observation
-from learner_service.runtime.precision import Precision
 from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from tests.learner_service.running import experiment, running_learner

@@ -10,10 +10,10 @@ import yaml
 
 from learner_service.app import run_learner
 from learner_service.checkpoint import CheckpointFolder
-from learner_service.runtime.device import resolve_precision, select_device
-from learner_service.tools.batch_size import require_nothing_measured
+from learner_service.device.device import resolve_precision, select_device
+from learner_service.tuning.batch_size import require_nothing_measured
 from shared.config.learner import LearnerConfig
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import FIRST, MID, row, vector_spec
 from tests.waiting import wait_until

@@ -18,7 +18,7 @@ from learner_service.checkpoint import CheckpointFolder
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
-from shared.errors import CheckpointError, ConfigError
+from shared.process.errors import CheckpointError, ConfigError
 from shared.rpc import rollout_pb2 as pb
 from tests.learner_service.running import (
     TIMEOUT_S,

@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from env_service.environment import VectorEnvironment
-from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.algorithms.coma import Coma, Config
-from learner_service.runtime.precision import Precision
+from learner_service.device.precision import Precision
+from learner_service.learning.base import Algorithm, Policy
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import Batch
 from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
-from shared.spec import (
+from shared.wire.spec import (
     ACTION_MASK,
     AGENT_CELL,
     AGENT_MASK,
@@ -25,7 +25,7 @@ from shared.spec import (
     EnvSpec,
     action_layout,
 )
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.timestep import Array, StepType, TimeStep
 
 FIRST, MID, LAST, ABORTED = (int(s) for s in StepType)
 CPU = torch.device("cpu")

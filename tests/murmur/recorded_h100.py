@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from murmur.machine import RESULTS
-from murmur.snapshots import Snapshot, _snapshot
+from murmur.doctor.machine import RESULTS
+from murmur.runs.snapshots import Snapshot, _snapshot
 
 FILE = RESULTS / "gpu-20261126-nvidia-h100-80gb-hbm3.json"
 SPAN_S, AGENTS, SESSIONS, ENVS = 45.4, 4, 30, 32

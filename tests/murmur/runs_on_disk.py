@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from murmur.run_folder import RunFolder
+from murmur.runs.run_folder import RunFolder
 from shared.config.files import load
 
 

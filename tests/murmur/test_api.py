@@ -17,10 +17,10 @@ import torch
 import yaml
 
 import murmur
-from murmur.machine import ROOT
-from murmur.run_folder import RunFolder
+from murmur.doctor.machine import ROOT
+from murmur.runs.run_folder import RunFolder
 from shared.config.files import load
-from shared.coroutines import run_coroutine
+from shared.process.coroutines import run_coroutine
 from tests.same_weights import digest
 
 SYNC: dict[str, Any] = {

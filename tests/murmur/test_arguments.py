@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from murmur.machine import ROOT
+from murmur.doctor.machine import ROOT
 from shared.config.text import difference, one_line
 from tests.fuzz import Reader
 from tests.fuzz.arguments import REFUSED, document, one

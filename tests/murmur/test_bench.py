@@ -16,7 +16,7 @@ from murmur import bench, results
 from murmur.bench import Topic, find_topic, topics
 from murmur.benchmarks.effort import Effort
 from murmur.text import number
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 # What the documented installation, `pip install -e '.[env,learner,report]'`, does not bring.
 _DEV = ("pytest", "hypothesis", "onnx")
@@ -125,7 +125,7 @@ def test_faults_are_murmurs_own_beside_other_tests(tmp_path: Path) -> None:
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Source that differs from its commit, whatever it does here."""
-    monkeypatch.setattr(results, "changed_files", lambda: ["shared/codec.py"])
+    monkeypatch.setattr(results, "changed_files", lambda: ["shared/wire/codec.py"])
 
 
 @pytest.mark.usefixtures("changed")

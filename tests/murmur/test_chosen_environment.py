@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.run_folder import RunFolder
+from murmur.runs.run_folder import RunFolder
 from shared.config.files import load
 from tests.murmur.test_cli import murmur
 

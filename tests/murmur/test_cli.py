@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from murmur.cli import main
-from murmur.machine import ROOT
-from murmur.preparing import run_to_resume
-from murmur.run_folder import RunFolder
-from murmur.settings import explain, list_everything
+from murmur.doctor.machine import ROOT
+from murmur.runs.preparing import run_to_resume
+from murmur.runs.run_folder import RunFolder
+from murmur.runs.settings import explain, list_everything
 from shared.config.extras import install_command
 from shared.config.files import load
 

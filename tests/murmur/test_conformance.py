@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 from examples import environment_server as example
-from murmur.certs import make_certificates
-from murmur.conformance.checklist import Checklist
-from murmur.conformance.examine import Examination
-from murmur.conformance.learner import LearnerExamination
-from murmur.conformance.limits import Limits
-from murmur.conformance.peer import Peer
-from murmur.conformance.rows import RowRules
-from murmur.machine import ROOT
+from murmur.doctor.machine import ROOT
+from murmur.kit.certs import make_certificates
+from murmur.kit.conformance.checklist import Checklist
+from murmur.kit.conformance.examine import Examination
+from murmur.kit.conformance.learner import LearnerExamination
+from murmur.kit.conformance.limits import Limits
+from murmur.kit.conformance.peer import Peer
+from murmur.kit.conformance.rows import RowRules
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
-from shared.credentials import CredentialFolder
-from shared.errors import ConfigError, ConnectionLostError, ResourceError
-from shared.spec import EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
-from shared.timestep import StepType, TimeStep
+from shared.process.errors import ConfigError, ConnectionLostError, ResourceError
+from shared.wire.credentials import CredentialFolder
+from shared.wire.spec import EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
+from shared.wire.timestep import StepType, TimeStep
 from tests.chaos.stack import free_port
 from tests.learner_service.running import running_learner
 from tests.murmur import wrong_learners, wrong_suppliers

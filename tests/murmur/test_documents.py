@@ -18,8 +18,8 @@ import yaml
 
 import murmur
 from murmur.cli import app
-from murmur.machine import ROOT
-from murmur.settings import resolve
+from murmur.doctor.machine import ROOT
+from murmur.runs.settings import resolve
 from shared.config.files import config_names, load
 
 PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]

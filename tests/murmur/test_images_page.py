@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from murmur.check_source import examine
-from murmur.machine import ROOT
-from murmur.settings import resolved_data, source_config
+from murmur.doctor.machine import ROOT
+from murmur.kit.check_source import examine
+from murmur.runs.settings import resolved_data, source_config
 from shared.config.files import load
 
 PAGE = (ROOT / "docs" / "images.md").read_text()

@@ -25,13 +25,13 @@ def test_foreign_package_imported_before_is_named(tmp_path: Path) -> None:
     assert f"imported from {tmp_path / 'shared'} before: rename that one" in message
 
 
-@pytest.mark.parametrize("line", ["import shared.errors", "import shared"])
+@pytest.mark.parametrize("line", ["import shared.process.errors", "import shared"])
 def test_own_package_imported_before_is_welcome(tmp_path: Path, line: str) -> None:
     script = "import sys; sys.path = [p for p in sys.path if p != sys.path[0]]\n"
     done = run(tmp_path, f"{script}{line}\nimport murmur\nprint(murmur.MurmurError.__module__)\n")
-    assert (done.returncode, done.stdout) == (0, "shared.errors\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "shared.process.errors\n"), done.stderr
 
 
 def test_folder_with_such_a_package_comes_last(tmp_path: Path) -> None:
     done = run(tmp_path, "import murmur\nprint(murmur.MurmurError.__module__)\n")
-    assert (done.returncode, done.stdout) == (0, "shared.errors\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "shared.process.errors\n"), done.stderr

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from murmur.machine import ROOT
+from murmur.doctor.machine import ROOT
 
 EXAMPLES = ROOT / "examples"
 UNTRAINED = -153  # mean return of `spread` before the first update

@@ -7,7 +7,7 @@ import pytest
 
 from env_service.metrics import METRICS as ENV_METRICS
 from learner_service.telemetry.metric import METRICS as LEARNER_METRICS
-from murmur.machine import ROOT
+from murmur.doctor.machine import ROOT
 from murmur.reference import FOLDER, pages, write
 
 

@@ -10,17 +10,17 @@ from rich.console import Console
 
 from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.bench import result_tables
-from murmur.check import Finding, findings_table
 from murmur.cli.app import _fail
-from murmur.diagnosis import Diagnosis, Remedy
-from murmur.doctor import show
-from murmur.evaluation import result_table
-from murmur.live_view import LiveView
-from murmur.profile import Operation, Profile
-from murmur.profile import show as show_profile
-from murmur.run_folder import RunFolder
+from murmur.doctor.diagnosis import Diagnosis, Remedy
+from murmur.doctor.page import show
+from murmur.doctor.profile import Operation, Profile
+from murmur.doctor.profile import show as show_profile
+from murmur.kit.check import Finding, findings_table
+from murmur.runs.evaluation import result_table
+from murmur.runs.live_view import LiveView
+from murmur.runs.run_folder import RunFolder
+from murmur.runs.training import TrainingView, print_end
 from murmur.text import plain
-from murmur.training import TrainingView, print_end
 from shared.config.experiment import RunConfig
 from shared.config.files import load
 

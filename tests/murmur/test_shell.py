@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from murmur.cli.completion import complete_config, complete_environment, complete_run
-from murmur.machine import ROOT, commit
+from murmur.doctor.machine import ROOT, commit
 from shared.config.files import config_names
 
 

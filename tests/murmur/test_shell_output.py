@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from murmur.child import child_environment, start_process
-from shared.errors import ResourceError
+from murmur.runs.child import child_environment, start_process
+from shared.process.errors import ResourceError
 
 TALKS = """
 import os, gymnasium, numpy as np

@@ -17,7 +17,7 @@ import pytest
 
 from murmur.slurm import SlurmJob, job_script, write_script
 from shared.config.files import load
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 from tests.waiting import wait_until
 
 

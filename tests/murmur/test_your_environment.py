@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.machine import ROOT
+from murmur.doctor.machine import ROOT
 
 pytestmark = pytest.mark.system
 PAGE = (ROOT / "docs" / "your-environment.md").read_text()

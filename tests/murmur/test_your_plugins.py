@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from murmur import testing
-from murmur.machine import ROOT
-from murmur.new import write_skeleton
-from murmur.settings import resolved_data
+from murmur.doctor.machine import ROOT
+from murmur.kit.new import write_skeleton
+from murmur.runs.settings import resolved_data
 from shared.config.files import load
 from shared.config.plugin_folders import look_in
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 from tests.murmur.test_cli import murmur
 
 PAGES = {
@@ -159,8 +159,8 @@ def test_a_critic_is_added_as_the_tutorial_says(here: Path) -> None:
         assert source.count(before) == 1
         source = source.replace(before, added + before)
     imports = """
-from learner_service.networks.building import build_network, input_options
-from learner_service.networks.inputs import CriticInputs
+from learner_service.layers.building import build_network, input_options
+from learner_service.layers.inputs import CriticInputs
 """
     source = source.replace("\nimport torch\n", f"\nimport torch\n{imports}", 1)
     file.write_text(source)

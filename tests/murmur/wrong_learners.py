@@ -6,12 +6,12 @@ from collections import deque
 import grpc
 import numpy as np
 
-from murmur.conformance.peer import Ended, Session, Status
-from shared.errors import WireError
+from murmur.kit.conformance.peer import Ended, Session, Status
+from shared.process.errors import WireError
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.sample_codec import Grant, SampleCodec, pack_grant
-from shared.samples import MASK, SampleSpec, sample_difference, samples_from_proto
+from shared.wire.sample_codec import Grant, SampleCodec, pack_grant
+from shared.wire.samples import MASK, SampleSpec, sample_difference, samples_from_proto
 
 _WINDOW, _SIZE = 6, 8  # grants, and samples of each
 TIMEOUT_S = 30.0

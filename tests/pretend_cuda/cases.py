@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from shared.config.derived import Channel, DerivedMap
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
-from shared.derived import Channel, DerivedMap
-from shared.spec import (
+from shared.wire.spec import (
     ACTION_MASK,
     AGENT_CELL,
     AGENT_MASK,

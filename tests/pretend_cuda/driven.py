@@ -17,11 +17,11 @@ from learner_service.run import Run
 from learner_service.serving.batcher import Request
 from learner_service.serving.league import split
 from learner_service.serving.session import EnvSession
-from shared.codec import ActionCodec
 from shared.config.experiment import ExperimentConfig
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.codec import ActionCodec
+from shared.wire.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
 from tests.waiting import wait_until
 
 DEADLINE_S = 120.0

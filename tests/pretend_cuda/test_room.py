@@ -7,7 +7,7 @@ import pytest
 
 from learner_service.context import RunContext
 from learner_service.run import Run
-from shared.errors import SpecError
+from shared.process.errors import SpecError
 from tests.pretend_cuda import pretend_cuda
 from tests.pretend_cuda.cases import Case, make_spec
 from tests.pretend_cuda.known import ALLOWED

@@ -12,17 +12,17 @@ import torch
 
 from learner_service.algorithms.mappo import Mappo
 from learner_service.checkpoint import CheckpointFolder
-from learner_service.loop import Learner
-from learner_service.runtime import cuda_graph
-from learner_service.runtime.cuda_graph import WARM_UP_CALLS
-from learner_service.serving.league import League
-from learner_service.serving.packed import PackedStaging
-from learner_service.tools.export import (
+from learner_service.device import cuda_graph
+from learner_service.device.cuda_graph import WARM_UP_CALLS
+from learner_service.export.policy import (
     export_policy,
     load_policy,
     policy_outputs,
     random_observations,
 )
+from learner_service.loop import Learner
+from learner_service.serving.league import League
+from learner_service.serving.packed import PackedStaging
 from tests.pretend_cuda import Machine, pretend_cuda
 from tests.pretend_cuda.cases import AGENTS, Case, make_spec
 from tests.pretend_cuda.driven import DrivenRun

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from learner_service.group.meeting import kept_store
+from learner_service.ranks.meeting import kept_store
 from shared.config.experiment import ExperimentConfig
 from tests.ranks.processes import TIMEOUT_S, forked
 
@@ -105,7 +105,7 @@ def _learn(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     from learner_service.app import run_learner
-    from shared.process import configure_logging
+    from shared.process.process import configure_logging
 
     configure_logging(f"learner-{rank}")
     if prepare is not None:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.segmentation import Config, Segmentation
-from learner_service.group.group import ALONE, Group
-from learner_service.runtime.precision import Precision
+from learner_service.device.precision import Precision
+from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.samples import SampleBatch
 from shared.config import PluginConfig
-from shared.samples import SampleSpec
-from shared.spec import ArraySpec
+from shared.wire.samples import SampleSpec
+from shared.wire.spec import ArraySpec
 from tests.learner_service.toys import CPU
 from tests.ranks.draws import Rows
 

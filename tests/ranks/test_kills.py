@@ -18,8 +18,8 @@ from learner_service.checkpoint import CheckpointFolder, files
 from learner_service.telemetry.persistent_counters import PersistentCounters
 from murmur.bench import run_benchmark
 from murmur.benchmarks.effort import Effort
-from murmur.child import murmur_command
-from murmur.run_folder import RunFolder
+from murmur.runs.child import murmur_command
+from murmur.runs.run_folder import RunFolder
 from tests.chaos.kills_ranks import RankStack, experiment
 from tests.chaos.stack import free_port
 from tests.system.conftest import SPREAD, Training

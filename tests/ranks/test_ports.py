@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from learner_service.app import _with_own_ports
-from learner_service.group.group import ALONE, Group
+from learner_service.ranks.group import ALONE, Group
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
 

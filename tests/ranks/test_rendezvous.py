@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from murmur.run_folder import RunFolder
+from murmur.runs.run_folder import RunFolder
 from tests.listeners import Listeners
 from tests.system.conftest import SPREAD, Training
 from tests.waiting import wait_until

@@ -13,7 +13,7 @@ from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import config_names, load
 from shared.config.section import validate
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 MINIMAL = "environment: {name: spread, num_agents: 3}\n"
 

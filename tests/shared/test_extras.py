@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.machine import ROOT
+from murmur.doctor.machine import ROOT
 from shared.config import extras
 from shared.config.extras import extra_of, install_command, missing_advice
 

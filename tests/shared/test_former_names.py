@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from learner_service.algorithms.options import CriticConfig
 from learner_service.checkpoint import saved_config
-from learner_service.networks.building import resolve_network
-from murmur.settings import resolve, resolved_data
+from learner_service.layers.building import resolve_network
+from learner_service.learning.options import CriticConfig
+from murmur.runs.settings import resolve, resolved_data
 from shared.config import PluginConfig, Section
 from shared.config import section as checking
 from shared.config.files import load
 from shared.config.plugins import KINDS, load_plugin, plugin_names
 from shared.config.section import FORMER_NAMES, validate
 from shared.config.text import config_text
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 OLD: dict[str, Any] = {
     "environment": {"name": "formation", "num_followers": 1, "normalise": True},

@@ -16,7 +16,7 @@ from shared.config.named_plugin import named_plugin, require_module
 from shared.config.plugin_folders import folders_in_use, look_in, plugin_files, refused_code
 from shared.config.plugins import load_plugin, require_plugin
 from shared.config.text import difference, parse_yaml, plain_data, to_yaml
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -218,7 +218,12 @@ def test_checkpoint_runs_only_code_that_a_configuration_names(tmp_path: Path) ->
     assert refused_code("own_allowed:Net", ["/another/folder"])
     assert refused_code("own_allowed:Other")
     assert not refused_code(f"{__name__}:anything")  # imported, and no library's
-    for name in ("os:system", "subprocess:Popen", "yaml:unsafe_load", "shared.files:write_output"):
+    for name in (
+        "os:system",
+        "subprocess:Popen",
+        "yaml:unsafe_load",
+        "shared.process.files:write_output",
+    ):
         assert "names it" in refused_code(name)
         assert "import" not in refused_code(name)
 

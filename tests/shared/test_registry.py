@@ -7,7 +7,7 @@ import pytest
 from learner_service import algorithms
 from shared.config.plugins import load_plugin, plugin_names
 from shared.config.section import validate
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 GROUP = "murmur.environments"
 
@@ -47,14 +47,14 @@ def test_what_is_advised_for_another_name_is_valid() -> None:
 
 
 def test_an_entry_point_of_another_package_is_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint(name="outside", value="shared.timestep", group=GROUP)
+    entry = EntryPoint(name="outside", value="shared.wire.timestep", group=GROUP)
     monkeypatch.setattr("shared.config.plugins.entry_points", lambda group: [entry])
     assert "outside" in plugin_names("environment")
-    assert load_plugin("environment", "outside").__name__ == "shared.timestep"
+    assert load_plugin("environment", "outside").__name__ == "shared.wire.timestep"
 
 
 def test_a_package_cannot_take_the_place_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint(name="spread", value="shared.timestep", group=GROUP)
+    entry = EntryPoint(name="spread", value="shared.wire.timestep", group=GROUP)
     monkeypatch.setattr("shared.config.plugins.entry_points", lambda group: [entry])
     assert load_plugin("environment", "spread").__name__ == "env_service.envs.spread"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Policy
-from learner_service.algorithms.supervised import Supervised, SupervisedConfig
-from learner_service.runtime.precision import Precision
+from learner_service.device.precision import Precision
+from learner_service.learning.base import Policy
+from learner_service.learning.supervised import Supervised, SupervisedConfig
 from learner_service.storage.samples import SampleBatch
 from shared.config import PluginConfig
-from shared.samples import SampleSpec
+from shared.wire.samples import SampleSpec
 
 SUPERVISED = True
 

@@ -6,9 +6,9 @@ import time
 import numpy as np
 
 from env_service.sources.source import BrokenSample
-from shared.samples import SampleSpec
-from shared.spec import ArraySpec
-from shared.timestep import Array
+from shared.wire.samples import SampleSpec
+from shared.wire.spec import ArraySpec
+from shared.wire.timestep import Array
 
 
 class ToySource:

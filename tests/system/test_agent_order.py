@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from murmur.check_env import check_apart
+from murmur.kit.check_env import check_apart
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]  # up to ten processes in a row
 SOURCE = '''

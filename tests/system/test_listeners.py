@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from murmur.run_folder import RunFolder
+from murmur.runs.run_folder import RunFolder
 from tests.listeners import Listeners, is_loopback
 from tests.system.conftest import SPREAD, Training
 from tests.waiting import wait_until

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from murmur.certs import make_certificates
+from murmur.kit.certs import make_certificates
 from tests.system.conftest import SPREAD
 from tests.waiting import wait_until
 

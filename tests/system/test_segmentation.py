@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from learner_service.checkpoint import CheckpointFolder
-from murmur.run_folder import RunFolder
-from murmur.segmentation import load_trained, measure, open_source
+from murmur.comparison.segmentation import load_trained, measure, open_source
+from murmur.runs.run_folder import RunFolder
 from tests.learner_service.algorithms.test_captured_updates import tensors
 from tests.system.conftest import Training
 

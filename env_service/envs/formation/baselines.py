@@ -12,7 +12,7 @@ from env_service.environment import (
     VectorEnvironment,
 )
 from env_service.envs.formation.environment import ACCELERATION, FORMATION, TURN, Formation
-from shared.timestep import Array, TimeStep
+from shared.wire.timestep import Array, TimeStep
 
 Floats = NDArray[np.float32]
 

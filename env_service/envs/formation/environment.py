@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from env_service.environment import VectorEnvironment
 from env_service.envs.formation.config import Config
-from shared.seeding import uniform
-from shared.spec import STATE, ArraySpec, Continuous, EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.seeding import uniform
+from shared.wire.spec import STATE, ArraySpec, Continuous, EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
 
 Floats = NDArray[np.float32]
 

@@ -17,7 +17,7 @@ from env_service.envs.snakes.egocentric import turn_of
 from env_service.envs.snakes.environment import Snakes
 from env_service.envs.snakes.game import NUM_SNAKES, TEAM, Games
 from env_service.envs.snakes.observation import seen
-from shared.timestep import TimeStep
+from shared.wire.timestep import TimeStep
 
 
 def random(environment: VectorEnvironment) -> ScriptedPolicy:

@@ -24,8 +24,8 @@ from env_service.envs.snakes.game import (
 )
 from env_service.envs.snakes.ground import Ground, ground, survey
 from env_service.envs.snakes.symmetries import symmetries
-from shared.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
 
 _SIDES = {"first": 0, "second": 1, "alternate": -1}
 _OPPONENTS = {"random": opponents.RANDOM, "greedy": opponents.GREEDY, "mixed": -1}

@@ -23,8 +23,8 @@ from env_service.envs.snakes.egocentric import (
 )
 from env_service.envs.snakes.game import COLUMNS, NUM_BEANS, NUM_SNAKES, ROWS, TEAM
 from env_service.envs.snakes.observation import VECTORS, vector_scale
-from shared.spec import AGENT_CELL, STATE
-from shared.symmetry import ArrayChange, Symmetry, grid_change
+from shared.config.symmetry import ArrayChange, Symmetry, grid_change
+from shared.wire.spec import AGENT_CELL, STATE
 
 _MIRRORS = {"left and right": (True, 0), "up and down": (True, 2), "both": (False, 2)}
 

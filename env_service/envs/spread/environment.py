@@ -18,9 +18,9 @@ from pydantic import Field
 
 from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
 from shared.config import Section
-from shared.seeding import uniform
-from shared.spec import STATE, ArraySpec, Continuous, Discrete, EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.seeding import uniform
+from shared.wire.spec import STATE, ArraySpec, Continuous, Discrete, EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
 
 Floats = NDArray[np.float32]
 

@@ -15,9 +15,9 @@ from env_service.envs.terrain.environment import TerrainEnvironment
 from env_service.envs.terrain.gain import expected_gains
 from env_service.envs.terrain.lattice import is_inside
 from env_service.envs.terrain.planning import game_of, look_all, plan, position, weigher
-from shared.errors import ConfigError
-from shared.spec import ACTION_MASK
-from shared.timestep import StepType, TimeStep
+from shared.process.errors import ConfigError
+from shared.wire.spec import ACTION_MASK
+from shared.wire.timestep import StepType, TimeStep
 
 
 class FlightPlanPolicy:

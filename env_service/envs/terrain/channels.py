@@ -11,8 +11,8 @@ from env_service.envs.terrain.features import (
     WEIGHT_HIGH,
     WEIGHT_LOW,
 )
-from shared.derived import Channel, DerivedMap
-from shared.spec import STATE
+from shared.config.derived import Channel, DerivedMap
+from shared.wire.spec import STATE
 
 ACTOR_SENT, CRITIC_SENT, BUDGET_LEFT = "channels", "state_channels", "budget_left"
 _ENTROPY_OF = {"w_entropy": "prob", "local_w_entropy": "local_prob"}

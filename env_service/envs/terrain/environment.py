@@ -20,8 +20,8 @@ from env_service.envs.terrain.lattice import lattice_shape
 from env_service.envs.terrain.sensor import cell_size_m, map_shape
 from env_service.envs.terrain.symmetries import symmetries
 from env_service.envs.terrain.world import world
-from shared.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
 
 FlightPlan = Callable[[np.random.Generator, NDArray[np.int32]], NDArray[np.int32]]
 """(generator, [A, 3] start) -> [budget + 1, A, 3] positions, one for each step of an episode."""

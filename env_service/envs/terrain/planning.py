@@ -19,7 +19,7 @@ from env_service.envs.terrain.config import Config
 from env_service.envs.terrain.sensor import footprint, map_shape
 from env_service.envs.terrain.simulation import Mission
 from env_service.envs.terrain.world import world
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 _LOOKS = 8  # at a cell from one altitude; more change nothing
 _LEVELS = 4

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from env_service.envs.terrain.config import Config
-from shared.errors import RasterError
+from shared.process.errors import RasterError
 
 _GDAL_NODATA = 42113  # TIFF tag that holds the value of cells without data, as text
 _BUNDLED = {"jacksboro": "jacksboro_fault_dem.npy"}

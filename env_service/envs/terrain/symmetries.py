@@ -11,8 +11,8 @@ from env_service.envs.terrain.channels import ACTOR_SENT, CRITIC_SENT
 from env_service.envs.terrain.config import Config
 from env_service.envs.terrain.gain import EXPECTED_GAIN
 from env_service.envs.terrain.lattice import MOVES, lattice_shape
-from shared.spec import AGENT_CELL, STATE
-from shared.symmetry import ArrayChange, Symmetry, grid_change
+from shared.config.symmetry import ArrayChange, Symmetry, grid_change
+from shared.wire.spec import AGENT_CELL, STATE
 
 
 def symmetries(config: Config) -> tuple[Symmetry, ...]:

@@ -20,8 +20,8 @@ from env_service.sources.faces.portrait import draw_portrait
 from env_service.sources.faces.textures import make_textures
 from env_service.sources.size import Size, height_and_width, sample_arrays
 from shared.config import Section
-from shared.samples import SPLITS, SampleSpec
-from shared.timestep import Array
+from shared.wire.samples import SPLITS, SampleSpec
+from shared.wire.timestep import Array
 
 # Of what is drawn, by whether it is square; servers that draw other pictures have another digest.
 _VERSIONS = {True: 1, False: 2}

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from learner_service.telemetry.tracking.forwarder import Forwarder
 from shared.config.experiment import TrackingConfig
-from shared.errors import MurmurError
-from shared.process import Backoff, configure_logging, logger
+from shared.process.errors import MurmurError
+from shared.process.process import Backoff, configure_logging, logger
 
 _POLL_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 600.0  # between attempts while the tracker fails

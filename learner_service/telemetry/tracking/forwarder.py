@@ -18,9 +18,9 @@ from learner_service.telemetry.tracking.wandb_sink import WandbSink
 from shared.config.experiment import TrackingConfig
 from shared.config.extras import missing_advice
 from shared.config.text import comparable, one_line, parse_yaml, without_secrets
-from shared.errors import ConfigError, ResourceError
-from shared.files import make_folder, read_json, write_whole
-from shared.process import logger
+from shared.process.errors import ConfigError, ResourceError
+from shared.process.files import make_folder, read_json, write_whole
+from shared.process.process import logger
 
 _BLOCK = 1 << 20  # bytes of progress.jsonl that are read at once
 _KINDS = ("progress", "evaluation")

@@ -10,7 +10,7 @@ from pathlib import Path
 from learner_service.telemetry.metric import METRICS
 from learner_service.telemetry.tracking.forwarder import Forwarder
 from shared.config.experiment import TrackingConfig
-from shared.process import logger
+from shared.process.process import logger
 
 
 class TrackerProcesses:

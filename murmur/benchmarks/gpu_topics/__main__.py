@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from learner_service.app import set_up_process
-from learner_service.runtime.device import select_device
+from learner_service.device.device import select_device
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.gpu_topics.catalogue import TOPICS
 from murmur.benchmarks.gpu_topics.topics import Context, without_errors
-from murmur.child import join_supervisor
+from murmur.runs.child import join_supervisor
 from shared.config.learner import LearnerConfig
-from shared.files import write_whole
+from shared.process.files import write_whole
 
 
 def main() -> None:

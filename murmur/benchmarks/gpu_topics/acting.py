@@ -26,10 +26,10 @@ from murmur.benchmarks.gpu_topics.parts import quantile, synthetic
 from murmur.benchmarks.gpu_topics.topics import Context
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import load
-from shared.ledger import Ledger
+from shared.process.ledger import Ledger
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EnvSpec
-from shared.timestep import StepType, TimeStep
+from shared.wire.spec import EnvSpec
+from shared.wire.timestep import StepType, TimeStep
 
 # Sessions, environments of each, and seconds from one turn of a session to its next: first those of
 # a run on 16 cores, where each steps on its own; 0: all ask again at once.

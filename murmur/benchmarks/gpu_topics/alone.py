@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from env_service.environment import make_environment
-from murmur.child import child_environment
+from murmur.runs.child import child_environment
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
-from shared.spec import Discrete, EnvSpec
-from shared.timestep import Array, StepType
+from shared.wire.spec import Discrete, EnvSpec
+from shared.wire.timestep import Array, StepType
 
 _WARM_STEPS = 20  # compile
 _STARTS_S = 60.0

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
+from learner_service.device.cuda_graph import Captured, Graphs, Outputs
 from murmur.benchmarks.gpu_topics.figures import NODE_US, TB_PER_S, Figure, Value
 from murmur.benchmarks.gpu_topics.parts import quantile, synchronize
 from murmur.benchmarks.gpu_topics.topics import Context

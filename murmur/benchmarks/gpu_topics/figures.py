@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from murmur.benchmarks._launch_counts import OF_A_RUN, PRESETS
-from murmur.machine import RESULTS
+from murmur.doctor.machine import RESULTS
 from shared.config.files import config_names
 
 Value = float | str | bool | None

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.gpu_topics.figures import Figure, Value
 from murmur.benchmarks.gpu_topics.topics import Context
-from murmur.machine import ROOT
+from murmur.doctor.machine import ROOT
 
 _PASSED, _FAILED = "tests of the GPU: passed", "tests of the GPU: failed"
 

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from learner_service.telemetry.profile_files import FOLDER, METADATA, REQUEST, TRACE
-from murmur import latency
 from murmur.benchmarks._launch_counts import OF_A_RUN
 from murmur.benchmarks._processes import Processes, Scrape, Snapshot, scrape
 from murmur.benchmarks.gpu_topics.alone import rate_alone
 from murmur.benchmarks.gpu_topics.figures import CASES, WORKERS, Figure, Value
 from murmur.benchmarks.gpu_topics.topics import LAUNCHING, Context
+from murmur.doctor import latency
 from shared.config.cores import available_cores
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import load
@@ -389,8 +389,8 @@ def quantiles(before: Mapping[float, float], after: Mapping[float, float]) -> li
 
 def _bottleneck(url: str, window_s: float) -> str:
     """Return the bottleneck that `murmur doctor` names."""
-    from murmur.diagnosis import diagnose
-    from murmur.snapshots import from_metrics
+    from murmur.doctor.diagnosis import diagnose
+    from murmur.runs.snapshots import from_metrics
 
     return diagnose(*from_metrics(url, window_s)[0]).bottleneck
 

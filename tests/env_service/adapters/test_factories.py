@@ -10,9 +10,9 @@ import pytest
 
 from env_service.adapters.factory import AdapterConfig, create, find_factory
 from env_service.adapters.kinds import recognise
-from murmur.settings import environment_factory
+from murmur.runs.settings import environment_factory
 from shared.config.import_advice import import_advice
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 WALK = """

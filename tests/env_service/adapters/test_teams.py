@@ -11,8 +11,8 @@ from env_service.environment import RandomPolicy, VectorEnvironment, make_enviro
 from env_service.sessions.evaluate import run_baseline
 from shared.config import PluginConfig
 from shared.config.files import load
-from shared.errors import ConfigError
-from shared.timestep import StepType
+from shared.process.errors import ConfigError
+from shared.wire.timestep import StepType
 
 TAG = ("adversary_0", "adversary_1", "adversary_2", "agent_0")
 FACTORY = "mpe2.simple_tag_v3:parallel_env"

@@ -16,10 +16,10 @@ from learner_service.serving.server import RolloutServer
 from learner_service.serving.session import EnvSession
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config.learner import LearnerConfig
-from shared.credentials import CredentialFolder
 from shared.rpc import LOAD_METHOD
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EnvSpec, action_layout
+from shared.wire.credentials import CredentialFolder
+from shared.wire.spec import EnvSpec, action_layout
 from tests.waiting import wait_until
 
 

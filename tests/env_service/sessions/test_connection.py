@@ -7,10 +7,10 @@ import pytest
 from grpc import ChannelConnectivity
 
 from env_service.sessions.connection import Connection
-from murmur.certs import make_certificates
+from murmur.kit.certs import make_certificates
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 
 def experiment(learner: str, folder: Path | None = None) -> ExperimentConfig:

@@ -14,10 +14,10 @@ from env_service.sessions import evaluate
 from env_service.sessions.evaluate import run_baseline, run_policy
 from env_service.sessions.evaluation_result import EvaluationResult, joined_result
 from shared.config.experiment import ExperimentConfig
-from shared.errors import ConfigError, EnvironmentFault
+from shared.process.errors import ConfigError, EnvironmentFault
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EnvSpec
-from shared.timestep import StepType, TimeStep
+from shared.wire.spec import EnvSpec
+from shared.wire.timestep import StepType, TimeStep
 from tests.env_service.tiny_learner import Policy, TinyLearner, experiment
 
 

@@ -16,9 +16,9 @@ from env_service.watchdog.heartbeat import Heartbeat
 from shared.config import Section
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
-from shared.errors import ConfigError, EnvironmentFault
-from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, ArraySpec, spec_from_proto
-from shared.timestep import Array, StepType, TimeStep
+from shared.process.errors import ConfigError, EnvironmentFault
+from shared.wire.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, ArraySpec, spec_from_proto
+from shared.wire.timestep import Array, StepType, TimeStep
 from tests.env_service.sessions.test_worker import play
 from tests.env_service.tiny_learner import TinyLearner, experiment
 

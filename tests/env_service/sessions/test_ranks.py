@@ -21,12 +21,12 @@ from env_service.sessions.supply import run_supply
 from env_service.sessions.worker import WorkerSession, run_sessions, run_until
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from env_service.watchdog.heartbeat import Heartbeat
-from murmur.certs import make_certificates
+from murmur.kit.certs import make_certificates
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
-from shared.credentials import CredentialFolder
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 from shared.rpc import LOAD_METHOD
+from shared.wire.credentials import CredentialFolder
 from tests.env_service.sessions.serving import ServingLearner, load
 from tests.env_service.tiny_learner import experiment
 from tests.learner_service.running import learner_process

@@ -10,7 +10,7 @@ from env_service.pictures import find_painter
 from env_service.sessions import recording
 from env_service.sessions.recording import EpisodeRecorder, read_episode
 from shared.config.files import load
-from shared.timestep import StepType
+from shared.wire.timestep import StepType
 
 
 def play(recorder: EpisodeRecorder, name: str, seed: int = 1) -> list[dict[str, np.ndarray]]:

@@ -9,11 +9,11 @@ from env_service.metrics import WorkerMetrics
 from env_service.sessions.ranks import Ranks
 from env_service.sessions.supply import SupplySession
 from env_service.watchdog.heartbeat import Heartbeat
-from murmur.conformance.peer import Ended, Peer, Session, Status
+from murmur.kit.conformance.peer import Ended, Peer, Session, Status
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
 from shared.rpc import rollout_pb2 as pb
-from shared.sample_codec import Grant, SampleCodec, pack_grant
+from shared.wire.sample_codec import Grant, SampleCodec, pack_grant
 from tests.supply.toy_source import ToySource
 
 SOURCE = ToySource(train=6, valid=2)

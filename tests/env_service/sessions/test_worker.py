@@ -22,12 +22,12 @@ from env_service.sessions.worker import Stream, WorkerSession, run_sessions, run
 from env_service.watchdog.faults import Fault, FaultCount, GuardedEnvironment
 from env_service.watchdog.heartbeat import Heartbeat
 from shared.config.experiment import ExperimentConfig
-from shared.errors import ConnectionLostError, EnvironmentFault, MurmurError, WireError
+from shared.process.errors import ConnectionLostError, EnvironmentFault, MurmurError, WireError
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.seeding import episode_seeds
-from shared.spec import EnvSpec, spec_from_proto
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.seeding import episode_seeds
+from shared.wire.spec import EnvSpec, spec_from_proto
+from shared.wire.timestep import Array, StepType, TimeStep
 from tests.env_service.tiny_learner import Policy, TinyLearner, experiment
 
 

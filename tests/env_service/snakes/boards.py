@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from env_service.envs.snakes import Config
 from env_service.envs.snakes.environment import Snakes
 from env_service.envs.snakes.game import NEIGHBOUR, RIGHT, paint
-from shared.timestep import TimeStep
+from shared.wire.timestep import TimeStep
 
 Cell = tuple[int, int]
 GO = np.zeros(1, np.bool_)

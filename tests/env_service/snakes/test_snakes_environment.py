@@ -11,8 +11,8 @@ from env_service.envs.snakes import BASELINES, Config
 from env_service.envs.snakes.environment import Snakes
 from env_service.envs.snakes.game import DOWN, RIGHT
 from env_service.envs.snakes.opponents import GREEDY, RANDOM, greedy
-from shared.spec import ACTION_MASK, AGENT_CELL, STATE
-from shared.timestep import StepType, TimeStep
+from shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE
+from shared.wire.timestep import StepType, TimeStep
 from tests.env_service.snakes.boards import board
 from tests.env_service.snakes.plain import PlainGame, snapshot
 

@@ -6,7 +6,7 @@ import pytest
 from env_service.envs.snakes import Config
 from env_service.envs.snakes.environment import Snakes
 from env_service.envs.snakes.game import DOWN, LEFT, RIGHT, UP
-from shared.timestep import StepType
+from shared.wire.timestep import StepType
 from tests.env_service.snakes.boards import Cell, board, body, deaths, rewards, step
 from tests.env_service.snakes.plain import Luck
 

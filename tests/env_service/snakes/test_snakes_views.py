@@ -11,8 +11,8 @@ from env_service.envs.snakes.environment import Snakes
 from env_service.envs.snakes.game import DOWN, paint
 from env_service.envs.snakes.ground import ground as new_ground
 from env_service.envs.snakes.ground import survey
-from shared.spec import ACTION_MASK
-from shared.timestep import StepType
+from shared.wire.spec import ACTION_MASK
+from shared.wire.timestep import StepType
 from tests.env_service.snakes.boards import board, body, lit, rewards, step
 
 SNAKES = {

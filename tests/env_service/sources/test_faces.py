@@ -18,8 +18,8 @@ from env_service.sources.faces.classes import (
 from env_service.sources.faces.head import Head, rotation
 from env_service.sources.source import make_source, read_sample
 from shared.config import PluginConfig
-from shared.errors import ConfigError
-from shared.timestep import Array
+from shared.process.errors import ConfigError
+from shared.wire.timestep import Array
 
 
 def test_sample_is_a_function_of_seed_split_and_index() -> None:

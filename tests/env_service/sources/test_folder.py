@@ -12,7 +12,7 @@ from PIL import Image
 from env_service.sources.folder import Folder
 from env_service.sources.source import BrokenSample, make_source, read_sample
 from shared.config import PluginConfig
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 H, W = 20, 30
 

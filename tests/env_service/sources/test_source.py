@@ -10,10 +10,10 @@ import pytest
 
 from env_service.sources.source import BrokenSample, make_source, read_sample
 from shared.config import PluginConfig
-from shared.errors import ConfigError
-from shared.samples import SampleSpec
-from shared.spec import ArraySpec
-from shared.timestep import Array
+from shared.process.errors import ConfigError
+from shared.wire.samples import SampleSpec
+from shared.wire.spec import ArraySpec
+from shared.wire.timestep import Array
 
 IMAGE = np.zeros((3, 4, 4), np.uint8)
 MASK = np.zeros((4, 4), np.uint8)

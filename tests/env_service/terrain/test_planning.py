@@ -18,7 +18,7 @@ from env_service.envs.terrain.planning import (
     game_of,
     weigher,
 )
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 
 def test_expected_entropy_of_looks_is_the_mean_over_reports() -> None:

@@ -12,9 +12,9 @@ from env_service.compiled import compiled
 from env_service.envs.terrain import BASELINES, Config, make
 from env_service.envs.terrain.environment import TerrainEnvironment
 from env_service.envs.terrain.gain import expected_gains, sampled
-from shared.errors import ConfigError
-from shared.spec import ACTION_MASK, AGENT_CELL, STATE
-from shared.timestep import StepType, TimeStep
+from shared.process.errors import ConfigError
+from shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE
+from shared.wire.timestep import StepType, TimeStep
 
 SMALL: dict[str, Any] = {"area_x_m": 20.0, "area_y_m": 25.0, "pixels": 15, "budget": 4}
 GO = np.zeros(1, np.bool_)

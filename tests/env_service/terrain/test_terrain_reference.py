@@ -10,7 +10,7 @@ from terrain_reference import ReferenceMission
 from env_service.envs.terrain import Config
 from env_service.envs.terrain.environment import TerrainEnvironment
 from env_service.envs.terrain.lattice import MOVES
-from shared.spec import ACTION_MASK, AGENT_CELL, STATE
+from shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "default": {},

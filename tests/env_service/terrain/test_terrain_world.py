@@ -11,7 +11,7 @@ from PIL import Image
 from env_service.envs.terrain import Config, make
 from env_service.envs.terrain.raster import RasterWorld, load_raster, resample
 from env_service.envs.terrain.world import GaussianField, half_plane, world
-from shared.errors import RasterError
+from shared.process.errors import RasterError
 
 SHAPE = (100, 120)
 

@@ -8,8 +8,8 @@ import pytest
 from env_service.environment import VectorEnvironment, make_environment
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from shared.config import PluginConfig
-from shared.errors import EnvironmentFault
-from shared.timestep import StepType
+from shared.process.errors import EnvironmentFault
+from shared.wire.timestep import StepType
 
 
 class Simulators:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from learner_service.algorithms.minibatches import Minibatch, Pass
+from learner_service.learning.minibatches import Minibatch, Pass
 
 
 @dataclass

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from learner_service.algorithms.base import Algorithm
 from learner_service.algorithms.coma import Coma
 from learner_service.algorithms.coma import Config as ComaConfig
 from learner_service.algorithms.mappo import Config as MappoConfig
 from learner_service.algorithms.mappo import Mappo
-from learner_service.runtime.precision import Precision
+from learner_service.device.precision import Precision
+from learner_service.learning.base import Algorithm
 from learner_service.storage.rollout import Batch
 from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig

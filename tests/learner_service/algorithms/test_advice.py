@@ -17,7 +17,7 @@ from tests.learner_service.toys import CPU, vector_spec
 
 OWN = '''"""An algorithm of another package, whose options have names of their own."""
 
-from learner_service.algorithms.options import About, AlgorithmConfig
+from learner_service.learning.options import About, AlgorithmConfig
 
 
 class Config(AlgorithmConfig):

@@ -7,21 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.algorithms.base import Algorithm, build_algorithm
-from learner_service.algorithms.minibatches import Minibatch
-from learner_service.augment import Augment
-from learner_service.augment.symmetry import Symmetries
+from learner_service.device.precision import Precision
+from learner_service.learning.base import Algorithm, build_algorithm
+from learner_service.learning.minibatches import Minibatch
+from learner_service.preprocess.augment import Augment
+from learner_service.preprocess.augment.symmetry import Symmetries
 from learner_service.preprocess.augmentation import Augmentation
 from learner_service.preprocess.transform import Transforms
-from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import Batch
 from learner_service.storage.unroll import NEXT, OBSERVATION
 from shared.config import PluginConfig
 from shared.config.experiment import AugmentConfig
-from shared.spec import ACTION_MASK, ArraySpec, Continuous, Discrete, EnvSpec
-from shared.symmetry import ArrayChange, Symmetry
-from shared.timestep import StepType
+from shared.config.symmetry import ArrayChange, Symmetry
+from shared.wire.spec import ACTION_MASK, ArraySpec, Continuous, Discrete, EnvSpec
+from shared.wire.timestep import StepType
 
 CPU = torch.device("cpu")
 Arrays = dict[str, Tensor]

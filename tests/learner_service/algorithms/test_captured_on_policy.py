@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.algorithms.coma import Coma
 from learner_service.algorithms.mappo import Mappo
-from learner_service.augment.base import Augment
+from learner_service.device.cuda_graph import WARM_UP_CALLS
+from learner_service.device.precision import Precision
+from learner_service.learning.base import Algorithm, build_algorithm
+from learner_service.preprocess.augment.base import Augment
 from learner_service.preprocess.augmentation import Augmentation
 from learner_service.preprocess.transform import Transforms
-from learner_service.runtime.cuda_graph import WARM_UP_CALLS
-from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
 from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
-from shared.timestep import StepType
+from shared.wire.timestep import StepType
 from tests.learner_service.algorithms.test_captured_updates import tensors
 from tests.learner_service.algorithms.test_contract import make_spec, rollout
 from tests.learner_service.taped_graphs import taped

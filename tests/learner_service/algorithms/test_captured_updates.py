@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.algorithms.base import Algorithm, build_algorithm
-from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
-from learner_service.runtime.precision import Precision
+from learner_service.device.cuda_graph import CALLS_TO_CAPTURE
+from learner_service.device.precision import Precision
+from learner_service.learning.base import Algorithm, build_algorithm
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.unroll import OBSERVATION, Unroll
 from shared.config import PluginConfig
 from shared.config.experiment import AugmentConfig
-from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
+from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.pretend_cuda import Kind, pretend_cuda
 
 GPU = torch.device("cuda", 0)

@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.algorithms.base import algorithm_config, build_algorithm
-from learner_service.algorithms.fixed_shapes import FixedShapes
-from learner_service.algorithms.on_policy import OnPolicyAlgorithm
-from learner_service.algorithms.options import OnPolicyConfig
-from learner_service.runtime.cuda_graph import WARM_UP_CALLS
-from learner_service.runtime.precision import Precision
+from learner_service.device.cuda_graph import WARM_UP_CALLS
+from learner_service.device.precision import Precision
+from learner_service.learning.base import algorithm_config, build_algorithm
+from learner_service.learning.fixed_shapes import FixedShapes
+from learner_service.learning.on_policy import OnPolicyAlgorithm
+from learner_service.learning.options import OnPolicyConfig
 from learner_service.storage.flight import Speed
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.unroll import Unroll
 from shared.config import PluginConfig
 from shared.config.text import plain_data
-from shared.spec import ArraySpec, Discrete, EnvSpec
-from shared.timestep import StepType
+from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from shared.wire.timestep import StepType
 from tests.learner_service.taped_graphs import taped
 from tests.learner_service.toys import CPU
 

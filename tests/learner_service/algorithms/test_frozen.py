@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.checkpoint import load_algorithm
+from learner_service.device.precision import Precision
+from learner_service.learning.base import Algorithm, build_algorithm
 from learner_service.preprocess.frozen import HideFrozen
-from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
 from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
-from shared.errors import CheckpointError, ConfigError
-from shared.spec import AGENT_MASK, EnvSpec
+from shared.process.errors import CheckpointError, ConfigError
+from shared.wire.spec import AGENT_MASK, EnvSpec
 from tests.learner_service.algorithms.test_contract import ENTRIES, Case, Entry
 from tests.learner_service.running import experiment
 from tests.learner_service.toys import CPU, MID, learn, random_transitions

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.algorithms.base import algorithm_config, build_algorithm, grown
-from learner_service.algorithms.minibatches import Pass
-from learner_service.algorithms.on_policy import OnPolicyAlgorithm
-from learner_service.algorithms.options import OnPolicyCriticConfig
-from learner_service.runtime.precision import Precision
+from learner_service.device.precision import Precision
+from learner_service.learning.base import algorithm_config, build_algorithm, grown
+from learner_service.learning.minibatches import Pass
+from learner_service.learning.on_policy import OnPolicyAlgorithm
+from learner_service.learning.options import OnPolicyCriticConfig
 from learner_service.storage.rollout import RolloutStorage
-from learner_service.tools.probe import Probe
+from learner_service.tuning.probe import Probe
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
-from shared.errors import ConfigError
-from shared.spec import EnvSpec
+from shared.process.errors import ConfigError
+from shared.wire.spec import EnvSpec
 from tests.learner_service.algorithms.test_mappo import batch_for
 from tests.learner_service.running import experiment
 from tests.learner_service.toys import CPU, map_spec, random_batch, vector_spec

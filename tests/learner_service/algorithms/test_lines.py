@@ -2,7 +2,7 @@
 
 import pytest
 
-from murmur.machine import ROOT
+from murmur.doctor.machine import ROOT
 from tests.count_algorithm_lines import FILES, FOLDER, kinds, share_of_algorithm
 
 SOURCE = '''"""A module."""

@@ -15,14 +15,14 @@ from env_service.environment import VectorEnvironment
 from env_service.envs.matrix import Config as MatrixConfig
 from env_service.envs.matrix import MatrixGame
 from learner_service.algorithms.maddpg import Actions, Config, Maddpg, gumbel_softmax
-from learner_service.algorithms.off_policy import rows_of
-from learner_service.runtime.precision import Precision
+from learner_service.device.precision import Precision
+from learner_service.learning.off_policy import rows_of
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
-from shared.errors import ConfigError, SpecError
-from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.process.errors import ConfigError, SpecError
+from shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
 from tests.learner_service.toys import (
     CPU,
     map_spec,

@@ -13,15 +13,15 @@ from torch import Tensor
 from env_service.envs.matrix import Config as MatrixConfig
 from env_service.envs.matrix import MatrixGame
 from learner_service.algorithms.mappo import Config, Mappo
-from learner_service.algorithms.value_norm import ValueNorm
-from learner_service.networks.distributions import ILLEGAL, Categorical, Normal, explore
-from learner_service.networks.stacked import sharing_agents
-from learner_service.runtime.precision import Precision, clip_gradients
+from learner_service.device.precision import Precision, clip_gradients
+from learner_service.layers.distributions import ILLEGAL, Categorical, Normal, explore
+from learner_service.layers.stacked import sharing_agents
+from learner_service.learning.value_norm import ValueNorm
 from learner_service.storage.rollout import Batch, RolloutStorage
 from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
-from shared.errors import ConfigError
-from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
+from shared.process.errors import ConfigError
+from shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
 from tests.learner_service.algorithms.test_contract import make_spec, rollout
 from tests.learner_service.toys import CPU, LAST, random_batch, vector_spec
 
@@ -541,7 +541,7 @@ def test_one_network_gives_policy_and_values() -> None:
     spec = vector_spec(num_agents=3)
     apart, shared = (make(spec, centralized=False, share_trunk=x) for x in (False, True))
     assert shared.critic is None
-    assert "critic" not in shared.parts
+    assert "critic" not in shared.wire.parts
     # 7 inputs (4 and the agent's number), 8 hidden units, 3 actions and a value.
     weights = sum(p.numel() for p in shared.actor.parameters())
     assert weights == 7 * 8 + 8 + 8 * 4 + 4

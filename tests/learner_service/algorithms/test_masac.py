@@ -27,15 +27,15 @@ from learner_service.algorithms.masac import (
     squashed_normal,
     temperature_gradient,
 )
-from learner_service.networks.distributions import SquashedNormal
-from learner_service.runtime.precision import Precision
+from learner_service.device.precision import Precision
+from learner_service.layers.distributions import SquashedNormal
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
 from learner_service.storage.unroll import OBSERVATION
 from murmur.benchmarks._masac_loop import AgentNetworks, MasacLoop
 from murmur.benchmarks.masac_update import count_operations
 from shared.config import PluginConfig
-from shared.errors import SpecError
-from shared.spec import (
+from shared.process.errors import SpecError
+from shared.wire.spec import (
     ACTION_MASK,
     AGENT_MASK,
     STATE,
@@ -45,7 +45,7 @@ from shared.spec import (
     Discrete,
     EnvSpec,
 )
-from shared.timestep import Array, StepType, TimeStep
+from shared.wire.timestep import Array, StepType, TimeStep
 from tests.learner_service.toys import CPU
 
 LAST = int(StepType.LAST)

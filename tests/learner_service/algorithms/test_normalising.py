@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from env_service.environment import VectorEnvironment
-from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.checkpoint import spec_text
-from learner_service.networks.stacked import sharing_agents
+from learner_service.device.precision import Precision
+from learner_service.export.policy import export_policy
+from learner_service.layers.stacked import sharing_agents
+from learner_service.learning.base import Algorithm, build_algorithm
 from learner_service.preprocess.running_moments import RunningMoments
-from learner_service.runtime.precision import Precision
 from learner_service.storage.unroll import OBSERVATION
-from learner_service.tools.export import export_policy
 from shared.config import PluginConfig
 from shared.config.experiment import AugmentConfig, ExperimentConfig
 from shared.config.section import validate
-from shared.errors import ConfigError
-from shared.spec import AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
-from shared.symmetry import ArrayChange, Symmetry
-from shared.timestep import Array, TimeStep
+from shared.config.symmetry import ArrayChange, Symmetry
+from shared.process.errors import ConfigError
+from shared.wire.spec import AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
+from shared.wire.timestep import Array, TimeStep
 from tests.learner_service.algorithms.test_contract import ENTRIES, Case
 from tests.learner_service.running import experiment
 from tests.learner_service.toys import (

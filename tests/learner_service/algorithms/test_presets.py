@@ -6,7 +6,7 @@ import pytest
 
 from shared.config.plugins import load_plugin
 from shared.config.section import validate
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 ALONE = {"centralized": False}
 TD3 = {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}

@@ -12,15 +12,23 @@ from torch import Tensor, nn
 
 from env_service.envs.matrix import Config as MatrixConfig
 from env_service.envs.matrix import MatrixGame
-from learner_service.algorithms.off_policy import rows_of
 from learner_service.algorithms.qmix import Config, Mixer, Qmix
-from learner_service.networks.inputs import StateInputs
-from learner_service.runtime.precision import Precision
+from learner_service.device.precision import Precision
+from learner_service.layers.inputs import StateInputs
+from learner_service.learning.off_policy import rows_of
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
-from shared.errors import SpecError
-from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, Discrete, EnvSpec
+from shared.process.errors import SpecError
+from shared.wire.spec import (
+    ACTION_MASK,
+    AGENT_MASK,
+    STATE,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+)
 from tests.learner_service.toys import (
     CPU,
     map_spec,

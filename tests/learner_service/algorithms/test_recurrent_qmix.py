@@ -9,18 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import build_algorithm
 from learner_service.algorithms.qmix import Qmix
-from learner_service.networks.recurrent import Recurrent, RecurrentState
+from learner_service.device.precision import Precision
+from learner_service.layers.recurrent import Recurrent, RecurrentState
+from learner_service.learning.base import build_algorithm
 from learner_service.preprocess.transform import Transforms
-from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.sequences import SequenceReplay
 from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig
-from shared.errors import ConfigError
-from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec
-from tests.learner_service.networks.test_recurrent import ragged, random_row
+from shared.process.errors import ConfigError
+from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec
+from tests.learner_service.layers.test_recurrent import ragged, random_row
 from tests.learner_service.serving_learner import Serving
 from tests.learner_service.toys import (
     ABORTED,

@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.averaging import averaged, decay_after, follow
 from learner_service.algorithms.segmentation import (
     Config,
     Segmentation,
     masks_of,
     network_input,
 )
-from learner_service.algorithms.supervised import build_supervised
-from learner_service.algorithms.supervised_network import learning_rate
-from learner_service.runtime.precision import Precision
+from learner_service.device.precision import Precision
+from learner_service.learning.averaging import averaged, decay_after, follow
+from learner_service.learning.supervised import build_supervised
+from learner_service.learning.supervised_network import learning_rate
 from learner_service.storage.samples import SampleBatch
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
-from shared.errors import ConfigError, SpecError
-from shared.samples import SampleSpec
-from shared.spec import ArraySpec
+from shared.process.errors import ConfigError, SpecError
+from shared.wire.samples import SampleSpec
+from shared.wire.spec import ArraySpec
 from tests.learner_service.algorithms.test_captured_updates import tensors
 from tests.learner_service.toys import CPU
 from tests.pretend_cuda import pretend_cuda

@@ -8,14 +8,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from murmur.certs import make_certificates
+from murmur.kit.certs import make_certificates
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
-from shared.credentials import CredentialFolder, channel_credentials
 from shared.rpc import METHOD, PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.sample_codec import Broken, Grant, SampleCodec, unpack_grant
-from shared.samples import SPLITS, SampleSpec, samples_to_proto
+from shared.wire.credentials import CredentialFolder, channel_credentials
+from shared.wire.sample_codec import Broken, Grant, SampleCodec, unpack_grant
+from shared.wire.samples import SPLITS, SampleSpec, samples_to_proto
 from tests.learner_service.running import RunningLearner, running_learner
 from tests.supply.toy_source import ToySource
 from tests.waiting import wait_until

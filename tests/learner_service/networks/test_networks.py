@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 import torch
 
-from learner_service.networks.building import build_network
-from learner_service.networks.forward import forward, forward_twice, number_of_twins
-from learner_service.networks.inputs import (
+from learner_service.device.precision import Precision
+from learner_service.layers.building import build_network
+from learner_service.layers.forward import forward, forward_twice, number_of_twins
+from learner_service.layers.inputs import (
     ActorInputs,
     CriticInputs,
     InputOptions,
     Inputs,
     InputShape,
 )
-from learner_service.runtime.precision import Precision
 from shared.config import PluginConfig
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 from tests.learner_service.toys import CPU, map_spec
 
 

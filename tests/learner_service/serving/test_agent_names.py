@@ -15,11 +15,11 @@ from learner_service.serving.league import team_spec
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import load
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import STATE, ArraySpec, EnvSpec
-from shared.timestep import Array, TimeStep
+from shared.wire.spec import STATE, ArraySpec, EnvSpec
+from shared.wire.timestep import Array, TimeStep
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import FIRST, MID, row, vector_spec
-from tests.murmur.test_policy import COMMON, FEED_FORWARD, RECURRENT, save_untrained
+from tests.murmur.runs.test_policy import COMMON, FEED_FORWARD, RECURRENT, save_untrained
 from tests.wire import Client, Refused
 
 NAMES = ("uav_0", "uav_1", "uav_2")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from learner_service.serving.evaluation import Evaluation, EvaluationScheduler, check_best_metric
-from shared.errors import ConfigError
-from shared.timestep import TimeStep
+from shared.process.errors import ConfigError
+from shared.wire.timestep import TimeStep
 from tests.learner_service.toys import FIRST, LAST, MID, make_coma, vector_spec
 
 

@@ -17,7 +17,7 @@ from shared.config.experiment import ExperimentConfig
 from shared.config.files import load
 from shared.config.learner import BatcherConfig, LearnerConfig
 from shared.config.section import validate
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 from tests.learner_service.toys import vector_spec
 
 TARGET = 20e-3

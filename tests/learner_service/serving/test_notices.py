@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from learner_service.telemetry.notices import NoticeLog
-from shared.errors import WireError
-from shared.notices import FILE, Notice, pack_notices, read_notices, unpack_notices
+from shared.process.errors import WireError
+from shared.wire.notices import FILE, Notice, pack_notices, read_notices, unpack_notices
 from tests.learner_service.images.test_supply import Supplier, config
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import FIRST, row, vector_spec

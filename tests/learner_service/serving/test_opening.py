@@ -9,7 +9,7 @@ import pytest
 from learner_service.serving.admission import Admission
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config.learner import LearnerConfig
-from shared.errors import SpecError
+from shared.process.errors import SpecError
 from shared.rpc import rollout_pb2 as pb
 from tests.env_service.sessions.serving import ServingLearner, load
 from tests.learner_service.toys import vector_spec

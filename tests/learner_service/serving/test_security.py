@@ -13,14 +13,14 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from murmur.certs import make_certificates
-from shared.channel import MAX_HELLO_BYTES, PART_BYTES
+from murmur.kit.certs import make_certificates
 from shared.config.experiment import ExperimentConfig
-from shared.credentials import CredentialFolder, channel_credentials
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import spec_to_proto
+from shared.wire.channel import MAX_HELLO_BYTES, PART_BYTES
+from shared.wire.credentials import CredentialFolder, channel_credentials
+from shared.wire.spec import spec_to_proto
 from tests.learner_service.running import RunningLearner, experiment, running_learner
 from tests.learner_service.toys import FIRST, MID, row, vector_spec
 from tests.waiting import wait_until

@@ -16,12 +16,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from learner_service.app import run_learner
 from learner_service.telemetry.metric import METRICS
-from shared.codec import ActionCodec
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
-from shared.errors import ResourceError
+from shared.process.errors import ResourceError
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
+from shared.wire.codec import ActionCodec
+from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.running import (
     RunningLearner,
     experiment,

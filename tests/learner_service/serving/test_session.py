@@ -5,7 +5,7 @@ import pytest
 
 from learner_service.serving.session import EnvSession
 from learner_service.serving.slots import replay
-from shared.timestep import Array
+from shared.wire.timestep import Array
 from tests.learner_service.serving_learner import Serving
 from tests.learner_service.toys import ABORTED, FIRST, LAST, MID, make_coma, row, vector_spec
 

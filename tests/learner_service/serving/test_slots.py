@@ -7,7 +7,7 @@ from learner_service.serving.session import EnvSession
 from learner_service.serving.slots import SlotTable
 from learner_service.telemetry.progress import Progress
 from shared.rpc import rollout_pb2 as pb
-from shared.timestep import StepType
+from shared.wire.timestep import StepType
 from tests.learner_service.toys import vector_spec
 
 SPEC = vector_spec()

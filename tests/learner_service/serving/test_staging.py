@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from learner_service.algorithms.mappo import Config, Mappo
-from learner_service.runtime.cuda_graph import Graphs
-from learner_service.runtime.precision import Precision
+from learner_service.device.cuda_graph import Graphs
+from learner_service.device.precision import Precision
 from learner_service.serving.packed import Packet
 from learner_service.serving.session import EnvSession
 from learner_service.serving.slot_memory import SlotMemory
 from learner_service.serving.staging import ForwardRows, HostStaging
 from learner_service.storage.rollout import RolloutStorage
 from shared.config import PluginConfig
-from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
-from shared.timestep import Array, TimeStep
+from shared.wire.spec import ArraySpec, Continuous, Discrete, EnvSpec
+from shared.wire.timestep import Array, TimeStep
 from tests.learner_service.serving_learner import Serving
 from tests.learner_service.taped_graphs import taped
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID, row

@@ -3,7 +3,7 @@
 import torch
 
 from learner_service.storage.replay import ReplayConfig, ReplayStorage
-from shared.spec import ArraySpec, Discrete, EnvSpec
+from shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 
 SPEC = EnvSpec("toy", 1, (ArraySpec("view", "float32", (1,)),), Discrete(2))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from learner_service.storage.epochs import TRAIN, VALID, Chosen, Epochs, Request, merged_states
-from shared.errors import MurmurError
-from shared.seeding import shuffled
+from shared.process.errors import MurmurError
+from shared.wire.seeding import shuffled
 
 
 def play(

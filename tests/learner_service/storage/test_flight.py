@@ -7,7 +7,7 @@ import pytest
 
 from learner_service.storage.flight import Demand, Flight, Speed, plan, useful_environments
 from learner_service.storage.rollout import RolloutStorage
-from shared.spec import ArraySpec, Discrete, EnvSpec
+from shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU, MID
 
 OPEN = Flight(0, 0, None)

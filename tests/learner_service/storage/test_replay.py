@@ -10,8 +10,8 @@ import torch
 
 from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
 from learner_service.storage.unroll import OBSERVATION, Unroll
-from shared.errors import ConfigError, ResourceError
-from shared.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
+from shared.process.errors import ConfigError, ResourceError
+from shared.wire.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 
 VIEW = OBSERVATION + "view"

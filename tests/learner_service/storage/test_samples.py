@@ -6,9 +6,9 @@ import torch
 
 from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
 from learner_service.telemetry.copied import Copied
-from shared.errors import SpecError
-from shared.samples import SPLITS
-from shared.timestep import Array
+from shared.process.errors import SpecError
+from shared.wire.samples import SPLITS
+from shared.wire.timestep import Array
 from tests.supply.toy_source import ToySource
 
 SOURCE = ToySource(train=20, valid=5)

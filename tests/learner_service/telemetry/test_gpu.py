@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from learner_service.telemetry.gpu import Figure, Gpu, by_name
-from shared.nvml import cuda_version
+from shared.process.nvml import cuda_version
 
 STUB = """
 #include <stdlib.h>

@@ -5,7 +5,7 @@ import torch
 
 from learner_service.telemetry.nvtx import nvtx_ranges
 from learner_service.telemetry.profile_files import NVTX_VARIABLE
-from shared.ledger import Ledger
+from shared.process.ledger import Ledger
 
 
 def test_nothing_is_drawn_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:

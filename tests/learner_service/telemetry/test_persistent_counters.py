@@ -12,7 +12,7 @@ import pytest
 
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.persistent_counters import PersistentCounters, counters_of
-from shared.errors import ResourceError
+from shared.process.errors import ResourceError
 
 KILLED = """
 import os, signal, sys

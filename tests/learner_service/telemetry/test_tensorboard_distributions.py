@@ -10,7 +10,7 @@ from torch import nn
 from learner_service.telemetry.progress import Progress, ProgressLog
 from learner_service.telemetry.tensorboard_distributions import MOST_VALUES, distributions
 from shared.config.files import load
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 
 def learned() -> dict[str, object]:

@@ -20,7 +20,7 @@ from learner_service.telemetry.tracking.sink import Point
 from murmur.cli import main
 from shared.config.experiment import TrackingConfig
 from shared.config.files import load
-from shared.errors import ConfigError, ResourceError
+from shared.process.errors import ConfigError, ResourceError
 from tests.waiting import wait_until
 
 RETURN = {"mean": -2.5, "std": 1.0, "ci95": [-3.0, -2.0], "episodes": 8}

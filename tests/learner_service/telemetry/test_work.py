@@ -5,7 +5,7 @@ import time
 
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.work import work_done
-from shared.ledger import Ledger
+from shared.process.ledger import Ledger
 
 
 def test_work_is_counted_by_hand() -> None:

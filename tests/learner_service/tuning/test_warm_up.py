@@ -8,15 +8,15 @@ import pytest
 import yaml
 
 from env_service.environment import make_environment
-from learner_service.algorithms.base import algorithm_config
-from learner_service.algorithms.options import OnPolicyConfig
-from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
+from learner_service.device.cuda_graph import CALLS_TO_CAPTURE
+from learner_service.learning.base import algorithm_config
+from learner_service.learning.options import OnPolicyConfig
 from learner_service.storage.flight import Flight
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.tuning.warm_up import WarmUp, check_in_flight, warn_of_waiting
 from shared.config.files import config_names, find_config, load
-from shared.errors import ConfigError, SpecError
+from shared.process.errors import ConfigError, SpecError
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import CPU, FIRST, MID, row, vector_spec
 from tests.waiting import wait_until

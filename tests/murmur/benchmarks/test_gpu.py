@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from learner_service.app import _SWITCH_INTERVAL_S
-from learner_service.networks.building import resolve_network
+from learner_service.layers.building import resolve_network
 from learner_service.storage.rollout import RolloutStorage
 from murmur.bench import plan_benchmark
 from murmur.benchmarks import gpu
@@ -55,12 +55,12 @@ from murmur.benchmarks.gpu_topics.training import (
     waits,
 )
 from murmur.benchmarks.launches import PRESETS
-from murmur.child import child_environment
 from murmur.cli import app
-from murmur.machine import ROOT
+from murmur.doctor.machine import ROOT
+from murmur.runs.child import child_environment
 from shared.config.files import load
 from shared.config.plugins import resolve_plugin
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 from tests.pretend_cuda import Kind, pretend_cuda
 
 SYNTHETIC = [sys.executable, "-c"]

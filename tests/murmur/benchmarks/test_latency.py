@@ -6,8 +6,8 @@ import pytest
 
 from murmur.benchmarks._processes import Processes, Scrape
 from murmur.benchmarks.latency import experiment, measure, seen_by_doctor
-from murmur.latency import latency_lines, quantile
-from shared.ledger import since
+from murmur.doctor.latency import latency_lines, quantile
+from shared.process.ledger import since
 
 SESSIONS = 8
 

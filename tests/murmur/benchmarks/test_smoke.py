@@ -12,12 +12,13 @@ import torch
 from rich.console import Console
 
 from benchmarks import benchmarl, learning, snakes_matches, soak, sweep_curves
-from murmur import machine, results
+from murmur import results
 from murmur.bench import run_benchmark, topics
 from murmur.benchmarks import _rank_messages, ledger
 from murmur.benchmarks._cores import two_cores
 from murmur.benchmarks.effort import Effort
-from murmur.settings import resolve
+from murmur.doctor import machine
+from murmur.runs.settings import resolve
 from shared.config.files import load
 
 ELSEWHERE = {  # checked there for what comes of it, too

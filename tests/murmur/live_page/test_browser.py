@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from murmur.child import child_environment, murmur_command
 from murmur.live_page.server import LivePage
-from murmur.run_folder import RunFolder
+from murmur.runs.child import child_environment, murmur_command
+from murmur.runs.run_folder import RunFolder
 from tests.murmur.live_page.test_server import append, progress
 from tests.murmur.runs_on_disk import write_run
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from murmur.child import child_environment
+from murmur.doctor.machine import ROOT
 from murmur.live_page import server, view
 from murmur.live_page.ledger_states import STATES
 from murmur.live_page.server import LivePage, served
-from murmur.machine import ROOT
-from murmur.run_folder import EPISODE, RunFolder
+from murmur.runs.child import child_environment
+from murmur.runs.run_folder import EPISODE, RunFolder
 from shared.config.files import load
 from tests.murmur.runs_on_disk import write_run
 

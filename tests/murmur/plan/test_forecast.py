@@ -31,10 +31,10 @@ from murmur.plan.setup import calibrated, plan_config
 from murmur.plan.show import show
 from murmur.plan.simulate import Limits
 from murmur.plan.storage import Replays
-from murmur.run_folder import RunFolder
+from murmur.runs.run_folder import RunFolder
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import load
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 TASK = Task(agents=3, max_episode_steps=25)
 COSTS = Costs(step_s=1e-3, message_s=1e-4, batch_s=1e-4, act_s=2e-4, update_s=0.01, parameters=1000)

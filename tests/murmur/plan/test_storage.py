@@ -12,8 +12,8 @@ from learner_service.storage.storage import UnrollStorage
 from learner_service.storage.unroll import Unroll
 from murmur.plan.storage import ReplayModel, Replays, RolloutModel
 from murmur.plan.storage import Unroll as ModelUnroll
-from shared.spec import ArraySpec, Discrete, EnvSpec
-from shared.timestep import StepType
+from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from shared.wire.timestep import StepType
 
 SPEC = EnvSpec("toy", 1, (ArraySpec("view", "float32", (1,)),), Discrete(2))
 ENVS, LENGTH, SESSIONS, ROUNDS = 2, 4, 5, 120

@@ -17,7 +17,7 @@ from murmur.sweeps.spec import SweepConfig, load_spec, varied
 from shared.config.files import load
 from shared.config.section import validate
 from shared.config.text import difference, parse_yaml
-from shared.errors import ConfigError
+from shared.process.errors import ConfigError
 
 FILE = """
 configs: [spread, formation]

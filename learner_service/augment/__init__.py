@@ -1,6 +1,0 @@
-"""What is done to training batches on the device: geometry, colours, mixing, symmetries."""
-
-from learner_service.augment.base import Augment, Batch
-from learner_service.augment.building import build_augment, build_rl_augment
-
-__all__ = ["Augment", "Batch", "build_augment", "build_rl_augment"]

@@ -1,0 +1,1 @@
+"""Exports of policies and segmenters to other runtimes."""

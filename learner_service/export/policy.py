@@ -1,0 +1,341 @@
+"""A trained policy as one file that runs without murmur: ONNX, or PyTorch's exported program.
+
+What is exported is `Policy.act` without a generator, traced: exactly what evaluations and a
+serving learner play. Inputs are the raw observations by name, as the environment gives them
+([B, A, ...], wire dtype); scaling, centring, agent numbers, masks and clipping are inside. Outputs
+are "action" and, where the policy has them, "logits" or "mean". A policy with memory takes "memory"
+and gives "next_memory". A row with an input that no environment may give, such as NaN, has the
+action -1, or NaN of continuous ones: a file cannot raise. The batch dimension is free. The file
+says all of this of itself, in JSON.
+"""
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from learner_service.checkpoint import saved_policy, saved_spec
+from learner_service.device.precision import Precision
+from learner_service.learning.base import Policy
+from shared.config.experiment import ExperimentConfig
+from shared.process.errors import ConfigError, ResourceError
+from shared.process.files import write_output
+from shared.wire.spec import ACTION_MASK, AGENT_CELL, EnvSpec, without_expert
+from shared.wire.timestep import Array
+
+Format = Literal["onnx", "torch-export"]
+SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
+METADATA = "murmur"  # key of the ONNX metadata; <METADATA>.json is the extra file of a .pt2
+MEMORY = "memory"
+NEXT_MEMORY = "next_memory"
+_OUTPUTS = ("action", "logits", "mean", NEXT_MEMORY)
+FORMAT_VERSION = 1
+_CPU = torch.device("cpu")
+_EXAMPLE_ROWS = 3  # neither 0 nor 1, which tracing would take for constants
+_CHECK_ROWS = 64
+_TOLERANCE = 1e-4  # relative and absolute, between PyTorch and ONNX Runtime in fp32
+
+
+class GreedyPolicy(nn.Module):
+    """What a policy does in operation, as a module: observations by name -> outputs by name."""
+
+    def __init__(self, policy: Policy, *, marks: bool = True) -> None:
+        """Take over the policy's networks; it must be on the CPU and in fp32.
+
+        Args:
+            policy: the policy.
+            marks: mark the actions of rows with impossible inputs.
+        """
+        super().__init__()
+        self._policy, self._marks = policy, marks
+        for name, part in vars(policy).items():
+            if isinstance(part, nn.Module):  # registered, so that tracing finds its parameters
+                self.add_module(name, part)
+
+    def forward(self, observation: dict[str, Tensor]) -> dict[str, Tensor]:
+        """One step of every row; `observation` holds "memory" too if the policy remembers."""
+        given = dict(observation)
+        memory = {MEMORY: given.pop(MEMORY)} if MEMORY in given else {}
+        acted = self._policy.act(given, None, **memory)
+        if self._marks:
+            acted = {**acted, "action": _marked(acted["action"], observation)}
+        if MEMORY in acted:
+            acted[NEXT_MEMORY] = acted[MEMORY]
+        return {name: acted[name] for name in _OUTPUTS if name in acted}
+
+
+def _marked(action: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
+    """Actions [B, A, ...], -1 or NaN in rows with NaN, infinity or an agent without an action."""
+    possible = [
+        x.isfinite() if x.is_floating_point() else (x != 0).any(-1)
+        for name, x in observation.items()
+        if x.is_floating_point() or name == ACTION_MASK
+    ]
+    if not possible:
+        return action
+    rows = torch.stack([p.flatten(1).all(1) for p in possible]).all(0)
+    rows = rows.view(-1, *(1,) * (action.dim() - 1))
+    return action.where(rows, float("nan") if action.is_floating_point() else -1)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported policy.
+
+    Attributes:
+        path: the file.
+        about: what is said of it in the file.
+        difference: largest difference of an output between the file, read and run again, and the
+            policy on random observations; of discrete actions, that of their logits.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    difference: float
+
+
+def load_policy(
+    state: Mapping[str, Any], source: str = "given"
+) -> tuple[Policy, EnvSpec, ExperimentConfig]:
+    """The policy of a checkpoint, on the CPU in fp32; its spec; its run's configuration.
+
+    Raises:
+        MurmurError: if the checkpoint is not one of this version's algorithms.
+    """
+    policy, config = saved_policy(source, state, Precision("fp32", _CPU), _CPU)
+    return policy, without_expert(saved_spec(state)), config
+
+
+def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: str) -> Exported:
+    """Write a checkpoint's policy, read the file back, and compare what both do.
+
+    Args:
+        state: the checkpoint.
+        kind: the format.
+        path: the file to write.
+        source: name of the checkpoint, for the file's description.
+
+    Raises:
+        MurmurError: if the checkpoint cannot be used, the format cannot hold what the policy does,
+            the file cannot be written, or does not do what the policy does.
+    """
+    policy, spec, config = load_policy(state, source)
+    memory_size = getattr(policy, "memory_size", 0)
+    example = random_observations(spec, _EXAMPLE_ROWS, 0, memory_size)
+    unused = _unused_inputs(_trace(policy, example, marks=False), tuple(example))
+    # Such as the global state, which only critics see.
+    example = {name: value for name, value in example.items() if name not in unused}
+    program = _trace(policy, example)
+    about = {
+        "format": FORMAT_VERSION,
+        "algorithm": config.algorithm.name,
+        "checkpoint": source,
+        "updates": state["progress"]["updates"],
+        "spec": {
+            **asdict(spec),
+            "action": {"kind": type(spec.action).__name__.lower(), **asdict(spec.action)},
+        },
+        "inputs": [
+            {"name": name, "dtype": str(x.dtype).removeprefix("torch."), "shape": [*x.shape[1:]]}
+            for name, x in example.items()
+        ],
+        "outputs": [name for name in _OUTPUTS if name in policy_outputs(policy, example)],
+    }  # shapes without the leading rows
+    write_program(program, example, kind, path, about)
+    return Exported(path, about, _compare(policy, spec, memory_size, path, about))
+
+
+def policy_outputs(policy: Policy, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the policy itself does with these inputs."""
+    outputs: dict[str, Tensor] = GreedyPolicy(policy)(dict(observation))
+    return outputs
+
+
+def random_observations(
+    spec: EnvSpec, rows: int, seed: int, memory_size: int = 0
+) -> dict[str, Tensor]:
+    """Rows of random numbers as an environment of this spec might give them, by name."""
+    random = np.random.default_rng(seed)
+    maps = next((o for o in spec.observations if o.per_agent and len(o.shape) == 3), None)
+    found: dict[str, Array] = {}
+    for o in spec.observations:
+        shape = (rows, *((spec.num_agents,) * o.per_agent), *o.shape)
+        if o.name == ACTION_MASK:
+            mask = random.random(shape) < 0.6
+            mask[..., 0] |= ~mask.any(-1)
+            found[o.name] = mask.astype(o.dtype)
+        elif o.name == AGENT_CELL:
+            high = maps.shape[1:] if maps else (1, 1)
+            found[o.name] = random.integers(high, size=shape).astype(o.dtype)
+        elif o.dtype.startswith("float"):
+            found[o.name] = random.normal(size=shape).astype(o.dtype)
+        else:
+            found[o.name] = random.integers(0, 256, shape).astype(o.dtype)
+    if memory_size:
+        found[MEMORY] = random.normal(size=(rows, spec.num_agents, memory_size)).astype("float32")
+    return {name: torch.from_numpy(array) for name, array in found.items()}
+
+
+def _trace(
+    policy: Policy, example: dict[str, Tensor], *, marks: bool = True
+) -> torch.export.ExportedProgram:
+    """The policy's computation for any number of rows."""
+    rows = torch.export.Dim("rows", min=1)
+    return trace(GreedyPolicy(policy, marks=marks), example, {name: {0: rows} for name in example})
+
+
+def trace(
+    module: nn.Module, example: dict[str, Tensor], sizes: dict[str, dict[int, Any]]
+) -> torch.export.ExportedProgram:
+    """A module's computation; `sizes`: by name of an input, the dimensions that may change."""
+    with quiet():
+        return torch.export.export(module.eval(), (example,), dynamic_shapes=(sizes,), strict=False)
+
+
+def _unused_inputs(program: torch.export.ExportedProgram, names: tuple[str, ...]) -> set[str]:
+    """Inputs that no output depends on, but for their number of rows."""
+    used: set[torch.fx.Node] = set()
+    for node in reversed(program.graph.nodes):
+        if node.op == "output" or (node in used and "sym_size" not in str(node.target)):
+            used.update(node.all_input_nodes)
+    known = {node.name for node in used}
+    inputs = program.graph_signature.user_inputs
+    return {name for name, node in zip(names, inputs, strict=True) if str(node) not in known}
+
+
+def write_program(
+    program: torch.export.ExportedProgram,
+    example: dict[str, Tensor],
+    kind: Format,
+    path: Path,
+    about: dict[str, Any],
+) -> None:
+    """Write a program with `about`, which names its outputs.
+
+    Raises:
+        ConfigError: if the format cannot hold it.
+        ResourceError: if the file cannot be written.
+    """
+    onnx = kind == "onnx"
+    data = _onnx_bytes(program, example, about) if onnx else _program_bytes(program, about)
+    try:
+        write_output(path, data)
+    except ConfigError as error:
+        raise ResourceError(str(error)) from None
+
+
+def _program_bytes(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:
+    """A .pt2 file."""
+    buffer = io.BytesIO()
+    with quiet():
+        torch.export.save(program, buffer, extra_files={f"{METADATA}.json": json.dumps(about)})
+    return buffer.getvalue()
+
+
+def _onnx_bytes(
+    program: torch.export.ExportedProgram, example: dict[str, Tensor], about: dict[str, Any]
+) -> bytes:
+    """An .onnx file."""
+    import onnxscript  # noqa: F401 - torch needs it, and says less clearly that it is missing
+
+    with quiet():
+        try:
+            translated = torch.onnx.export(
+                program,
+                (example,),
+                input_names=list(example),
+                output_names=about["outputs"],
+                dynamo=True,
+                verbose=False,
+            )
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise ConfigError(
+                f"ONNX cannot hold this policy: {_innermost(error)}; change the network, or use "
+                "--format torch-export"
+            ) from error
+        assert translated is not None
+        graph = translated.model.graph
+        for node in graph:
+            for value in node.outputs:
+                if value not in graph.outputs:  # an observation may be called as an operation is
+                    value.name = f"_{value.name}"
+        translated.model.metadata_props[METADATA] = json.dumps(about)
+        return translated.model_proto.SerializeToString()
+
+
+def _innermost(error: BaseException) -> str:
+    """The first line of the error that others were raised from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().partition("\n")[0][:300]
+
+
+def _compare(
+    policy: Policy, spec: EnvSpec, memory_size: int, path: Path, about: dict[str, Any]
+) -> float:
+    """Read the file, run it and the policy on the same observations; the largest difference.
+
+    Raises:
+        ResourceError: if they differ by more than rounding.
+    """
+    difference = 0.0
+    run = load_exported(path)
+    for seed, rows in ((1, 1), (2, _CHECK_ROWS)):
+        every = random_observations(spec, rows, seed, memory_size)
+        given = {i["name"]: every[i["name"]] for i in about["inputs"]}
+        wanted = {k: v.numpy() for k, v in policy_outputs(policy, given).items()}
+        got = run({name: x.numpy() for name, x in given.items()})
+        pairs = {name: (array, got[name]) for name, array in wanted.items()}
+        if "logits" in wanted:  # of two equally good actions either will do
+            index = got["action"][..., None].astype(np.int64)
+            best = wanted["logits"].max(-1, keepdims=True)
+            pairs["action"] = best, np.take_along_axis(wanted["logits"], index, -1)
+        for name, (ours, theirs) in pairs.items():
+            if not np.allclose(ours, theirs, rtol=_TOLERANCE, atol=_TOLERANCE):
+                raise ResourceError(
+                    f"{path} gives another {name} than the policy: PyTorch {torch.__version__} "
+                    "and the format's tools do not fit each other; see docs/export.md for versions"
+                )
+            apart = np.abs(np.nan_to_num(ours) - np.nan_to_num(theirs))
+            difference = max(difference, float(apart.max()))
+    return difference
+
+
+def load_exported(path: Path) -> Callable[[dict[str, Array]], dict[str, Array]]:
+    """An exported file as a function of arrays by name -> arrays by name."""
+    if path.suffix == SUFFIX["onnx"]:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        return lambda given: dict(zip(names, session.run(names, given), strict=True))
+    with quiet():
+        module = torch.export.load(path).module()
+
+    def run(given: dict[str, Array]) -> dict[str, Array]:
+        out = module({name: torch.from_numpy(array) for name, array in given.items()})
+        return {name: value.numpy() for name, value in out.items()}
+
+    return run
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the tools' own remarks, which are about themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

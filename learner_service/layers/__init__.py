@@ -1,0 +1,1 @@
+"""Layers: what networks are made of, and what makes one of its configuration."""

@@ -1,0 +1,393 @@
+"""Networks by name: plug-ins, checked and built for what an algorithm needs of them.
+
+A network plug-in is a module `learner_service/networks/<name>.py`, or of another package by an
+entry point in the group `murmur.networks`. It has
+
+    Config                                     a frozen pydantic model of its options
+    build(config, shape, num_outputs, slices)  -> nn.Module
+
+`package.module:Name` names an nn.Module class that is a plug-in by itself: see
+shared.config.named_plugin.
+
+The module's `forward(image, vector)` maps [B, A, C, H, W] and [B, A, F], either of which is None
+where `shape` has none, to [B, A, num_outputs]. B may differ from call to call; B are joint rows, A
+the agents of each. What it does between agents is its own affair, and A is len(slices). It keeps
+nothing from one call to the next.
+
+No option is needed. These have a meaning if a Config declares them: `agent_id` (bool: append the
+agent's number, one-hot), `normalize_observations` (bool: bring observations that are no images to
+mean 0 and variance 1, see learner_service.preprocess.normalize), `recurrent` (int: a GRU of that
+width follows, see learner_service.layers.recurrent), `frame_stack` (int: number of steps whose
+channels the image holds, oldest first), `centered` and `centered_state` (see InputOptions).
+
+A network whose module says
+
+    STACKED = True
+
+promises to keep agents apart: an agent's output comes from its own row and its own parameter group
+alone, and `slices` names the parameter group of each agent (see learner_service.layers.stacked).
+In return agents may have weights of their own, and rows may be grouped otherwise: the second
+dimension is then any multiple of len(slices), or anything if there is one parameter group, and the
+slices repeat along it. Without that promise all agents share one parameter group, and critics that
+must not see another agent's inputs are fed each agent's row alone, with A = 1.
+
+It may have a method twice(image, vector, change), which saves work where rows are valued for two
+actions: see `forward_twice`, which does without, too.
+
+`auto` is `mlp` if the environment observes no images ([C, H, W] arrays), `cnn` if they are small
+maps, and `nature` from 36 pixels a side.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from learner_service.device.memory import learning, learning_from, require_room
+from learner_service.layers.dense import is_dense
+from learner_service.layers.encoded import Encoded, Encoder
+from learner_service.layers.footprint import footprint
+from learner_service.layers.forward import Alone, Twins
+from learner_service.layers.inputs import InputOptions, InputShape
+from learner_service.layers.layers import LayersConfig, initialize
+from learner_service.layers.mlp import MLP
+from learner_service.layers.recurrent import Recurrent
+from learner_service.layers.stacked import count_slices
+from shared.config import PluginConfig, Section
+from shared.config.plugins import Plugin, plugin_failures, resolve_plugin
+from shared.process.errors import ConfigError
+from shared.wire.spec import EnvSpec
+
+_LEAST_NATURE = 36  # pixels a side; below, its three layers leave nothing
+# Numbers that a network is fed, in one row and in a whole pass, from which it is weighed.
+_LARGE_INPUT, _LARGE_PASS = 4096, 1 << 20
+NORMALISE = "network.normalize_observations"
+# Options with a meaning of their own: what every network is fed, and what it remembers.
+RESERVED = {
+    "agent_id": bool,
+    "recurrent": int,
+    "frame_stack": int,
+    "normalize_observations": bool,
+    "centered": tuple,
+    "centered_state": tuple,
+}
+
+
+ImageShape = tuple[int, ...] | None  # (C, H, W); None: nothing of three dimensions is observed
+
+
+def resolved_name(config: PluginConfig, image: ImageShape) -> str:
+    """The network's name; what `auto` stands for where agents observe such images."""
+    if config.name != "auto":
+        return config.name
+    if image is None:
+        return "mlp"
+    return "nature" if min(image[1:]) >= _LEAST_NATURE else "cnn"
+
+
+def observed_image(spec: EnvSpec) -> ImageShape:
+    """The shape of the first image that each agent observes."""
+    arrays = [*map(spec.derived_array, spec.derived), *spec.observations]
+    return next((a.shape for a in arrays if a.per_agent and len(a.shape) == 3), None)
+
+
+@dataclass(frozen=True)
+class Network(Plugin):
+    """The configured network for images of one shape; its name is never "auto".
+
+    Attributes:
+        inputs: properties of its inputs.
+        frame_stack: number of images of the last steps that it sees at once.
+        normalizes: whether its observations are normalized.
+        recurrent: width of its recurrent state; 0: none.
+        stacked: whether it keeps agents apart.
+    """
+
+    inputs: InputOptions
+    frame_stack: int
+    normalizes: bool
+    recurrent: int
+    stacked: bool
+
+
+def resolve_network(config: PluginConfig, image: ImageShape) -> Network:
+    """Load the configured network and check its options.
+
+    Args:
+        config: name and options; "auto" stands for a network that suits the images.
+        image: shape of the images.
+
+    Raises:
+        ConfigError: for an unknown network or option.
+    """
+    name = resolved_name(config, image)
+    plugin = resolve_plugin("network", PluginConfig(name=name, **config.options))
+    if is_dense(plugin.module):
+        raise ConfigError(
+            f"network '{name}' maps an image to logits for each pixel, for algorithm "
+            "'segmentation'; a policy needs one of observations: use 'auto', 'mlp' or 'cnn'"
+        )
+    options = plugin.options
+    given = {option: getattr(options, option, kind()) for option, kind in RESERVED.items()}
+    for option, value in given.items():
+        kind = RESERVED[option]
+        if not isinstance(value, kind):
+            raise ConfigError(
+                f"network '{name}' has an option {option} = {value!r}; the name is reserved for "
+                f"a {kind.__name__}: see docs/your-network.md, or rename the option"
+            )
+    return Network(
+        *("network", name, plugin.module, options),
+        InputOptions(given["agent_id"], given["centered"], given["centered_state"]),
+        given["frame_stack"] if hasattr(options, "frame_stack") else 1,
+        given["normalize_observations"],
+        given["recurrent"],
+        bool(getattr(plugin.module, "STACKED", False)),
+    )
+
+
+def input_options(config: PluginConfig, spec: EnvSpec) -> InputOptions:
+    """Return properties of the configured network's inputs.
+
+    Raises:
+        ConfigError: for an unknown network or option.
+    """
+    return resolve_network(config, observed_image(spec)).inputs
+
+
+def build_network(
+    config: PluginConfig,
+    shape: InputShape,
+    num_outputs: int,
+    slices: tuple[int, ...] = (0,),
+    *,
+    may_remember: bool = False,
+    apart: bool = False,
+    encoder: Encoder | None = None,
+    trains: bool = True,
+) -> nn.Module:
+    """The configured network for these inputs, a `Recurrent` one if so configured.
+
+    Args:
+        config: name and options.
+        shape: what it is fed.
+        num_outputs: outputs for an agent.
+        slices: the slice of each agent, as `resolve_sharing` gives it; (0,): one for all.
+        may_remember: whether the algorithm can work with recurrent networks.
+        apart: whether an agent's output must come from that agent's inputs alone.
+        encoder: of `shared_encoder`: the network is linear layers over its output.
+        trains: whether its gradients reach the encoder.
+
+    Raises:
+        ConfigError: for an unknown network or option, or one that the algorithm cannot work with.
+    """
+    net = resolve_network(config, shape.image)
+    name, options, width, stacked = net.name, net.options, net.recurrent, net.stacked
+    _require_use(name, width, may_remember, 1 if stacked else count_slices(slices))
+    body = options
+    if width and isinstance(options, LayersConfig):  # what the GRU is fed is no output
+        body = options.model_copy(update={"output_gain": 1.0})
+    if encoder is not None:  # its head is small
+        widths = [encoder.features + shape.vector, *options.hidden, width or num_outputs]
+        encoded = Encoded(encoder, MLP(widths, slices, body), trains)
+        return _recurrent(encoded, slices, width, num_outputs, options) if width else encoded
+    seen = slices if stacked or not apart else (0,)
+    with plugin_failures(f"network '{name}'"):
+        make = partial(net.module.build, body, shape, width or num_outputs, seen)
+        _require_room(make, name, shape, len(seen))
+        network: nn.Module = make()
+        if not net.own:
+            _check(network, name, shape, len(seen), width or num_outputs)
+    if apart and not stacked:
+        network = Alone(network)
+    return _recurrent(network, slices, width, num_outputs, options) if width else network
+
+
+def _require_use(name: str, width: int, may_remember: bool, groups: int) -> None:
+    """Refuse memory that the algorithm has no use for, and parameter groups that do not exist.
+
+    Args:
+        name: of the network.
+        width: of its recurrent state; 0: none.
+        may_remember: whether the algorithm can work with recurrent networks.
+        groups: parameter groups that are wanted of a network that has one.
+
+    Raises:
+        ConfigError: naming the fix.
+    """
+    if width and not may_remember:
+        raise ConfigError(
+            f"network.recurrent = {width}, but this algorithm has no use for memory; set it to 0, "
+            "or use algorithm 'coma', 'mappo' or 'qmix'"
+        )
+    if groups > 1:
+        raise ConfigError(
+            f"network '{name}' has one parameter group for all agents, {groups} are "
+            "wanted; let all agents share their parameters, or use a network that declares STACKED"
+        )
+
+
+def _recurrent(
+    body: nn.Module, slices: tuple[int, ...], width: int, num_outputs: int, options: Section
+) -> Recurrent:
+    """A GRU and the outputs after a network; the outputs' weights as its options say."""
+    network = Recurrent(body, slices, width, num_outputs)
+    if isinstance(options, LayersConfig):
+        initialize(network.head, options, last=True)
+    return network
+
+
+def shared_encoder(
+    config: PluginConfig,
+    actor: InputShape,
+    critic: InputShape,
+    slices: tuple[int, ...],
+    option: str = "a shared encoder",
+) -> Encoder:
+    """The configured network's convolutions, for actor and critic.
+
+    Args:
+        config: name and options.
+        actor: what the actor is fed.
+        critic: what the critic is fed.
+        slices: the slice of each agent.
+        option: what asks for it, for the message.
+
+    Raises:
+        ConfigError: if there are none, or the two are fed different images.
+    """
+    net = resolve_network(config, actor.image)
+    problem = ""
+    if actor.image is None:
+        problem = "the environment observes no images"
+    elif actor.image != critic.image:
+        problem = (
+            f"the critic sees maps of the state, too: images {critic.image}, the actor's are "
+            f"{actor.image}"
+        )
+    elif not hasattr(net.module, "convolve"):
+        problem = f"network '{net.name}' has no convolutions apart; use cnn, nature or impala"
+    if problem:
+        raise ConfigError(f"{option} = true: {problem}; set it to false")
+    with plugin_failures(f"network '{net.name}'"):
+        make = partial(net.module.build, net.options, InputShape(actor.image, 0), 1, slices)
+        _require_room(make, net.name, InputShape(actor.image, 0), len(slices))
+        return Encoder(*net.module.convolve(net.options, actor.image, slices))
+
+
+def build_twins(
+    config: PluginConfig,
+    shape: InputShape,
+    num_outputs: int,
+    slices: tuple[int, ...],
+    twins: tuple[int, ...],
+    num_twins: int,
+    encoder: Encoder | None = None,
+) -> nn.Module:
+    """Build networks side by side: one stack with the attribute `twins`, or a `Twins` module.
+
+    Args:
+        config: name and options.
+        shape: what they are fed.
+        num_outputs: outputs of one of them for an agent.
+        slices: the slice of each agent.
+        twins: slices of a stack of them.
+        num_twins: networks of each agent.
+        encoder: see `build_network`.
+
+    Raises:
+        ConfigError: see `build_network`.
+    """
+    if resolve_network(config, shape.image).stacked:
+        # In a stack each agent's row is fed to all of its networks.
+        rows, device, itemsize = learning()
+        with learning_from(num_twins * rows, device, itemsize):
+            stack = build_network(config, shape, num_outputs, twins, encoder=encoder)
+        cast(Any, stack).twins = num_twins
+        return stack
+    each = [build_network(config, shape, num_outputs, slices, apart=True) for _ in range(num_twins)]
+    return Twins(each)
+
+
+def weight_sets(network: nn.Module, num_slices: int) -> int:
+    """How many gradients are clipped apart: the stack's slices, or the network as a whole.
+
+    An encoder belongs to all of an agent's twins.
+    """
+    return 1 if isinstance(network, Twins | Encoded) else num_slices
+
+
+def _require_room(
+    build: Callable[[], nn.Module], name: str, shape: InputShape, agents: int
+) -> None:
+    """Measure a network without memory; a plug-in's may not allow that.
+
+    Args:
+        build: makes the network.
+        name: of it.
+        shape: what it is fed.
+        agents: of a joint row.
+
+    Raises:
+        SpecError: if it does not fit.
+    """
+    rows, device, itemsize = learning()
+    fed = max(math.prod(shape.image or ()), shape.vector)
+    if fed < _LARGE_INPUT and fed * rows < _LARGE_PASS:
+        return
+    found = footprint(build, shape, agents)
+    if found is None:
+        return
+    require_room(
+        found.learning_bytes(rows, itemsize),
+        f"network '{name}' for images {shape.image} and vectors {shape.vector} has "
+        f"{found.weights:.3g} weights, which with gradients and moments"
+        + f" and a pass over {rows} agents' rows"
+        * bool(rows),
+        "shrink the images (environment.resize), lower the algorithm's batch_size, or use a "
+        "smaller network",
+        device,
+    )
+
+
+@torch.no_grad()
+def _check(network: nn.Module, name: str, shape: InputShape, agents: int, num_outputs: int) -> None:
+    """Try a plug-in's network on random inputs.
+
+    Raises:
+        ConfigError: if it does not give what the contract says.
+    """
+    if not isinstance(network, nn.Module) or not any(True for _ in network.parameters()):
+        kind = type(network).__name__
+        raise ConfigError(f"network '{name}' gave a {kind}, no nn.Module with parameters")
+
+    def synthetic(rows: int) -> tuple[Tensor | None, Tensor | None]:
+        image = None if shape.image is None else torch.rand(rows, agents, *shape.image)
+        return image, torch.rand(rows, agents, shape.vector) if shape.vector else None
+
+    trained = network.training
+    with torch.random.fork_rng(devices=[]):
+        network.eval()
+        some, others = synthetic(2), synthetic(3)
+        first, between, again = network(*some), network(*others), network(*some)
+        network.train(trained)
+    for out, rows in ((first, 2), (between, 3)):
+        wanted = (rows, agents, num_outputs)
+        got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        if got != wanted or not out.is_floating_point():
+            raise ConfigError(
+                f"network '{name}' gives {got} {getattr(out, 'dtype', '')} for inputs of {rows} "
+                f"joint rows and {agents} agents; it must give {wanted} floating-point numbers"
+            )
+        if not out.isfinite().all():
+            raise ConfigError(f"network '{name}' gives NaN or infinity for inputs in [0, 1]")
+    # Not bit for bit: a kernel may sum in another order where memory is aligned otherwise.
+    if not torch.allclose(first, again, atol=1e-5):
+        raise ConfigError(
+            f"network '{name}' gives two results for one input: it must keep nothing between "
+            "calls; for a recurrent state declare the option `recurrent`"
+        )

@@ -1,0 +1,156 @@
+"""Dense networks: from an image to numbers for each of its pixels, for supervised learning.
+
+A dense network plug-in is a module `learner_service/networks/<name>.py`, or of another package by
+an entry point in the group `murmur.networks`. It has
+
+    DENSE = True                              what tells it from networks that policies use
+    Config                                    a frozen pydantic model of its options
+    build(config, size, num_classes)          -> nn.Module, for images of this (height, width)
+
+The module's `forward` maps images [B, 3, H, W] float, about 0 and of size 1, to logits
+[B, K, H, W]. B may differ from call to call. It keeps nothing from one call to the next but
+running statistics. Random numbers come from `learner_service.layers.dropout` alone, whose
+generator the algorithm sets and saves.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from learner_service.device.memory import learning, require_room
+from learner_service.layers.footprint import dense_footprint
+from shared.config import PluginConfig
+from shared.config.plugins import Plugin, plugin_failures, resolve_plugin
+from shared.process.errors import ConfigError
+
+_FURTHER = 2  # copies of the weights: their average, and what is published of it
+DEFAULT = "segformer"  # what `auto` is for images and masks
+
+
+def is_dense(module: ModuleType) -> bool:
+    """Whether a network plug-in maps images to logits for each pixel."""
+    return bool(getattr(module, "DENSE", False))
+
+
+def dense_plugin(config: PluginConfig) -> Plugin:
+    """Load the configured dense network and check its options.
+
+    Raises:
+        ConfigError: for an unknown network or option, or a network that policies use.
+    """
+    name = DEFAULT if config.name == "auto" else config.name
+    plugin = resolve_plugin("network", PluginConfig(name=name, **config.options))
+    if not is_dense(plugin.module):
+        raise ConfigError(
+            f"network '{name}' maps observations to actions and values; segmentation needs one "
+            "that maps an image to logits for each pixel: use 'segformer' or 'unet'"
+        )
+    return plugin
+
+
+def build_dense(
+    config: PluginConfig,
+    size: tuple[int, int],
+    num_classes: int,
+    loss: Callable[[Tensor], Tensor] | None = None,
+) -> nn.Module:
+    """The configured network for images of this size, with random weights.
+
+    Args:
+        config: name and options.
+        size: height and width of the images.
+        num_classes: K, logits for each pixel.
+        loss: of the logits, if the network is to learn: what a pass keeps counts as memory.
+
+    Raises:
+        ConfigError: for an unknown network or option, or a size that it cannot take.
+        SpecError: if it does not fit the memory, before it is allocated.
+    """
+    plugin = dense_plugin(config)
+    name = plugin.name
+    with plugin_failures(f"network '{name}'"):
+        make = partial(plugin.module.build, plugin.options, size, num_classes)
+        if loss is not None:
+            _require_room(make, name, size, loss)
+        network: nn.Module = make()
+        if not plugin.own:
+            _check(network, name, size, num_classes)
+    return network
+
+
+def _require_room(
+    build: Callable[[], nn.Module],
+    name: str,
+    size: tuple[int, int],
+    loss: Callable[[Tensor], Tensor],
+) -> None:
+    """Measure a network without memory; a plug-in's may not allow that.
+
+    Args:
+        build: makes the network.
+        name: of it.
+        size: height and width of the images.
+        loss: of its logits.
+
+    Raises:
+        SpecError: if it does not fit with a batch of `learning_from`.
+    """
+    found = dense_footprint(build, size, loss)
+    if found is None:
+        return
+    images, device, itemsize = learning()
+    require_room(
+        found.learning_bytes(images, itemsize, _FURTHER),
+        f"network '{name}' for images of {size[0]} x {size[1]} has {found.weights:.3g} weights, "
+        f"which with gradients, moments and an average and a pass over {images} images",
+        "shrink the images (source.size), lower the algorithm's batch_size, or use a smaller "
+        "network",
+        device,
+    )
+
+
+def require_size(name: str, size: tuple[int, int], least: int, why: str) -> None:
+    """Check that images are large enough for a network.
+
+    Args:
+        name: of the network.
+        size: height and width of the images.
+        least: smallest height and width it can take.
+        why: what sets that.
+
+    Raises:
+        ConfigError: if they are smaller.
+    """
+    if min(size) < least:
+        raise ConfigError(
+            f"network '{name}' needs images of at least {least} x {least} pixels ({why}), these "
+            f"are {size[0]} x {size[1]}; raise source.size, or lower what sets the limit"
+        )
+
+
+@torch.no_grad()
+def _check(network: nn.Module, name: str, size: tuple[int, int], num_classes: int) -> None:
+    """Try a plug-in's network on random images.
+
+    Raises:
+        ConfigError: if it does not give what the contract says.
+    """
+    if not isinstance(network, nn.Module) or not any(True for _ in network.parameters()):
+        raise ConfigError(f"network '{name}': build() gave no nn.Module with parameters")
+    trained = network.training
+    network.eval()
+    with torch.random.fork_rng(devices=[]):
+        out = network(torch.rand(2, 3, *size))
+    network.train(trained)
+    wanted = (2, num_classes, *size)
+    got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+    if got != wanted or not out.is_floating_point():
+        raise ConfigError(
+            f"network '{name}' gives {got} {getattr(out, 'dtype', '')} for 2 images of {size[0]} x "
+            f"{size[1]}; it must give {wanted} floating-point logits"
+        )
+    if not out.isfinite().all():
+        raise ConfigError(f"network '{name}' gives NaN or infinity for an image of numbers in 0..1")

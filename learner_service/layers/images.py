@@ -1,0 +1,84 @@
+"""What image networks share: convolutions, then linear layers over their output and the vectors."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from learner_service.layers.layers import NetworkConfig
+from learner_service.layers.mlp import MLP
+from shared.process.errors import ConfigError
+
+if TYPE_CHECKING:
+    from learner_service.layers.inputs import InputShape
+
+
+class ImageConfig(NetworkConfig):
+    """Options that image networks share."""
+
+    frame_stack: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="images of the agent's last steps that it sees at once, as channels, oldest "
+        "first; each is sent and stored once and stacked on the learner; an episode begins with "
+        "copies of its first",
+    )
+
+
+class ImageNetwork(nn.Module):
+    """Convolutions; flatten; join the vector; an MLP."""
+
+    def __init__(
+        self,
+        convolutions: nn.Module,
+        features: int,
+        config: ImageConfig,
+        shape: "InputShape",
+        num_outputs: int,
+        slices: tuple[int, ...],
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            convolutions: [R, C, H, W] -> anything of `features` numbers a row.
+            features: see above.
+            config: of the linear layers that follow.
+            shape: what the network is fed.
+            num_outputs: for each agent.
+            slices: the slice of each agent, see StackedLinear.
+        """
+        super().__init__()
+        self.convolutions = convolutions
+        widths = [features + shape.vector, *config.hidden, num_outputs]
+        self.head = MLP(widths, slices, config)
+
+    def forward(self, image: Tensor, vector: Tensor | None) -> Tensor:
+        """[B, A, C, H, W] and [B, A, F] -> [B, A, outputs]."""
+        out: Tensor = self.head(None, self._features(image, vector))
+        return out
+
+    def twice(self, image: Tensor, vector: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+        """See MLP: the convolutions are common, `change` is of the last inputs of `vector`."""
+        return self.head.twice(None, self._features(image, vector), change)
+
+    def _features(self, image: Tensor, vector: Tensor | None) -> Tensor:
+        """Return the inputs [B, A, F'] of the linear layers."""
+        x: Tensor = self.convolutions(image.flatten(0, 1)).flatten(1)
+        if vector is not None:
+            x = torch.cat([x, vector.flatten(0, 1).to(x.dtype)], 1)
+        return x.view(*image.shape[:2], -1)
+
+
+def image_of(shape: "InputShape", network: str) -> tuple[int, int, int]:
+    """The image that a network is fed.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    if shape.image is None:
+        raise ConfigError(
+            f"network '{network}' needs images, the environment observes none; use 'mlp'"
+        )
+    return shape.image

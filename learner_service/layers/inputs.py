@@ -1,0 +1,412 @@
+"""What goes into networks, derived from the run's EnvSpec."""
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from learner_service.layers.derived import derivation
+from learner_service.layers.distributions import one_hot
+from learner_service.layers.maps import centered, check_centred, others_action_map, stacked_shape
+from shared.process.errors import ConfigError, SpecError
+from shared.wire.spec import AGENT_CELL, NO_INPUTS, STATE, ArraySpec, Discrete, EnvSpec
+
+_LARGE_IMAGE = 4096  # bytes of an image from which it is not kept as float32
+
+
+@dataclass(frozen=True)
+class InputShape:
+    """What a network is fed of each agent.
+
+    Attributes:
+        image: (C, H, W), or None.
+        vector: F, may be 0.
+    """
+
+    image: tuple[int, int, int] | None
+    vector: int
+
+
+@dataclass
+class Inputs:
+    """A batch for a network: joint rows, and in each of them every agent's row.
+
+    Attributes:
+        stored: [B, A, C, H, W] or None; large images stay bytes until a network is fed them.
+        vector: [B, A, F] or None.
+    """
+
+    stored: Tensor | None
+    vector: Tensor | None
+
+    @property
+    def image(self) -> Tensor | None:
+        """The images as a network is fed them: float32, bytes scaled to 0..1."""
+        return None if self.stored is None else to_float(self.stored)
+
+    def rows(self, index: Tensor | slice) -> "Inputs":
+        """Some of the joint rows."""
+        if isinstance(index, slice):
+            return self.each(lambda x: x[index])
+        return self.each(lambda x: x.index_select(0, index))
+
+    def grouped(self, agents: int) -> "Inputs":
+        """The same rows as [B * A / agents, agents, ...]."""
+        return self.each(lambda x: x.reshape(-1, agents, *x.shape[2:]))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
+        """The same with all tensors changed."""
+        return Inputs(
+            None if self.stored is None else change(self.stored),
+            None if self.vector is None else change(self.vector),
+        )
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """What a network's Config may say about its inputs.
+
+    Attributes:
+        agent_id: append the agent's number as a one-hot vector (for shared parameters).
+        centered: channels of the agents' maps that are given once more, agent in the middle.
+        centered_state: the same of the state's maps, for the critic.
+    """
+
+    agent_id: bool = False
+    centered: tuple[int, ...] = ()
+    centered_state: tuple[int, ...] = ()
+
+
+def to_float(x: Tensor, leading: int | None = None) -> Tensor:
+    """Convert wire dtype to float32; bytes become 0..1.
+
+    Args:
+        x: array of an observation.
+        leading: number of dimensions to keep, with all others as one, [..., F]; None: all.
+    """
+    if leading is not None:
+        x = x.unsqueeze(-1).flatten(leading)  # F is 1 of an observation ()
+    return x.float().div_(255) if x.dtype == torch.uint8 else x.float()
+
+
+def _pixels(x: Tensor) -> Tensor:
+    """Small images as float32; large ones as they are, to be converted a minibatch at a time."""
+    return x if math.prod(x.shape[-3:]) >= _LARGE_IMAGE else to_float(x)
+
+
+def _split(spec: EnvSpec, *, per_agent: bool) -> tuple[list[ArraySpec], list[ArraySpec]]:
+    """Images and everything else of what each agent observes, or of what all of them share."""
+    known = [o for o in spec.observations if o.per_agent == per_agent and o.name not in NO_INPUTS]
+    return [o for o in known if len(o.shape) == 3], [o for o in known if len(o.shape) != 3]
+
+
+def _width(arrays: list[ArraySpec]) -> int:
+    """Numbers of some arrays in one vector."""
+    return sum(math.prod(array.shape) for array in arrays)
+
+
+def _joined_shape(
+    own: tuple[int, int, int] | None, state: tuple[int, int, int] | None
+) -> tuple[int, int, int] | None:
+    """The agents' maps and the state's, stacked by channel."""
+    if own is None or state is None:
+        return own or state
+    if state[1:] != own[1:]:
+        raise SpecError(f"state maps are {state[1:]}, the agents' maps {own[1:]}")
+    return (own[0] + state[0], *own[1:])
+
+
+class StateInputs:
+    """What a mixing network sees: the global state as one vector, images flattened.
+
+    Where the environment gives no `state`, all that all agents observe stands for it.
+
+    Attributes:
+        size: S.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        """Decide what goes in."""
+        self._derive, spec = derivation(spec)
+        known = [o for o in spec.observations if o.name not in NO_INPUTS]
+        shared = [o for o in known if not o.per_agent]
+        self._arrays = shared if spec.observation(STATE) else known
+        self.size = sum(
+            math.prod(o.shape) * (spec.num_agents if o.per_agent else 1) for o in self._arrays
+        )
+
+    def __call__(self, observation: Mapping[str, Tensor]) -> Tensor:
+        """[B, S] of observations [B, ...]."""
+        if self._derive is not None:
+            observation = self._derive(observation)
+        parts = [to_float(observation[o.name], 1) for o in self._arrays]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+class ActorInputs:
+    """Each agent's own observations: images stacked by channel, the rest as one vector.
+
+    Inputs of critics derive from it: they add what all agents share, then what the others do.
+
+    Attributes:
+        shape: inputs of the network for an agent.
+        vectors: specs of the observations that are no images.
+    """
+
+    def __init__(self, spec: EnvSpec, options: InputOptions) -> None:
+        """Decide what goes where.
+
+        Args:
+            spec: spec of the run.
+            options: options of the network about its inputs.
+
+        Raises:
+            SpecError: if images of different size would have to be stacked.
+            ConfigError: if maps are to be centered that are not there.
+        """
+        self._derive, spec = derivation(spec)
+        self._images, self.vectors = _split(spec, per_agent=True)
+        self._num_agents = spec.num_agents
+        self._agent_id = options.agent_id and spec.num_agents > 1
+        self._numbers: dict[tuple[int, torch.device], Tensor] = {}
+        # What all agents share; of those without shape [C, H, W] all numbers go to each agent.
+        self._shared_images: list[ArraySpec] = []
+        self._shared: list[ArraySpec] = []
+        self._centred_state: tuple[int, ...] = ()
+        self._sees_others = False
+        vector = _width(self.vectors) + (spec.num_agents if self._agent_id else 0)
+        image = stacked_shape(self._images)
+        self._centred = options.centered
+        check_centred("centered", options.centered, image, spec)
+        if image is not None:
+            image = (image[0] + len(self._centred), *image[1:])
+        self.shape = InputShape(image, vector)
+
+    def __call__(
+        self,
+        observation: Mapping[str, Tensor],
+        action: Tensor | None = None,
+        own: Inputs | None = None,
+        *,
+        whole: bool = False,
+    ) -> Inputs:
+        """Return inputs [B, A, ...].
+
+        Args:
+            observation: name -> [B, A, ...] or [B, ...].
+            action: joint action, as the class wants it; no gradient reaches it.
+            own: inputs that ActorInputs makes of the observation, if that is known.
+            whole: flag to append each agent's own action, as `with_action` does.
+        """
+        if self._derive is not None:
+            observation = self._derive(observation)
+        # 1. Each agent's own observations.
+        if own is None:
+            images = [_pixels(observation[i.name]) for i in self._images]
+            if self._centred:
+                stacked = torch.cat([to_float(image) for image in images], 2)
+                images = [stacked, centered(stacked, self._centred, observation[AGENT_CELL])]
+            vectors = [to_float(observation[v.name], 2) for v in self.vectors]
+            if self._agent_id:
+                some = next(iter(observation.values()))
+                key = threading.get_ident(), some.device
+                numbers = self._numbers.get(key)
+                if numbers is None:
+                    numbers = self._agent_numbers(*key)
+                vectors.append(numbers.expand(some.shape[0], -1, -1))
+        else:
+            images = [] if own.stored is None else [own.stored]
+            vectors = [] if own.vector is None else [own.vector]
+        # 2. What all agents share.
+        if self._shared_images:
+            state = _cat([_pixels(observation[i.name]) for i in self._shared_images], 1)
+            assert state is not None
+            state = state.unsqueeze(1).expand(-1, self._num_agents, -1, -1, -1)
+            images.append(state)
+            if self._centred_state:
+                cell = observation[AGENT_CELL]
+                images.append(centered(to_float(state), self._centred_state, cell))
+        for v in self._shared:
+            numbers = to_float(observation[v.name], 1)
+            vectors.append(numbers.unsqueeze(1).expand(-1, self._num_agents, -1))
+        # 3. What the other agents do.
+        if action is not None:
+            action = action.detach()
+            if self._sees_others:
+                self._add_others(images, vectors, observation, action)
+            if whole:
+                vectors.append(action)
+        return Inputs(_cat(images), _cat(vectors))
+
+    def _add_others(
+        self,
+        images: list[Tensor],
+        vectors: list[Tensor],
+        observation: Mapping[str, Tensor],
+        action: Tensor,
+    ) -> None:
+        """Append what each agent is shown of the others: one more image, or one more vector."""
+        raise NotImplementedError
+
+    def _agent_numbers(self, thread: int, device: torch.device) -> Tensor:
+        """Make one-hot numbers [A, A]; a copy for each thread, which has a stream of its own."""
+        with torch.inference_mode(False):
+            numbers = torch.eye(self._num_agents, device=device)
+        if type(numbers) is Tensor:  # not one that only traces
+            self._numbers[thread, device] = numbers
+        return numbers
+
+
+class CriticInputs(ActorInputs):
+    """What a centralized critic sees for each agent: own inputs, global state, others' actions.
+
+    The joint action is [B, A] int64. The others' actions come as a map where the environment
+    observes maps and says where each agent stands on them (`agent_cell`): (action + 1) / K at each
+    other agent's cell. Elsewhere as one-hot vectors, the own one zero. Where the environment gives
+    no `state`, the vectors that all agents observe stand for it (but not their images).
+    """
+
+    def __init__(self, spec: EnvSpec, options: InputOptions, *, actions: bool = True) -> None:
+        """Decide what goes where.
+
+        Args:
+            spec: spec of the run.
+            options: options of the network about its inputs.
+            actions: whether the others' actions are among the inputs.
+
+        Raises:
+            SpecError: if images of different size would have to be stacked, or actions are wanted
+                that are not discrete.
+            ConfigError: if maps are to be centered that are not there.
+        """
+        super().__init__(spec, options)
+        _, spec = derivation(spec)
+        self._sees_others, self._num_actions = actions, 0
+        if actions:
+            if not isinstance(spec.action, Discrete):
+                raise SpecError("a critic over counterfactual actions needs discrete actions")
+            self._num_actions = spec.action.num_actions
+        own, num_agents = self.shape, spec.num_agents
+        self._shared_images, self._shared = _split(spec, per_agent=False)
+        standing = own.image is not None and spec.observation(AGENT_CELL) is not None
+        self._action_map = actions and standing
+        image, extra = own.image, stacked_shape(self._shared_images)
+        self._centred_state = options.centered_state
+        check_centred("centered_state", self._centred_state, extra, spec)
+        if extra is not None:
+            extra = (extra[0] + len(self._centred_state), *extra[1:])
+        image = _joined_shape(image, extra)
+        if image is not None:
+            image = (image[0] + int(self._action_map), *image[1:])
+        vector = own.vector + _width(self._shared)
+        if not spec.observation(STATE):
+            self._shared = [*self._shared, *self.vectors]
+            vector += num_agents * _width(self.vectors)
+        vector += 0 if self._action_map else num_agents * self._num_actions
+        self.shape = InputShape(image, vector)
+
+    @override
+    def _add_others(
+        self,
+        images: list[Tensor],
+        vectors: list[Tensor],
+        observation: Mapping[str, Tensor],
+        action: Tensor,
+    ) -> None:
+        b, a = action.shape
+        if self._action_map:
+            assert self.shape.image is not None
+            _, h, w = self.shape.image
+            cell = observation[AGENT_CELL].long()
+            images.append(others_action_map(cell, action, self._num_actions, h, w))
+        else:
+            each = one_hot(action, self._num_actions)  # [B, A, K]
+            joint = each.unsqueeze(1).expand(b, a, a, self._num_actions)
+            others = 1 - torch.eye(a, device=action.device).view(1, a, a, 1)
+            vectors.append((joint * others).flatten(2))
+
+
+class JointInputs(ActorInputs):
+    """What a critic of joint actions is fed for each agent, but for that agent's own action.
+
+    Centralised: the agent's own inputs, the environment's state, or the vectors that the other
+    agents observe where it gives none, and the other agents' actions; the others come in turn, the
+    next agent first. So the critic of agent a sees all that is observed and done, from where a
+    stands, and agents that share a network are distinguished. Otherwise the agent's own inputs
+    alone. The joint action is [B, A, U] float32, or [B, A, K] one-hot or probabilities.
+
+    The own action is left out: a critic of discrete actions has an output for each; one of
+    continuous actions gets it by `with_action`; the rest serves for any own action.
+
+    Attributes:
+        with_action_shape: `shape`, own action added.
+    """
+
+    def __init__(self, spec: EnvSpec, options: InputOptions, *, centralized: bool = True) -> None:
+        """Decide what goes where.
+
+        Args:
+            spec: spec of the run.
+            options: options of the network about its inputs.
+            centralized: false: own inputs alone.
+
+        Raises:
+            SpecError: if images of different size would have to be stacked.
+            ConfigError: if maps are to be centered that are not there, or the state's maps.
+        """
+        if options.centered_state:
+            raise ConfigError(
+                f"network.centered_state = {list(options.centered_state)} is for critics of "
+                "counterfactual actions; leave it out"
+            )
+        super().__init__(spec, options)
+        _, spec = derivation(spec)
+        self._sees_others = centralized and spec.num_agents > 1
+        size = spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
+        image, vector = self.shape.image, self.shape.vector
+        self._others: list[ArraySpec] = [] if spec.observation(STATE) else self.vectors
+        if centralized:
+            self._shared_images, self._shared = _split(spec, per_agent=False)
+            image = _joined_shape(image, stacked_shape(self._shared_images))
+            vector += _width(self._shared)
+            vector += (spec.num_agents - 1) * (size + _width(self._others))
+        self.shape = InputShape(image, vector)
+        self.with_action_shape = InputShape(image, vector + size)
+
+    @override
+    def _add_others(
+        self,
+        images: list[Tensor],
+        vectors: list[Tensor],
+        observation: Mapping[str, Tensor],
+        action: Tensor,
+    ) -> None:
+        parts = [to_float(observation[v.name], 2) for v in self._others]
+        each = torch.cat([*parts, action], 2)  # [B, A, F + U]
+        # Row a of the windows: a, a + 1, ..., and round to a - 1.
+        windows = torch.cat([each, each[:, :-1]], 1).unfold(1, self._num_agents, 1)
+        vectors.append(windows[..., 1:].transpose(2, 3).flatten(2))  # of [B, A, F + U, A]
+
+
+def with_action(inputs: Inputs, action: Tensor) -> Inputs:
+    """[B, A, ...] and each agent's own action [B, A, U], which carries gradient if it has one."""
+    vector = action if inputs.vector is None else torch.cat([inputs.vector, action], 2)
+    return Inputs(inputs.stored, vector)
+
+
+def _cat(parts: list[Tensor], dim: int = 2) -> Tensor | None:
+    """Concatenate; nothing is copied where there is one contiguous part.
+
+    Bytes stay bytes only where all parts are.
+    """
+    if not parts:
+        return None
+    if len(parts) == 1:
+        return parts[0].contiguous()
+    if any(part.dtype != parts[0].dtype for part in parts):
+        parts = [to_float(part) for part in parts]
+    return torch.cat(parts, dim)

@@ -1,0 +1,1 @@
+"""Learning: what algorithms are made of, from losses and returns to options and policies."""

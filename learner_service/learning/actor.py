@@ -1,0 +1,112 @@
+"""The part that algorithms with an actor have in common: a base for those of your own."""
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from learner_service.device.precision import Precision
+from learner_service.layers.building import build_network, input_options
+from learner_service.layers.inputs import ActorInputs
+from learner_service.layers.recurrent import memory_size, recurrent_states
+from learner_service.layers.snapshot import publish
+from learner_service.learning.base import Algorithm, Policy
+from learner_service.learning.minibatches import counted_actions
+from learner_service.learning.policies import (
+    Actor,
+    MappoPolicy,
+    policy_extras,
+    policy_outputs,
+)
+from learner_service.storage.rollout import Batch, transitions
+from shared.config import PluginConfig
+from shared.wire.spec import ACTION_MASK, EnvSpec
+
+
+class ActorAlgorithm(Algorithm[Batch]):
+    """The part that algorithms with an actor have in common: a subclass adds `update`.
+
+    All agents share the actor, which may be recurrent. Rows come in unrolls, each learned from
+    once. Arrays of a batch have the leading dimensions [L, B, A]: time, environments, agents.
+    Used by the thread that learns.
+
+    Attributes:
+        actor: the network with the distribution of its actions; its parameters are to be learned.
+        spec: of the environment.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        network: PluginConfig,
+        precision: Precision,
+        device: torch.device,
+        seed: int,
+        initial_log_std: float = -0.5,
+    ) -> None:
+        """Build the actor.
+
+        Args:
+            spec: of the environment.
+            network: name and options of the actor's network.
+            precision: of forward passes.
+            device: where it learns.
+            seed: of its weights and of what the algorithm draws.
+            initial_log_std: of continuous actions: log of the deviation at the start.
+
+        Raises:
+            ConfigError: for an unknown network or option.
+        """
+        super().__init__(precision, device, seed)
+        self.spec, slices = spec, (0,) * spec.num_agents
+        self._inputs = ActorInputs(spec, input_options(network, spec))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            built = build_network(
+                network, self._inputs.shape, policy_outputs(spec), slices, may_remember=True
+            )
+        self.actor = Actor(built, spec, slices, initial_log_std).to(device)
+        self.memory_size = memory_size(built)
+        self.extras = policy_extras(spec)
+        self.keep(actor=self.actor)
+
+    def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What the actor thinks of the actions taken; carries gradient.
+
+        Returns:
+            [L, B, A] the logarithms of their probabilities, and the distributions' entropies, nats.
+        """
+        observation = {k: v[:-1].flatten(0, 1) for k, v in batch.observation().items()}
+        action = batch.arrays["raw_action" if "raw_action" in batch.arrays else "action"][:-1]
+        taken = action if action.is_floating_point() else action.long()
+        hidden, _ = recurrent_states(batch)
+        with self._precision.autocast():
+            pi, _ = self.actor(
+                self._inputs(observation),
+                observation.get(ACTION_MASK),
+                hidden and hidden.without_last(),
+            )
+        shape = action.shape[:3]
+        return pi.log_prob(taken.flatten(0, 1)).view(shape), pi.entropy().view(shape)
+
+    def weights(self, batch: Batch) -> Tensor:
+        """[L, B, A] 1 where an agent's action was taken and led to the next row, else 0."""
+        return counted_actions(batch, transitions(batch), self.spec.num_agents)
+
+    def step(self, loss: Tensor, optimizer: torch.optim.Optimizer, max_norm: float = 0.0) -> Tensor:
+        """Descend a loss by one step of an optimiser, of the actor or a critic; see Precision.step.
+
+        Returns:
+            the gradient's norm before clipping, a scalar.
+        """
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        return self._precision.step(loss, optimizer, parameters, max_norm)
+
+    @override
+    def make_policy(self) -> MappoPolicy:
+        return MappoPolicy(self.actor, self._inputs, self.spec, self._precision)
+
+    @torch.no_grad()
+    @override
+    def publish(self, policy: Policy) -> None:
+        assert isinstance(policy, MappoPolicy)
+        publish(self.actor, policy.actor)

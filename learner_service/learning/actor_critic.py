@@ -1,0 +1,174 @@
+"""The skeleton of COMA, MAPPO, MADDPG, MASAC and QMIX: how networks are built, fed and published.
+
+A subclass names its POLICY and makes its networks and optimisers in `_build`. OnPolicyAlgorithm and
+OffPolicyAlgorithm add what a rollout and what a replay ask for.
+"""
+
+from abc import abstractmethod
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from learner_service.device.adam import Adam
+from learner_service.device.precision import Precision
+from learner_service.layers.building import (
+    build_network,
+    build_twins,
+    input_options,
+    shared_encoder,
+)
+from learner_service.layers.encoded import Encoder, learned_parameters
+from learner_service.layers.inputs import ActorInputs, InputShape
+from learner_service.layers.recurrent import memory_size
+from learner_service.layers.snapshot import publish
+from learner_service.layers.stacked import count_slices
+from learner_service.learning.base import Algorithm, Policy
+from learner_service.learning.options import CriticConfig, SharingConfig
+from learner_service.learning.policies import SnapshotPolicy
+from learner_service.storage.storage import Batch
+from shared.config import PluginConfig
+from shared.wire.spec import EnvSpec
+
+B = TypeVar("B", bound=Batch)
+
+
+class ActorCritic(Algorithm[B], Generic[B]):
+    """See the module. Used by the thread that learns, but for the policies it hands out.
+
+    Networks, optimisers and all other modules that `_build` makes are parts of checkpoints.
+
+    Attributes:
+        POLICY: what it acts with.
+        REMEMBERS: whether it can work with recurrent networks.
+    """
+
+    POLICY: type[SnapshotPolicy]
+    REMEMBERS = False
+    actor: nn.Module
+
+    def __init__(
+        self,
+        config: SharingConfig,
+        spec: EnvSpec,
+        network: PluginConfig,
+        precision: Precision,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        """Build networks and optimisers.
+
+        Args:
+            config: of the algorithm.
+            spec: of the environment.
+            network: name and options of the networks.
+            precision: of forward passes.
+            device: where it learns.
+            seed: of the first weights and of what the algorithm draws.
+
+        Raises:
+            SpecError: if the algorithm does not fit the actions.
+            ConfigError: if options do not fit the agents, the network or each other.
+        """
+        super().__init__(precision, device, seed)
+        self._config = config
+        self._spec = spec
+        self._network = self._critic_network = network
+        if isinstance(config, CriticConfig):
+            self._critic_network = config.network_of_critic(network)
+        self._slices = config.slices(spec.num_agents)
+        self._num_slices = count_slices(self._slices)
+        self._options = input_options(network, spec)
+        self._actor_inputs = ActorInputs(spec, self._options)
+        # Optimisers with what they train, in the order of `_adam`.
+        self._learned: list[tuple[Adam, nn.Module]] = []
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._build()
+        self.memory_size = memory_size(self._acts)
+        self._keep_attributes()
+
+    @abstractmethod
+    def _build(self) -> None:
+        """Make the networks, with weights drawn from torch's generator, and the optimisers."""
+
+    @property
+    def _acts(self) -> nn.Module:
+        """The network that policies are copies of."""
+        return self.actor
+
+    @property
+    def _explores_by(self) -> Tensor | None:
+        """What is published with it."""
+        return None
+
+    def _make_actor(self, num_outputs: int, encoder: Encoder | None = None) -> nn.Module:
+        """The agents' networks: [B, A, num_outputs] of observations. They train no encoder."""
+        return build_network(
+            self._network,
+            self._actor_inputs.shape,
+            num_outputs,
+            self._slices,
+            may_remember=self.REMEMBERS,
+            encoder=encoder,
+            trains=False,
+        ).to(self._device)
+
+    def _make_critic(
+        self,
+        shape: InputShape,
+        num_outputs: int,
+        encoder: Encoder | None = None,
+        *,
+        apart: bool,
+    ) -> nn.Module:
+        """The agents' critics, see build_network: [B, A, num_outputs] of inputs of that shape."""
+        return build_network(
+            self._critic_network,
+            shape,
+            num_outputs,
+            self._slices,
+            may_remember=self.REMEMBERS,
+            apart=apart,
+            encoder=encoder,
+        ).to(self._device)
+
+    def _make_twins(
+        self,
+        shape: InputShape,
+        num_outputs: int,
+        number: int,
+        encoder: Encoder | None,
+        slices: tuple[int, ...],
+    ) -> nn.Module:
+        """Build `number` critics for each agent, side by side as slices."""
+        twins = tuple(number * s + twin for s in slices for twin in range(number))
+        network = self._critic_network
+        made = build_twins(network, shape, num_outputs, self._slices, twins, number, encoder)
+        return made.to(self._device)
+
+    def _shared_encoder(self, critic: InputShape) -> Encoder | None:
+        """The convolutions that actor and critic have in common, if share_encoder is set."""
+        option, wanted = "algorithm.share_encoder", getattr(self._config, "share_encoder", False)
+        shapes = self._actor_inputs.shape, critic
+        return shared_encoder(self._network, *shapes, self._slices, option) if wanted else None
+
+    def _adam(self, network: nn.Module, lr: float, **how: float) -> Adam:
+        """An optimiser of what the network learns by its own gradient."""
+        adam = self._adam_of([{"params": learned_parameters(network), "lr": lr}], **how)
+        self._learned.append((adam, network))
+        return adam
+
+    @override
+    def make_policy(self) -> SnapshotPolicy:
+        how = self._actor_inputs, self._spec, self._precision, self._explores_by
+        return self.POLICY(self._acts, *how)
+
+    @torch.no_grad()
+    @override
+    def publish(self, policy: Policy) -> None:
+        assert isinstance(policy, SnapshotPolicy)
+        publish(self._acts, policy.actor)
+        if self._explores_by is not None:
+            policy.exploration.copy_(self._explores_by)

@@ -1,0 +1,441 @@
+"""The contract of an algorithm.
+
+An algorithm plug-in is a module `learner_service/algorithms/<name>.py` that has
+
+    Config                                                    a frozen pydantic model
+    build(config, spec, network, precision, device, seed)  -> Algorithm
+
+`package.module:Name` names a subclass of Algorithm that is a plug-in by itself: see
+shared.config.named_plugin.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from learner_service.device.adam import Adam
+from learner_service.device.cuda_graph import Captured, Graphs, Outputs
+from learner_service.device.device import restore_generator
+from learner_service.device.memory import learning_from
+from learner_service.device.precision import Precision
+from learner_service.layers.building import observed_image, resolve_network
+from learner_service.learning.options import About, OnPolicyConfig, SharingConfig
+from learner_service.learning.options import AlgorithmConfig as AlgorithmConfig
+from learner_service.preprocess.building import build_transforms
+from learner_service.preprocess.transform import Transforms
+from learner_service.storage.frames import Frames
+from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.storage import Batch, UnrollStorage
+from shared.config import PluginConfig
+from shared.config.experiment import AugmentConfig, ExperimentConfig, ImitationConfig
+from shared.config.plugins import plugin_failures, resolve_plugin
+from shared.config.text import plain_data
+from shared.process.errors import ConfigError, SpecError
+from shared.wire.spec import EXPERT_ACTION, Discrete, EnvSpec
+
+B = TypeVar("B", bound=Batch)
+_SCALER = "scaler"
+# Of an optimiser: the configuration's and the device's, not the state's.
+_HOW_IT_STEPS = ("lr", "fused", "foreach", "capturable")
+_HOW_IT_SCALES = ("growth_factor", "backoff_factor", "growth_interval")  # of a loss scaler, as well
+
+
+class Stateful(Protocol):
+    """A network, an optimiser, a loss scaler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to save."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:  # noqa: ANN401 - torch's own
+        """Take it back."""
+
+
+class Policy(ABC):
+    """A snapshot of what an algorithm has learned, to act with. Used by the inference thread.
+
+    Attributes:
+        memory_size: H, numbers that each agent carries from row to row of an episode; 0: none.
+    """
+
+    memory_size: int = 0
+
+    @abstractmethod
+    def act(
+        self,
+        observation: Mapping[str, Tensor],
+        generator: torch.Generator | None,
+        memory: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Actions for rows of observations.
+
+        Args:
+            observation: name -> [B, A, ...] (or [B, ...]) in wire dtype, on the device.
+            generator: where exploration draws its numbers from; None: act greedily.
+            memory: [B, A, H] float32 if memory_size is not 0: what the last row's `act` returned
+                as "memory", zero where an episode begins.
+
+        Returns:
+            "action": [B, A] int32 or [B, A, U] float32, as it goes to the environment, on the
+            device; the algorithm's `extras` by name; "memory" if memory_size is not 0; and if
+            greedy, what the action was chosen by: "logits" [B, A, K] or "mean" [B, A, U], if there
+            is such (see export).
+        """
+
+
+class TransformedPolicy(Policy):
+    """A policy that is given what the environment sends, around one of what is learned from.
+
+    Its memory is that of the policy inside, then that of the transforms.
+    """
+
+    def __init__(self, inner: Policy, transforms: Transforms) -> None:
+        """Keep both.
+
+        Args:
+            inner: policy for transformed observations.
+            transforms: snapshot of the algorithm's, which no update changes.
+        """
+        self.inner, self.transforms = inner, transforms
+        self.memory_size = inner.memory_size + transforms.memory_size
+        # Exports look for weights among the attributes.
+        modules = {k: part for k, part in vars(inner).items() if isinstance(part, nn.Module)}
+        for name, part in (modules | transforms.state()).items():
+            setattr(self, name, part)
+
+    @torch.inference_mode()
+    def act(
+        self,
+        observation: Mapping[str, Tensor],
+        generator: torch.Generator | None,
+        memory: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """See Policy."""
+        own = self.inner.memory_size
+        of_transforms = None if memory is None else memory[..., own:]
+        seen, kept = self.transforms.act(observation, of_transforms)
+        if kept is None:
+            return self.inner.act(seen, generator, memory)
+        remembered = kept.new_zeros((*kept.shape[:2], own)) if memory is None else memory[..., :own]
+        acted = self.inner.act(seen, generator, remembered if own else None)
+        acted["memory"] = torch.cat([acted["memory"], kept], -1) if own else kept
+        return acted
+
+
+class Algorithm(ABC, Generic[B]):
+    """Learns from batches. Used by the thread that learns, but for the policies it hands out.
+
+    Attributes:
+        IMITATES: whether it learns from what an expert would have done, see `imitation`.
+        graphs: CUDA graphs of its updates; the caller sets `graphs.enabled`.
+        unroll_length: L, transitions of one unroll; 0: the storage chooses it.
+        unrolls_per_update: unrolls that an update takes, at least; 0: the storage chooses.
+        rows_per_update: agent-transitions an update learns from, at least.
+        extras: what a policy's `act` returns beside the action, to be kept with the row: name ->
+            shape per agent, float32.
+        transforms: changes of batches before `update`, and of what `snapshot` acts on.
+        memory_size: that of its own policies; the storage keeps what each unroll's first row was
+            acted with.
+        frames: images that are stacked, if any; its storage keeps single frames.
+    """
+
+    IMITATES = False
+    unroll_length: int
+    rows_per_update: int
+    unrolls_per_update: int = 0
+    extras: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    memory_size: int = 0
+    transforms = Transforms()
+    frames: Frames | None = None
+
+    def __init__(self, precision: Precision, device: torch.device, seed: int) -> None:
+        """Keep what every algorithm has, and what of it a checkpoint must hold.
+
+        Subclasses `keep` their networks and optimisers, and add their counters to `_counts`.
+        """
+        self._precision = precision
+        self._device = device
+        self._group = precision.group
+        self.graphs = Graphs(device, group=self._group)
+        self._generator = torch.Generator(device).manual_seed(self._group.own_seed(seed + 1))
+        self._parts: dict[str, Stateful] = {_SCALER: precision.scaler}
+        self._counts: dict[str, float] = {}
+
+    @property
+    def parts(self) -> Mapping[str, Stateful]:
+        """Networks, optimisers and the loss scaler: all tensors that an update changes."""
+        return self._parts
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """All numbers that an update changes."""
+        return self._counts
+
+    def keep(self, **parts: Stateful) -> None:
+        """Hold networks and optimisers in checkpoints, by these names."""
+        self._parts |= parts
+
+    def _keep_attributes(self) -> None:
+        """Keep all modules and optimisers, by their attributes' names without leading "_"."""
+        self.keep(
+            **{
+                name.removeprefix("_"): part
+                for name, part in vars(self).items()
+                if isinstance(part, nn.Module | torch.optim.Optimizer)
+            }
+        )
+
+    def _adam_of(self, groups: list[dict[str, Any]], **how: Any) -> Adam:  # noqa: ANN401 - Adam's
+        """An optimiser of groups of parameters on this device."""
+        return Adam(groups, fused=True, capturable=self._device.type == "cuda", **how)
+
+    def precision_scalars(self) -> dict[str, Tensor]:
+        """Scalars on the device beside the losses, for logs; see Precision.scalars."""
+        return self._precision.scalars()
+
+    def outliers(self) -> dict[str, str]:
+        """Describe what the last update clipped, by what it is of; waits for the device."""
+        return {}
+
+    def _capture(
+        self, name: str, function: Callable[..., Outputs], *, in_place: bool = False
+    ) -> Captured:
+        """A part of `update` that runs on the device from end to end, captured as CUDA graphs.
+
+        Args:
+            name: for metrics and the log.
+            function: see Captured.
+            in_place: True to capture on the caller's own tensors, without a copy.
+        """
+        generators, recover = (self._generator,), self._precision.recover
+        return Captured(name, function, self.graphs, generators, in_place=in_place, recover=recover)
+
+    def graph_bytes(self, rows: int) -> float:
+        """Device memory that its graphs take beside networks and storage, if that is known.
+
+        Args:
+            rows: environment rows of an update.
+        """
+        return 0.0
+
+    def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> UnrollStorage[Any]:
+        """Where rows are kept until `update` gets them; this one for learning once from each.
+
+        Args:
+            spec: the run's spec.
+            max_policy_lag: see LearnerConfig.policy_lag; None in the sync pipeline.
+        """
+        return RolloutStorage(
+            spec,
+            self.unroll_length,
+            self.rows_per_update,
+            max_policy_lag,
+            self._device,
+            self.extras,
+            self.memory_size,
+            self.unrolls_per_update,
+            self.frames,
+        )
+
+    @abstractmethod
+    def update(self, batch: B) -> dict[str, Tensor]:
+        """Learn from a batch; returns named scalars on the device, for logs."""
+
+    @abstractmethod
+    def make_policy(self) -> Policy:
+        """A new policy that acts as the algorithm would now, and stays so until published to."""
+
+    @abstractmethod
+    def publish(self, policy: Policy) -> None:
+        """Copy what was learned into a policy of `make_policy`; no thread may act with it now."""
+
+    def snapshot(self) -> Policy:
+        """Return a policy of `make_policy` that is given what the environment sends."""
+        policy = self.make_policy()
+        if not self.transforms.acts:
+            return policy
+        return TransformedPolicy(policy, self.transforms.snapshot())
+
+    def refresh(self, snapshot: Policy) -> None:
+        """Copy what was learned into a policy of `snapshot`; no thread may act with it now."""
+        if not isinstance(snapshot, TransformedPolicy):
+            self.publish(snapshot)
+            return
+        self.publish(snapshot.inner)
+        self.transforms.publish(snapshot.transforms)
+
+    def compile(self, backend: str = "inductor") -> None:
+        """Have torch.compile look at every network when it is first used; weights stay.
+
+        Policies are copies and act uncompiled: their batches differ in size from call to call.
+        """
+        for part in self._parts.values():
+            if isinstance(part, nn.Module):
+                part.compile(backend=backend)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs: tensors, numbers, strings, lists and dicts."""
+        return {
+            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            "counts": dict(self._counts),
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state, also one of another device or precision.
+
+        Then random numbers start from the seed, and a missing loss scaler is re-initialized.
+        Learning rates are those of the configuration.
+
+        Raises:
+            KeyError: if either has a part that the other lacks.
+        """
+        if unknown := sorted(state["parts"].keys() - self._parts.keys()):
+            raise KeyError(f"the checkpoint has {', '.join(unknown)}, which nothing here takes")
+        for name, part in self._parts.items():
+            saved = state["parts"][name]
+            if isinstance(part, torch.optim.Optimizer):
+                how = [{k: group[k] for k in _HOW_IT_STEPS} for group in part.param_groups]
+                part.load_state_dict(saved)
+                for group, own in zip(part.param_groups, how, strict=True):
+                    group |= own
+            elif name != _SCALER:
+                part.load_state_dict(saved)
+            elif saved:
+                own = part.state_dict()
+                part.load_state_dict(saved | {k: own[k] for k in _HOW_IT_SCALES if k in own})
+        self._counts = dict(state["counts"])
+        self.graphs.reset()  # optimisers have other tensors now
+        restore_generator(self._generator, state["generator"])
+
+
+def require_discrete(algorithm: str, spec: EnvSpec) -> int:
+    """The number of actions.
+
+    Raises:
+        SpecError: if they are not discrete.
+    """
+    if not isinstance(spec.action, Discrete):
+        raise SpecError(
+            f"{algorithm} needs discrete actions; '{spec.name}' has {spec.action}; use mappo, "
+            "maddpg or masac"
+        )
+    return spec.action.num_actions
+
+
+def require_bounds(algorithm: str, spec: EnvSpec) -> tuple[float, float]:
+    """The lowest and the highest number of continuous actions.
+
+    Raises:
+        SpecError: if they are not finite.
+    """
+    assert not isinstance(spec.action, Discrete)
+    low, high = spec.action.low, spec.action.high
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise SpecError(
+            f"{algorithm} needs actions with finite bounds, low < high; '{spec.name}' has "
+            f"[{low}, {high}]"
+        )
+    return low, high
+
+
+def algorithm_config(config: PluginConfig) -> AlgorithmConfig:
+    """The checked options of the configured algorithm, to be asked.
+
+    Raises:
+        ConfigError: for an unknown algorithm or option.
+    """
+    options = resolve_plugin("algorithm", config).options
+    return options if isinstance(options, AlgorithmConfig) else AlgorithmConfig()
+
+
+def with_options(config: ExperimentConfig, options: AlgorithmConfig) -> ExperimentConfig:
+    """The configuration with these options of its algorithm."""
+    algorithm = PluginConfig(name=config.algorithm.name, **plain_data(options))
+    return config.model_copy(update={"algorithm": algorithm})
+
+
+def grown(config: ExperimentConfig, spec: EnvSpec) -> ExperimentConfig:
+    """The configuration, of the whole group, with minibatches as its environments make them.
+
+    Raises:
+        ConfigError: see OnPolicyConfig.for_environments.
+    """
+    options = algorithm_config(config.algorithm)
+    if not isinstance(options, OnPolicyConfig):
+        return config
+    remembers = bool(config.network.options.get("recurrent"))
+    settled = options.for_environments(
+        config.total_envs, spec.num_agents, spec.max_episode_steps, remembers=remembers
+    )
+    return config if settled is options else with_options(config, settled)
+
+
+def build_algorithm(
+    config: PluginConfig,
+    spec: EnvSpec,
+    network: PluginConfig,
+    precision: Precision,
+    device: torch.device,
+    seed: int,
+    augment: AugmentConfig | None = None,
+    imitation: ImitationConfig | None = None,
+) -> Algorithm[Any]:
+    """Build the configured algorithm for this spec, with the transforms of its batches.
+
+    In a group the options are one rank's share, see AlgorithmConfig.for_rank.
+
+    Args:
+        config: name and options of the algorithm.
+        spec: of the environment.
+        network: name and options of the network.
+        precision: of forward passes; has the group of the ranks.
+        device: where it learns.
+        seed: of the first weights and of what the algorithm draws.
+        augment: section of the configuration; None: nothing is augmented.
+        imitation: section of the configuration; None: imitation does not end.
+
+    Raises:
+        ConfigError: for an unknown algorithm or option, or an augmentation that does not fit.
+        SpecError: if the algorithm does not fit the spec.
+    """
+    plugin = resolve_plugin("algorithm", config)
+    options: Any = plugin.options
+    shared = options if isinstance(options, SharingConfig) else SharingConfig()
+    agents = spec.num_agents
+    transforms = build_transforms(
+        spec,
+        resolve_network(network, observed_image(spec)),
+        augment,
+        imitation,
+        frozen=shared.frozen_agents,
+        slices=shared.slices(agents),
+        reward_sets=shared.reward_sets(agents) if shared.normalize_rewards else None,
+        group=precision.group,
+        device=device,
+    )
+    about = options.about if isinstance(options, AlgorithmConfig) else About()
+    rows = about.learned_at_once * (agents if about.joint else 1)
+    at_once = learning_from(rows, device, precision.dtype.itemsize)
+    with plugin_failures(f"algorithm '{config.name}'"), at_once:
+        seen = transforms.spec(spec)
+        algorithm: Algorithm[Any] = plugin.module.build(
+            options, seen, network, precision, device, seed
+        )
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(
+            f"algorithm '{config.name}' gave a {type(algorithm).__name__}; derive it from "
+            "learner_service.learning.base.Algorithm"
+        )
+    if spec.observation(EXPERT_ACTION) and not algorithm.IMITATES:
+        raise ConfigError(
+            f"imitation.baseline: algorithm '{config.name}' does not imitate; set coma, mappo, "
+            "ippo or ppo, or leave imitation out"
+        )
+    algorithm.transforms, algorithm.frames = transforms, transforms.frames
+    algorithm.keep(**transforms.state())
+    return algorithm

@@ -1,0 +1,531 @@
+"""An on-policy update on a GPU, in graphs whose shapes do not depend on the number of environments.
+
+1. `load` copies the small arrays of a batch, one number or a few of each row, to buffers with room
+   for more rows than any batch has; what counts of them is in `numbers`, on the device.
+2. `pack` feeds blocks of rows of one size to the networks, and keeps what minibatches are gathered
+   from, all arrays side by side: see `packed_rows`. One graph.
+3. `prepare` computes returns, weights and the order of all passes in those buffers. One graph.
+4. `gather` copies the rows of a block of minibatches to where the graphs of steps read them.
+
+What is padded has weight 0. Room for rows and environments is a power of two, at least `_HEADROOM`
+times what the first batch has; a batch with more doubles it, and what depends on it is captured
+again: `prepare` alone.
+"""
+
+import math
+from collections.abc import Callable, Container, Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learner_service.device.cuda_graph import Captured, Outputs, copy_by_type
+from learner_service.layers.inputs import Inputs
+from learner_service.layers.recurrent import RecurrentState
+from learner_service.learning.minibatches import Pass, shares
+from learner_service.learning.packed_rows import Layout, packed, unpacked
+from learner_service.learning.rollout_rows import RolloutRows, told_of_rows
+from learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
+from learner_service.storage.rollout import Batch
+from learner_service.storage.unroll import OBSERVATION
+from shared.wire.spec import AGENT_MASK, Discrete
+from shared.wire.timestep import StepType
+
+_HEADROOM = 4
+_TEMPORARIES = 24  # arrays of `prepare` that live at once in its pool, of one number of each agent
+_FLAT, _VALUE, _ROW, _BLOCK = "flat/", "value/", "row/", "block/"
+_WORDS = "words"
+_SMALL = ("reward", "discount", "step_type", "log_prob", OBSERVATION + AGENT_MASK)
+_COUNTED, _FIRST = "weight", "first"
+
+Arrays = Mapping[str, Tensor]
+
+
+class FixedShapes:
+    """Buffers and graphs of one algorithm. Used by the thread that learns.
+
+    Attributes:
+        columns: names of the numbers that `prepare` finds for each row of an agent.
+    """
+
+    def __init__(self, algorithm: RolloutRows, columns: tuple[str, ...]) -> None:
+        """Make and capture nothing yet.
+
+        Args:
+            algorithm: on-policy algorithm whose updates are captured.
+            columns: names of the columns that its `_learnable` returns, in any order.
+        """
+        self._algorithm = algorithm
+        remembers = (_FIRST,) if algorithm.memory_size else ()
+        self.columns = (*columns, _COUNTED, *remembers)
+        self._pack, self._prepare = (
+            self.capture("rows", self._of_rows),
+            self.capture("prepare", self._prepared),
+        )
+        self._buffers: dict[str, Tensor] = {}
+        self._layout: Layout = ()
+        self._layout_of_last: Layout = ()
+        self._steps = 0
+        self._envs = 0
+        self._rows = 0  # there is room for
+        self._now = (0, 0)  # rows of the unrolls, and environments, of the batch
+        self._numbers = (0, 0, 0, 0)  # what the buffer holds
+        self._loaded: object = None  # which block is in the buffers
+
+    def capture(self, name: str, function: Callable[..., Outputs]) -> Captured:
+        """A function of buffers, which reads them where they are."""
+        algorithm = self._algorithm
+        return Captured(
+            name,
+            function,
+            algorithm.graphs,
+            (algorithm._generator,),
+            in_place=True,
+            recover=algorithm._precision.recover,
+        )
+
+    def capture_steps(
+        self, name: str, step: Callable[[Pass], None], without: Container[str] = ()
+    ) -> Captured:
+        """Capture steps on the minibatches of a block, gathered by `gather`; see `of_block`."""
+
+        def on_block(given: Arrays) -> Outputs:
+            step(self.of_block(given, without))
+            return {}
+
+        return self.capture(name, on_block)
+
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor of this shape that stays where it is for as long as its shape does."""
+        found = self._buffers.get(name)
+        if found is None or found.shape != shape or found.dtype != dtype:
+            found = torch.zeros(shape, dtype=dtype, device=self._algorithm._device)
+            self._buffers[name] = found
+        return found
+
+    def under(self, prefix: str) -> dict[str, Tensor]:
+        """The buffers whose names begin like this."""
+        return {name: x for name, x in self._buffers.items() if name.startswith(prefix)}
+
+    def expected_bytes(self, rows: int) -> float:
+        """Memory of buffers, of packed rows and of the graphs' pool.
+
+        Args:
+            rows: joint rows of an update, unrolls' last ones included.
+        """
+        algorithm, agents = self._algorithm, self._algorithm._spec.num_agents
+        seen = sum(
+            math.prod(o.shape) * (agents if o.per_agent else 1) * np.dtype(o.dtype).itemsize
+            for o in algorithm._spec.observations
+        )
+        fed = algorithm._actor_inputs, algorithm._critic_inputs
+        numbers = sum(math.prod(of.shape.image or (0,)) + of.shape.vector for of in fed)
+        spec = algorithm._spec.action
+        # Of a mask what follows from it: two numbers of each action.
+        actions = 8 * spec.num_actions if isinstance(spec, Discrete) else 4 * spec.size
+        packed_row = agents * (4 * (numbers + len(self.columns)) + actions)
+        minibatch = algorithm._config.batch_size / agents * (1 + 1 / 16)
+        in_block = minibatch * algorithm._block
+        at_once = 2 * minibatch if algorithm.memory_size else algorithm._rows_at_once
+        # Arrays of one number of each agent: columns and values; order of the passes; in the pool.
+        passes = algorithm._config.data_passes
+        small = agents * (4 * (len(self.columns) + 4) + 16 * passes + 4 * _TEMPORARIES)
+        found = small * _room_for(rows) + packed_row * rows
+        # What a graph of steps or of rows is fed is there twice more: unpacked, and as inputs.
+        return found + 3 * packed_row * in_block + (seen + 3 * packed_row) * at_once
+
+    # --- 1. small arrays ----------------------------------------------------------------------
+
+    def load(self, arrays: Arrays, number: int) -> None:
+        """Copy the small arrays of a batch.
+
+        Args:
+            arrays: arrays of the batch by name, [T, B, ...].
+            number: of minibatches in each pass.
+        """
+        steps, envs = arrays["step_type"].shape
+        self._now = steps, envs
+        self._make_room(steps, envs, number)
+        group = self._algorithm._group
+        skipped = group.rank * number // group.size
+        numbers, before = (steps, envs, number, skipped), self._numbers
+        # One launch: their values are arguments of its kernel.
+        torch._foreach_add_(
+            self.buffer("numbers", (len(numbers),), torch.int64).unbind(),
+            [now - then for now, then in zip(numbers, before, strict=True)],
+        )
+        self._numbers = numbers
+        small = {_FLAT + k: arrays[k].flatten(0, 1) for k in _SMALL if k in arrays}
+        targets = {}
+        for name, x in small.items():
+            targets[name] = self.buffer(name, (self._rows, *x.shape[1:]), x.dtype)[: len(x)]
+        copy_by_type(targets, small)
+        self._loaded = None
+
+    def _make_room(self, steps: int, envs: int, number: int) -> None:
+        """Let the buffers hold a batch; ranks have the same room."""
+        algorithm = self._algorithm
+        dealt = number * algorithm._width  # places in minibatches, of units
+        per_row = self._spread
+        if algorithm.memory_size:
+            own = {"rows": steps * envs, "envs": max(envs, dealt // 2)}
+        else:
+            own = {"rows": max(steps * envs, -(-dealt // (2 * per_row))), "envs": envs}
+        wanted = {
+            k: round(v) for k, v in algorithm._group.agree(own | {"steps": steps}, "max").items()
+        }
+        if wanted["steps"] > self._steps:
+            self._steps = (
+                wanted["steps"] if algorithm.memory_size else self._most_steps(wanted["steps"])
+            )
+        if wanted["rows"] > self._rows:
+            self._rows = _room_for(wanted["rows"])
+        if wanted["envs"] > self._envs:
+            self._envs = _room_for(wanted["envs"])
+
+    def _most_steps(self, steps: int) -> int:
+        """Rows of the longest unroll that is to be expected, the last one included."""
+        configured = self._algorithm._config.unroll_steps
+        if configured:
+            return max(steps, configured + 1)
+        longest = min(MOST_STEPS, self._algorithm._spec.max_episode_steps or MOST_STEPS) + 1
+        # Unrolls get longer when sessions are lost: others fill what an update wants.
+        return max(2 * steps, longest + 1)
+
+    @property
+    def _spread(self) -> int:
+        """Units of minibatches in a joint row."""
+        return self._algorithm._spec.num_agents if self._algorithm._single else 1
+
+    # --- 2. rows ------------------------------------------------------------------------------
+
+    def pack(self, arrays: Arrays, *, again: bool = False) -> Tensor:
+        """Pack the data of all rows, [R, A, W], to gather minibatches from; values go to buffers.
+
+        Args:
+            arrays: [T, B, ...] observations, actions, and what networks remembered.
+            again: of a pass after the first: rows are augmented, and their values are known.
+        """
+        steps, envs = self._now
+        words: Tensor | None = None
+        for start, stop in self.blocks(_ROW, arrays, self._algorithm._rows_at_once):
+            out = self._algorithm._call(self._pack, self.under(_ROW), again=again)
+            targets = {}
+            if words is None:
+                words = out[_WORDS].new_empty((steps * envs, *out[_WORDS].shape[1:]))
+            for name, x in out.items():
+                whole = words
+                if name != _WORDS:
+                    shape = (self._rows, *x.shape[1:])
+                    whole = self.buffer(name, shape, x.dtype)[: steps * envs]
+                targets[name], out[name] = self._part_of(whole, x, start, stop)
+            copy_by_type(targets, out)
+        assert words is not None
+        return words
+
+    def _part_of(self, whole: Tensor, x: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return the place of a block's rows in the whole, and the rows without padding."""
+        if not self._algorithm.memory_size:
+            return whole[start:stop], x[: stop - start]
+        steps, envs = self._now
+        own = x.view(steps, -1, *x.shape[1:])[:, : stop - start]
+        return whole.view(steps, envs, *x.shape[1:])[:, start:stop], own
+
+    def blocks(self, prefix: str, arrays: Arrays, size: int) -> Iterator[tuple[int, int]]:
+        """Copy rows to buffers, block by block; what is beyond the last ones stays as it was.
+
+        Args:
+            prefix: of the buffers' names.
+            arrays: [T, B, ...], "memory" [1, B, ...].
+            size: joint rows of a block, or environments with memory.
+
+        Yields:
+            where the block begins, and ends, among rows, or environments with memory.
+        """
+        remembers = bool(self._algorithm.memory_size)
+        own: tuple[str, ...] = ("memory", "step_type") if remembers else ()
+        own += ("raw_action" if "raw_action" in arrays else "action",)
+        given = {prefix + k: x for k, x in arrays.items() if k in own or k.startswith(OBSERVATION)}
+        if not remembers:
+            given = {k: x.flatten(0, 1) for k, x in given.items()}
+        count = next(iter(given.values())).shape[int(remembers)]
+        for start in range(0, count, size):
+            stop = min(start + size, count)
+            targets, sources = {}, {}
+            for name, x in given.items():
+                if remembers:
+                    shape = (len(x), size, *x.shape[2:])
+                    targets[name] = self.buffer(name, shape, x.dtype)[:, : stop - start]
+                    sources[name] = x[:, start:stop]
+                else:
+                    shape = (size, *x.shape[1:])
+                    targets[name] = self.buffer(name, shape, x.dtype)[: stop - start]
+                    sources[name] = x[start:stop]
+            copy_by_type(targets, sources)
+            yield start, stop
+
+    def fed(self, given: Arrays) -> tuple[dict[str, Tensor], Tensor, RecurrentState | None]:
+        """Observations [R, A, ...], actions and the policy's recurrent state of a block's rows."""
+        flat = {k.partition("/")[2]: x for k, x in given.items()}
+        memory, state = flat.pop("memory", None), None
+        if memory is not None:
+            state = RecurrentState(memory[0], flat["step_type"] == int(StepType.FIRST))
+            flat = {k: x.flatten(0, 1) for k, x in flat.items()}
+        obs = {k.removeprefix(OBSERVATION): x for k, x in flat.items() if k.startswith(OBSERVATION)}
+        action = flat["raw_action" if "raw_action" in flat else "action"]
+        return obs, action if action.is_floating_point() else action.long(), state
+
+    def last_rows(self, prefix: str, arrays: Arrays, last: Tensor) -> Iterator[tuple[int, int]]:
+        """Copy what unrolls' last rows show to buffers, block by block; see `blocks`.
+
+        Args:
+            prefix: of the buffers' names.
+            arrays: see `pack`.
+            last: [B] numbers of the rows, time outermost; with memory all rows are fed.
+        """
+        if self._algorithm.memory_size:
+            yield from self.blocks(prefix, arrays, self._algorithm._width)
+            return
+        seen = {k: x.flatten(0, 1) for k, x in arrays.items() if k.startswith(OBSERVATION)}
+        self._layout_of_last, words = packed({k: x.unsqueeze(1) for k, x in seen.items()})
+        size = -(-self._algorithm._rows_at_once // LEAST_STEPS)
+        for start in range(0, len(last), size):
+            index = last[start : start + size]
+            self.select(prefix + _WORDS, words, index, size)
+            yield start, start + len(index)
+
+    def fed_last(self, given: Arrays) -> tuple[dict[str, Tensor], RecurrentState | None]:
+        """Observations of a block of `last_rows`, and the policy's recurrent state."""
+        if self._algorithm.memory_size:
+            obs, _, state = self.fed(given)
+            return obs, state
+        (words,) = given.values()
+        rows = unpacked(self._layout_of_last, words)
+        return {k.removeprefix(OBSERVATION): x.squeeze(1) for k, x in rows.items()}, None
+
+    @torch.no_grad()
+    def _of_rows(self, given: Arrays, *, again: bool) -> Outputs:
+        """A block of `pack`, which may be captured."""
+        algorithm = self._algorithm
+        obs, action, state = self.fed(given)
+        values = {}
+        if again:
+            obs, action = algorithm.redrawn(obs, action, state)
+        inputs = algorithm._fed(obs, action)
+        if not again:
+            values = algorithm._values_of_rows(inputs, _both(state), action, obs)
+        arrays = _named_inputs("actor", inputs[0])
+        if inputs[1] is not inputs[0]:
+            arrays |= _named_inputs("critic", inputs[1])
+        arrays |= {"action": action, **told_of_rows(obs)}
+        self._layout, words = packed(arrays, len(self.columns))
+        return {_WORDS: words} | {_VALUE + name: x for name, x in values.items()}
+
+    # --- 3. returns, weights, order ---------------------------------------------------------------
+
+    def prepare(self, words: Tensor) -> None:
+        """Find returns, weights and the order of all passes; what `pack` gave gets the columns."""
+        algorithm = self._algorithm
+        places = 2 * (self._envs if algorithm.memory_size else self._rows * self._spread)
+        width = algorithm._width
+        places = (-(-places // width) + algorithm._block) * width
+        passes, agents = algorithm._config.data_passes, algorithm._spec.num_agents
+        self.buffer("order", (passes, places), torch.int64)
+        if algorithm.memory_size:
+            of_envs = passes, places * (self._steps - 1)
+            self.buffer("rows", of_envs, torch.int64)
+        self.buffer("columns", (self._rows, agents, len(self.columns)), torch.float32)
+        given = self.under(_FLAT) | self.under(_VALUE)
+        given |= {
+            k: x for k, x in self._buffers.items() if k in ("numbers", "order", "rows", "columns")
+        }
+        algorithm._call(self._prepare, given, steps=self._steps, envs=self._envs)
+        self.add_columns(words)
+
+    def add_columns(self, words: Tensor) -> None:
+        """Copy the columns of `prepare` to where rows are gathered from."""
+        words[..., -len(self.columns) :].copy_(self._buffers["columns"][: len(words)])
+
+    @torch.no_grad()
+    def _prepared(self, given: Arrays, *, steps: int, envs: int) -> Outputs:
+        """Find returns, weights and orders for `prepare`; may be captured."""
+        algorithm, device = self._algorithm, self._algorithm._device
+        t1, b, _, _ = numbers = given["numbers"].unbind()
+        # Rows [steps, envs] of rows as they come, one behind the other, time outermost.
+        t, e = torch.arange(steps, device=device).unsqueeze(1), torch.arange(envs, device=device)
+        inside = (t < t1) & (e < b)
+        at = (t * b + e).where(inside, 0).flatten()
+
+        def spread(x: Tensor, fill: int = 0) -> Tensor:
+            x = x.index_select(0, at).view(steps, envs, *x.shape[1:])
+            return x.where(inside.view(steps, envs, *(1,) * (x.dim() - 2)), fill)
+
+        arrays = {
+            k.removeprefix(_FLAT): spread(x, int(StepType.ABORTED) if "step_type" in k else 0)
+            for k, x in given.items()
+            if k.startswith(_FLAT)
+        }
+        spread_out = {k: spread(x) for k, x in given.items() if k.startswith(_VALUE)}
+        values = {k.removeprefix(_VALUE): x for k, x in spread_out.items()}
+        columns, weight, of_batch = algorithm._learnable(Batch(arrays, []), values, (t1 - 1) * b)
+        algorithm._of_batch.copy_(of_batch)
+        algorithm._total.zero_()
+        columns = {**columns, _COUNTED: weight}
+        if _FIRST in self.columns:
+            first = (arrays["step_type"][:-1] == int(StepType.FIRST)).float()
+            columns[_FIRST] = first.unsqueeze(-1).expand_as(weight)
+        found = torch.stack([columns[name] for name in self.columns], -1)  # [T - 1, B, A, C]
+        # Back to rows as they come; those of the last time have no transition: weight 0.
+        rows = len(given["columns"])
+        q = torch.arange(rows, device=device)
+        t_of = q // b
+        at = (t_of * envs + q - t_of * b).clamp_max((steps - 1) * envs - 1)
+        compact = found.flatten(0, 1).index_select(0, at)
+        compact = compact.where((q < (t1 - 1) * b).view(-1, 1, 1), 0.0)
+        given["columns"].copy_(compact)
+        if algorithm.memory_size:
+            counted = weight.amax((0, 2)) > 0
+        else:
+            of_rows = compact[..., self.columns.index(_COUNTED)]
+            counted = of_rows.flatten() > 0 if algorithm._single else of_rows.amax(1) > 0
+        self._draw_order(given, numbers, counted, steps)
+        return {}
+
+    def _draw_order(
+        self, given: Arrays, numbers: tuple[Tensor, ...], counted: Tensor, steps: int
+    ) -> None:
+        """Deal the units of each pass to minibatches like cards, those that count first.
+
+        Places that get none have the row of weight 0 behind the last transition.
+
+        Args:
+            given: "order" [passes, places] of rows, or of environments with memory; "rows"
+                [passes, places * L] then, of rows.
+            numbers: time steps with the last, environments, minibatches, those without a unit of
+                this rank in the first round.
+            counted: [units] whether a unit counts.
+            steps: see `_prepared`.
+        """
+        t1, b, number, skipped = numbers
+        device, width = counted.device, self._algorithm._width
+        remembers, generator = bool(self._algorithm.memory_size), self._algorithm._generator
+        place = torch.arange(given["order"].shape[1], device=device)
+        dealt = dealt_to(place, width, number, skipped)
+        known = (dealt >= 0) & (dealt < len(counted))
+        dealt = dealt.clamp(0, len(counted) - 1)
+        hidden = (~counted).to(torch.uint8)
+        last = (t1 - 1) * b * self._spread
+        units = b if remembers else last
+        for k in range(len(given["order"])):
+            order = torch.randperm(len(counted), device=device, generator=generator)
+            order = order.index_select(0, hidden.index_select(0, order).sort(stable=True).indices)
+            unit = order.index_select(0, dealt)
+            of_this = known & (unit < units)
+            if not remembers:
+                given["order"][k].copy_(unit.where(of_this, last))
+                continue
+            given["order"][k].copy_(unit.where(of_this, 0))
+            t = torch.arange(steps - 1, device=device).view(1, -1, 1)
+            row = t * b + unit.view(-1, 1, width)  # [minibatches, L, width]
+            given["rows"][k].copy_(row.where(of_this.view(-1, 1, width), last).flatten())
+
+    # --- 4. minibatches -----------------------------------------------------------------------
+
+    def gather(
+        self, words: Tensor, memory: Tensor | None, number: int, start: int
+    ) -> dict[str, Tensor]:
+        """Copy the rows of a block of minibatches to where graphs of steps read them.
+
+        Args:
+            words: of `pack`.
+            memory: [B, A, H] of the policy, before the first row; None: it has none.
+            number: of the pass.
+            start: first minibatch of the block.
+        """
+        algorithm = self._algorithm
+        if self._loaded != (number, start):
+            self._loaded = number, start
+            width, block = algorithm._width, algorithm._block
+            units = self._buffers["order"][number, start * width : (start + block) * width]
+            index = units
+            if memory is not None:
+                length = self._steps - 1
+                places = slice(start * width * length, (start + block) * width * length)
+                index = self._buffers["rows"][number, places]
+                self.select(_BLOCK + "memory", memory, units)
+            if algorithm._single:
+                words = words.flatten(0, 1).unsqueeze(1)
+            self.select(_BLOCK + _WORDS, words, index)
+        return self.under(_BLOCK)
+
+    def select(self, name: str, x: Tensor, index: Tensor, size: int = 0) -> None:
+        """Copy some rows to the buffer of this name, of `size` rows; 0: as many as there are."""
+        out = self.buffer(name, (size or len(index), *x.shape[1:]), x.dtype)
+        torch.index_select(x, 0, index, out=out[: len(index)])
+
+    def of_block(self, given: Arrays, without: Container[str] = ()) -> Pass:
+        """Take the minibatches that were gathered as a pass of their own; may be captured.
+
+        Args:
+            given: buffers of the block by name.
+            without: names of inputs and columns that are not needed.
+        """
+        algorithm = self._algorithm
+        words, memory = given[_BLOCK + _WORDS], given.get(_BLOCK + "memory")
+        found = unpacked(tuple(part for part in self._layout if part.name not in without), words)
+        prepared = words[..., -len(self.columns) :]
+        found |= {k: prepared[..., i] for i, k in enumerate(self.columns) if k not in without}
+        weight, number = found.pop(_COUNTED), algorithm._block
+        sharing = algorithm._sharing[:, :1] if algorithm._single else algorithm._sharing
+        share, counts = shares(weight.view(number, -1, weight.shape[1]), sharing, algorithm._group)
+        actor, critic = _inputs("actor", found), _inputs("critic", found)
+        if critic.stored is None and critic.vector is None:
+            critic = actor
+        state = None
+        if memory is not None:
+            first = found.pop(_FIRST)  # [n * L * m, A]
+            length = self._steps - 1
+            begins = first[:, 0].view(number, length, -1).transpose(0, 1).flatten(1) > 0
+            state = RecurrentState(memory, begins)
+        return Pass(number, actor, critic, found, share, -share, counts, sharing, *_both(state))
+
+
+def dealt_to(place: Tensor, width: int, number: Tensor | int, skipped: Tensor | int) -> Tensor:
+    """Number in the pack of the unit that a place gets; less than 0: none.
+
+    Args:
+        place: number of the place; minibatches have theirs one behind the other.
+        width: places of a minibatch.
+        number: minibatches.
+        skipped: minibatches, the first ones, that get nothing in the first round.
+    """
+    minibatch = place // width
+    dealt = (place - minibatch * width) * number + minibatch - skipped
+    return dealt.where(minibatch < number, -1)
+
+
+def _both(state: RecurrentState | None) -> tuple[RecurrentState | None, RecurrentState | None]:
+    """The recurrent states of policy and critic; see `recurrent_states`."""
+    if state is None:
+        return None, None
+    return state, RecurrentState(torch.zeros_like(state.memory), state.first)
+
+
+def _room_for(count: int) -> int:
+    """The power of two that holds a few times as many."""
+    return 1 << math.ceil(math.log2(_HEADROOM * count))
+
+
+def _inputs(name: str, found: dict[str, Tensor]) -> Inputs:
+    """Take what `_named_inputs` named out of arrays; a layer reads it as it lies in memory."""
+    stored, vector = (found.pop(f"{name}/{part}", None) for part in ("stored", "vector"))
+    return Inputs(
+        None if stored is None else stored.contiguous(),
+        None if vector is None else vector.contiguous(),
+    )
+
+
+def _named_inputs(name: str, inputs: Inputs) -> dict[str, Tensor]:
+    """The inputs of a network by name."""
+    parts = {f"{name}/stored": inputs.stored, f"{name}/vector": inputs.vector}
+    return {k: x for k, x in parts.items() if x is not None}

@@ -1,0 +1,280 @@
+"""Minibatches of a rollout: all of its rows in a random order, gathered once for each pass.
+
+A row is a joint transition; by `Rows.of_single_agents` that of one agent.
+
+On a CPU rows that do not count are left out. On a GPU they weigh nothing, and fill minibatches up
+to one size: see `fixed_shapes`.
+
+Ranks of a group make as many minibatches as one learner with all their rows would. Minibatch k of
+the group is that of all ranks together; where a rank has no row for it, rows of weight 0 stand in.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from learner_service.layers.inputs import Inputs
+from learner_service.layers.recurrent import RecurrentState
+from learner_service.learning.returns import of_agents
+from learner_service.ranks.group import ALONE, Group
+from learner_service.storage.rollout import Batch, Transitions
+from learner_service.storage.unroll import OBSERVATION
+from shared.wire.spec import AGENT_MASK
+
+# Log-probability in rows that do not count, which may be of another time: their ratio is 0, for an
+# infinite one times a weight of 0 is NaN.
+NEVER_TAKEN = 1e4
+
+
+@dataclass
+class Minibatch:
+    """M joint rows of a pass, those of whole environments with memory; fields as those of Pass."""
+
+    actor: Inputs
+    critic: Inputs
+    columns: dict[str, Tensor]
+    share: Tensor
+    cost: Tensor
+    actor_state: RecurrentState | None
+    critic_state: RecurrentState | None
+
+
+@dataclass
+class Pass:
+    """All minibatches of a pass over the rows, one behind the other.
+
+    Attributes:
+        number: n of them.
+        actor: the policy's inputs, [n * M, A, ...].
+        critic: the critic's; may be the same object.
+        columns: name -> [n * M, A, ...].
+        share: [n, M, A] 1 / (rows of the agent's parameter group that count in the minibatch), or
+            0 for a row that does not count: a sum weighted by it is the sum of the parameter
+            groups' means. With N ranks: N / (those that count on all ranks), so that the mean of
+            the ranks' sums is.
+        cost: [n, M, A] -share, for what is to be maximised.
+        counts: [n] 1 if any row of the minibatch counts, of any rank, else 0.
+        sharing: [S, A] of `sharing_agents`.
+        actor_state: of n * m environments.
+        critic_state: the same.
+    """
+
+    number: int
+    actor: Inputs
+    critic: Inputs
+    columns: dict[str, Tensor]
+    share: Tensor
+    cost: Tensor
+    counts: Tensor
+    sharing: Tensor
+    actor_state: RecurrentState | None = None
+    critic_state: RecurrentState | None = None
+
+    def each(self, x: Tensor) -> Tensor:
+        """[n, M, ...] of [n * M, ...]."""
+        return x.view(self.number, -1, *x.shape[1:])
+
+    def at(self, i: int) -> Minibatch:
+        """Return minibatch i: views of this pass."""
+        length, envs = self.share.shape[1], 0
+        if self.actor_state is not None:
+            envs = len(self.actor_state.memory) // self.number
+        rows, columns = slice(i * length, (i + 1) * length), slice(i * envs, (i + 1) * envs)
+        actor = self.actor.each(lambda x: x[rows])
+        return Minibatch(
+            actor,
+            actor if self.critic is self.actor else self.critic.each(lambda x: x[rows]),
+            {name: x[rows] for name, x in self.columns.items()},
+            self.share[i],
+            self.cost[i],
+            *(state and state.columns(columns) for state in (self.actor_state, self.critic_state)),
+        )
+
+
+def number_of_minibatches(
+    number: int,
+    times: float,
+    group: Group = ALONE,
+    *,
+    units: int = 0,
+    width: int = 0,
+    block: int = 1,
+) -> int:
+    """Minibatches of a pass, the same on all ranks.
+
+    Args:
+        number: that is configured.
+        times: of a Batch: an update may have more rows than were asked for.
+        group: its ranks' mean counts.
+        units: that may count, at most.
+        width: units that a minibatch has room for; 0: for any number.
+        block: minibatches that are learned from at once; there is a whole number of blocks.
+    """
+    number = round(number * group.agree({"times": times}, "sum")["times"] / group.size)
+    if not width:
+        return number
+    # Of several ranks one may have a unit less of each minibatch: it begins with padding.
+    room = block * (width - (group.size > 1))
+    least = round(group.agree({"least": -(-units // room)}, "max")["least"])
+    return block * max(1, round(number / block), least)
+
+
+def deviations(x: Tensor, share: Tensor, sharing: Tensor, group: Group = ALONE) -> Tensor:
+    """Standard deviations over each parameter group's rows, [..., S].
+
+    Args:
+        x: [..., M, A].
+        share: [..., M, A] of Minibatch.
+        sharing: [S, A] of `sharing_agents`.
+        group: of the ranks that hold the rows.
+    """
+    if len(sharing) == 1:
+        rows, weights = x.flatten(-2).unsqueeze(-2), share.flatten(-2).unsqueeze(-1)
+        mean = rows @ weights
+        group.mean_([mean])
+        variance = (rows - mean).square() @ weights
+        group.mean_([variance])
+        return variance.sqrt().flatten(-2)
+    means = (x * share).sum(-2) @ sharing.T
+    group.mean_([means])
+    squares = (x - of_agents(means, sharing).unsqueeze(-2)).square() * share
+    variances = squares.sum(-2) @ sharing.T
+    group.mean_([variances])
+    return variances.sqrt()
+
+
+def shares(weight: Tensor, sharing: Tensor, group: Group = ALONE) -> tuple[Tensor, Tensor]:
+    """What rows count for in their minibatches, and whether any row of an agent counts.
+
+    Args:
+        weight: [n, rows, A] 1 for a row that counts, else 0.
+        sharing: [S, A] of `sharing_agents`.
+        group: of the ranks that hold the minibatches' rows.
+
+    Returns:
+        [n, rows, A], which a minibatch's loss is summed with, and [n] 1 or 0.
+    """
+    fewest = 1 / group.size
+    if len(sharing) == 1:
+        of_all = weight.sum((1, 2), keepdim=True)
+        group.mean_([of_all])
+        return weight / of_all.clamp_min(fewest), (of_all.flatten() > 0).float()
+    counted = weight.sum(1)  # [n, A]
+    group.mean_([counted])
+    share = (counted @ sharing.T).clamp_min(fewest).reciprocal() @ sharing
+    return weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
+
+
+def counted_actions(batch: Batch, t: Transitions, num_agents: int) -> Tensor:
+    """[L, B, A] 1 where an alive agent's action was taken and led to the next row, else 0."""
+    weight = t.valid.unsqueeze(-1).expand(-1, -1, num_agents).float()
+    alive = batch.arrays.get(OBSERVATION + AGENT_MASK)
+    return weight if alive is None else weight * (alive[:-1] != 0)
+
+
+@dataclass
+class Rows:
+    """All joint transitions of a batch: R rows, each of all A agents at one step, time outermost.
+
+    Inputs and columns may hold more than R rows, those of last observations behind the others; no
+    minibatch takes from these.
+
+    Attributes:
+        actor: the policy's inputs.
+        critic: the critic's; may be the same object.
+        columns: name -> [R or more, A, ...], what else belongs to a row.
+        weight: [R, A] 1 where the agent's transition counts, else 0.
+        sharing: [S, A] of `sharing_agents`.
+        actor_state: what the policy remembered before each environment's first row. Minibatches are
+            then of whole environments. None: they are of single rows.
+        critic_state: the same of the critic.
+        group: of the ranks that learn together, each from rows of its own.
+    """
+
+    actor: Inputs
+    critic: Inputs
+    columns: dict[str, Tensor]
+    weight: Tensor
+    sharing: Tensor
+    actor_state: RecurrentState | None = None
+    critic_state: RecurrentState | None = None
+    group: Group = ALONE
+    _length: int = field(init=False)  # rows of a unit of minibatches
+    _units: Tensor = field(init=False)  # valid units
+    _by_rank: list[float] = field(init=False, default_factory=list)  # valid units, once asked for
+
+    def __post_init__(self) -> None:
+        """Find the units that count."""
+        state = self.actor_state
+        self._length = 1 if state is None or state.first is None else len(state.first)
+        counted = self.weight.view(self._length, -1, self.weight.shape[1]).amax((0, 2)) > 0
+        self._units = counted.nonzero().squeeze(1)
+
+    def of_single_agents(self) -> "Rows":
+        """The same with each agent's row as a joint row of one agent, [R * A, 1, ...].
+
+        Minibatches are then of agents' rows: agents must share one parameter group, and no network
+        may mix them.
+        """
+        rows, agents = self.weight.shape
+        columns = {
+            name: x[:rows].reshape(rows * agents, 1, *x.shape[2:])
+            for name, x in self.columns.items()
+        }
+        actor, critic = self.actor.grouped(1), self.critic.grouped(1)
+        weight = self.weight.reshape(-1, 1)
+        sharing = self.sharing[:, :1]
+        return Rows(actor, critic, columns, weight, sharing, group=self.group)
+
+    def shuffled(self, number: int, generator: torch.Generator) -> Pass:
+        """Deal all rows that count to `number` minibatches, shuffled, like cards.
+
+        Minibatches have equally many units, give or take one. Units of the ranks are dealt one
+        after the other, as if they were one pack.
+
+        Args:
+            number: of minibatches; there are fewer if there are fewer units.
+            generator: draws the order.
+        """
+        group, size, skipped = self.group, len(self._units), 0
+        if group.size == 1:
+            number = min(number, size)
+        else:
+            self._by_rank = self._by_rank or group.gather(size)
+            number = min(number, int(sum(self._by_rank)))
+            # The minibatch that this rank's first unit goes to; those before it get padding.
+            skipped = int(sum(self._by_rank[: group.rank])) % max(1, number)
+        if number == 0:  # environments that fail at once, or an episode's end alone
+            none = self.weight
+            return Pass(0, self.actor, self.critic, {}, none, none, none, self.sharing)
+        device = self._units.device
+        order = torch.randperm(size, device=device, generator=generator)
+        order = self._units.index_select(0, order)
+        width = max(1, -(-(skipped + size) // number))
+        spare = width * number - skipped - size  # places behind this rank's last unit
+        if skipped or spare:
+            order = F.pad(order, (skipped, spare))
+        units = order.view(-1, number).T.contiguous()  # [n, m]
+        index = units.unsqueeze(1)
+        if self.actor_state is not None:  # [n, L, m] rows of whole environments
+            step = len(self.weight) // self._length
+            first = torch.arange(0, len(self.weight), step, device=device)
+            index = index + first.view(1, -1, 1)
+        rows = index.flatten()
+        weight = self.weight.index_select(0, rows).view(number, self._length, width, -1)
+        if skipped:
+            weight[:skipped, :, 0] = 0
+        columns, rest = divmod(spare, number)
+        if columns:
+            weight[:, :, -columns:] = 0
+        if rest:
+            weight[-rest:, :, -columns - 1] = 0
+        share, any_counts = shares(weight.flatten(1, 2), self.sharing, group)
+        actor = self.actor.rows(rows)
+        critic = actor if self.critic is self.actor else self.critic.rows(rows)
+        found = {name: x.index_select(0, rows) for name, x in self.columns.items()}
+        before = (self.actor_state, self.critic_state)
+        states = (state and state.columns(units.flatten()) for state in before)
+        return Pass(number, actor, critic, found, share, -share, any_counts, self.sharing, *states)

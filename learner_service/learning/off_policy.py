@@ -1,0 +1,267 @@
+"""What algorithms that learn from a replay have in common."""
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from typing_extensions import override
+
+from learner_service.device.cuda_graph import Outputs
+from learner_service.device.precision import Precision
+from learner_service.layers.stacked import count_slices
+from learner_service.learning.actor_critic import ActorCritic
+from learner_service.learning.options import (
+    About,
+    AlgorithmConfig,
+    Gamma,
+    GradNorm,
+    SharingConfig,
+)
+from learner_service.learning.returns import annealed, mean_over
+from learner_service.ranks.group import Group
+from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
+from learner_service.storage.sequences import SequenceReplay
+from learner_service.storage.unroll import NEXT as NEXT
+from learner_service.storage.unroll import OBSERVATION
+from shared.config import PluginConfig
+from shared.process.errors import ConfigError
+from shared.wire.spec import AGENT_MASK, EnvSpec
+
+PRIORITY = "priority"
+
+
+def rows_of(batch: ReplayBatch) -> dict[str, Tensor]:
+    """All that an update reads of a batch, as named tensors: arrays, NEXT + arrays, and scalars."""
+    rows = {**batch.arrays, **{NEXT + name: x for name, x in batch.next_arrays.items()}}
+    return rows | {"reward": batch.reward, "discount": batch.discount, "weight": batch.weight}
+
+
+def observed(rows: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """Name -> [B, ...] of the observations in `rows_of`; prefix NEXT: those of row t + k."""
+    prefix += OBSERVATION
+    return {k.removeprefix(prefix): v for k, v in rows.items() if k.startswith(prefix)}
+
+
+def alive_mask(observation: Mapping[str, Tensor]) -> Tensor | None:
+    """[B, A] float32, 1 where an agent is alive; None where all are: the environment does not say.
+
+    Args:
+        observation: name -> [B, ...].
+    """
+    alive = observation.get(AGENT_MASK)
+    return None if alive is None else (alive != 0).float()
+
+
+def of_alive(x: Tensor, alive: Tensor | None) -> Tensor:
+    """Numbers [B, A] of the agents that are alive, 0 of the others; see alive_mask."""
+    return x if alive is None else x * alive
+
+
+def mean_of_alive(x: Tensor, alive: Tensor | None) -> Tensor:
+    """[B] mean of [B, A] over the agents that are alive, 0 where none is; see alive_mask."""
+    return x.mean(1) if alive is None else mean_over(x, alive, 1)
+
+
+def agent_shares(slices: tuple[int, ...], device: torch.device) -> Tensor:
+    """[A] weight of each agent's loss: one over the agents that share its parameter group."""
+    return torch.tensor([1 / slices.count(s) for s in slices], device=device)
+
+
+def alive_rows(
+    alive: Tensor, observation: Mapping[str, Tensor], group: Group, *, masked: bool = False
+) -> Tensor:
+    """[A] rows on which each agent lives, at least 1 in all; the mean over the ranks.
+
+    Args:
+        alive: [B, A] of `alive_mask`, or [B, 1] of the team.
+        observation: that it is of. All live where the environment does not say: on all ranks alike.
+        group: of the ranks.
+        masked: whether `alive` leaves out other rows, too.
+    """
+    rows = alive.sum(0)
+    if masked or AGENT_MASK in observation:
+        group.mean_([rows])
+    return rows.clamp_min(1 / group.size)
+
+
+def agents_loss(loss: Tensor, alive: Tensor | None, rows: Tensor | None, shares: Tensor) -> Tensor:
+    """One loss whose gradient for each parameter group is that of its own agents' mean.
+
+    Each agent's loss is averaged over the rows on which it lives; then over the agents that share
+    weights, but summed over parameter groups. So agents with weights of their own learn as if each
+    had an optimiser and a loss to itself.
+
+    Args:
+        loss: [B, A] of each row and agent.
+        alive: [B, A] 1 where it counts; None: everywhere.
+        rows: [A] see alive_rows; None: all.
+        shares: [A] see agent_shares.
+    """
+    return (of_alive(loss, alive).sum(0) / (len(loss) if rows is None else rows) * shares).sum()
+
+
+class OffPolicyConfig(SharingConfig, AlgorithmConfig):
+    """Options of algorithms that learn from a replay."""
+
+    replay: ReplayConfig = Field(ReplayConfig(), description="what is kept and how it is sampled")
+    gamma: Gamma = 0.99
+    max_grad_norm: GradNorm = 10.0
+
+    @property
+    @override
+    def about(self) -> About:
+        size, interval = self.replay.batch_size, self.replay.update_interval
+        what = f"an update every {2 * interval} rows instead of {interval}"
+        return About(
+            batch_size="replay.batch_size",
+            open_batch_size="" if size else "replay.batch_size",
+            learned_at_once=size,
+            joint=True,
+            divided=("replay.batch_size", "replay.update_interval"),
+            rounded_up=("replay.capacity_rows", "replay.capacity_bytes", "replay.start_rows"),
+            batch_size_advice="lower algorithm.replay.capacity_rows",  # it is on the device too
+            cheaper_learning=((what, {"replay.update_interval": 2 * interval}),),
+        )
+
+
+class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
+    """Learns from transitions, whatever policy made them. Used by the thread that learns.
+
+    `_learn(rows)` gets `_rows_of` a batch, multiplies the critics' losses by its "weight" [B], and
+    returns PRIORITY, the new td_error [B], among the scalars.
+    """
+
+    _config: OffPolicyConfig
+    _learn: Callable[..., Outputs]  # the update of the networks, on the device; see Captured
+    _team = False  # see ReplayStorage
+
+    @override
+    def __init__(
+        self,
+        config: OffPolicyConfig,
+        spec: EnvSpec,
+        network: PluginConfig,
+        precision: Precision,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        super().__init__(config, spec, network, precision, device, seed)
+        # MASAC's option from before learner.cuda_graph.
+        self.graphs.enabled &= getattr(config, "cuda_graph", True)
+        self._captured = self._capture("update", self._learn)
+        self._captured_in_place = self._capture("update", self._learn_in_place, in_place=True)
+        self._seed, replay = seed, config.replay
+        # A team learns from one loss: its gradient is one vector, clipped as a whole.
+        of_loss = (0,) if self._team else self._slices
+        self._num_slices, self._shares = count_slices(of_loss), agent_shares(of_loss, device)
+        self.unroll_length = replay.unroll_steps
+        self.rows_per_update = replay.batch_size * spec.num_agents
+        interval = replay.update_interval * self._group.size  # rows of all ranks
+        self._rows_per_update = Fraction(interval, replay.updates_per_interval)
+        # Rows that the updates stand for are a fraction, so that no rounding adds up.
+        self._counts = {"updates": 0, "rows": 0, "rows_divisor": 1}
+        self._exploration = torch.zeros(len(self._explores()), device=device)
+        self._explored = [0.0] * len(self._exploration)  # the same on the host
+        self._anneal()
+
+    def update(self, batch: ReplayBatch) -> dict[str, Tensor]:
+        """One update of the networks from a batch of transitions; sets its td_error.
+
+        Returns:
+            the scalars of `_learn`, and what `_explores` names.
+        """
+        self._counts["updates"] += 1
+        self._set_rows(self._rows() + self._rows_per_update)
+        rows, turn = self._rows_of(batch), self._turn()
+        if batch.error_memory is None:
+            scalars = self._captured(rows, **turn)
+            batch.td_error = scalars.pop(PRIORITY)
+        else:
+            scalars = self._captured_in_place({**rows, PRIORITY: batch.error_memory}, **turn)
+            batch.td_error = batch.error_memory
+        self._anneal()
+        if explores := self._explores():
+            scalars |= dict(zip(explores, self._exploration.clone().unbind(), strict=True))
+        return scalars
+
+    def _learn_in_place(self, rows: Mapping[str, Tensor], **turn: bool) -> Outputs:
+        """`_learn` that writes the new td_error to rows[PRIORITY], which no graph's pool holds."""
+        outputs = self._learn({k: x for k, x in rows.items() if k != PRIORITY}, **turn)
+        rows[PRIORITY].copy_(outputs.pop(PRIORITY))
+        return outputs
+
+    def _turn(self) -> dict[str, bool]:
+        """Which of the networks `_learn` is to move in this update, if not all."""
+        return {}
+
+    def _explores(self) -> dict[str, tuple[float, float, int]]:
+        """What is explored by: its first value, its last, and the rows over which it falls."""
+        return {}
+
+    @property
+    def _explores_by(self) -> Tensor | None:
+        return self._exploration if len(self._exploration) else None
+
+    def _anneal(self) -> None:
+        """Set `_exploration`: linear over this number of rows."""
+        for i, (start, end, over) in enumerate(self._explores().values()):
+            value = annealed(start, end, float(self._rows()), over)
+            if value != self._explored[i]:
+                self._explored[i] = value
+                self._exploration[i].fill_(value)
+
+    def _rows_of(self, batch: ReplayBatch) -> dict[str, Tensor]:
+        """`rows_of` a batch, its weights over the largest that any rank has drawn.
+
+        Of sequences: their arrays, [L + 1, S, ...].
+        """
+        if self.memory_size:
+            return batch.arrays
+        rows = rows_of(batch)
+        if self._config.replay.prioritized and self._group.size > 1:
+            largest = batch.largest_weight.clone()
+            self._group.largest_([largest])
+            rows["weight"] = batch.weight * (batch.largest_weight / largest)
+        return rows
+
+    def _rows(self) -> Fraction:
+        return Fraction(int(self._counts["rows"]), int(self._counts["rows_divisor"]))
+
+    def _set_rows(self, rows: Fraction) -> None:
+        self._counts["rows"], self._counts["rows_divisor"] = rows.as_integer_ratio()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Algorithm. With another rate of updates rows continue from those counted so far."""
+        super().load_state_dict(state)
+        self._anneal()
+
+    def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> ReplayStorage:
+        """A replay; acting may be max_policy_lag unrolls of every environment ahead.
+
+        Raises:
+            ConfigError: if sequences are to be augmented.
+        """
+        if self.memory_size and self.transforms.draws:
+            raise ConfigError(
+                "augment: a recurrent network with a replay learns from whole sequences, which are "
+                "not augmented; leave out the section augment, or set network.recurrent=0"
+            )
+        kind = SequenceReplay if self.memory_size else ReplayStorage
+        return kind(
+            self._config.replay,
+            spec,
+            self._config.gamma,
+            max_policy_lag,
+            self._device,
+            self.extras,
+            self._group.own_seed(self._seed + 2),
+            team=self._team,
+            section="algorithm.replay",
+            memory_size=self.memory_size,
+            frames=self.frames,
+            group=self._group,
+            cuda_graph=self.graphs.enabled,
+        )

@@ -1,0 +1,180 @@
+"""The common part of COMA and MAPPO: an update is passes over a rollout in minibatches.
+
+On a GPU all of it is a few CUDA graphs, of the steps on a few minibatches each, whatever the number
+of environments: see `fixed_shapes`. Of larger graphs there would be fewer to launch, and to capture
+one would take longer.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from learner_service.device.precision import Precision
+from learner_service.layers.recurrent import recurrent_states
+from learner_service.learning.fixed_shapes import FixedShapes
+from learner_service.learning.minibatches import Pass, Rows, number_of_minibatches
+from learner_service.learning.options import OnPolicyCriticConfig
+from learner_service.learning.rollout_rows import RolloutRows, told_of_rows
+from learner_service.learning.schedule import Schedule
+from learner_service.storage.rollout import Batch
+from learner_service.storage.unroll import lengthened
+from shared.config import PluginConfig
+from shared.wire.spec import EnvSpec
+
+
+class OnPolicyAlgorithm(RolloutRows):
+    """Learns from each rollout once. Used by the thread that learns.
+
+    A subclass steps on minibatches in the functions of `_stages`.
+    """
+
+    _logged: tuple[str, ...]
+    # Of a stage: inputs and columns that it does not need.
+    _unused: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+    @override
+    def __init__(
+        self,
+        config: OnPolicyCriticConfig,
+        spec: EnvSpec,
+        network: PluginConfig,
+        precision: Precision,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        super().__init__(config, spec, network, precision, device, seed)
+        c = config
+        self.unroll_length, self.unrolls_per_update = c.unroll_steps, c.unrolls_per_update
+        self.rows_per_update = c.batch_size * c.batch_number
+        self._schedule = Schedule(
+            [optimizer for optimizer, _ in self._learned],
+            c.entropy_weight,
+            c.anneal_updates,
+            c.final_lr_fraction,
+            device,
+            static=self._static,
+        )
+        self._counts = {"updates": 0}
+        self._fixed = FixedShapes(self, self._columns)
+        stages = self._stages()
+        self._each_stage = tuple(stages.values())
+        self._steps_in_graphs = tuple(
+            self._fixed.capture_steps(name, step, self._unused.get(name, ()))
+            for name, step in stages.items()
+        )
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Learn from a rollout, in minibatches of joint rows.
+
+        With memory a minibatch is some of the environments, whole: from what was remembered at the
+        unroll's first row to its end.
+
+        Returns:
+            the scalars of `_logged`, means over the update and over parameter groups.
+        """
+        c, arrays = self._config, batch.arrays
+        self._schedule.set(self._counts["updates"])
+        if self._static and self.memory_size:  # a graph has one number of steps
+            own = {"steps": max(self._longest, len(arrays["step_type"]))}
+            self._longest = round(self._group.agree(own, "max")["steps"])
+            arrays = lengthened(dict(arrays), self._longest)
+        # Units of minibatches that may count: environments, joint rows, or rows of agents.
+        units = batch.size * (self._spec.num_agents if self._single else 1)
+        number = number_of_minibatches(
+            c.batch_number,
+            batch.times,
+            self._group,
+            units=arrays["step_type"].shape[1] if self.memory_size else units,
+            width=self._width,
+            block=self._block,
+        )
+        if self._static:
+            self._learn_in_graphs(arrays, number)
+        else:
+            self.graphs.eager_calls["update"] += 1
+            self._total.zero_()
+            rows = self._prepare(batch)
+            first = rows.of_single_agents() if self._single else rows
+            for k in range(c.data_passes):
+                seen = first
+                if k and self.transforms.draws:
+                    again = self._redrawn_rows(rows, batch)
+                    seen = again.of_single_agents() if self._single else again
+                minibatches = seen.shuffled(number, self._generator)
+                if minibatches.number:
+                    for step in self._each_stage:
+                        step(minibatches)
+        self._schedule.restore()
+        self._counts["updates"] += 1
+        scalars = self._scalars(self._total, self._of_batch)
+        return dict(zip(self._logged, scalars.unbind(), strict=True))
+
+    @override
+    def graph_bytes(self, rows: int) -> float:
+        return self._fixed.expected_bytes(rows)
+
+    def _learn_in_graphs(self, arrays: dict[str, Tensor], number: int) -> None:
+        """Learn as `update` does, on a GPU; sums go to `_total` and `_of_batch`."""
+        fixed = self._fixed
+        fixed.load(arrays, number)
+        arrays = self._completed(arrays)
+        words = fixed.pack(arrays)
+        fixed.prepare(words)
+        memory = arrays["memory"][0] if self.memory_size else None
+        for k in range(self._config.data_passes):
+            if k and self.transforms.draws:
+                words = fixed.pack(arrays, again=True)
+                fixed.add_columns(words)
+            for steps in self._steps_in_graphs:
+                for start in range(0, number, self._block):
+                    self._call(steps, fixed.gather(words, memory, k, start))
+
+    @torch.no_grad()
+    def _prepare(self, batch: Batch) -> Rows:
+        """Return what minibatches are of; keep what `_scalars` needs of the batch."""
+        arrays = self._completed(batch.arrays)
+        batch = Batch(arrays, [])
+        length, envs = arrays["step_type"].shape
+        obs = {name: x.flatten(0, 1) for name, x in batch.observation().items()}
+        action = arrays["raw_action" if "raw_action" in arrays else "action"].flatten(0, 1)
+        action = action if action.is_floating_point() else action.long()
+        inputs, states = self._fed(obs, action), recurrent_states(batch)
+        values = self._values_of_rows(inputs, states, action, obs, envs)
+        values = {name: x.view(length, envs, -1) for name, x in values.items()}
+        columns, weight, of_batch = self._learnable(batch, values, None)
+        self._of_batch.copy_(of_batch)
+        weight = weight.flatten(0, 1)
+        columns = {name: x.flatten(0, 1) for name, x in columns.items()}
+        columns |= {"action": action[: len(weight)], **told_of_rows(obs)}
+        actor, critic = (state and state.without_last() for state in states)
+        return Rows(*inputs, columns, weight, self._sharing, actor, critic, self._group)
+
+    @torch.no_grad()
+    def _redrawn_rows(self, rows: Rows, batch: Batch) -> Rows:
+        """Return rows of a batch with what was seen and done changed at random."""
+        count = len(rows.weight)
+        obs = {name: x.flatten(0, 1)[:count] for name, x in batch.observation().items()}
+        obs, action = self.redrawn(obs, rows.columns["action"], rows.actor_state)
+        actor, critic = self._fed(obs, action)
+        columns = rows.columns | {"action": action} | told_of_rows(obs)
+        return replace(rows, actor=actor, critic=critic, columns=columns)
+
+    @abstractmethod
+    def _stages(self) -> dict[str, Callable[[Pass], None]]:
+        """Return functions that step on minibatches, by name; they add to `_total`.
+
+        A pass goes through one after the other; each may be captured.
+        """
+
+    def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a batch's arrays with what it lacks."""
+        return arrays
+
+    @abstractmethod
+    def _scalars(self, total: Tensor, of_batch: Tensor) -> Tensor:
+        """Return `_logged` of sums over minibatches, and of what `_learnable` found."""

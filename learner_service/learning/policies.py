@@ -1,0 +1,179 @@
+"""Policies that act with a frozen copy of an actor, and the actors of COMA, MAPPO and IPPO."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from learner_service.device.precision import Precision
+from learner_service.layers.distributions import ILLEGAL, ActionDistribution, Categorical, Normal
+from learner_service.layers.forward import forward
+from learner_service.layers.inputs import ActorInputs, Inputs
+from learner_service.layers.recurrent import RecurrentState, memory_size
+from learner_service.layers.snapshot import snapshot
+from learner_service.layers.stacked import count_slices, per_agent
+from learner_service.learning.base import Policy
+from learner_service.learning.exploration import EpsilonSoftmax
+from shared.wire.spec import ACTION_MASK, Continuous, Discrete, EnvSpec
+
+
+class SnapshotPolicy(Policy):
+    """A frozen copy of an actor; a subclass makes a distribution of its outputs.
+
+    Attributes:
+        RETURNS_LOG_PROB: whether `act` returns the log-probability of the action.
+        actor: copy of the algorithm's actor.
+        exploration: numbers on the device that the algorithm explores by, if it has any.
+    """
+
+    RETURNS_LOG_PROB = False
+    exploration: Tensor
+
+    def __init__(
+        self,
+        actor: nn.Module,
+        inputs: ActorInputs,
+        spec: EnvSpec,
+        precision: Precision,
+        exploration: Tensor | None = None,
+    ) -> None:
+        """Copy the actor and what it explores by.
+
+        Args:
+            actor: module with weights in fp32.
+            inputs: inputs of the actor, made of observations.
+            spec: spec of the environment.
+            precision: precision of forward passes.
+            exploration: numbers to explore by, see the class.
+        """
+        self.actor, self.memory_size = snapshot(actor, precision), memory_size(actor)
+        self._inputs = inputs
+        self._spec = spec
+        self._precision = precision
+        if exploration is not None:
+            self.exploration = exploration.clone()
+
+    @property
+    def network(self) -> nn.Module:
+        """The actor's network."""
+        return self.actor
+
+    @abstractmethod
+    def distribution(self, out: Tensor, mask: Tensor | None) -> ActionDistribution:
+        """Return the distribution of actions.
+
+        Args:
+            out: [B, A, outputs] float32 of the network.
+            mask: [B, A, K] 1 = legal, or None if all actions are.
+        """
+
+    def in_bounds(self, action: Tensor) -> dict[str, Tensor]:
+        """Return a continuous action [B, A, U] as the environment takes it, as "action"."""
+        return {"action": action}
+
+    @torch.inference_mode()
+    @override
+    def act(
+        self,
+        observation: Mapping[str, Tensor],
+        generator: torch.Generator | None,
+        memory: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        inputs = self._inputs(observation)
+        hidden = None if memory is None else RecurrentState(memory)
+        with self._precision.autocast():
+            out, remembered = forward(self.network, inputs, hidden)
+        pi = self.distribution(out.float(), observation.get(ACTION_MASK))
+        action = pi.mode() if generator is None else pi.sample(generator)
+        discrete = isinstance(self._spec.action, Discrete)
+        acted = {"action": action.int()} if discrete else self.in_bounds(action)
+        if self.RETURNS_LOG_PROB:
+            assert isinstance(pi, Categorical | Normal)
+            acted["log_prob"] = pi.log_prob(action)
+        if remembered is not None:
+            acted["memory"] = remembered
+        return acted if generator is not None else acted | pi.greedy_by()
+
+
+class ComaPolicy(SnapshotPolicy):
+    """The actor and its epsilon, frozen."""
+
+    @override
+    def distribution(self, out: Tensor, mask: Tensor | None) -> EpsilonSoftmax:
+        return EpsilonSoftmax(out, mask, self.exploration)
+
+
+def policy_outputs(spec: EnvSpec) -> int:
+    """Return the outputs of a policy for an agent: logits, or means of continuous actions."""
+    return spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
+
+
+def policy_extras(spec: EnvSpec) -> dict[str, tuple[int, ...]]:
+    """Return what a MappoPolicy's `act` returns beside the action, see Algorithm."""
+    if isinstance(spec.action, Continuous):
+        return {"log_prob": (), "raw_action": (spec.action.size,)}
+    return {"log_prob": ()}
+
+
+class Actor(nn.Module):
+    """A policy network and, for continuous actions, each dimension's log deviation."""
+
+    def __init__(
+        self, network: nn.Module, spec: EnvSpec, slices: tuple[int, ...], log_std: float
+    ) -> None:
+        super().__init__()
+        self.network, self._slices = network, slices
+        self.log_std = None
+        if isinstance(spec.action, Continuous):
+            shape = (count_slices(slices), spec.action.size)
+            self.log_std = nn.Parameter(torch.full(shape, log_std))
+        self._outputs = policy_outputs(spec)
+
+    def forward(
+        self, inputs: Inputs, mask: Tensor | None, hidden: RecurrentState | None
+    ) -> tuple[Categorical | Normal, Tensor | None]:
+        """Return the distribution for inputs [R, A, ...], shaped [R, A]; and the next state."""
+        out, memory = forward(self.network, inputs, hidden)
+        return self.distribution(out, mask), memory
+
+    def distribution(
+        self, out: Tensor, mask: Tensor | None, illegal: Tensor | None = None
+    ) -> Categorical | Normal:
+        """Return the distribution of outputs [R, A, ...], of which a value may be the last."""
+        out = out[..., : self._outputs]
+        if self.log_std is None:
+            return Categorical(out, mask, illegal)
+        return Normal(out, per_agent(self.log_std, self._slices))
+
+
+class MappoPolicy(SnapshotPolicy):
+    """The actor of MAPPO and IPPO, frozen."""
+
+    RETURNS_LOG_PROB = True
+    actor: Actor
+
+    def __init__(self, *how: Any) -> None:  # noqa: ANN401 - those of SnapshotPolicy
+        super().__init__(*how)
+        # Saves a kernel; on a CPU the plain way serves, which every exporter knows.
+        device = next(self.actor.parameters()).device
+        on_device = device.type != "cpu"
+        self._illegal = torch.full((), ILLEGAL, device=device) if on_device else None
+
+    @property
+    @override
+    def network(self) -> nn.Module:
+        return self.actor.network
+
+    @override
+    def distribution(self, out: Tensor, mask: Tensor | None) -> Categorical | Normal:
+        return self.actor.distribution(out, mask, self._illegal)
+
+    @override
+    def in_bounds(self, action: Tensor) -> dict[str, Tensor]:
+        """See SnapshotPolicy; the density is that of the action before clipping."""
+        assert isinstance(self._spec.action, Continuous)
+        low, high = self._spec.action.low, self._spec.action.high
+        return {"action": action.clamp(low, high), "raw_action": action}

@@ -1,0 +1,195 @@
+"""Returns, surrogates, schedules and target updates: functions that algorithms share."""
+
+import copy
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from learner_service.ranks.group import ALONE, Group
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def lambda_returns(
+    reward: Tensor, discount: Tensor, bootstrap: Tensor, last: Tensor, gamma: float, lambda_: float
+) -> Tensor:
+    """TD(lambda) targets of all steps at once.
+
+    G_t = r_{t+1} + gamma d_{t+1} [(1 - lambda) V_{t+1} + lambda G_{t+1}], and V_{t+1} in place of
+    the bracket where row t+1 ends its episode or the unroll: there is no G beyond.
+    Sutton and Barto 2018, section 12.1, in recursive form. No gradient reaches the inputs.
+
+    Args:
+        reward: [T, B, A] r_{t+1}, the result of the action of row t.
+        discount: [T, B, A] or [T, B, 1] d_{t+1}: 0 if the episode terminated there, else 1.
+        bootstrap: [T, B, A] V_{t+1}, value of row t+1, for example Q(s_{t+1}, a_{t+1}).
+        last: [T, B] bool, whether row t+1 is LAST.
+        gamma: discount factor.
+        lambda_: 0 is one-step TD, 1 is Monte Carlo.
+
+    Returns:
+        [T, B, A]; the values at rows t that are themselves LAST mean nothing: mask them.
+    """
+    reward, bootstrap = reward.detach(), bootstrap.detach()
+    carry = torch.where(last, 0.0, lambda_).to(reward.dtype).unsqueeze(-1)  # weight of G_{t+1}
+    carry[-1] = 0  # beyond the unroll the bracket is V itself
+    scale = gamma * discount  # gamma d_{t+1}
+    constant = torch.addcmul(reward, scale * (1 - carry), bootstrap)
+    return linear_recurrence(constant, (scale * carry).expand_as(constant))
+
+
+def vtrace_returns(
+    reward: Tensor,
+    discount: Tensor,
+    value: Tensor,
+    last: Tensor,
+    log_ratio: Tensor,
+    gamma: float,
+    lambda_: float,
+    clip: float,
+) -> tuple[Tensor, Tensor]:
+    """V-trace value targets, and advantages for a surrogate that holds the action's own ratio.
+
+    delta_t = r_{t+1} + gamma d_{t+1} V_{t+1} - V_t
+    rho_t   = min(clip, pi(a_t) / mu(a_t))
+    A_t     = delta_t + gamma lambda d_{t+1} rho_{t+1} A_{t+1}
+    v_t     = V_t + rho_t A_t
+
+    Espeholt et al. 2018, "IMPALA", equation 1 and remark 2 (arXiv:1802.01561), with both bounds
+    equal. Where the acting policy mu is the current policy pi, v is `lambda_returns` and A is GAE.
+    No gradient reaches the inputs.
+
+    Args:
+        reward: [T, B, A] r_{t+1}, the result of the action of row t.
+        discount: [T, B, A] or [T, B, 1] d_{t+1}: 0 if the episode terminated there, else 1.
+        value: [T + 1, B, A] V of all rows.
+        last: [T, B] bool, whether row t+1 is LAST.
+        log_ratio: [T, B, A] log pi(a_t) - log mu(a_t); 0 where no action counts.
+        gamma: discount factor.
+        lambda_: 0 is one-step TD; 1 is V-trace as published.
+        clip: upper bound of the importance ratio, for the target and for the trace.
+
+    Returns:
+        [T, B, A] v and A; those of rows t that are themselves LAST mean nothing: mask them.
+    """
+    reward, value = reward.detach(), value.detach()
+    rho = log_ratio.detach().exp().clamp_max(clip)
+    scale = gamma * discount
+    carry = torch.where(last, 0.0, lambda_).to(reward.dtype).unsqueeze(-1)
+    carry[-1] = 0  # no correction is known beyond the unroll
+    delta = torch.addcmul(reward, scale, value[1:]) - value[:-1]
+    trace = scale * carry * rho.roll(-1, 0)
+    advantage = linear_recurrence(delta, trace)
+    return torch.addcmul(value[:-1], rho, advantage), advantage
+
+
+def linear_recurrence(constant: Tensor, factor: Tensor) -> Tensor:
+    """x_t = constant_t + factor_t x_{t+1}, with x_T = 0, for all t in log2(T) rounds.
+
+    After a round x_t is in terms of x_{t+k} for a k twice as large, since two steps make one:
+    c_t + f_t (c_{t+k} + f_{t+k} x_{t+2k}) = (c_t + f_t c_{t+k}) + (f_t f_{t+k}) x_{t+2k}.
+    Hillis and Steele 1986, "Data Parallel Algorithms" (doi:10.1145/7902.7903).
+
+    Args:
+        constant: [T, ...].
+        factor: [T, ...], of the same shape.
+
+    Returns:
+        [T, ...].
+    """
+    length, k = len(constant), 1
+    beyond = 1 << max(0, (length - 1).bit_length() - 1)  # zeros, as far as the last round looks
+    here, there = constant.new_zeros(2, 2, length + beyond, *constant.shape[1:]).unbind()
+    here[0, :length], here[1, :length] = constant, factor
+    while k < length:
+        c, f = here
+        torch.addcmul(c[:length], f[:length], c[k : k + length], out=there[0, :length])
+        torch.mul(f[:length], f[k : k + length], out=there[1, :length])
+        here, there, k = there, here, 2 * k
+    return here[0, :length]
+
+
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    """PPO's pessimistic bound on the gain of a changed policy.
+
+    min(r A, clip(r, 1 - clip, 1 + clip) A) = min(r A, A + clip |A|), r = exp(log_ratio).
+    Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7 (arXiv:1707.06347).
+
+    Args:
+        log_ratio: [R] log pi_new(a) - log pi_old(a); carries the gradient.
+        advantage: [R].
+        clip: bound on the ratio's distance from 1.
+
+    Returns:
+        [R] to be maximised.
+    """
+    return torch.clamp(log_ratio.exp() * advantage, max=most_gain(advantage, clip))
+
+
+def most_gain(advantage: Tensor, clip: float) -> Tensor:
+    """The bound in `clipped_surrogate`: A + clip |A|."""
+    return torch.add(advantage, advantage.abs(), alpha=clip)
+
+
+def mean_over(x: Tensor, counted: Tensor, dim: int) -> Tensor:
+    """Mean along a dimension over what counts (1, else 0); 0 where nothing does."""
+    return (x * counted).sum(dim) / counted.sum(dim).clamp_min(1)
+
+
+def mean_of_sets(x: Tensor, counted: Tensor, sharing: Tensor, group: Group = ALONE) -> Tensor:
+    """For each parameter group the mean over all rows of its agents that count; 0 where none does.
+
+    The sum is a loss under which each group learns as if it were alone: what other agents do, and
+    how many there are, scales nothing.
+
+    Args:
+        x: [R, A].
+        counted: [R, A] 1 where an agent's row counts, else 0.
+        sharing: [S, A] of `sharing_agents`.
+        group: the mean is over the rows of all its ranks.
+
+    Returns:
+        [S].
+    """
+    sums, counts = sharing @ (x * counted).sum(0), sharing @ counted.sum(0)
+    group.sum_([sums, counts])
+    return sums / counts.clamp_min(1)
+
+
+def of_agents(x: Tensor, sharing: Tensor) -> Tensor:
+    """Each agent's number, [..., A], or [..., 1] where all share, of those of sets [..., S]."""
+    if len(sharing) == 1:
+        return x
+    return torch.mv(sharing.T, x) if x.dim() == 1 else x @ sharing
+
+
+def moments_of_sets(
+    x: Tensor, counted: Tensor, sharing: Tensor, group: Group = ALONE
+) -> tuple[Tensor, Tensor]:
+    """[S] `mean_of_sets` and [S] the biased variance of the same rows."""
+    mean = mean_of_sets(x, counted, sharing, group)
+    return mean, mean_of_sets((x - of_agents(mean, sharing)).square(), counted, sharing, group)
+
+
+def annealed(start: float, end: float, done: float, over: float) -> float:
+    """Linear from start to end while `done` goes from 0 to `over`, then end; over 0: start."""
+    return start + (end - start) * (min(1.0, done / over) if over else 0.0)
+
+
+def target_of(network: M) -> M:
+    """A target network: a copy for `polyak_update` to move, never trained itself."""
+    return copy.deepcopy(network).requires_grad_(False)
+
+
+@torch.no_grad()
+def polyak_update(target: nn.Module, online: nn.Module, tau: float) -> None:
+    """Move the target towards the online network: target += tau (online - target).
+
+    tau = 1 copies. One kernel for all parameters; buffers are copied as they are.
+    """
+    torch._foreach_lerp_(
+        [p.data for p in target.parameters()], [p.data for p in online.parameters()], tau
+    )
+    for old, new in zip(target.buffers(), online.buffers(), strict=True):
+        old.copy_(new)

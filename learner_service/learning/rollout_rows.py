@@ -1,0 +1,182 @@
+"""The rows of a rollout as COMA and MAPPO learn from them: inputs, values, columns, sizes."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from learner_service.device.cuda_graph import Captured, Outputs
+from learner_service.device.precision import Precision
+from learner_service.device.streams import Pace
+from learner_service.layers.forward import chunk_of, forward, forward_rows
+from learner_service.layers.inputs import ActorInputs, CriticInputs, Inputs
+from learner_service.layers.recurrent import RecurrentState
+from learner_service.layers.stacked import sharing_agents
+from learner_service.learning.actor_critic import ActorCritic
+from learner_service.learning.options import OnPolicyCriticConfig
+from learner_service.storage.flight import transitions_in
+from learner_service.storage.rollout import Batch
+from learner_service.storage.unroll import OBSERVATION
+from shared.config import PluginConfig
+from shared.wire.spec import ACTION_MASK, EXPERT_ACTION, EnvSpec
+
+# Of the policy and of the critic.
+RecurrentStates = tuple[RecurrentState | None, RecurrentState | None]
+_MOST_AT_ONCE = 16  # minibatches of a graph
+_MOST_ROWS = 8192  # of agents, that a network is fed at once
+_ROOM = 33 / 32  # of a minibatch of fixed size: the number of minibatches is a whole one
+
+
+class RolloutRows(ActorCritic[Batch]):
+    """Says what of a rollout's rows is learned from. Used by the thread that learns.
+
+    A subclass finds what minibatches learn from in `_values_of_rows` and `_learnable`.
+    """
+
+    REMEMBERS = True
+    _OF_BATCH: int  # numbers that `_learnable` returns for `_scalars`
+    _config: OnPolicyCriticConfig
+    _critic_inputs: ActorInputs | CriticInputs
+    _of_steps: tuple[str, ...]  # logged scalars that are means over minibatches
+    _single = False  # minibatches are of single agents' rows
+    _columns: tuple[str, ...]  # of numbers that `_learnable` returns
+
+    @override
+    def __init__(
+        self,
+        config: OnPolicyCriticConfig,
+        spec: EnvSpec,
+        network: PluginConfig,
+        precision: Precision,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        self._imitates = spec.observation(EXPERT_ACTION) is not None
+        self._static = device.type != "cpu"  # no shape depends on what rows hold
+        self._sharing = sharing_agents(config.slices(spec.num_agents), device)
+        super().__init__(config, spec, network, precision, device, seed)
+        self._total = torch.zeros(len(self._of_steps) + 1, device=device)  # and minibatches
+        self._of_batch = torch.zeros(self._OF_BATCH, device=device)
+        self._pace = Pace(device)
+        self._longest = 0  # time steps of an unroll so far, with memory
+
+    @abstractmethod
+    def _values_of_rows(
+        self,
+        inputs: tuple[Inputs, Inputs],
+        states: RecurrentStates,
+        action: Tensor,
+        obs: Mapping[str, Tensor],
+        envs: int = 0,
+    ) -> dict[str, Tensor]:
+        """Return what `_learnable` needs of rows, [R, A] by name.
+
+        Args:
+            inputs: inputs of actor and critic.
+            states: recurrent states of both.
+            action: [R, A, ...].
+            obs: name -> [R, A, ...].
+            envs: number of the first rows, those of the first time; 0: rows are of any time.
+        """
+
+    @abstractmethod
+    def _learnable(
+        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor | None
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Return what minibatches learn from; called once an update, may be captured.
+
+        Args:
+            batch: its small arrays at least, [L + 1, B, ...], in graphs padded.
+            values: of `_values_of_rows`, [L + 1, B, A].
+            rows: scalar, L x B without padding; None: nothing is padded.
+
+        Returns:
+            `_columns` [L, B, A] by name, 1 where a row counts, else 0, and what `_scalars` needs.
+        """
+
+    def redrawn(
+        self, obs: dict[str, Tensor], action: Tensor, state: RecurrentState | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Return observations and actions changed at random; an environment's rows change alike.
+
+        Args:
+            obs: name -> [R, A, ...].
+            action: [R, A, ...].
+            state: recurrent state before the first rows; None: rows are single ones.
+        """
+        rows = {OBSERVATION + name: x for name, x in obs.items()} | {"action": action}
+        steps = 1 if state is None or state.first is None else len(state.first)
+        found = self.transforms.draw(rows, self._generator, steps)
+        return {name: found[OBSERVATION + name] for name in obs}, found["action"]
+
+    @property
+    def _width(self) -> int:
+        """Units of a minibatch, on a GPU: the same whatever the number of environments."""
+        if not self._static:
+            return 0
+        c, steps = self._config, self._spec.max_episode_steps
+        wanted = c.batch_size / (1 if self._single else self._spec.num_agents)  # transitions
+        if self.memory_size:
+            units = wanted / transitions_in(self._longest - 1, steps)
+        else:  # a step of the longest episodes leads from one's end to the next one's beginning
+            units = wanted * (1 + (1 / steps if steps else 0))
+        return math.ceil(_ROOM * units) + (self._group.size > 1)
+
+    @property
+    def _block(self) -> int:
+        """Minibatches of a graph."""
+        number = self._config.batch_number
+        return max(k for k in range(1, _MOST_AT_ONCE + 1) if number % k == 0)
+
+    @property
+    def _rows_at_once(self) -> int:
+        """Joint rows that networks are fed at once on a GPU; environments with memory."""
+        if self.memory_size:
+            return self._width
+        agents, width = self._spec.num_agents, self._width
+        joint = width / agents if self._single else width
+        whole = math.ceil(joint * self._config.batch_number * 9 / 8)  # with unrolls' last rows
+        shapes = self._actor_inputs.shape.image, self._critic_inputs.shape.image
+        most = min(chunk_of(image, _MOST_ROWS) for image in shapes)
+        return max(1, min(most // agents, whole))
+
+    def _outputs(self, network: nn.Module, inputs: Inputs, state: RecurrentState | None) -> Tensor:
+        """Return [R, A, K] float32 of a network; without gradient any number of rows will do.
+
+        On a GPU the rows are a block, and go through at once.
+        """
+        if not self._static:
+            return forward_rows(network, inputs, self._precision, state)
+        return forward(network, inputs, state, self._precision)[0]
+
+    def _rows_of(self, network: nn.Module, inputs: Inputs) -> Tensor:
+        """Return [R, A, K] float32 for the rows of a pass or block, a part of them at once."""
+        if not self._static:
+            return forward_rows(network, inputs, self._precision)
+        return forward_rows(network, inputs, self._precision, most=_MOST_ROWS)
+
+    def _call(self, step: Captured, given: Mapping[str, Tensor], **options: int) -> Outputs:
+        """Run a graph, a few of them ahead of the device at most.
+
+        What it returns the next call overwrites.
+        """
+        outputs = step(given, **options)
+        self._pace.given()
+        return outputs
+
+    @abstractmethod
+    def _fed(self, obs: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
+        """Return inputs of actor and critic."""
+
+
+def told_of_rows(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return columns of minibatches that are observed: legal actions, and those of experts."""
+    columns = {}
+    if ACTION_MASK in obs:
+        columns["mask"] = obs[ACTION_MASK]
+    if EXPERT_ACTION in obs:
+        columns[EXPERT_ACTION] = obs[EXPERT_ACTION].long()
+    return columns

@@ -1,0 +1,6 @@
+"""What is done to training batches on the device: geometry, colours, mixing, symmetries."""
+
+from learner_service.preprocess.augment.base import Augment, Batch
+from learner_service.preprocess.augment.building import build_augment, build_rl_augment
+
+__all__ = ["Augment", "Batch", "build_augment", "build_rl_augment"]

@@ -1,0 +1,165 @@
+"""Presets for samples with masks: what is drawn, within which bounds, how often."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from learner_service.preprocess.augment import photometry
+from learner_service.preprocess.augment.base import Augment, Batch
+from learner_service.preprocess.augment.draws import Draws, Parameter
+from learner_service.preprocess.augment.warp import (
+    MaskMap,
+    Warp,
+    flip_image,
+    flip_mask,
+    warp_image,
+    warp_mask,
+)
+
+IMAGE, MASK = "image", "mask"
+
+
+@dataclass(frozen=True)
+class Strength:
+    """Bounds of a preset.
+
+    Attributes:
+        flip: probability of a horizontal flip.
+        degrees, rotate: largest rotation either way, and its probability.
+        scale, shift, affine: largest change of the scale, largest shift as a share of the width and
+            of the height, and the probability of both together.
+        brightness, contrast, saturation, jitter: largest change of each factor, and the
+            probability of all three together.
+        sigma, blur: bounds of the blur's sigma in pixels, and its probability.
+    """
+
+    flip: float = 0.5
+    degrees: float = 0.0
+    rotate: float = 0.0
+    scale: float = 0.0
+    shift: float = 0.0
+    affine: float = 0.0
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    jitter: float = 0.0
+    sigma: tuple[float, float] = (0.1, 2.0)
+    blur: float = 0.0
+
+
+_NONE = Strength(flip=0.0)
+STRENGTHS: dict[str, Strength] = {
+    "none": _NONE,
+    "minimal": Strength(),
+    "standard": Strength(
+        degrees=15.0,
+        rotate=0.3,
+        scale=0.1,
+        shift=0.05,
+        affine=0.3,
+        brightness=0.2,
+        contrast=0.2,
+        saturation=0.1,
+        jitter=0.5,
+    ),
+    "strong": Strength(
+        degrees=20.0,
+        rotate=0.4,
+        scale=0.15,
+        shift=0.1,
+        affine=0.4,
+        brightness=0.3,
+        contrast=0.3,
+        saturation=0.15,
+        jitter=0.5,
+        blur=0.2,
+    ),
+}
+
+
+def parameters(s: Strength) -> tuple[dict[str, Parameter], dict[str, float]]:
+    """What a preset draws for each sample, and the probabilities of its gates."""
+    around, angle = Parameter.around, math.radians(s.degrees)
+    found = {"flip": Parameter(-1, -1, 1, "flip")}
+    if s.rotate or s.affine:
+        found |= {
+            "angle": around(0, angle, "rotate"),
+            "scale": around(1, s.scale, "affine"),
+            "right": around(0, 2 * s.shift, "affine"),  # in halves of the width
+            "down": around(0, 2 * s.shift, "affine"),
+        }
+    if s.jitter:
+        found |= {
+            "brightness": around(1, s.brightness, "jitter"),
+            "contrast": around(1, s.contrast, "jitter"),
+            "saturation": around(1, s.saturation, "jitter"),
+        }
+    if s.blur:
+        found["sigma"] = Parameter(*s.sigma, photometry.NO_BLUR, "blur")
+    gates = {
+        name: float(getattr(s, name)) for name in ("flip", "rotate", "affine", "jitter", "blur")
+    }
+    used = {p.gate for p in found.values()}
+    return found, {name: chance for name, chance in gates.items() if name in used}
+
+
+class SampleAugment(Augment):
+    """Geometry of images and masks alike, colours of images.
+
+    Images, uint8 or float in [0, 1], come back as float32 in [0, 1]; masks as uint8.
+    """
+
+    def __init__(
+        self,
+        strength: Strength,
+        device: torch.device,
+        flip_pairs: Sequence[tuple[int, int]] = (),
+        outside: int = 255,
+    ) -> None:
+        """Lay constants out on the device.
+
+        Args:
+            strength: bounds.
+            device: of all batches.
+            flip_pairs: classes that a horizontal flip swaps.
+            outside: the class of what a warp shows from outside.
+        """
+        self.strength, self._outside = strength, outside
+        found, gates = parameters(strength)
+        self._draws = Draws(found, gates, device)
+        self._warp = Warp(device)
+        self._classes = MaskMap(flip_pairs, device)
+
+    def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:
+        """See Augment; arrays other than "image" [B, C, H, W] and "mask" [B, H, W] pass through."""
+        if self.strength == _NONE:
+            return {**batch, IMAGE: to_unit(batch[IMAGE])}
+        return self.apply(batch, self._draws(len(batch[IMAGE]), generator))
+
+    def apply(self, batch: Mapping[str, Tensor], drawn: Mapping[str, Tensor]) -> Batch:
+        """The batch under known parameters, each [B]; see `parameters`."""
+        image, mask, flip = to_unit(batch[IMAGE]), batch.get(MASK), drawn["flip"]
+        if "angle" in drawn:
+            size = (image.shape[-2], image.shape[-1])
+            shift = drawn["right"], drawn["down"]
+            grid = self._warp.grid(size, flip, drawn["angle"], drawn["scale"], shift)
+            image = warp_image(image, grid)
+            if mask is not None:
+                mask = warp_mask(mask, grid, flip, self._outside, self._classes)
+        else:
+            image = flip_image(image, flip)
+            mask = None if mask is None else flip_mask(mask, flip, self._classes)
+        if "brightness" in drawn:
+            factors = drawn["brightness"], drawn["contrast"], drawn["saturation"]
+            image = photometry.jitter(image, *factors)
+        if "sigma" in drawn:
+            image = photometry.blur(image, drawn["sigma"])
+        return {**batch, IMAGE: image, **({} if mask is None else {MASK: mask})}
+
+
+def to_unit(image: Tensor) -> Tensor:
+    """Images as float32 in [0, 1]: bytes are divided by 255."""
+    return image * (1 / 255) if image.dtype == torch.uint8 else image.float()

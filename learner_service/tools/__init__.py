@@ -1,1 +1,0 @@
-"""Work beside training: batch-size search, probe, export."""

@@ -1,0 +1,284 @@
+"""`murmur report`: one self-contained page about a run."""
+
+import base64
+import platform
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from env_service.pictures import Snapshot, find_painter
+from murmur.comparison.report_charts import (
+    LEARNED,
+    evaluation_charts,
+    learning_charts,
+    mission_charts,
+)
+from murmur.doctor.device_report import about_text, run_busy_text
+from murmur.doctor.machine import commit, describe_machine, versions
+from murmur.runs import settings
+from murmur.runs.drops import dropped_message
+from murmur.runs.evaluation import (
+    Recorder,
+    baseline_names,
+    evaluate_baseline,
+    evaluate_run,
+    optimism,
+    to_record,
+)
+from murmur.runs.run_folder import RunFolder
+from murmur.runs.scores import Metric
+from murmur.text import duration, number
+from shared.config.experiment import ExperimentConfig
+from shared.config.text import comparable, one_line, plain_data, to_yaml, without_secrets
+from shared.process.errors import CheckpointError
+from shared.process.files import write_json, write_output
+from shared.wire.notices import FILE as NOTICES
+from shared.wire.notices import read_notices
+
+Say = Callable[[str], None]
+
+
+def write_report(
+    run: RunFolder,
+    out: Path,
+    *,
+    checkpoint: str,
+    episodes: int,
+    first_seed: int,
+    fresh: bool,
+    say: Say,
+) -> None:
+    """Evaluate what has not been evaluated yet, then write the page.
+
+    Raises:
+        MurmurError: if the user can fix the cause.
+    """
+    results = evaluate_all(run, checkpoint, episodes, first_seed, fresh=fresh, say=say)
+    if note := _note(run, results):
+        say(note)
+    write_output(out, render_page(run, results))
+
+
+def evaluate_all(
+    run: RunFolder, checkpoint: str, episodes: int, first_seed: int, *, fresh: bool, say: Say
+) -> dict[str, dict[str, Any]]:
+    """Evaluate the run's policy and every baseline on the same episodes; return results by name.
+
+    Each is kept in the run's folder, with a picture of its first episode's end, and taken from
+    there if the same was asked before.
+    """
+    config = run.config()
+    folder = run.path / "evaluations"
+    folder.mkdir(exist_ok=True)
+    results = {}
+    try:
+        weights = run.checkpoint(checkpoint)
+        names = [LEARNED, *baseline_names(config)]
+    except CheckpointError as error:
+        say(f"no policy to evaluate: {error}")
+        names = baseline_names(config)
+    for name in names:
+        key = evaluation_key(config, episodes, first_seed, weights if name == LEARNED else None)
+        file = _file(folder, name)
+        kept = run.read_json(f"evaluations/{file.name}")
+        if kept.get("key") == key and not fresh:
+            results[name] = kept
+            continue
+        say(f"evaluating: {name}, {episodes} episodes")
+        recorder = Recorder()
+        if name == LEARNED:
+            result = evaluate_run(run, weights, episodes, first_seed, say=say, on_row=recorder.take)
+        else:
+            result = evaluate_baseline(config, name, episodes, first_seed, recorder.take)
+        snapshots = [Snapshot(state, metrics) for state, metrics in recorder.rows]
+        painter = find_painter(snapshots)
+        if painter:
+            (figure,) = painter.figures(snapshots, [len(snapshots) - 1], name)
+            figure.savefig(file.with_suffix(".png"), dpi=80)
+        results[name] = to_record(name, result) | {
+            "key": key,
+            "picture": painter.READING if painter else "",
+        }
+        write_json(file, results[name])  # last: what is kept has its picture
+    return share_rows(results)
+
+
+def evaluation_key(
+    config: ExperimentConfig, episodes: int, first_seed: int, weights: Path | None
+) -> dict[str, Any]:
+    """Return all that an evaluation's figures depend on, as it comes back from JSON.
+
+    Args:
+        config: configuration of the run.
+        episodes: number of episodes.
+        first_seed: seed of the first episode.
+        weights: file of the learned policy; None for a baseline.
+    """
+    key: dict[str, Any] = {
+        "episodes": episodes,
+        "first_seed": first_seed,
+        "environment": comparable(plain_data(config.for_evaluation().environment)),
+        "curves": "carried forward",  # what kept results of 0.2.0 lack
+    }
+    if weights:
+        key |= {
+            "checkpoint": weights.name,
+            "written": weights.stat().st_mtime,
+            "sample": config.evaluation.sample,
+            # Who the opponents are, and by the seed which of them plays when.
+            "league": config.league.model_dump(mode="json"),
+            "run_seed": config.run.seed,
+        }
+    return key
+
+
+def _file(folder: Path, name: str) -> Path:
+    """Return the file of a policy's result; its picture is beside it."""
+    return folder / f"{name.replace(' ', '-')}.json"
+
+
+def share_rows(results: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Join baselines with the same result in every episode: all their names, with commas.
+
+    One may be another by a second name, as `lawnmower` is that of the lowest altitude. The learned
+    policy has a row of its own, whatever it equals.
+    """
+    groups: list[tuple[list[str], dict[str, Any]]] = []
+    for name, result in results.items():
+        for names, other in groups:
+            if LEARNED not in names and other["metrics"] == result["metrics"]:
+                names.append(name)
+                break
+        else:
+            groups.append(([name], result))
+    return {", ".join(names): result for names, result in groups}
+
+
+def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Render the page as HTML, from the content of the run's folder."""
+    config = run.config()
+    progress, evaluations = run.records("progress"), run.records("evaluation")
+    last = progress[-1] if progress else {}
+    best = Metric.parse(config.evaluation.best_metric)
+    facts = {
+        "environment": config.environment.options.get("factory", config.environment.name),
+        "algorithm": config.algorithm.name,
+        "updates": number(last.get("updates", 0)),
+        "environment steps": number(last.get("env_steps", 0)),
+        "agent steps": number(last.get("agent_steps", 0)),
+        "best checkpoint by": str(best),
+    }
+    if busy := run_busy_text(progress):
+        facts["device"] = busy
+    return (
+        page_environment()
+        .get_template("report.html.j2")
+        .render(
+            **page_parts(run, facts, last),
+            summary="A training run of murmur: environment servers that stream to learners.",
+            columns=_columns(results),
+            results=results,
+            episodes=max((r["episodes"] for r in results.values()), default=0),
+            note=_note(run, results),
+            intervals=sum(len(r["summary"]) for r in results.values()),
+            mission=mission_charts(results, best),
+            pictures=_pictures(run, results),
+            picture_reading=next((r["picture"] for r in results.values() if r["picture"]), ""),
+            learning=[
+                *evaluation_charts(evaluations, results, best),
+                *learning_charts(progress),
+            ],
+        )
+    )
+
+
+def page_environment() -> jinja2.Environment:
+    """Return the template environment of the pages."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("murmur", "."), autoescape=True, trim_blocks=True
+    )
+    environment.filters["number"] = number
+    return environment
+
+
+def page_parts(run: RunFolder, facts: Mapping[str, str], last: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of every page on a run: facts, configuration, provenance.
+
+    Args:
+        run: run to describe.
+        facts: facts to show first, by name.
+        last: the last line of progress; empty if there is none.
+    """
+    config, start = run.config(), run.read_json("command.json")
+    machine = start.get("machine", {})
+    shown = {
+        **facts,
+        "training time": duration(last.get("seconds", 0)),
+        "learners": number(start["learners"]) if start.get("learners", 1) > 1 else "",
+        "processor": machine.get("cpu"),
+        "GPU": machine.get("gpu") or "none",
+    }
+    if device := start.get("device"):
+        shown["learned on"] = about_text(device)
+    return {
+        "name": config.run.name,
+        "facts": shown,
+        "dropped": dropped_message(last),
+        "notices": [notice.text for notice in read_notices(run.path / NOTICES)],
+        "changed": {k: _plain(v) for k, v in without_secrets(settings.changed(config)).items()},
+        "whole": to_yaml(without_secrets(settings.resolved_data(config))),
+        "provenance": _provenance(start),
+    }
+
+
+def _note(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the note beside the results if those of the learned policy are biased."""
+    learned = results.get(LEARNED)
+    if learned is None:
+        return ""
+    checkpoint = learned["key"]["checkpoint"]
+    return optimism(run, checkpoint, learned["episodes"], learned["first_seed"])
+
+
+def _columns(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the metrics, the return first."""
+    names = list(dict.fromkeys(name for r in results.values() for name in r["summary"]))
+    return sorted(names, key=lambda name: name != "return")
+
+
+def _pictures(run: RunFolder, results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (policy, PNG in base64) of the first episode's end, the learned policy first."""
+    found = []
+    mean = {name: r["summary"]["return"]["mean"] for name, r in results.items()}
+    for name in sorted(results, key=lambda name: (name != LEARNED, -mean[name])):
+        file = _file(run.path / "evaluations", results[name]["title"]).with_suffix(".png")
+        if results[name]["picture"] and file.is_file():
+            found.append((name, base64.b64encode(file.read_bytes()).decode()))
+    return found
+
+
+def _provenance(start: Mapping[str, Any]) -> dict[str, str]:
+    """Return the provenance of the run and of the page."""
+    machine = start.get("machine") or describe_machine()
+    packages = start.get("versions") or versions()
+    return {
+        "command": without_secrets(start.get("command", "unknown")),
+        "started": start.get("started", "unknown"),
+        "commit": start.get("commit", "unknown"),
+        "machine": ", ".join(f"{k}: {v}" for k, v in machine.items() if v is not None),
+        "packages": ", ".join(f"{k} {v}" for k, v in packages.items()),
+        "page written": written_now(),
+    }
+
+
+def written_now() -> str:
+    """Return when a page is written, and by which murmur and Python."""
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{now} at {commit()}, Python {platform.python_version()}"
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else one_line(value)

@@ -1,0 +1,1 @@
+"""Tools for own environments, networks and algorithms: checks, skeletons, certificates."""

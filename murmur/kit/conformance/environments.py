@@ -1,0 +1,179 @@
+"""Acts that the kit plays with a session that steps environments, in order."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+
+from murmur.kit.conformance.checklist import Checklist
+from murmur.kit.conformance.limits import Limits
+from murmur.kit.conformance.peer import Session
+from murmur.kit.conformance.play import Play, Record, encoded
+from murmur.kit.conformance.player import Act, WrongAnswer
+from murmur.kit.conformance.rows import digests, legal_action
+from murmur.kit.conformance.wrong_answers import WRONG_ANSWERS
+from shared.rpc import rollout_pb2 as pb
+from shared.wire.codec import ObservationCodec
+from shared.wire.spec import MAX_ENVS, first_difference, spec_from_proto
+from shared.wire.timestep import StepType
+
+_RESUMED_ROWS = 20  # compared after an episode was taken up
+_LAST = int(StepType.LAST)
+
+
+class EnvironmentPlayer:
+    """Player of the environments that a session's first Hello announces.
+
+    Attributes:
+        acts: acts in order, one for each stream.
+        wrong_answers: wrong answers, each of which must end the server.
+    """
+
+    def __init__(self, hello: pb.Hello, checklist: Checklist, limits: Limits) -> None:
+        """Prepare to play.
+
+        Raises:
+            SpecError: if there can be no such environments.
+        """
+        self._spec, self._num_envs = spec_from_proto(hello.spec), hello.num_envs
+        ObservationCodec(self._spec, self._num_envs)
+        self._checklist, self._limits = checklist, limits
+        self._random = np.random.default_rng(0)
+        self._record = Record()
+        self.acts = (
+            Act("first play", self._first_play),
+            Act("another play", self._another_play, "encodings"),
+            Act("episodes under way", lambda session: self._resume(session, 0)),
+            Act("episodes under way, elsewhere", lambda session: self._resume(session, 1)),
+            Act("episodes under way, a third time", lambda session: self._resume(session, 2)),
+            Act("a few rows", self._few_rows),
+        )
+        self.wrong_answers: dict[str, WrongAnswer] = {
+            name: self._misled(answer) for name, answer in WRONG_ANSWERS.items()
+        }
+
+    def check_hello(self, hello: pb.Hello) -> str | None:
+        """Return the error in a Hello of this session; None: there is none.
+
+        Raises:
+            SpecError: if there can be no such environments.
+        """
+        if not 1 <= hello.num_envs <= MAX_ENVS:
+            return f"num_envs is {hello.num_envs}, not 1 to {MAX_ENVS}"
+        spec = spec_from_proto(hello.spec)
+        if (spec, hello.num_envs) != (self._spec, self._num_envs):
+            difference = first_difference(self._spec, spec)
+            return "spec or num_envs differ from those of the session's first Hello" + (
+                f": {difference} (here: the first Hello)" if difference else ""
+            )
+        return None
+
+    async def until_ended(self, session: Session, stop: Callable[[], None]) -> None:
+        """Play until the server ends the stream, as `stop` asks it after the first row.
+
+        Raises:
+            Ended: when it does.
+            Silent: if it does not, and says no more.
+        """
+        play = await self._begin(session)
+        await play.answer(legal_action(play.spec, await play.row(), self._random))
+        stop()
+        while True:
+            await play.answer(legal_action(play.spec, await play.row(), self._random))
+
+    def _misled(self, answer: Callable[[Play], Awaitable[None]]) -> WrongAnswer:
+        return lambda session: answer(self._play(session, fresh=True))
+
+    async def _first_play(self, session: Session) -> None:
+        """Play episodes from their beginning, without faults."""
+        await asyncio.sleep(self._limits.delay_s)  # Welcome keeps it waiting
+        if session.unread:
+            self._checklist.broken("lockstep", "an Observation came before Welcome was sent")
+        play = await self._begin(session)
+        limits, record = self._limits, self._record
+        enough = time.monotonic() + limits.play_s
+        ends = np.zeros(self._num_envs, np.int64)
+        while len(record.rows) < limits.rows:
+            timestep = await play.row()
+            record.rows.append(digests(timestep))
+            record.step_types.append(timestep.step_type.copy())
+            ends += timestep.step_type >= _LAST
+            record.actions.append(legal_action(play.spec, timestep, self._random))
+            if (ends.min() >= 2 or time.monotonic() > enough) and len(record.rows) >= 20:
+                break
+            if len(record.rows) == 10:
+                await asyncio.sleep(limits.delay_s)
+                self._checklist.kept("patient")
+            elif len(record.rows) % 8 == 0:
+                await asyncio.sleep(0.02)  # time for a message that must not come
+            await play.answer(record.actions[-1])
+
+    async def _another_play(self, session: Session) -> None:
+        """Repeat the play with other encodings; actions after LAST and ABORTED are arbitrary."""
+        play = await self._begin(session)
+        await self._compare(play, [0] * self._num_envs, "repeats", other_encodings=True)
+
+    async def _resume(self, session: Session, variant: int) -> None:
+        """Resume episodes under way, each environment at another point of the first play."""
+        starts, targets = [], []
+        for i in range(self._num_envs):
+            choices = self._record.points(i)
+            episode, begin, target = choices[(variant + i) % len(choices)]
+            actions = self._record.actions[begin:target]
+            done = b"".join(encoded(a[i]) for a in actions)
+            starts.append(pb.SlotStart(episode=episode, actions=done))
+            targets.append(target)
+        play = self._play(session, fresh=False)
+        await play.welcome(starts)
+        await self._compare(play, targets, "resumes")
+
+    async def _compare(
+        self, play: Play, targets: list[int], key: str, *, other_encodings: bool = False
+    ) -> None:
+        """Play on from these rows of the record with its actions, and compare what comes."""
+        record = self._record
+        problem, compared = None, 0
+        for step in range(len(record.rows) if key == "repeats" else _RESUMED_ROWS):
+            timestep = await play.row()
+            found = digests(timestep)
+            action = legal_action(play.spec, timestep, self._random)
+            for i, target in enumerate(targets):
+                at = target + step
+                if at >= record.known(i):
+                    continue
+                compared += 1
+                different = [k for k, v in record.rows[at][i].items() if found[i].get(k) != v]
+                if different and problem is None:
+                    problem = (
+                        f"environment {i}, {step} rows after its start, which is row {target} of "
+                        f"the first play: {different[0]} differs"
+                    )
+                if record.step_types[at][i] < _LAST:
+                    action[i] = record.actions[at][i] if at < len(record.actions) else action[i]
+            if all(t + step + 1 >= len(record.rows) for t in targets):
+                break
+            encoding = step % 3 if other_encodings else 0
+            await play.answer(action, encoding)
+        if other_encodings:
+            self._checklist.kept("encodings")
+        if compared:
+            self._checklist.hold(key, problem)
+
+    async def _few_rows(self, session: Session) -> None:
+        """Play three rows, so that episodes are under way."""
+        play = await self._begin(session)
+        for _ in range(3):
+            timestep = await play.row()
+            await play.answer(legal_action(play.spec, timestep, self._random))
+
+    async def _begin(self, session: Session) -> Play:
+        """Welcome the stream to the first rows of its first episodes."""
+        play = self._play(session, fresh=True)
+        await play.welcome([pb.SlotStart()] * self._num_envs)
+        return play
+
+    def _play(self, session: Session, *, fresh: bool) -> Play:
+        """Begin to play the stream, which is checked by the rules."""
+        patience_s = self._limits.patience_s
+        return Play(self._spec, self._num_envs, session, self._checklist, patience_s, fresh=fresh)

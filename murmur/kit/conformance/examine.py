@@ -1,0 +1,343 @@
+"""Acts that the kit plays with a server, in order.
+
+One session is played with, the first that says Hello; it is known again by its `worker_id`. All
+others are refused because the learner is full, and reconnect, as the contract has it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import grpc
+
+from murmur.kit.conformance.checklist import SUPPLY_CONTRACT, Checklist
+from murmur.kit.conformance.environments import EnvironmentPlayer
+from murmur.kit.conformance.limits import Limits
+from murmur.kit.conformance.peer import Ended, Peer, Session, Silent, Status
+from murmur.kit.conformance.play import Unplayable
+from murmur.kit.conformance.player import Player, WrongAnswer
+from murmur.kit.conformance.samples import SamplePlayer
+from murmur.kit.conformance.subject import Subject
+from shared.process.errors import ConnectionLostError, SpecError
+from shared.rpc import PROTOCOL_VERSION
+from shared.rpc import rollout_pb2 as pb
+from shared.wire.credentials import CredentialFolder
+from shared.wire.spec import MAX_NAME_CHARACTERS
+
+_UNAVAILABLE: Status = (grpc.StatusCode.UNAVAILABLE, "conformance: the learner stops")
+_INTERNAL: Status = (grpc.StatusCode.INTERNAL, "conformance: something went wrong")
+_FULL: Status = (grpc.StatusCode.RESOURCE_EXHAUSTED, "conformance: one session at a time")
+REFUSALS = (
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+
+
+class Leave(NamedTuple):
+    """A way in which the learner leaves after an act.
+
+    Attributes:
+        leave: function that ends, cuts or freezes the session; None: the learner restarts.
+        consequence: required consequence, named in a key "again ...".
+    """
+
+    leave: Callable[[Session], None] | None
+    consequence: str
+
+
+class Examination:
+    """The whole examination. Used by one event loop."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        credentials: CredentialFolder | None = None,
+        limits: Limits | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Prepare to listen.
+
+        Args:
+            host: address to listen on.
+            port: port to listen on; 0: any.
+            credentials: credentials of a learner; None: plain text.
+            limits: time limits of the examination.
+            say: function called with each message.
+        """
+        self.checklist = Checklist()
+        self._peer = Peer(host, port, self._door, credentials)
+        self._secured = credentials is not None
+        self._limits, self._say = limits or Limits(), say
+        self._subject: Subject | None = None
+        # The session that is waited for, by name once there is one; and how others are refused.
+        self._expected: asyncio.Future[Session] | None = None
+        self._name: str | None = None
+        self._refusal = _FULL
+        self._refused: list[tuple[float, str]] = []  # when, who
+        self._player: Player | None = None  # from the first Hello on
+        self._leaves = (
+            Leave(lambda session: session.end(_UNAVAILABLE), "UNAVAILABLE"),
+            Leave(lambda session: session.end(None), "OK"),
+            Leave(lambda session: session.end(_INTERNAL), "INTERNAL"),
+            Leave(lambda _: self._peer.cut(), "cut"),
+            Leave(lambda _: self._peer.freeze(), "frozen"),
+            Leave(None, "GOAWAY"),
+        )
+
+    async def run(
+        self,
+        command: Sequence[str] = (),
+        acts: Sequence[str] = (),
+        ready: Callable[[int], None] = lambda port: None,
+    ) -> Checklist:
+        """Examine the server.
+
+        Args:
+            command: command that starts the environment server; empty: it is started by hand.
+            acts: acts to play of the player's, without endings; empty: everything.
+            ready: function called with the port once it listens.
+
+        Raises:
+            ResourceError: if the port is not available.
+            ConfigError: if the command cannot be started.
+            ConnectionLostError: if no environment server connects.
+        """
+        async with self._peer:
+            ready(self._peer.port)
+            with ExitStack() as stack:
+                if command:
+                    self._subject = stack.enter_context(Subject(command))
+                try:
+                    complete = await self._play_acts(acts)
+                except Unplayable:
+                    return self.checklist
+                if acts:
+                    return self.checklist
+                if complete and self._subject is not None:
+                    await self._drain()
+                elif complete:
+                    await self._refuse_for_good()
+            if command:
+                for code in REFUSALS:
+                    await self._refused_process(command, code)
+                assert self._player is not None
+                for name, answer in self._player.wrong_answers.items():
+                    await self._misled_process(command, name, answer)
+        return self.checklist
+
+    # --- who may come in
+
+    def _door(self, session: Session) -> Status | None:
+        """Admit the expected session and refuse all others."""
+        if session.problem:
+            # Once a Hello has come, a server that was refused may be on its way out.
+            if self._player is None or not session.silent:
+                self.checklist.broken("hello", session.problem)
+            return grpc.StatusCode.FAILED_PRECONDITION, session.problem
+        assert session.hello is not None
+        if session.hello.mode == pb.MODE_EVALUATE:
+            return None  # as if no evaluation were due: it waits
+        expected = self._expected
+        known = self._name is None or session.name == self._name
+        if expected is not None and not expected.done() and known:
+            self._name = session.name
+            expected.set_result(session)
+            return None
+        self._refused.append((time.monotonic(), session.name))
+        return self._refusal
+
+    async def _next(self, timeout_s: float) -> Session | None:
+        """Wait for the next stream of the session; None if it does not come in time."""
+        self._expected = asyncio.get_running_loop().create_future()
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            done, _ = await asyncio.wait({self._expected}, timeout=0.1)
+            if done:
+                session = self._expected.result()
+                self._check_hello(session)
+                return session
+            if self._subject is not None and self._subject.ended:
+                break
+            if self._player is None and self.checklist.problems:
+                break  # the peer did not say Hello
+        self._expected = None
+        return None
+
+    def _check_hello(self, session: Session) -> None:
+        """Check a Hello by the contract and by the ones before.
+
+        Raises:
+            Unplayable: if what it announces cannot be.
+        """
+        hello = session.hello
+        assert hello is not None
+        if self._player is None and hello.mode == pb.MODE_SUPPLY:
+            self.checklist.contract = SUPPLY_CONTRACT
+        problem = None
+        if hello.protocol_version != PROTOCOL_VERSION:
+            problem = f"protocol_version is {hello.protocol_version}, not {PROTOCOL_VERSION}"
+        elif not hello.worker_id or not hello.worker_id.isprintable():
+            problem = f"worker_id {hello.worker_id[:40]!r} is empty or not printable"
+        elif len(hello.worker_id) > MAX_NAME_CHARACTERS:
+            problem = f"worker_id has {len(hello.worker_id)} characters"
+        elif hello.mode not in (pb.MODE_TRAIN, pb.MODE_SUPPLY):
+            problem = f"mode is {hello.mode}, not MODE_TRAIN, MODE_EVALUATE or MODE_SUPPLY"
+        try:
+            if self._player is None:
+                kind = SamplePlayer if hello.mode == pb.MODE_SUPPLY else EnvironmentPlayer
+                self._player = kind(hello, self.checklist, self._limits)
+            problem = problem or self._player.check_hello(hello)
+        except SpecError as error:
+            self.checklist.broken("hello", str(error))
+            raise Unplayable from None
+        self.checklist.hold("hello", problem)
+        if self._secured:
+            wrong = None if session.role == "environment" else f"its role is '{session.role}'"
+            self.checklist.hold("credentials", wrong)
+
+    # --- the acts
+
+    async def _play_acts(self, only: Sequence[str]) -> bool:
+        """Play one act after another; False if the session did not come back."""
+        session = await self._next(self._limits.start_s)
+        if session is None:
+            if self.checklist.problems:
+                return False
+            raise ConnectionLostError(self._nobody(self._limits.start_s))
+        assert self._player is not None
+        how = ""
+        for act, (leave, consequence) in zip(self._player.acts, self._leaves, strict=True):
+            if only and act.name not in only:
+                continue
+            if session is None:
+                frozen = how == "frozen"
+                timeout_s = self._limits.frozen_s if frozen else self._limits.again_s
+                session = await self._next(timeout_s)
+                if session is None:
+                    self.checklist.broken(f"again {how}", self._nobody(timeout_s))
+                    return False
+                self.checklist.kept(f"again {how}")
+            self._say(act.name)
+            try:
+                await act.play(session)
+                self.checklist.kept("stays")
+            except (Ended, Silent) as error:
+                self.checklist.broken(act.key, f"{act.name}: {error}")
+            if leave is None:
+                await self._peer.restart()
+            else:
+                leave(session)
+            how, session = consequence, None
+        if only:
+            return False
+        return await self._full(how)
+
+    def _nobody(self, timeout_s: float) -> str:
+        """Return a message on the sessions that did not come."""
+        if self._subject is not None and self._subject.ended:
+            return f"the server has ended: {self._subject.last_message()}"
+        whose = "" if self._name is None else f" with worker_id '{self._name}'"
+        return f"no Hello{whose} came within {timeout_s:g} s"
+
+    # --- endings
+
+    async def _full(self, how: str) -> bool:
+        """Refuse the session again and again; it must come back, and not too often."""
+        self._say("the learner is full")
+        name, refusals = self._name, 5
+        self._refused.clear()
+        deadline = time.monotonic() + refusals * self._limits.again_s
+        while sum(who == name for _, who in self._refused) < refusals:
+            await asyncio.sleep(0.05)
+            if time.monotonic() > deadline or (self._subject is not None and self._subject.ended):
+                came = any(who == name for _, who in self._refused)
+                key = "again full" if came else f"again {how}"
+                self.checklist.broken(key, self._nobody(refusals * self._limits.again_s))
+                return False
+        self.checklist.kept(f"again {how}")
+        times = [when for when, who in self._refused if who == name][:refusals]
+        took = times[-1] - times[0]
+        hurry = f"it connected {refusals} times within {took:.2f} s" if took < 0.5 else None
+        self.checklist.hold("again full", hurry)
+        return True
+
+    async def _drain(self) -> None:
+        """Send the server SIGTERM in the middle of a play."""
+        assert self._subject is not None
+        self._say("told to stop")
+        session = await self._next(self._limits.again_s)
+        if session is None:
+            self.checklist.broken("drain", self._nobody(self._limits.again_s))
+            return
+        assert self._player is not None
+        try:
+            await self._player.until_ended(session, self._subject.terminate)
+        except Silent as error:
+            self.checklist.broken("drain", f"{error} after SIGTERM")
+            return
+        except Ended:
+            in_order = await session.closed_in_order()
+        session.end(None)
+        code = await self._subject.code(self._limits.again_s)
+        problem = None
+        if not in_order:
+            problem = "it cancelled its stream instead of closing its side"
+        elif code != 0:
+            problem = "it does not end" if code is None else f"it ended with code {code}"
+        self.checklist.hold("drain", problem)
+
+    async def _refuse_for_good(self) -> None:
+        """Refuse every session; none may connect a second time."""
+        self._say("refused for good")
+        self._refuse_everybody(REFUSALS[0])
+        await asyncio.sleep(self._limits.quiet_s)
+        names = [who for _, who in self._refused]
+        twice = next((n for n in names if names.count(n) > 1), None)
+        problem = None if twice is None else f"'{twice}' reconnected after {REFUSALS[0].name}"
+        if names:
+            self.checklist.hold("refused", problem)
+
+    def _refuse_everybody(self, code: grpc.StatusCode) -> None:
+        self._expected = None
+        self._refused.clear()
+        self._refusal = (code, "conformance: refused for good")
+
+    async def _refused_process(self, command: Sequence[str], code: grpc.StatusCode) -> None:
+        """Start a server of its own and refuse it with this status."""
+        self._say(f"refused with {code.name}")
+        self._refuse_everybody(code)
+        with Subject(command) as self._subject:
+            ended = await self._subject.code(self._limits.start_s)
+        self.checklist.hold("refused", _unless_two(ended, code.name))
+
+    async def _misled_process(
+        self,
+        command: Sequence[str],
+        name: str,
+        answer: WrongAnswer,
+    ) -> None:
+        """Start a server of its own and answer it wrongly once."""
+        self._say(f"answered with {name}")
+        self._name, self._refusal = None, _FULL
+        with Subject(command) as self._subject:
+            session = await self._next(self._limits.start_s)
+            if session is None:
+                self.checklist.broken("answers", f"{name}: {self._nobody(self._limits.start_s)}")
+                return
+            await answer(session)
+            ended = await self._subject.code(self._limits.again_s)
+        self.checklist.hold("answers", _unless_two(ended, name))
+
+
+def _unless_two(code: int | None, what: str) -> str | None:
+    """Return a message on an exit code other than 2; None for 2."""
+    if code == 2:
+        return None
+    return f"{what}: " + ("it does not end" if code is None else f"it ended with code {code}")

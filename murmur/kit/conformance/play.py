@@ -1,0 +1,155 @@
+"""One stream as the kit plays it, and the record of the first one."""
+
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+
+from env_service.environment import LONGER
+from murmur.kit.conformance.checklist import Checklist
+from murmur.kit.conformance.peer import Session
+from murmur.kit.conformance.rows import RowRules
+from shared.process.errors import WireError
+from shared.rpc import rollout_pb2 as pb
+from shared.wire.codec import ActionCodec, ObservationCodec
+from shared.wire.framing import varint
+from shared.wire.spec import EnvSpec
+from shared.wire.timestep import Array, StepType, TimeStep
+
+RUN_SEED = 0xDEAD_BEEF_0BAD_F00D  # does not fit 63 bits, nor a float
+_FIRST_SLOT = 3
+VERSION = 1 << 40
+_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
+
+
+class Unplayable(Exception):  # noqa: N818 - a finding, noted already
+    """An error after which nothing more can be played on the stream."""
+
+
+@dataclass
+class Record:
+    """The first play, to compare others with; row r is the r-th message.
+
+    Attributes:
+        rows: digests of every array, by row and environment.
+        step_types: [N] step types by row.
+        actions: answers to the rows.
+    """
+
+    rows: list[list[dict[str, bytes]]] = field(default_factory=list)
+    step_types: list[Array] = field(default_factory=list)
+    actions: list[Array] = field(default_factory=list)
+
+    def ends(self, i: int) -> list[int]:
+        """Return the rows in which an episode of environment i has ended."""
+        return [r for r, kinds in enumerate(self.step_types) if kinds[i] == _LAST]
+
+    def known(self, i: int) -> int:
+        """Return the number of rows of environment i before its first failure."""
+        failed = (r for r, kinds in enumerate(self.step_types) if kinds[i] == _ABORTED)
+        return next(failed, len(self.rows))
+
+    def points(self, i: int) -> list[tuple[int, int, int]]:
+        """Return resumption points of environment i: (episode, its first row, the row to reach)."""
+        known, ends = self.known(i), self.ends(i)
+        end = ends[0] if ends else known - 1
+        points = [(0, 0, min(max(1, end // 2), known - 1))]
+        if ends and end + 1 < known:
+            points.append((0, 0, end + 1))  # the last action answered LAST
+            last = ends[1] if len(ends) > 1 else known - 1
+            points.append((1, end + 1, end + 1 + (last - end) // 2))
+        if ends and end < known:
+            points.append((0, 0, end))
+        points.append((0, 0, 0))
+        return [(e, b, t) for e, b, t in points if 0 <= t < known] or [(0, 0, 0)]
+
+
+class Play:
+    """Rows and answers of one stream."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        num_envs: int,
+        session: Session,
+        checklist: Checklist,
+        patience_s: float,
+        *,
+        fresh: bool,
+    ) -> None:
+        """Begin a stream.
+
+        Args:
+            spec: specification of its environments.
+            num_envs: number of environments, N.
+            session: session of the stream.
+            checklist: checklist that receives the findings.
+            patience_s: longest wait for one message.
+            fresh: True if all episodes begin here; else Welcome says that some are under way.
+        """
+        n = num_envs
+        self.spec = spec
+        self.num_envs = n
+        self.session = session
+        self.checklist, self._patience_s = checklist, patience_s
+        self._observations, self._actions = ObservationCodec(spec, n), ActionCodec(spec, n)
+        self._rules = RowRules(spec, self.checklist, fresh)
+        self.sequence = 0
+
+    async def welcome(self, starts: list[pb.SlotStart]) -> None:
+        """Send Welcome with where each environment starts."""
+        welcome = pb.Welcome(
+            first_slot=_FIRST_SLOT, policy_version=VERSION, run_seed=RUN_SEED, slots=starts
+        )
+        await self.session.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
+
+    async def row(self) -> TimeStep:
+        """Read the next Observation and check it by the rules.
+
+        Raises:
+            Ended: if the stream ends.
+            Silent: if nothing comes in time.
+            Unplayable: if it cannot be read.
+        """
+        try:
+            while True:
+                message = await self.session.read(self._patience_s)
+                received = self._observations.receive(message)
+                if received is not None:
+                    break
+        except WireError as error:
+            words = f"message {self.sequence + 1}: {error}"
+            self.checklist.broken("size", words)
+            self.session.end((grpc.StatusCode.INVALID_ARGUMENT, words))
+            raise Unplayable from None
+        sequence, timestep = received
+        self.checklist.kept("size")
+        self.sequence += 1
+        wrong = f"message {self.sequence} of a stream has the number {sequence}"
+        self.checklist.hold("sequence", wrong if sequence != self.sequence else None)
+        self.sequence = sequence  # continue from there: once is enough to know
+        if any((n.kind, n.subject) == LONGER for n in self.session.notices):
+            self._rules.longer = True
+        self._rules.examine(timestep)
+        return timestep
+
+    async def answer(self, action: Array, encoding: int = 0) -> None:
+        """Send an Action: 0 as murmur writes it, 1 without zero fields, 2 in another order."""
+        early = f"message {self.sequence + 1} came before {self.sequence} was answered"
+        self.checklist.hold("lockstep", early if self.session.unread else None)
+        if encoding == 0:
+            message = self._actions.pack(self.sequence, VERSION, action)
+        else:
+            body = pb.Action(sequence=self.sequence, arrays=encoded(action))
+            message = pb.LearnerMessage(action=body).SerializeToString()
+        if encoding == 2:
+            arrays = pb.Action(arrays=encoded(action)).SerializeToString()
+            counters = pb.Action(sequence=self.sequence, policy_version=7).SerializeToString()
+            inner = arrays + counters
+            message = b"\x12" + varint(len(inner)) + inner
+        await self.session.write(message)
+
+
+def encoded(action: Array) -> bytes:
+    """Encode an action for the wire: C order, little-endian."""
+    return np.ascontiguousarray(action, action.dtype.newbyteorder("<")).tobytes()

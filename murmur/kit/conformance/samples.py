@@ -1,0 +1,333 @@
+"""Acts that the kit plays with a session that supplies samples, in order."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from murmur.kit.conformance.checklist import Checklist
+from murmur.kit.conformance.limits import Limits
+from murmur.kit.conformance.peer import Session
+from murmur.kit.conformance.play import RUN_SEED, VERSION, Unplayable
+from murmur.kit.conformance.player import Act, WrongAnswer
+from shared.process.errors import SpecError, WireError
+from shared.rpc import rollout_pb2 as pb
+from shared.wire.framing import varint
+from shared.wire.sample_codec import MAX_GRANT, Broken, Grant, SampleCodec, pack_grant
+from shared.wire.samples import MASK, SPLITS, SampleSpec, sample_difference, samples_from_proto
+from shared.wire.timestep import Array
+
+_TRAIN = 0
+_MOST_ASKED = 48  # samples of a split that are asked for
+_MOST_BYTES = 8 << 20  # of the samples of one grant
+_OPEN = 8  # grants, where several are open
+_FEW = 3
+_QUIET_S = 0.05  # time for a message that must not come
+_NO_SAMPLE = "broken"  # in place of a digest
+Digests = dict[str, bytes] | str
+
+
+class SamplePlayer:
+    """Player of the data set that a session's first Hello announces.
+
+    Attributes:
+        acts: acts in order, one for each stream.
+        wrong_answers: wrong answers, each of which must end the server.
+    """
+
+    def __init__(self, hello: pb.Hello, checklist: Checklist, limits: Limits) -> None:
+        """Prepare to play.
+
+        Raises:
+            SpecError: if there can be no such data set.
+        """
+        self._spec = samples_from_proto(hello.source)
+        if not self._spec.sizes[_TRAIN]:
+            raise SpecError(f"source '{self._spec.name}' has no samples in its split 'train'")
+        self._checklist, self._limits = checklist, limits
+        self._seen: dict[tuple[int, int], Digests] = {}  # by split and index
+        self.acts = (
+            Act("first samples", self._first_samples),
+            Act("the same samples", self._same_samples, "encodings"),
+            Act("nothing to send", self._nothing_to_send),
+            Act("many grants", self._many_grants),
+            Act("a large grant", self._large_grant),
+            Act("a few samples", self._few_samples),
+        )
+        self.wrong_answers: dict[str, WrongAnswer] = _wrong_answers(self._spec)
+
+    def check_hello(self, hello: pb.Hello) -> str | None:
+        """Return the error in a Hello of this session; None: there is none.
+
+        Raises:
+            SpecError: if there can be no such data set.
+        """
+        difference = sample_difference(self._spec, samples_from_proto(hello.source))
+        if difference is None:
+            return None
+        return f"the data set differs from that of the session's first Hello: {difference}"
+
+    async def until_ended(self, session: Session, stop: Callable[[], None]) -> None:
+        """Ask for samples until the server ends the stream, as `stop` asks it after the first.
+
+        Raises:
+            Ended: when it does.
+            Silent: if it does not, and says no more.
+        """
+        supply = await self._open(session)
+        await supply.ask(_TRAIN, [0])
+        await supply.answer()
+        stop()
+        while True:
+            await supply.ask(_TRAIN, [0])
+            await supply.answer()
+
+    # --- the acts
+
+    async def _first_samples(self, session: Session) -> None:
+        """Ask for samples of both splits, one grant after the other; Welcome is delayed."""
+        await asyncio.sleep(self._limits.delay_s)
+        supply = await self._open(session)
+        enough = time.monotonic() + self._limits.play_s
+        for split, size in enumerate(self._spec.sizes):
+            asked = min(size, _MOST_ASKED)
+            for at in range(0, asked, _FEW):
+                if at == _FEW and split == _TRAIN:
+                    await asyncio.sleep(self._limits.delay_s)
+                    self._checklist.kept("patient")
+                await supply.ask(split, range(at, min(at + _FEW, asked)))
+                await supply.answer()
+                if time.monotonic() > enough:
+                    break
+        await supply.expect_nothing()
+
+    async def _same_samples(self, session: Session) -> None:
+        """Ask for the same samples, one by one, backwards, in another epoch and encoding."""
+        supply = await self._open(session)
+        for k, (split, index) in enumerate(reversed(sorted(self._seen))):
+            await supply.ask(split, [index], epoch=1 + k, encoding=k % 3)
+            await supply.answer()
+            if k >= self._limits.rows:
+                break
+        if self._seen:
+            self._checklist.kept("encodings")
+
+    async def _nothing_to_send(self, session: Session) -> None:
+        """Ask for no sample for a while."""
+        supply = await self._open(session)
+        await asyncio.sleep(self._limits.delay_s)
+        await supply.expect_nothing()
+        await supply.ask(_TRAIN, [0])
+        await supply.answer()
+
+    async def _many_grants(self, session: Session) -> None:
+        """Open several grants; answers come in order."""
+        supply = await self._open(session)
+        size = self._spec.sizes[_TRAIN]
+        for k in range(_OPEN):
+            await supply.ask(_TRAIN, [(_FEW * k + i) % size for i in range(min(_FEW, size))])
+        for _ in range(_OPEN):
+            await supply.answer()
+        await supply.expect_nothing()
+
+    async def _large_grant(self, session: Session) -> None:
+        """Ask for as many samples as a grant may name, or as a message may hold."""
+        size, sample = self._spec.sizes[_TRAIN], self._spec.sample_bytes
+        count = max(1, min(MAX_GRANT, size, _MOST_BYTES // sample))
+        supply = await self._open(session)
+        await supply.ask(_TRAIN, range(count))
+        await supply.answer()
+
+    async def _few_samples(self, session: Session) -> None:
+        """Open grants before the learner leaves."""
+        supply = await self._open(session)
+        for _ in range(_FEW):
+            await supply.ask(_TRAIN, [0])
+        await supply.answer()
+
+    async def _open(self, session: Session) -> "_Supply":
+        """Send Welcome; nothing may have come before."""
+        supply = _Supply(self._spec, session, self._checklist, self._limits.patience_s, self._seen)
+        await supply.expect_nothing()
+        await session.write(_welcome())
+        return supply
+
+
+class _Supply:
+    """Grants and samples of one stream."""
+
+    def __init__(
+        self,
+        spec: SampleSpec,
+        session: Session,
+        checklist: Checklist,
+        patience_s: float,
+        seen: dict[tuple[int, int], Digests],
+    ) -> None:
+        """Begin a stream.
+
+        Args:
+            spec: specification of the samples.
+            session: session of the stream.
+            checklist: checklist that receives the findings.
+            patience_s: longest wait for one message.
+            seen: digests of every sample so far, by split and index; new ones are added.
+        """
+        self._spec = spec
+        self._session = session
+        self._checklist = checklist
+        self._patience_s, self._seen = patience_s, seen
+        self._codec = SampleCodec(spec)
+        self._sequence = 0
+        self._open: list[Grant] = []
+
+    async def ask(
+        self, split: int, indices: Sequence[int], *, epoch: int = 0, encoding: int = 0
+    ) -> None:
+        """Send a grant: 0 as murmur writes it, 1 in another order, 2 with every field twice."""
+        self._sequence += 1
+        grant = Grant(self._sequence, epoch, split, tuple(indices))
+        self._open.append(grant)
+        await self._session.write(_encoded(grant, encoding))
+
+    async def answer(self) -> None:
+        """Read the answer to the oldest grant and check it by the contract.
+
+        Raises:
+            Ended: if the stream ends.
+            Silent: if nothing comes in time.
+            Unplayable: if it cannot be read.
+        """
+        grant = self._open[0]
+        while True:
+            message = await self._session.read(self._patience_s)
+            try:
+                answer = self._codec.receive(message, grant)
+            except WireError as error:
+                self._give_up(message, grant, error)
+            if answer is not None:
+                break
+        self._open.pop(0)
+        for key in ("size", "sequence"):
+            self._checklist.kept(key)
+        arrays, broken = answer
+        if broken:
+            self._checklist.kept("named")
+        lost = {b.index for b in broken}
+        good = [index for index in grant.indices if index not in lost]
+        self._examine(grant, good, arrays, broken)
+
+    async def expect_nothing(self) -> None:
+        """Check that no message comes while no grant is open."""
+        await asyncio.sleep(_QUIET_S)
+        early = "a message came that answers no grant" if self._session.unread else None
+        self._checklist.hold("unasked", early)
+
+    def _give_up(self, message: bytes, grant: Grant, error: WireError) -> None:
+        """Note the sentence that an unreadable answer breaks.
+
+        Raises:
+            Unplayable: always.
+        """
+        key = "size"
+        try:
+            samples = pb.WorkerMessage.FromString(message).samples
+        except DecodeError:
+            pass
+        else:
+            if samples.sequence != grant.sequence:
+                key = "sequence"
+            elif samples.broken:
+                key = "named"
+        words = f"grant {grant.sequence}: {error}"
+        self._checklist.broken(key, words)
+        self._session.end((grpc.StatusCode.INVALID_ARGUMENT, words))
+        raise Unplayable from None
+
+    def _examine(
+        self, grant: Grant, good: list[int], arrays: dict[str, Array], broken: list[Broken]
+    ) -> None:
+        """Check samples by the contract, and by their earlier content."""
+        where = f"of split '{SPLITS[grant.split]}'"
+        found: dict[int, Digests] = dict.fromkeys((b.index for b in broken), _NO_SAMPLE)
+        for row, index in enumerate(good):
+            found[index] = {
+                name: hashlib.blake2b(array[row].tobytes(), digest_size=8).digest()
+                for name, array in arrays.items()
+            }
+            for name, array in arrays.items():
+                if array.dtype.kind == "f":
+                    finite = bool(np.isfinite(array[row]).all())
+                    wrong = f"'{name}' of sample {index} {where} holds NaN or infinity"
+                    self._checklist.hold("finite", None if finite else wrong)
+            if MASK in arrays:
+                self._checklist.hold("classes", self._class_problem(arrays[MASK][row], index))
+        for index, digests in found.items():
+            before = self._seen.setdefault((grant.split, index), digests)
+            if before is digests:
+                continue
+            words = f"sample {index} {where} is not what it was on an earlier stream"
+            self._checklist.hold("repeats", None if before == digests else words)
+
+    def _class_problem(self, mask: Array, index: int) -> str | None:
+        count = len(self._spec.classes)
+        values: NDArray[Any] = np.asarray(mask)
+        beyond = values[(values >= count) & (values != self._spec.ignore_index)]
+        if not beyond.size:
+            return None
+        return f"the mask of sample {index} holds {int(beyond.min())}; there are {count} classes"
+
+
+def _welcome() -> bytes:
+    welcome = pb.Welcome(policy_version=VERSION, run_seed=RUN_SEED)
+    return pb.LearnerMessage(welcome=welcome).SerializeToString()
+
+
+def _encoded(grant: Grant, encoding: int) -> bytes:
+    """See `_Supply.ask`."""
+    message = pack_grant(grant)
+    if encoding == 0:
+        return message
+    body = pb.LearnerMessage.FromString(message).grant
+    counters = pb.Grant(sequence=body.sequence, epoch=body.epoch, split=body.split)
+    parts = [pb.Grant(indices=body.indices), counters]
+    inner = b"".join(part.SerializeToString() for part in parts * encoding)
+    return b"\x1a" + varint(len(inner)) + inner
+
+
+def _wrong_answers(spec: SampleSpec) -> dict[str, WrongAnswer]:
+    """Return the answers that break the contract, by name: a server must end with code 2."""
+    beyond = spec.sizes[_TRAIN]
+
+    def granted(sequence: int, indices: bytes, split: int = _TRAIN) -> WrongAnswer:
+        async def answer(session: Session) -> None:
+            await session.write(_welcome())
+            grant = pb.Grant(sequence=sequence, split=split, indices=indices)
+            await session.write(pb.LearnerMessage(grant=grant).SerializeToString())
+
+        return answer
+
+    async def no_welcome(session: Session) -> None:
+        await session.write(pack_grant(Grant(1, 0, _TRAIN, (0,))))
+
+    async def garbage(session: Session) -> None:
+        await session.write(b"\xff\xff\xff")
+
+    zero = bytes(4)
+    return {
+        "a Grant with another sequence number": granted(2, zero),
+        "a Grant for a sample that there is not": granted(1, beyond.to_bytes(4, "little")),
+        "a Grant for a negative index": granted(1, b"\xff" * 4),
+        "a Grant for a third split": granted(1, zero, 2),
+        "a Grant without indices": granted(1, b""),
+        "a Grant for more than 64 samples": granted(1, zero * (MAX_GRANT + 1)),
+        "a Grant whose indices are no whole number of indices": granted(1, bytes(5)),
+        "a Grant instead of Welcome": no_welcome,
+        "bytes that are no message": garbage,
+    }

@@ -1,0 +1,212 @@
+"""Evaluation of a trained policy over the real wire, and of scripted baselines."""
+
+import json
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from env_service.adapters.frames import with_frames
+from env_service.environment import VectorEnvironment, baselines
+from env_service.sessions.evaluate import OnRow, run_baseline, run_policy
+from env_service.sessions.evaluation_result import EvaluationResult
+from murmur.runs.child import Child, murmur_command
+from murmur.runs.run_folder import RunFolder
+from murmur.runs.supervisor import wait_for_port
+from murmur.text import number, plain
+from shared.config.experiment import ExperimentConfig, SecurityConfig
+from shared.config.files import Overrides
+from shared.wire.timestep import StepType, TimeStep
+
+Say = Callable[[str], None]
+evaluate_baseline = run_baseline
+evaluate_served = run_policy
+
+
+def baseline_names(config: ExperimentConfig) -> list[str]:
+    """Return the names of the configured environment's scripted baselines."""
+    return sorted(baselines(config.environment))
+
+
+def evaluate_run(
+    run: RunFolder,
+    checkpoint: Path,
+    episodes: int,
+    first_seed: int,
+    *,
+    say: Say,
+    on_row: OnRow | None = None,
+    overrides: Overrides = (),
+    drawn: bool = False,
+) -> EvaluationResult:
+    """Evaluate a run's policy: a learner process serves it, the episodes are played here.
+
+    Args:
+        run: run with the configuration and weights.
+        checkpoint: file of the weights.
+        episodes: number of episodes.
+        first_seed: seed of the first episode.
+        say: function called with a line while the evaluation waits.
+        on_row: function called with every row of the first episode.
+        overrides: changes of the run's configuration for this evaluation.
+        drawn: True if environments of other libraries draw themselves.
+
+    Raises:
+        MurmurError: if the checkpoint cannot be used or the learner cannot be reached.
+    """
+    config = run.config(overrides).model_copy(update={"security": SecurityConfig()})
+    config = with_frames(config) if drawn else config
+    with _serving_learner(run, config, checkpoint, say) as address:
+        return run_policy(config, address, episodes, first_seed, on_row)
+
+
+@contextmanager
+def _serving_learner(
+    run: RunFolder, settings: ExperimentConfig, checkpoint: Path, say: Say
+) -> Iterator[str]:
+    """Serve a run's policy by a learner process that only acts; it ends with the block.
+
+    It has a folder of its own, so it disturbs no training in `run`.
+
+    Yields:
+        address of the learner, host:port.
+    """
+    with tempfile.TemporaryDirectory(prefix="murmur-serve-") as name:
+        folder = RunFolder(Path(name))
+        config = folder.write_config(settings)
+        command = murmur_command(
+            "learner",
+            str(config),
+            "--serve",
+            *("--run", str(folder.path)),
+            *("--checkpoint", str(checkpoint.resolve())),
+            *("--set", "learner.host=127.0.0.1"),
+            *("--set", "learner.port=0"),
+            *("--set", "learner.metrics_port=0"),
+        )
+        log = _serve_log(run, Path(name))
+        learner = Child("serving learner", lambda _: command, log)
+        learner.start()
+        try:
+            yield f"127.0.0.1:{wait_for_port(folder, learner, say, 'serve.json')}"
+        finally:
+            learner.signal(signal.SIGTERM)
+            learner.wait(15.0)
+
+
+def _serve_log(run: RunFolder, elsewhere: Path) -> Path:
+    """Return the serving learner's log: in the run, or `elsewhere` if that cannot be written."""
+    log = run.logs / "serve.log"
+    try:
+        run.logs.mkdir(exist_ok=True)
+        log.open("ab").close()
+    except OSError:
+        return elsewhere / "serve.log"
+    return log
+
+
+def optimism(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) -> str:
+    """Return a warning if a best checkpoint is evaluated on the seeds that chose it, else "".
+
+    Args:
+        run: run whose evaluations during training chose the checkpoint.
+        checkpoint: name of the file that was played.
+        episodes: number of episodes played.
+        first_seed: seed of the first episode.
+    """
+    e = run.config().evaluation
+    overlap = first_seed < e.first_seed + e.episodes and e.first_seed < first_seed + episodes
+    if checkpoint != "best.pt" or not overlap:
+        return ""
+    return (
+        f"These figures of best.pt are optimistic: episodes of seeds {e.first_seed} to "
+        f"{e.first_seed + e.episodes - 1} chose it. Take others with --first-seed."
+    )
+
+
+def result_table(title: str, result: EvaluationResult) -> Table:
+    """Return a table of mean, spread and confidence of every metric."""
+    episodes = len(result.metrics["return"])
+    table = Table(
+        *("metric", "mean", "std", "95 % interval", "min", "max"),
+        box=None,
+        padding=(0, 3, 0, 0),
+        title=plain(
+            f"{title}: {episodes} episodes of {result.environment}, "
+            f"seeds {result.first_seed} to {result.first_seed + episodes - 1}"
+        ),
+        title_justify="left",
+        title_style="bold",
+    )
+    for name, s in result.summary().items():
+        interval = f"{number(s.low)} … {number(s.high)}"
+        table.add_row(
+            plain(name), number(s.mean), number(s.std), interval, number(s.min), number(s.max)
+        )
+    return table
+
+
+def to_record(title: str, result: EvaluationResult) -> dict[str, Any]:
+    """Return a result as JSON values, with mean curves over all episodes and their 95 % half-width.
+
+    An episode that has ended counts with its final value, so that the mean does not jump when
+    episodes end.
+    """
+    record: dict[str, Any] = json.loads(result.to_json())
+    curves = {name: carried_forward(c) for name, c in result.curves.items()}
+    record["title"] = title
+    record["mean_curves"] = {name: _means(c) for name, c in curves.items()}
+    record["curves_ci95"] = {name: _half_width(c) for name, c in curves.items()}
+    return record
+
+
+def carried_forward(curves: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Fill curves [E, T] after each episode's end with its final value."""
+    steps = np.arange(curves.shape[1])
+    last = np.where(np.isnan(curves), 0, steps).max(axis=1)  # [E]
+    return np.take_along_axis(curves, np.minimum(steps, last[:, None]), axis=1)
+
+
+def _means(curves: NDArray[np.float64]) -> list[float | None]:
+    """Return the mean of each column; None if no episode has a value."""
+    values = [column[~np.isnan(column)] for column in curves.T]
+    return [float(v.mean()) if len(v) else None for v in values]
+
+
+def _half_width(curves: NDArray[np.float64]) -> list[float | None]:
+    """Return 1.96 standard errors of each column's mean; None if fewer than two episodes last."""
+    out: list[float | None] = []
+    for column in curves.T:
+        values = column[~np.isnan(column)]
+        n = len(values)
+        out.append(float(1.96 * values.std(ddof=1) / np.sqrt(n)) if n > 1 else None)
+    return out
+
+
+class Recorder:
+    """Recorder of the values that pictures of an episode need; pass its `take` as on_row.
+
+    Attributes:
+        rows: (state to draw, metrics) of every row; empty if the environment cannot be drawn.
+    """
+
+    def __init__(self) -> None:
+        """Start with an empty record."""
+        self.rows: list[tuple[dict[str, Any], dict[str, float]]] = []
+
+    def take(self, environment: VectorEnvironment, timestep: TimeStep) -> None:
+        """Note a row of copy 0."""
+        try:
+            state = dict(environment.render_state(0))
+        except NotImplementedError:
+            return
+        if timestep.step_type[0] == StepType.FIRST:
+            self.rows.clear()  # an evaluation that broke is played again from its start
+        metrics = {name: float(values[0]) for name, values in timestep.metrics.items()}
+        self.rows.append((state, metrics))

@@ -1,0 +1,184 @@
+"""Moving pictures of an episode; the environments draw their content."""
+
+import errno
+import io
+import math
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from env_service.adapters.frames import DRAWING, FRAME
+from env_service.environment import VectorEnvironment
+from env_service.pictures import Snapshot, find_painter, painters
+from env_service.sessions.evaluate import OnRow
+from murmur.runs.evaluation import Recorder
+from shared.config.experiment import ExperimentConfig
+from shared.process.errors import ConfigError
+from shared.process.files import replacing
+from shared.wire.timestep import StepType, TimeStep
+
+FRAMES_PER_SECOND = 6
+HOLD_S = 2.0  # the last picture stays
+MOST_FRAMES_PER_SECOND = 30.0
+_LITTLE_ROOM = 1 << 16  # bytes
+_MP4_INDEX = b"moov"  # written last
+MOST_ROWS = 240  # of a longer episode every second, third ... row is drawn
+
+
+class FrameRecorder:
+    """Recorder of the frames of an environment's copy 0; pass its `take` as on_row.
+
+    Of an episode of more than 2 MOST_ROWS rows every second, third ... is kept, so its length does
+    not matter for memory.
+
+    Attributes:
+        frames: pictures, [height, width, 3] each.
+        rate: number of frames per second.
+    """
+
+    def __init__(self, environment: str) -> None:
+        """Name the environment, for messages."""
+        self._name = environment
+        self._begin(FRAMES_PER_SECOND)
+
+    def _begin(self, rate: float) -> None:
+        self.frames: list[NDArray[np.uint8]] = []
+        self._rate = rate
+        self._every = 1
+        self._rows = 0
+
+    @property
+    def rate(self) -> float:
+        """Frames in a second; at most MOST_FRAMES_PER_SECOND, which players show."""
+        return min(self._rate / self._every, MOST_FRAMES_PER_SECOND)
+
+    def take(self, environment: VectorEnvironment, timestep: TimeStep) -> None:
+        """Note a row of copy 0.
+
+        Raises:
+            ConfigError: if the environment draws nothing.
+        """
+        if timestep.step_type[0] == StepType.FIRST:  # an evaluation that broke is played again
+            self._begin(getattr(environment, "frames_per_second", 0) or FRAMES_PER_SECOND)
+        try:
+            frame = np.asarray(environment.render_state(0)[FRAME], np.uint8)
+        except NotImplementedError as error:
+            raise ConfigError(
+                f"environment '{self._name}' has no pictures: {error}. Its factory must take "
+                f"render_mode='{FRAME}' and its render() return an array"
+            ) from error
+        last = timestep.step_type[0] == StepType.LAST
+        if self._rows % self._every == 0 or last:
+            self.frames.append(frame)
+        self._rows += 1
+        if len(self.frames) > 2 * MOST_ROWS and not last:
+            self.frames, self._every = self.frames[::2], 2 * self._every
+
+
+def draw_episode(
+    environment: str, snapshots: Sequence[Snapshot], title: str, most: int = MOST_ROWS
+) -> list[NDArray[np.uint8]]:
+    """Draw all pictures of an episode, or `most` of them, as [height, width, 3] arrays.
+
+    Raises:
+        ConfigError: if the environment has no pictures.
+    """
+    painter = find_painter(snapshots)
+    if painter is None:
+        known = "; ".join(f"{name}: {', '.join(p.NEEDED)}" for name, p in painters().items())
+        raise ConfigError(
+            f"environment '{environment}' has no pictures: they need a render_state as one of "
+            f"these gives ({known})"
+        )
+    every = math.ceil(len(snapshots) / most)
+    rows = [*range(0, len(snapshots) - 1, every), len(snapshots) - 1]
+    return [_pixels(figure) for figure in painter.figures(snapshots, rows, title)]
+
+
+def _pixels(figure: Figure) -> NDArray[np.uint8]:
+    """Draw a figure as [height, width, 3] pixels."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # type: ignore[no-untyped-call]
+    pixels: NDArray[Any] = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
+    return pixels.copy()
+
+
+@contextmanager
+def recorded_movie(file: Path, config: ExperimentConfig, title: str) -> Iterator[OnRow]:
+    """Write the episode that is played in the block as a GIF or MP4.
+
+    Args:
+        file: file, .gif or .mp4.
+        config: configuration that names the environment.
+        title: title above the pictures, unless the environment draws them itself.
+
+    Yields:
+        function to pass as on_row.
+
+    Raises:
+        ConfigError: for another kind of file, or if the environment has no pictures.
+    """
+    require_movie(file)
+    name = config.environment.name
+    if name in DRAWING:
+        frames = FrameRecorder(config.environment.options.get("factory", name))
+        yield frames.take
+        write_movie(file, frames.frames, frames.rate)
+    else:
+        recorder = Recorder()
+        yield recorder.take
+        snapshots = [Snapshot(state, metrics) for state, metrics in recorder.rows]
+        write_movie(file, draw_episode(name, snapshots, title))
+
+
+def require_movie(file: Path) -> None:
+    """Check the kind of a file before an episode is played for it.
+
+    Raises:
+        ConfigError: if it is neither .gif nor .mp4.
+    """
+    if file.suffix not in (".gif", ".mp4"):
+        raise ConfigError(f"'{file}': pictures are written as .gif or .mp4")
+
+
+def write_movie(
+    file: Path, frames: Sequence[NDArray[np.uint8]], rate: float = FRAMES_PER_SECOND
+) -> None:
+    """Write a GIF or MP4.
+
+    Args:
+        file: file, .gif or .mp4.
+        frames: pictures, [height, width, 3] each, all of one size.
+        rate: frames per second.
+
+    Raises:
+        ConfigError: for another kind of file, or one that cannot be written.
+    """
+    import imageio.v2 as imageio
+
+    require_movie(file)
+    frames = [*frames, *[frames[-1]] * math.ceil(HOLD_S * rate)]
+    with replacing(file) as beside:
+        if file.suffix == ".gif":
+            buffer = io.BytesIO()  # on a full disk the writer's end would raise once more
+            imageio.mimsave(buffer, frames, format="GIF", duration=1000 / rate, loop=0)
+            beside.write_bytes(buffer.getvalue())
+            return
+        try:
+            imageio.mimsave(beside, frames, format="FFMPEG", fps=rate, macro_block_size=2)
+            pipe = file.exists() and not file.is_file()
+            whole = pipe or _MP4_INDEX in beside.read_bytes()
+        except OSError:
+            whole = False
+        if not whole:  # ffmpeg says why on standard error, and may fail without an error here
+            full = shutil.disk_usage(file.resolve().parent).free < _LITTLE_ROOM
+            number = errno.ENOSPC if full else errno.EIO
+            raise OSError(number, os.strerror(number))

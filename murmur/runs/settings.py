@@ -1,0 +1,347 @@
+"""Content of `murmur config`: names of plug-ins, and a configuration with all defaults."""
+
+import ast
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from env_service.adapters.kinds import recognise
+from env_service.environment import VectorEnvironment, environment_module, make_environment
+from shared.config import PluginConfig
+from shared.config.cores import available_cores, choose
+from shared.config.experiment import ExperimentConfig
+from shared.config.extras import install_command
+from shared.config.files import Overrides, changes_of, config_names, find_config, load, set_value
+from shared.config.plugins import KINDS, load_plugin, plugin_names, require_plugin, resolve_plugin
+from shared.config.section import validate
+from shared.config.text import one_line, plain_data, to_yaml
+from shared.process.errors import ConfigError
+
+TASK = ("environment", "source")  # kinds of plug-ins: a configuration names one of them
+
+
+def has_torch() -> bool:
+    """Return whether the learner's plug-ins can be imported here."""
+    try:
+        return find_spec("torch") is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def environment_factory(name: str, options: Overrides) -> Callable[[int], VectorEnvironment]:
+    """Return a factory of `num_envs` copies of an environment.
+
+    Args:
+        name: name of an environment plug-in, or package.module:Name of a VectorEnvironment (see
+            shared.config.named_plugin), or of a PettingZoo parallel or Gymnasium environment, which
+            is made from the options' arguments.
+        options: options of the plug-in; see section_options.
+
+    Raises:
+        ConfigError: if there is no such environment or option.
+    """
+    data = section_options("environment", options)
+    if ":" not in name:
+        if name not in plugin_names("environment"):
+            _suggest_factory(name)
+        return partial(make_environment, PluginConfig(name=name, **data))
+    kind = recognise(name, data.get("arguments", {}))
+    if kind != "murmur":
+        return partial(make_environment, PluginConfig(name=kind, factory=name, **data))
+    plugin = PluginConfig(name=name, **data)
+
+    def make(num_envs: int) -> VectorEnvironment:
+        try:
+            return make_environment(plugin, num_envs)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}; a factory of a PettingZoo or Gymnasium environment is given its "
+                "arguments by --set arguments.KEY=VALUE"
+            ) from error
+
+    return make
+
+
+def source_config(name: str, options: list[str]) -> PluginConfig:
+    """Return the source that a name means.
+
+    Args:
+        name: name of a source plug-in, package.module:Name, or a configuration that has a source.
+        options: options of the plug-in; see section_options.
+
+    Raises:
+        ConfigError: if there is no such source, or the configuration has none.
+    """
+    known = plugin_names("source")
+    if ":" in name or name in known:
+        return PluginConfig(name=name, **section_options("source", options))
+    try:
+        config = load(
+            name, [f"source.{option.strip().removeprefix('source.')}" for option in options]
+        )
+    except ConfigError as error:
+        if str(error).startswith("no configuration"):
+            raise ConfigError(
+                f"no source '{name}'; known: {', '.join(known)}; or give a configuration, or "
+                "package.module:Name"
+            ) from None
+        raise
+    if not config.supervised:
+        raise ConfigError(f"configuration '{name}' has an environment, not a source")
+    return config.source
+
+
+def _suggest_factory(name: str) -> None:
+    """Find out whether a name without colon means a file here: meet, meet.py, meet.Meet, meet.yaml.
+
+    Raises:
+        ConfigError: if it does, saying how to write it.
+    """
+    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+        plugin = load(name).environment
+        raise ConfigError(
+            f"'{name}' is a configuration; write its environment, "
+            f"{plugin.options.get('factory', plugin.name)}, and its options by --set KEY=VALUE"
+        )
+    path = name.removesuffix(".py").replace(os.sep, ".").strip(".")
+    for module, _, wanted in ((path, "", ""), path.rpartition(".")):
+        file = Path(*module.split("."))
+        source = next((f for f in (Path(f"{file}.py"), file / "__init__.py") if f.is_file()), None)
+        if source is None or not module:
+            continue
+        classes = [] if wanted else _classes_with_step(source)
+        names = [wanted] if wanted else classes or ["CLASS"]
+        raise ConfigError(
+            f"'{name}' is no environment of murmur's; write what makes one in {source} as "
+            + " or ".join(f"{module}:{x}" for x in names)
+        )
+
+
+def _classes_with_step(source: Path) -> list[str]:
+    """Return names of a file's classes that can be stepped; the file is read, not run."""
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(x, ast.FunctionDef) and x.name == "step" for x in node.body)
+    ]
+
+
+def section_options(section: str, options: Overrides) -> dict[str, Any]:
+    """Parse options of a section: "a.b=value" items, values in YAML syntax, or a mapping.
+
+    Args:
+        section: "environment" or "source".
+        options: options by key; keys may begin with the section, as in the --set of `murmur train`.
+
+    Raises:
+        ConfigError: for an item that is not so.
+    """
+    prefix = f"{section}."
+    if isinstance(options, Mapping):
+        options = {prefix + str(key).removeprefix(prefix): value for key, value in options.items()}
+    else:
+        items = [options] if isinstance(options, str) else options
+        options = [prefix + item.strip().removeprefix(prefix) for item in items]
+    data: dict[str, Any] = {}
+    for path, value, source in changes_of(options):
+        set_value(data, path[1:], value, source)
+    return data
+
+
+def setting(key: str, value: object) -> str:
+    """Format KEY=VALUE as `--set` takes it, of a value that JSON has."""
+    return f"{key}={json.dumps(value, ensure_ascii=False)}"
+
+
+def first_line(module: object) -> str:
+    """Return the sentence at the top of a module, a class or a function."""
+    if isinstance(module, partial):  # its own docstring describes partial itself
+        module = module.func
+    return (getattr(module, "__doc__", None) or "").strip().partition("\n")[0]
+
+
+def config_summary(name: str) -> str:
+    """Return the first sentence of the comment at the top of a configuration file."""
+    lines = takewhile(lambda line: line.startswith("#"), find_config(name).read_text().splitlines())
+    comment = " ".join(line.lstrip("# ") for line in lines)
+    return re.split(r"\. (?=[A-Z])|: (?=murmur)", comment)[0].rstrip(".")
+
+
+def list_everything() -> dict[str, dict[str, str]]:
+    """Return all names that a configuration can use, by kind, each with a sentence."""
+    environments = {name: load_plugin("environment", name) for name in plugin_names("environment")}
+    found = {
+        "configurations": {name: config_summary(name) for name in config_names()},
+        "environments": {name: first_line(m) for name, m in environments.items()},
+        "baselines": {
+            f"{name}: {baseline}": first_line(factory)
+            for name, module in environments.items()
+            for baseline, factory in module.BASELINES.items()
+        },
+    }
+    names = plugin_names("source")
+    found["sources"] = {name: first_line(load_plugin("source", name)) for name in names}
+    for kind in ("algorithm", "network"):
+        if has_torch():
+            names = plugin_names(kind)
+            found[f"{kind}s"] = {name: first_line(load_plugin(kind, name)) for name in names}
+        else:
+            command = install_command("learner")
+            found[f"{kind}s"] = {"": f"not listed: torch is not installed here ({command})"}
+    return found
+
+
+def plugin_model(kind: str, plugin: PluginConfig) -> type[BaseModel] | None:
+    """Return the plug-in's own options, or None if they cannot be known here.
+
+    They cannot for the learner's plug-ins without torch, and for network `auto`, which is chosen
+    when the environment is known.
+    """
+    if kind in ("algorithm", "network") and (not has_torch() or plugin.name == "auto"):
+        return None
+    load = environment_module if kind == "environment" else partial(load_plugin, kind)
+    model: type[BaseModel] = load(plugin.name).Config
+    return model
+
+
+def _kinds(config: ExperimentConfig) -> tuple[str, ...]:
+    """Return the kinds of plug-ins that a configuration names."""
+    return ("source" if config.supervised else "environment", "algorithm", "network")
+
+
+def resolve(config: ExperimentConfig, kinds: Sequence[str] | None = None) -> ExperimentConfig:
+    """Complete the configuration with every default of its plug-ins.
+
+    Args:
+        config: the configuration.
+        kinds: kinds of plug-ins to complete; None: all. The others must only exist: they are not
+            imported. With TASK alone nothing imports torch; the learner completes the rest.
+
+    Raises:
+        ConfigError: for a plug-in that does not exist or an option that it does not have.
+    """
+    whole = {}
+    for kind in _kinds(config):
+        plugin: PluginConfig = getattr(config, kind)
+        if kinds is not None and kind not in kinds:
+            if plugin.name != "auto":
+                require_plugin(kind, plugin.name)
+        elif plugin_model(kind, plugin) is not None:
+            whole[kind] = resolve_plugin(kind, plugin).config
+            resolve_plugin(kind, whole[kind])  # as the services read it: checks the defaults too
+    config = config.changed(whole)
+    if not config.supervised:
+        model = plugin_model("environment", config.environment)
+        assert model is not None
+        validate(model, config.for_evaluation().environment.options, "evaluation.environment")
+    return config
+
+
+def resolved_data(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the configuration with every default, those of its plug-ins too, as plain data.
+
+    Raises:
+        ConfigError: see `resolve`.
+    """
+    return plain_data(resolve(config))
+
+
+def changed(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the options that differ from the defaults or have none, as dotted keys."""
+    defaults = resolved_data(
+        ExperimentConfig(**{kind: _bare(kind, getattr(config, kind)) for kind in _kinds(config)})
+    )
+    base = dict(flatten(defaults))
+    plugins = {f"{kind}.name" for kind in _kinds(config)}
+    for kind in _kinds(config):
+        needed = _bare(kind, getattr(config, kind)).options
+        plugins |= {f"{kind}.{key}" for key, _ in flatten(needed)}
+    return {
+        key: value
+        for key, value in flatten(resolved_data(config))
+        if key in plugins or value != base.get(key)
+    }
+
+
+def _bare(kind: str, plugin: PluginConfig) -> PluginConfig:
+    """Return a plug-in with its required options, and no others."""
+    model = plugin_model(kind, plugin)
+    fields = model.model_fields if model else {}
+    needed = {k: v for k, v in plugin.options.items() if k in fields and fields[k].is_required()}
+    return PluginConfig(name=plugin.name, **needed)
+
+
+def flatten(data: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested sections as (dotted key, value)."""
+    for key, value in data.items():
+        name = key if isinstance(key, str) and key.isidentifier() else one_line(key)
+        if isinstance(value, dict) and value:
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def resolved_text(config: ExperimentConfig) -> str:
+    """Return the whole configuration, with every default, as a file that `murmur train` takes."""
+    return to_yaml(resolved_data(config))
+
+
+def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
+    """Return every key of a configuration.
+
+    Returns:
+        (dotted key, its value, its default, its meaning) in the order of the models.
+    """
+    rows = []
+    values = resolved_data(config)
+    choice = choose(config, available_cores())
+    chosen = {
+        "env_server.num_workers": choice.num_workers,
+        "learner.num_threads": choice.num_threads,
+    }
+    for key, default, meaning in _fields(ExperimentConfig):
+        section = key.partition(".")[0]
+        if section in KINDS or section not in values:
+            continue
+        value = _at(values, key)
+        if key in chosen and value == 0:
+            value = default = f"auto: {chosen[key]} here"
+        rows.append((key, value, default, meaning))
+    for kind in _kinds(config):
+        plugin: PluginConfig = getattr(config, kind)
+        rows.append((f"{kind}.name", plugin.name, None, f"which {kind}; see `murmur config`"))
+        model = plugin_model(kind, plugin)
+        if model is not None:
+            for key, default, meaning in _fields(model):
+                rows.append((f"{kind}.{key}", _at(values[kind], key), default, meaning))
+    return rows
+
+
+def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _fields(kind, f"{prefix}{name}.")
+        else:
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
+            yield f"{prefix}{name}", default, field.description or ""
+
+
+def _at(data: dict[str, Any], key: str) -> Any:  # noqa: ANN401 - a YAML value
+    value: Any = data
+    for part in key.split("."):
+        value = value[part]
+    return value

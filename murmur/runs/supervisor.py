@@ -1,0 +1,316 @@
+"""Training on this machine: one learner and its environment servers as child processes.
+
+    murmur train ── learner          exit 0: the run is complete; several: murmur.runs.ranks
+                 ├─ env-server       restarted until the learner ends
+                 └─ evaluator        the same, for greedy evaluation
+
+A child that dies is started again with growing pauses; the learner continues from its last
+checkpoint, at the port it had. A child that exits with 2 hit an error that only the user can fix:
+its own message is shown and everything stops. So it does when a child fails twice with the
+same message before the run made progress. Children die with the supervisor.
+"""
+
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from env_service.adapters.frames import DRAWING
+from murmur.runs.child import Child, murmur_command
+from murmur.runs.log_errors import TROUBLE
+from murmur.runs.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
+from murmur.runs.settings import setting
+from murmur.runs.starting import Startup
+from shared.process.addresses import host_and_port, own_client_host, port_or_any
+from shared.config.experiment import ExperimentConfig
+from shared.process.errors import ResourceError
+from shared.wire.notices import FILE as NOTICES
+from shared.wire.notices import PREFIX
+
+TICK_S = 0.25
+STOP_LEARNER_S = 60.0  # its final checkpoint
+STOP_OTHERS_S = 15.0
+
+
+class LearnerEndedError(ResourceError):
+    """Orderly end of a learner before it listened."""
+
+
+class FolderMovedError(ResourceError):
+    """Rename of the run's folder while it trains."""
+
+    def __init__(self, before: Path, now: Path) -> None:
+        super().__init__(
+            f"run folder {before} was moved to {now} while the run trains; it is stopped. Continue "
+            f"with: murmur train --resume --run {shlex.quote(str(now))}"
+        )
+
+
+class StopRequested(Exception):  # noqa: N818 - an event
+    """Stop of a run by the supervisor's stop event."""
+
+
+class Supervisor:
+    """Supervisor of the processes of one training run. All methods are called from one thread.
+
+    Attributes:
+        stop_failure: reason why the learner did not end in order when it was told to; "" if it did.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        config: ExperimentConfig,
+        *,
+        resume: bool,
+        say: Callable[[str], None],
+        on_progress: Callable[[dict[str, Any]], None],
+        on_trouble: Callable[[Path, str], None],
+        learners: int = 1,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """Prepare; nothing is started yet.
+
+        Args:
+            run: run's folder for all output; its config_file must be there.
+            config: configuration in the run's config_file.
+            resume: True if the learner continues from its last checkpoint. It writes config.yaml
+                once that has turned out to fit.
+            say: function called with lines about events of the processes.
+            on_progress: function called with each new record of progress.jsonl.
+            on_trouble: function called with each new warning or error of a log: the log and the
+                line.
+            learners: number of learners that learn together.
+            stop: event that ends the run in order when it is set, by any thread; None: only Ctrl-C
+                does.
+        """
+        self._stopping = stop or threading.Event()
+        self._run = run
+        self._config = config
+        self._resume = resume
+        self._config_file = str(run.config_file(resume=resume))
+        self._say = say
+        self._on_progress = on_progress
+        self._on_trouble = on_trouble
+        self._tail = ProgressTail(run.progress_file)
+        self._notices, self._noticed = ProgressTail(run.path / NOTICES), set[str]()
+        self._learners = learners
+        self.stop_failure = ""
+        self._ports: list[int] = []  # of the learners, by rank
+        self._tells_start = bool(config.run.start_from) and not resume
+        self._base: tuple[int, int] | None = None  # ports of rank 0 as it was told; 0: any
+        self.learner = self._child("learner", self._learner_command)
+        self.learner.lock = run.lock
+        self.others = [self._child("env-server", self._env_server_command)]
+        if config.evaluation.every_updates > 0 and not config.supervised:
+            self.others.append(self._child("evaluator", self._evaluator_command))
+        logs = [child.log for child in [self.learner, *self.others]]
+        self._logs = {log: LineTail(log, skip=True) for log in logs}
+
+    @property
+    def deaths(self) -> int:
+        """Number of times that a child ended without a request."""
+        return sum(child.deaths for child in [self.learner, *self.others])
+
+    @property
+    def listened(self) -> bool:
+        """Return whether the learner got as far as to listen."""
+        return bool(self._ports)
+
+    def run(self) -> None:
+        """Train until the learner says that the run is complete.
+
+        Raises:
+            KeyboardInterrupt: after a graceful stop.
+            StopRequested: the same, if `stop` was set.
+            ChildError: if a child hit an error that the user can fix.
+            ResourceError: if a child keeps dying or never starts, or the run's folder was moved.
+        """
+        try:
+            if not self._start_learner():
+                return
+            while True:
+                code = self.learner.tend(self._say)
+                self._report()
+                if code == 0:
+                    return
+                for child in self.others:
+                    child.tend(self._say)
+                if moved := self._run.lock.moved_to():
+                    raise FolderMovedError(self._run.path, moved)
+                if self._stopping.wait(TICK_S):
+                    raise StopRequested
+        except (KeyboardInterrupt, StopRequested):
+            self._say("stopping: the learner, if it has begun, writes a checkpoint first …")
+            raise
+        finally:
+            self.stop()
+            self._report()
+
+    def stop(self) -> None:
+        """End all children, the learner first: to its final checkpoint it may need more rows."""
+        try:
+            self.learner.signal(signal.SIGTERM)
+            self.stop_failure = self.learner.wait(STOP_LEARNER_S)
+            for child in self.others:
+                child.signal(signal.SIGTERM)
+            for child in self.others:
+                child.wait(STOP_OTHERS_S)
+        finally:  # interrupted by a second Ctrl-C: leave no process behind
+            for child in [self.learner, *self.others]:
+                child.kill()
+
+    def _start_learner(self) -> bool:
+        """Start the learner and wait until it listens: the others need its port.
+
+        Returns:
+            success; False if the learner ended in order instead: its run had been complete before.
+        """
+        for file in self._run.path.glob("learner*.json"):
+            file.unlink()
+        self.learner.start()
+        files = ["learner.json", *(f"learner-{rank}.json" for rank in range(1, self._learners))]
+        try:
+            several = len(files) > 1
+            self._ports = [
+                wait_for_port(
+                    self._run, self.learner, self._say, file, several=several, stop=self._stopping
+                )
+                for file in files
+            ]
+        except LearnerEndedError:
+            if not self._resume:
+                raise
+            last = list(self._logs[self.learner.log])[-1:]
+            self._say("".join(last).partition("WARNING ")[2] or "the run is complete")
+            return False
+        return True
+
+    def _report(self) -> None:
+        if self._tells_start and (lines := self._run.read_json("started_from.json").get("words")):
+            self._tells_start = False
+            for line in lines:
+                self._say(line)
+        for record in self._tail:
+            for child in [self.learner, *self.others]:
+                child.settled = True
+            self._on_progress(record)
+        for notice in self._notices:
+            if (
+                text := str(notice.get("text"))
+            ) not in self._noticed:  # several learners may say it
+                self._noticed.add(text)
+                self._say(f"! {text}")
+        for log, lines in self._logs.items():
+            for line in lines:
+                if PREFIX in line:
+                    continue
+                if TROUBLE.match(line):
+                    self._on_trouble(log, line)
+
+    def _child(self, name: str, command: Callable[[Child], list[str]]) -> Child:
+        return Child(name, command, self._run.logs / f"{name}.log")
+
+    def _learner_command(self, child: Child) -> list[str]:
+        learner = self._config.learner
+        if self._learners > 1:  # restarted ranks find the ports they had by themselves
+            self._base = self._base or (
+                _first_port(learner.host, learner.port, self._learners),
+                _first_port(learner.metrics_host, learner.metrics_port, self._learners),
+            )
+            port, metrics_port = self._base
+        else:
+            # After a restart the environment servers connect to the port they know.
+            port = self._ports[0] if self._ports else port_or_any(learner.host, learner.port)
+            metrics_port = port_or_any(learner.metrics_host, learner.metrics_port)
+        again = "--resume" if self._run.has_checkpoint() else "--auto-resume"
+        arguments = [
+            self._config_file,
+            "--run",
+            str(self._run.path),
+            *(["--resume"] if self._resume else [again] if child.deaths else []),
+            *("--set", f"learner.port={port}"),
+            *("--set", f"learner.metrics_port={metrics_port}"),
+        ]
+        if self._learners == 1:
+            return murmur_command("learner", *arguments)
+        ranks = [sys.executable, "-P", "-m", "murmur.runs.ranks"]
+        return [*ranks, str(self._learners), str(self._run.path), *arguments]
+
+    def _env_server_command(self, _: Child, evaluate: bool = False) -> list[str]:
+        server = self._config.env_server
+        port = 0 if evaluate else port_or_any(server.metrics_host, server.metrics_port)
+        ports = self._ports[:1] if evaluate else self._ports  # rank 0 evaluates
+        host = own_client_host(self._config.learner.host)
+        learners = ",".join(host_and_port(host, port) for port in ports)
+        return murmur_command(
+            "env-server",
+            self._config_file,
+            *(["--evaluate", *self._episode_file()] if evaluate else []),
+            *("--set", _address_setting(learners)),
+            *("--set", f"env_server.metrics_port={port}"),
+        )
+
+    def _episode_file(self) -> list[str]:
+        """Return the setting with the file of the evaluator's newest episode."""
+        if self._config.environment.name in DRAWING:  # rendering would slow evaluations down
+            return []
+        file = str((self._run.path / EPISODE).resolve())
+        return ["--set", setting("evaluation.episode_file", file)]
+
+    def _evaluator_command(self, child: Child) -> list[str]:
+        return self._env_server_command(child, evaluate=True)
+
+
+def _address_setting(learners: str) -> str:
+    """Return the setting with the learners' addresses; YAML would take a bracket for a list."""
+    key = "env_server.learner"
+    return setting(key, learners) if "[" in learners else f"{key}={learners}"
+
+
+def _first_port(host: str, port: int, count: int) -> int:
+    """Return `port` if it and the next ports are free, one for each learner; else 0."""
+    free = port and all(port_or_any(host, port + rank) for rank in range(count))
+    return port if free else 0
+
+
+def wait_for_port(
+    run: RunFolder,
+    learner: Child,
+    say: Callable[[str], None],
+    file: str = "learner.json",
+    *,
+    several: bool = False,
+    stop: threading.Event | None = None,
+) -> int:
+    """Wait for the port of a new learner, which writes it to `file` once it listens.
+
+    Args:
+        run: the run's folder.
+        learner: process of the learner.
+        say: function called with lines about it.
+        file: file of this learner.
+        several: True if it is one of several that the process has started.
+        stop: event that ends the wait when it is set.
+
+    Raises:
+        StopRequested: if `stop` is set.
+        ChildError: if it exits with 2 before it listens.
+        LearnerEndedError: if it exits with 0 before it listens.
+        ResourceError: if it keeps dying, or does nothing for too long.
+    """
+    startup = Startup(learner.name, learner.log, say, several=several)
+    stop = stop or threading.Event()
+    while True:
+        if learner.tend(say) == 0:
+            raise LearnerEndedError(f"the learner ended before it listened; see {learner.log}")
+        info = run.read_json(file)
+        if info.get("port"):
+            return int(info["port"])
+        if learner.process is not None:
+            startup.look(learner.process.pid)
+        if stop.wait(0.1):
+            raise StopRequested

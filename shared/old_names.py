@@ -1,0 +1,56 @@
+"""Old names of modules that plug-ins import: for one release they work, with a warning."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+MOVED = {
+    "shared.errors": "shared.process.errors",
+    "shared.notices": "shared.wire.notices",
+    "shared.samples": "shared.wire.samples",
+    "shared.seeding": "shared.wire.seeding",
+    "shared.registry": "shared.config.plugins",
+    "shared.spec": "shared.wire.spec",
+    "shared.symmetry": "shared.config.symmetry",
+    "shared.timestep": "shared.wire.timestep",
+    "learner_service.algorithms.actor": "learner_service.learning.actor",
+    "learner_service.algorithms.base": "learner_service.learning.base",
+    "learner_service.algorithms.off_policy": "learner_service.learning.off_policy",
+    "learner_service.algorithms.on_policy": "learner_service.learning.on_policy",
+    "learner_service.algorithms.options": "learner_service.learning.options",
+    "learner_service.algorithms.returns": "learner_service.learning.returns",
+    "learner_service.networks.building": "learner_service.layers.building",
+    "learner_service.networks.inputs": "learner_service.layers.inputs",
+    "learner_service.runtime": "learner_service.device",
+    "learner_service.runtime.precision": "learner_service.device.precision",
+}
+
+
+class OldNames(MetaPathFinder, Loader):
+    """Finds the modules of MOVED where nothing else has that name."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of an old name, None for any other."""
+        if name not in MOVED:
+            return None
+        return ModuleSpec(name, self, is_package=any(m.startswith(f"{name}.") for m in MOVED))
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill the old module with what the new one holds: the same classes, not copies."""
+        new = MOVED[module.__name__]
+        warnings.warn(
+            f"{module.__name__} is now {new}; the old name goes with the next release",
+            FutureWarning,
+            stacklevel=2,
+        )
+        found = vars(import_module(new))
+        vars(module).update({name: found[name] for name in found if not name.startswith("__")})
+
+
+sys.meta_path.append(OldNames())

@@ -1,0 +1,1 @@
+"""Processes: errors, files, ledgers, metrics, memory and signals."""

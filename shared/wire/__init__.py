@@ -1,0 +1,1 @@
+"""The wire: specs, time steps, codecs, seeds, channels and credentials."""

@@ -1,0 +1,484 @@
+"""Specs of an environment's observations, actions and metrics; the handshake compares them."""
+
+from collections import Counter
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from shared.config.derived import Channel, DerivedMap, check_derived
+from shared.config.symmetry import MAX_SYMMETRIES, ArrayChange, Symmetry, check_symmetry
+from shared.process.errors import SpecError
+from shared.rpc import rollout_pb2 as pb
+
+WIRE_DTYPES = ("uint8", "int32", "float16", "float32")
+
+# Far above what any environment has: a spec that is wrong or meant to harm is refused before memory
+# is set aside for it. The product of all sizes is limited by the message: codec.check_size.
+MAX_ENVS = 65_536  # of one session
+MAX_AGENTS = 4_096
+MAX_ARRAYS = 256  # observations, and metrics
+MAX_DIMENSIONS = 8
+MAX_ACTIONS = 65_536
+MAX_NAME_CHARACTERS = 256
+MAX_AGENT_NAME_BYTES = 262_144  # of all agents together, in UTF-8: they travel in one Hello
+MAX_EPISODE_STEPS = 10_000_000
+
+# Names with a fixed meaning; every other observation name is the environment's own.
+STATE = "state"  # [N, ...] global state, for centralized critics only
+ACTION_MASK = "action_mask"  # [N, A, K] uint8, 1 = legal
+AGENT_MASK = "agent_mask"  # [N, A] uint8, 1 = this agent is alive
+AGENT_CELL = "agent_cell"  # [N, A, 2] int32, the (row, column) of each agent on its [C, H, W] maps
+EXPERT_ACTION = "expert_action"  # [N, A] int32, what a baseline would do here; -1: not told
+NO_INPUTS = (ACTION_MASK, AGENT_CELL, AGENT_MASK, EXPERT_ACTION)  # what no network is fed as it is
+_UNCHANGED = (ACTION_MASK, AGENT_MASK, EXPERT_ACTION)  # by symmetries, or as they change actions
+# Of agents' names in a message, which gRPC may blow up twelvefold and limits to 8 KiB.
+_SHOWN_AGENTS, _SHOWN_CHARACTERS, _SHOWN_TOGETHER = 8, 40, 160
+_COMPARED_FIRST = ("name", "num_agents", "agents")
+_SAME_ORDER = (
+    "list the agents in one order in every process, such as "
+    "possible_agents = sorted(...), for the order of a set differs between processes"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """One observation array.
+
+    Attributes:
+        name: key of the array in TimeStep.observation.
+        dtype: one of WIRE_DTYPES.
+        shape: shape without the leading [N, A] (or [N] if not per_agent).
+        per_agent: true if every agent has its own.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    per_agent: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the dtype and the shape.
+
+        Raises:
+            SpecError: for a dtype that does not travel, an impossible shape or name.
+        """
+        check_name("observation", self.name)
+        if len(self.shape) > MAX_DIMENSIONS:
+            raise SpecError(
+                f"observation '{self.name}' has {len(self.shape)} dimensions; "
+                f"at most {MAX_DIMENSIONS} travel"
+            )
+        if self.dtype not in WIRE_DTYPES:
+            raise SpecError(
+                f"observation '{self.name}' has dtype {self.dtype[:40]!r}; use one of {WIRE_DTYPES}"
+            )
+        if any(size < 1 for size in self.shape):
+            raise SpecError(
+                f"observation '{self.name}' has an empty shape {self.shape}: it holds no number; "
+                "leave it out, or give it a constant"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Discrete:
+    """A choice of one of num_actions for each agent; actions travel as int32 [N, A]."""
+
+    num_actions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Continuous:
+    """A vector in [low, high]^size for each agent; actions travel as float32 [N, A, U]."""
+
+    size: int
+    low: float = -1.0
+    high: float = 1.0
+
+
+ActionSpec = Discrete | Continuous
+
+
+def action_layout(action: ActionSpec) -> tuple[np.dtype[np.generic], tuple[int, ...]]:
+    """Return the dtype and per-agent shape of an action: int32 () or float32 (U,)."""
+    if isinstance(action, Discrete):
+        return np.dtype(np.int32), ()
+    return np.dtype(np.float32), (action.size,)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """Everything the learner must know of an environment; fixed by the first Hello of a run.
+
+    Attributes:
+        name: the environment's name.
+        num_agents: number of agents A.
+        observations: observation arrays, in wire order.
+        action: action space of each agent.
+        metrics: names of the environment's own results, reported on LAST.
+        max_episode_steps: number of steps of the longest episode, for planning unrolls; 0 if
+            unknown. If the environment only hints at it, an episode may exceed it, with a notice.
+        derived: maps that the learner computes from the observations.
+        symmetries: changes of the world that preserve its rules.
+        agents: [A] names of the agents, in the order of their rows; empty: the environment gives
+            none.
+    """
+
+    name: str
+    num_agents: int
+    observations: tuple[ArraySpec, ...]
+    action: ActionSpec
+    metrics: tuple[str, ...] = ()
+    max_episode_steps: int = 0
+    derived: tuple[DerivedMap, ...] = ()
+    symmetries: tuple[Symmetry, ...] = ()
+    agents: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that the spec is possible.
+
+        Raises:
+            SpecError: for no agents, no observation, no action, impossible bounds, a name used
+                twice, or more of one of these than the limit.
+        """
+        check_name("environment", self.name)
+        _check_agents(self)
+        for metric in self.metrics:
+            check_name("metric", metric)
+        if self.num_agents < 1:
+            raise SpecError(f"environment '{self.name}' has {self.num_agents} agents; need >= 1")
+        actions = self.action.num_actions if isinstance(self.action, Discrete) else self.action.size
+        for what, count, limit in (
+            ("agents", self.num_agents, MAX_AGENTS),
+            ("observations", len(self.observations), MAX_ARRAYS),
+            ("metrics", len(self.metrics), MAX_ARRAYS),
+            ("derived maps", len(self.derived), MAX_ARRAYS),
+            ("symmetries", len(self.symmetries), MAX_SYMMETRIES),
+            ("actions", actions, MAX_ACTIONS),
+        ):
+            if count > limit:
+                raise SpecError(
+                    f"environment '{self.name}' has {count} {what}; at most {limit} are taken"
+                )
+        if not self.observations:
+            raise SpecError(
+                f"environment '{self.name}' declares no observation; an agent that sees nothing "
+                "observes a constant, such as one 1"
+            )
+        if isinstance(self.action, Discrete) and self.action.num_actions < 2:
+            raise SpecError(
+                f"environment '{self.name}' has a choice among {self.action.num_actions} actions: "
+                "nothing to learn; give it 2 or more"
+            )
+        if isinstance(self.action, Continuous):
+            _check_bounds(self.name, self.action)
+        if self.max_episode_steps > MAX_EPISODE_STEPS:
+            raise SpecError(
+                f"environment '{self.name}' has max_episode_steps {self.max_episode_steps}; at "
+                f"most {MAX_EPISODE_STEPS} are taken; 0 says that episodes have no bound"
+            )
+        derived = [self.derived_array(d) for d in self.derived]
+        for observation in (*self.observations, *derived):
+            _check_reserved(self, observation)
+        names = [o.name for o in (*self.observations, *derived)]
+        for kind, every in (("observation", names), ("metric", list(self.metrics))):
+            for name in every:
+                if every.count(name) > 1:
+                    raise SpecError(f"environment '{self.name}' declares {kind} '{name}' twice")
+        shapes = {o.name: o.shape for o in self.observations if o.name not in _UNCHANGED}
+        for symmetry in self.symmetries:
+            discrete = isinstance(self.action, Discrete)
+            check_symmetry(symmetry, shapes.get, actions, discrete=discrete)
+
+    @property
+    def agent_names(self) -> tuple[str, ...]:
+        """Return the A names of agents; agent_0, agent_1, ... if the environment gives none."""
+        return self.agents or tuple(f"agent_{a}" for a in range(self.num_agents))
+
+    def agent_label(self, agent: int) -> str:
+        """Name an agent in a message: "agent 'uav_1'", or "agent 1" if it has no name."""
+        return f"agent '{self.agents[agent]}'" if self.agents else f"agent {agent}"
+
+    def observation(self, name: str) -> ArraySpec | None:
+        """Return the observation of that name, or None."""
+        return next((o for o in self.observations if o.name == name), None)
+
+    def derived_array(self, derived: DerivedMap) -> ArraySpec:
+        """Return a derived map as an observation.
+
+        Raises:
+            SpecError: if it cannot be computed from the observations.
+        """
+        check_name("derived map", derived.name)
+
+        def find(name: str) -> tuple[tuple[int, ...], str, bool] | None:
+            found = self.observation(name)
+            return None if found is None else (found.shape, found.dtype, found.per_agent)
+
+        found = check_derived(derived, find, self.num_agents)
+        return ArraySpec(derived.name, "float32", found.shape, found.per_agent)
+
+
+def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
+    """Refuse an observation with a reserved name and another layout than the name requires.
+
+    Raises:
+        SpecError: for a wrong layout, naming it and the required one.
+    """
+    layouts: dict[str, tuple[bool, tuple[str, ...], tuple[int, ...] | None]] = {
+        STATE: (False, WIRE_DTYPES, None),
+        AGENT_MASK: (True, ("uint8",), ()),
+        AGENT_CELL: (True, ("int32",), (2,)),
+    }
+    if isinstance(spec.action, Discrete):
+        layouts[ACTION_MASK] = (True, ("uint8",), (spec.action.num_actions,))
+        layouts[EXPERT_ACTION] = (True, ("int32",), ())
+    elif observation.name in (ACTION_MASK, EXPERT_ACTION):
+        raise SpecError(
+            f"environment '{spec.name}' declares '{observation.name}', but its actions are "
+            "continuous; leave it out"
+        )
+    if observation.name not in layouts:
+        return
+    per_agent, dtypes, shape = layouts[observation.name]
+    o = observation
+    fits = o.per_agent == per_agent and o.dtype in dtypes and shape in (None, o.shape)
+    if not fits:
+        whose = {True: "of each agent", False: "of all agents together"}
+        wanted = f"{dtypes[0] if len(dtypes) == 1 else 'any dtype'}"
+        raise SpecError(
+            f"environment '{spec.name}' declares '{o.name}' as {o.dtype} {o.shape} "
+            f"{whose[o.per_agent]}; the name is reserved for {wanted} "
+            f"{'of any shape' if shape is None else shape} {whose[per_agent]}: declare it so "
+            f"(per_agent={per_agent}) or rename it"
+        )
+
+
+def _check_agents(spec: "EnvSpec") -> None:
+    """Refuse agent names unless each agent has a different one.
+
+    Raises:
+        SpecError: for missing, repeated or long names, naming the agent or the number.
+    """
+    if not spec.agents:
+        return
+    if len(spec.agents) != spec.num_agents:
+        raise SpecError(
+            f"environment '{spec.name}' has {spec.num_agents} agents and {len(spec.agents)} names "
+            "of agents; name each agent, or none"
+        )
+    for agent in spec.agents:
+        check_name("agent", agent)
+    agent, count = Counter(spec.agents).most_common(1)[0]
+    if count > 1:
+        raise SpecError(
+            f"environment '{spec.name}' names {count} agents {agent[:_SHOWN_CHARACTERS]!r}; each "
+            "agent needs a name of its own"
+        )
+    size = sum(len(agent.encode()) for agent in spec.agents)
+    if size > MAX_AGENT_NAME_BYTES:
+        raise SpecError(
+            f"environment '{spec.name}' has names of agents of {size} bytes together; at most "
+            f"{MAX_AGENT_NAME_BYTES} travel; give them shorter names"
+        )
+
+
+def _check_bounds(environment: str, action: Continuous) -> None:
+    """Refuse actions of no size, or without a lower bound below an upper one (NaN included).
+
+    Bounds may be infinite; algorithms that scale actions to them refuse those.
+
+    Raises:
+        SpecError: for a wrong size or bounds, naming them.
+    """
+    if action.size < 1 or not action.low < action.high:
+        raise SpecError(
+            f"environment '{environment}' has actions of size {action.size} in [{action.low:g}, "
+            f"{action.high:g}]; need a size of 1 or more and two bounds, the lower one first"
+        )
+
+
+def without_expert(spec: EnvSpec) -> EnvSpec:
+    """Return the spec without `expert_action`, which no policy observes."""
+    kept = tuple(o for o in spec.observations if o.name != EXPERT_ACTION)
+    return spec if len(kept) == len(spec.observations) else replace(spec, observations=kept)
+
+
+def agent_order(ours: EnvSpec, theirs: EnvSpec) -> tuple[int, ...]:
+    """Find the rows of `theirs` that hold the agents of `ours`, in the order of `ours`.
+
+    Returns:
+        [A] rows; empty if both have one order, other agents, or one of them has no names.
+    """
+    if ours.agents == theirs.agents or sorted(ours.agents) != sorted(theirs.agents):
+        return ()
+    row = {agent: i for i, agent in enumerate(theirs.agents)}
+    return tuple(row[agent] for agent in ours.agents)
+
+
+def _agents_difference(ours: EnvSpec, theirs: EnvSpec) -> str:
+    """Describe the difference of two specs' agent names, and the fix."""
+    here, there = ours.agents, theirs.agents
+    first = next(a for a, (x, y) in enumerate(zip(here, there, strict=True)) if x != y)
+    fits = max(map(len, here + there)) * _SHOWN_AGENTS <= _SHOWN_TOGETHER
+    start = 0 if first < _SHOWN_AGENTS and fits else first
+    names = [shown_agents(agents, start) for agents in (here, there)]
+    fix = _SAME_ORDER if agent_order(ours, theirs) else "give the agents the same names"
+    return f"agents: {names[0]} here, {names[1]} there; {fix}"
+
+
+def shown_agents(agents: tuple[str, ...], start: int = 0) -> str:
+    """List names of agents for a message, from row `start` on; dots stand for omitted ones."""
+    shown: list[str] = []
+    for name in agents[start : start + _SHOWN_AGENTS]:
+        short = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:12]}...{name[-25:]}"
+        if shown and len("".join([*shown, short])) > _SHOWN_TOGETHER:
+            break
+        shown.append(short)
+    left_out = start + len(shown) < len(agents)
+    return ", ".join(["..."] * (start > 0) + shown + ["..."] * left_out)
+
+
+def check_name(what: str, name: str) -> None:
+    """Refuse a name that is empty, too long or not printable.
+
+    Raises:
+        SpecError: for such a name, with its beginning.
+    """
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
+        raise SpecError(
+            f"{what} {name[:40]!r} has a name of {len(name)} characters; it may have 1 to "
+            f"{MAX_NAME_CHARACTERS}, all printable"
+        )
+
+
+def first_difference(ours: EnvSpec, theirs: EnvSpec) -> str | None:
+    """Name the first field in which two specs differ, or None if they are equal.
+
+    Returns:
+        description such as "observations['maps'].shape: (7, 11, 11) here, (6, 11, 11) there".
+    """
+    # The agents before what may depend on their order.
+    for field in sorted(fields(EnvSpec), key=lambda f: f.name not in _COMPARED_FIRST):
+        here, there = getattr(ours, field.name), getattr(theirs, field.name)
+        if here == there:
+            continue
+        if field.name == "agents" and here and there:
+            return _agents_difference(ours, theirs)
+        if field.name == "agents":
+            continue  # environments need not name them; older checkpoints do not
+        if field.name == "metrics" and sorted(here) == sorted(there):
+            continue  # they are read by name, and those of teams follow the agents' order
+        if field.name == "symmetries" and not (here and there):
+            continue  # nothing that travels depends on them; older checkpoints have none
+        if field.name == "symmetries":
+            other = next((a for a, b in zip(here, there, strict=False) if a != b), None)
+            if other is not None:
+                return f"symmetries: {other.name[:40]!r} here is another one there"
+            here, there = len(here), len(there)
+        if field.name == "observations":
+            for a, b in zip(here, there, strict=False):
+                for part in fields(ArraySpec):
+                    x, y = getattr(a, part.name), getattr(b, part.name)
+                    if x != y:
+                        return f"observations['{a.name}'].{part.name}: {x} here, {y} there"
+            here, there = [o.name for o in here], [o.name for o in there]
+        return f"{field.name}: {here} here, {there} there"
+    return None
+
+
+def spec_to_proto(spec: EnvSpec) -> pb.EnvSpec:
+    """Encode an EnvSpec as a protobuf message."""
+    if isinstance(spec.action, Discrete):
+        action = pb.ActionSpec(discrete=pb.Discrete(num_actions=spec.action.num_actions))
+    else:
+        a = spec.action
+        action = pb.ActionSpec(continuous=pb.Continuous(size=a.size, low=a.low, high=a.high))
+    return pb.EnvSpec(
+        name=spec.name,
+        num_agents=spec.num_agents,
+        observations=[
+            pb.ArraySpec(name=o.name, dtype=o.dtype, shape=o.shape, per_agent=o.per_agent)
+            for o in spec.observations
+        ],
+        action=action,
+        metrics=spec.metrics,
+        max_episode_steps=spec.max_episode_steps,
+        derived=[
+            pb.DerivedMap(
+                name=d.name,
+                channels=[
+                    pb.Channel(kind=c.kind, source=c.source, index=c.index, values=c.values)
+                    for c in d.channels
+                ],
+            )
+            for d in spec.derived
+        ],
+        symmetries=[
+            pb.Symmetry(
+                name=s.name,
+                arrays=[
+                    pb.ArrayChange(
+                        name=c.name,
+                        flip=c.flip,
+                        turns=c.turns,
+                        order=c.order,
+                        signs=c.signs,
+                        offsets=c.offsets,
+                    )
+                    for c in s.arrays
+                ],
+                action=s.action,
+                action_signs=s.action_signs,
+            )
+            for s in spec.symmetries
+        ],
+        agents=spec.agents,
+    )
+
+
+def spec_from_proto(message: pb.EnvSpec) -> EnvSpec:
+    """Decode an EnvSpec from a protobuf message.
+
+    Raises:
+        SpecError: if the message names no action or an impossible spec.
+    """
+    kind = message.action.WhichOneof("kind")
+    action: ActionSpec
+    if kind == "discrete":
+        action = Discrete(message.action.discrete.num_actions)
+    elif kind == "continuous":
+        c = message.action.continuous
+        action = Continuous(c.size, c.low, c.high)
+    else:
+        raise SpecError(f"environment {message.name[:40]!r} names no action spec")
+    return EnvSpec(
+        name=message.name,
+        num_agents=message.num_agents,
+        observations=tuple(
+            ArraySpec(o.name, o.dtype, tuple(o.shape), o.per_agent) for o in message.observations
+        ),
+        action=action,
+        metrics=tuple(message.metrics),
+        max_episode_steps=message.max_episode_steps,
+        derived=tuple(
+            DerivedMap(
+                d.name,
+                tuple(Channel(c.kind, c.source, c.index, tuple(c.values)) for c in d.channels),  # type: ignore[arg-type]  # checked by EnvSpec
+            )
+            for d in message.derived
+        ),
+        symmetries=tuple(map(_symmetry, message.symmetries)),
+        agents=tuple(message.agents),
+    )
+
+
+def _symmetry(message: pb.Symmetry) -> Symmetry:
+    return Symmetry(
+        message.name,
+        tuple(
+            ArrayChange(c.name, c.flip, c.turns, tuple(c.order), tuple(c.signs), tuple(c.offsets))
+            for c in message.arrays
+        ),
+        tuple(message.action),
+        tuple(message.action_signs),
+    )

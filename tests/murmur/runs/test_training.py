@@ -1,0 +1,225 @@
+"""What `murmur train` shows."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from murmur.runs import supervisor
+from murmur.runs.child import ChildError, child_environment
+from murmur.runs.live_view import LiveView
+from murmur.runs.preparing import prepare
+from murmur.runs.run_folder import RunFolder
+from murmur.text import in_rows
+from murmur.runs.training import TrainingView, print_end, train
+from shared.config.experiment import RunConfig
+from shared.config.files import load
+
+RECORD: dict[str, Any] = {
+    "kind": "progress",
+    "seconds": 75.0,
+    "updates": 123_456,
+    "env_steps": 12_345_678,
+    "agent_steps_per_s": 12_345.6,
+    "policy_lag": 0.75,
+    "return": -123.4,
+    "metrics": {"success_rate": 0.5, "collisions": 2.0, "leader_distance": 31.0, "steps": 99.0},
+}
+NAMES = ["updates", "env steps", "agent-steps/s", "policy lag", "return", *RECORD["metrics"]]
+
+
+def console(width: int, *, terminal: bool) -> tuple[Console, io.StringIO]:
+    screen = io.StringIO()
+    made = Console(
+        file=screen, width=width, force_terminal=terminal, color_system=None, legacy_windows=False
+    )
+    return made, screen
+
+
+def test_rows_hold_what_fits() -> None:
+    """Widths 3 + 2 + 3 = 8 fit into 8, a fourth of 1 does not; 9 fits nowhere."""
+    words = ["abc", "def", "g", "too-long!", "h"]
+    assert in_rows(words, len, gap=2, limit=8) == [["abc", "def"], ["g"], ["too-long!"], ["h"]]
+    assert in_rows([], len, gap=2, limit=8) == []
+
+
+GPU = {
+    "utilization_ratio": 0.28,
+    "memory_used_bytes": 13 * 2.0**30,
+    "memory_total_bytes": 79.6 * 2**30,
+}
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_gpu_is_shown_where_there_is_one(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrainingView, "line_every_s", 0.0)
+    for device in (GPU, {"memory_bytes": 3e8}):
+        made, screen = console(200, terminal=terminal)
+        with TrainingView(RunConfig(name="demo", max_updates=200_000), made) as view:
+            view.update({**RECORD, "device": device})
+        shown = screen.getvalue()
+        for text in ("GPU (NVML)", "28 %", "GPU memory", "13.0 of 79.6 GiB"):
+            assert (text in shown) == (device is GPU)
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_terminal_shows_every_name_whole(width: int) -> None:
+    made, screen = console(width, terminal=True)
+    with TrainingView(RunConfig(name="demo", max_updates=200_000), made) as view:
+        view.update(RECORD)
+    shown = screen.getvalue()
+    for name in (*NAMES, "123,456", "12,345,678"):
+        assert name in shown
+    assert "…" not in shown.replace("starting …", "")
+
+
+def test_a_log_shows_every_figure_in_lines_of_80(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LiveView, "line_every_s", 0.0)
+    made, screen = console(80, terminal=False)
+    with TrainingView(RunConfig(name="demo", max_updates=200_000), made) as view:
+        view.update(RECORD)
+    lines = screen.getvalue().splitlines()
+    assert lines[0].startswith("1:15  62 %  updates 123,456")
+    assert all(len(line) <= 80 for line in lines)
+    assert all(line.startswith("      ") for line in lines[1:])
+    for name in NAMES:
+        assert name in screen.getvalue()
+
+
+def test_until_rows_come_it_says_that_environments_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LiveView, "line_every_s", 0.0)
+    made, screen = console(80, terminal=False)
+    with TrainingView(RunConfig(name="demo", max_updates=200_000), made) as view:
+        view.update({**RECORD, "rows_received": 0})
+        before = screen.getvalue()
+        view.update({**RECORD, "rows_received": 64})
+    after = screen.getvalue().removeprefix(before)
+    assert before.startswith("1:15  environments start; compiling may take minutes")
+    assert after.startswith("1:15  62 %")
+
+
+LOG = Path("runs/demo/logs/env-server.log")
+
+
+def test_a_terminal_shows_the_newest_trouble_below_the_figures() -> None:
+    made, screen = console(80, terminal=True)
+    with TrainingView(RunConfig(name="demo"), made) as view:
+        view.trouble(LOG, "12:00:00 worker-0: ERROR first")
+        view.update(RECORD)
+        view.trouble(LOG, "12:00:05 worker-0: ERROR the [0, 1]")
+    last = screen.getvalue().rpartition("demo ")[2]
+    assert last.index("updates") < last.index(f"{LOG} (1 before it): 12:00:05 worker-0: ERROR")
+    assert "[0, 1]" in last
+    assert "first" not in last
+
+
+def test_log_shows_the_newest_trouble_every_ten_seconds() -> None:
+    made, screen = console(80, terminal=False)
+    with TrainingView(RunConfig(name="demo"), made) as view:
+        view.trouble(LOG, "12:00:00 worker-0: ERROR first")
+        assert screen.getvalue() == f"{LOG}: 12:00:00 worker-0: ERROR first\n"
+        for _ in range(3):
+            view.trouble(LOG, "12:00:05 worker-0: ERROR " + "long " * 100)
+        assert screen.getvalue().count("\n") == 1
+    last = screen.getvalue().splitlines()[1]  # and once at the end
+    assert last.startswith(f"{LOG} (3 before it): 12:00:05 worker-0: ERROR long long")
+    assert last.endswith("…")
+    assert len(last) < 300
+
+
+def test_end_compares_two_evaluations_and_names_their_updates(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.write_config(load("spread", [], {}))
+    evaluations = [
+        {"kind": "evaluation", "updates": updates, "metrics": {"return": {"mean": mean}}}
+        for updates, mean in ((0, 1.25), (1500, 2.5))
+    ]
+    run.progress_file.write_text(
+        "".join(json.dumps(line) + "\n" for line in [RECORD, *evaluations])
+    )
+    made, screen = console(80, terminal=False)
+    print_end(run, 0, made)
+    assert "evaluated after 0 updates   evaluated after 1,500 updates" in screen.getvalue()
+    assert "return   1.250                       2.500" in screen.getvalue()
+
+    run.progress_file.write_text("".join(json.dumps(x) + "\n" for x in [RECORD, evaluations[0]]))
+    made, screen = console(80, terminal=False)
+    print_end(run, 0, made)
+    assert "evaluated" not in screen.getvalue()
+    assert "return of the last episodes: -123" in screen.getvalue()
+
+
+@pytest.mark.parametrize(("name", "drawn"), [("formation", True), ("matrix", False)])
+def test_the_end_recommends_pictures_where_there_are_any(
+    name: str, drawn: bool, tmp_path: Path
+) -> None:
+    run = RunFolder(tmp_path)
+    (tmp_path / "x.yaml").write_text(f"environment: {{name: {name}}}")
+    run.write_config(load(str(tmp_path / "x.yaml"), [], {}))
+    run.progress_file.write_text(json.dumps(RECORD) + "\n")
+    made, screen = console(80, terminal=False)
+    print_end(run, 0, made)
+    assert ("murmur render" in screen.getvalue()) == drawn
+    assert "murmur report" in screen.getvalue()
+
+
+def test_run_keeps_its_configuration_if_another_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path)
+    before = run.write_config(load("spread", [], {})).read_text()
+    fake = tmp_path / "learner.py"  # what it is given, and the exit code of a user's mistake
+    fake.write_text(
+        "import pathlib, sys; given = pathlib.Path(sys.argv[2]); "
+        "given.with_name('given.yaml').write_text(given.read_text()); "
+        "print('error: it does not fit', file=sys.stderr); sys.exit(2 * ('--resume' in sys.argv))"
+    )
+    monkeypatch.setattr(
+        supervisor, "murmur_command", lambda *a: [sys.executable, "-S", str(fake), *a]
+    )
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "update-000001.pt").touch()
+    wider = ["network.name=mlp", "network.hidden=[9]"]
+    prepared = prepare(None, wider, run=tmp_path, resume=True, learners=None, command="")
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(ChildError, match="it does not fit"):
+        train(prepared, console(80, terminal=False)[0])
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert (tmp_path / "config.yaml").read_text() == before
+    given = load(str(tmp_path / "given.yaml"), [], {})
+    assert given.network.options["hidden"] == [9]
+    assert {p.name for p in tmp_path.glob("*.yaml")} == {"config.yaml", "given.yaml"}
+
+
+def test_refused_option_leaves_nothing_and_needs_no_torch_here(tmp_path: Path) -> None:
+    """The learner checks the options of its plug-ins; `murmur train` itself imports no torch."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").touch()
+    program = (
+        "import sys\nfrom murmur.cli import main\ntry:\n    main()\n"
+        "finally:\n    print('torch' in sys.modules)"
+    )
+    command = ["train", "spread", "--run", "mine", "--set", "algorithm.lamda=1"]
+    run = subprocess.run(
+        [sys.executable, "-c", program, *command],
+        cwd=tmp_path,
+        env=child_environment() | {"MURMUR_PARENT": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 2, run.stderr
+    (line,) = run.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "algorithm.lamda" in line
+    assert run.stdout.endswith("False\n")
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["notes"]
