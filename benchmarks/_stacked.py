@@ -65,7 +65,7 @@ def _plain(layer: nn.Module, agent: int) -> nn.Module:
     with torch.no_grad():
         linear.weight.copy_(weight.T)
         linear.bias.copy_(layer.bias[agent, 0])
-    return linear
+    return nn.Sequential(linear, nn.ReLU()) if layer.relu else linear
 
 
 def unstacked(mappo: Mappo, options: Mapping[str, Any]) -> Mappo:

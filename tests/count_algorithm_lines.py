@@ -32,7 +32,19 @@ FILES = ("coma", "mappo", "maddpg", "masac", "qmix", "segmentation")
 FOLDER = Path("learner_service/algorithms")
 # What the learner and the inference thread call, steps that are captured, and hooks of `update`.
 ENTRIES = {
-    *("update", "_learn", "act", "forward", "_explores", "_turn", "_fed"),
+    *(
+        "update",
+        "_learn",
+        "act",
+        "distribution",
+        "in_bounds",
+        "sample",
+        "mode",
+        "forward",
+        "_explores",
+        "_turn",
+        "_fed",
+    ),
     *("_fit", "_improve", "_steps", "_choose_block"),
     *("_values_of_rows", "_learnable", "_completed"),
 }

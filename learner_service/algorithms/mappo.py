@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from learner_service.device.cuda_graph import Outputs
 from learner_service.device.readback import to_host
-from learner_service.layers.building import ImageShape, resolve_network
 from learner_service.layers.casting import cast_weights
 from learner_service.layers.distributions import Categorical, Normal, logged_entropy
 from learner_service.layers.forward import forward, forward_both
@@ -36,6 +35,7 @@ from learner_service.learning.policies import (
     MappoPolicy,
     policy_extras,
     policy_outputs,
+    require_one_trunk,
 )
 from learner_service.learning.returns import (
     clipped_surrogate,
@@ -49,8 +49,6 @@ from learner_service.learning.rollout_rows import RecurrentStates
 from learner_service.learning.value_norm import ValueNorm
 from learner_service.preprocess.running_moments import CLIPPED
 from learner_service.storage.rollout import Batch, transitions
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError
 from shared.wire.spec import ACTION_MASK
 
 
@@ -85,39 +83,6 @@ class Config(options.OnPolicyCriticConfig):
 _BY_ROW = ("actor_loss", "critic_loss", "entropy", "clip_fraction", "kl")
 _NORMS = ("actor_grad_norm", "critic_grad_norm")
 _OF_THE_BATCH = ("return_mean", "advantage_std", "explained_variance")
-
-
-def require_one_trunk(options: Config, network: PluginConfig, image: ImageShape) -> None:
-    """Check that one network can give a policy and its values.
-
-    Args:
-        options: options of MAPPO.
-        network: name and options of the policy's network.
-        image: shape of the image that the policy sees, or None.
-
-    Raises:
-        ConfigError: if the value function sees something else than the policy.
-    """
-    problem = ""
-    if options.centralized:
-        problem = (
-            "a centralized value function sees the state, the policy does not; set "
-            "algorithm.centralized=false, or share_trunk=false"
-        )
-    elif options.share_encoder:
-        problem = "policy and values share everything already; set algorithm.share_encoder=false"
-    elif options.critic_network:
-        problem = (
-            "policy and values come from one network; leave out algorithm.critic_network, or set "
-            "share_trunk=false"
-        )
-    elif not resolve_network(network, image).stacked:
-        problem = (
-            f"network '{network.name}' mixes agents, and an agent's value must come from its own "
-            "observation; use a network that declares STACKED, or set share_trunk=false"
-        )
-    if problem:
-        raise ConfigError(f"algorithm.share_trunk = true: {problem}")
 
 
 class Mappo(OnPolicyAlgorithm):

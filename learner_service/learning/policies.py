@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from learner_service.device.precision import Precision
+from learner_service.layers.building import ImageShape, resolve_network
 from learner_service.layers.distributions import ILLEGAL, ActionDistribution, Categorical, Normal
 from learner_service.layers.forward import forward
 from learner_service.layers.inputs import ActorInputs, Inputs
@@ -17,6 +18,8 @@ from learner_service.layers.snapshot import snapshot
 from learner_service.layers.stacked import count_slices, per_agent
 from learner_service.learning.base import Policy
 from learner_service.learning.exploration import EpsilonSoftmax
+from shared.config import PluginConfig
+from shared.process.errors import ConfigError
 from shared.wire.spec import ACTION_MASK, Continuous, Discrete, EnvSpec
 
 
@@ -177,3 +180,36 @@ class MappoPolicy(SnapshotPolicy):
         assert isinstance(self._spec.action, Continuous)
         low, high = self._spec.action.low, self._spec.action.high
         return {"action": action.clamp(low, high), "raw_action": action}
+
+
+def require_one_trunk(options: Any, network: PluginConfig, image: ImageShape) -> None:
+    """Check that one network can give a policy and its values.
+
+    Args:
+        options: options of MAPPO.
+        network: name and options of the policy's network.
+        image: shape of the image that the policy sees, or None.
+
+    Raises:
+        ConfigError: if the value function sees something else than the policy.
+    """
+    problem = ""
+    if options.centralized:
+        problem = (
+            "a centralized value function sees the state, the policy does not; set "
+            "algorithm.centralized=false, or share_trunk=false"
+        )
+    elif options.share_encoder:
+        problem = "policy and values share everything already; set algorithm.share_encoder=false"
+    elif options.critic_network:
+        problem = (
+            "policy and values come from one network; leave out algorithm.critic_network, or set "
+            "share_trunk=false"
+        )
+    elif not resolve_network(network, image).stacked:
+        problem = (
+            f"network '{network.name}' mixes agents, and an agent's value must come from its own "
+            "observation; use a network that declares STACKED, or set share_trunk=false"
+        )
+    if problem:
+        raise ConfigError(f"algorithm.share_trunk = true: {problem}")

@@ -326,7 +326,7 @@ def test_resume_continues_and_refuses_another_environment(tmp_path: Path) -> Non
     ("section", "options", "difference"),
     [
         ("network", {"hidden": [16]}, r"network\.hidden: \[8\] there, \[16\] here"),
-        ("algorithm", {"share_parameters": False}, r"share_parameters: its default there, False"),
+        ("algorithm", {"share_parameters": False}, r"share_parameters: True there, False here"),
         ("algorithm", {"name": "mappo"}, r"algorithm\.name: coma there, mappo here"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",

@@ -101,7 +101,7 @@ def test_a_foreign_network_that_breaks_the_contract_is_refused(
     plugin = SimpleNamespace(
         __name__="foreign", DENSE=True, Config=Section, build=lambda config, size, classes: Wrong()
     )
-    monkeypatch.setattr("learner_service.layers.dense.load_plugin", lambda *_: plugin)
+    monkeypatch.setattr("shared.config.plugins.load_plugin", lambda *_: plugin)
     with pytest.raises(ConfigError, match=r"gives \(2, 2, 6, 6\).*must give \(2, 2, 8, 8\)"):
         build_dense(PluginConfig(name="foreign"), (8, 8), 2)
 
