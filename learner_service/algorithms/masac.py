@@ -351,7 +351,14 @@ class Masac(OffPolicyAlgorithm):
                 of_log = temperature_gradient(order, wanted, share)
                 terms += [(self._log_temperatures(of_log), of_log)]
         # 6. One backward pass and one step of all; targets follow.
-        actor_norm, critic_norm = self._step(terms)
+        values, weights = zip(*terms, strict=True)
+        self._precision.backward(values, [self._optimizer], weights)
+        of_actor = learned_parameters(self.actor), self._num_slices
+        of_critic = list(self.critic.parameters()), weight_sets(self.critic, 2 * self._num_slices)
+        actor_norm, critic_norm = self._precision.step_sets(
+            self._optimizer, [of_actor, of_critic], c.max_grad_norm
+        )
+        polyak_update(self.target, self.critic, c.target_tau)
         # 7. Logs, and the new priorities [B].
         with torch.no_grad():
             td_error = error.abs().mean(-1)
@@ -375,20 +382,6 @@ class Masac(OffPolicyAlgorithm):
         """Logarithms of the temperatures [B, A] of rows like these."""
         with torch.enable_grad():
             return self.temperature.log.expand_as(like)
-
-    def _step(self, terms: list[Term]) -> list[Tensor]:
-        """Step 6 of `_learn`; returns the norms of the policies' and the critics' gradients."""
-        norms = self._precision.step_sets(
-            terms,
-            self._optimizer,
-            [
-                (learned_parameters(self.actor), self._num_slices),
-                (list(self.critic.parameters()), weight_sets(self.critic, 2 * self._num_slices)),
-            ],
-            self._config.max_grad_norm,
-        )
-        polyak_update(self.target, self.critic, self._config.target_tau)
-        return norms
 
     def _continuous(
         self,

@@ -174,24 +174,20 @@ class Precision:
 
     def step_sets(
         self,
-        terms: Sequence[tuple[Tensor, Tensor]],
         optimizer: torch.optim.Optimizer,
         sets: Sequence[tuple[list[nn.Parameter], int]],
         max_norm: float,
     ) -> list[Tensor]:
-        """As `step_together`, for networks that one optimiser steps.
+        """Clip the gradients of networks that one optimizer steps, and step, after `backward`.
 
         Args:
-            terms: see `step_together`.
-            optimizer: of all of them.
+            optimizer: optimizer of all of them.
             sets: parameters of each network, with its number of slices.
             max_norm: see `step`.
 
         Returns:
             each network's norm, as `step` returns it.
         """
-        values, weights = zip(*terms, strict=True)
-        self.backward(values, [optimizer], weights)
         if all(slices > 1 for _, slices in sets):
             grads = [(_gradients(of_one), slices) for of_one, slices in sets]
             by_slice = clip_slices(grads, max_norm or float("inf"), self._spreads)

@@ -182,7 +182,11 @@ class MappoPolicy(SnapshotPolicy):
         return {"action": action.clamp(low, high), "raw_action": action}
 
 
-def require_one_trunk(options: Any, network: PluginConfig, image: ImageShape) -> None:
+def require_one_trunk(
+    options: Any,  # noqa: ANN401 - MAPPO's, which stands above
+    network: PluginConfig,
+    image: ImageShape,
+) -> None:
     """Check that one network can give a policy and its values.
 
     Args:
