@@ -138,7 +138,7 @@ def test_changed_source_is_refused_before_measuring(
         measured.append(topic)
 
     monkeypatch.setattr(bench, "_import", measure)
-    with pytest.raises(ConfigError, match=r"1 files differ .*\(shared/codec\.py\).*--dirty"):
+    with pytest.raises(ConfigError, match=r"1 files differ .*\(shared/wire/codec\.py\).*--dirty"):
         bench.run_benchmark("replay", Effort.SMOKE, Console(), save=True, folder=tmp_path)
     assert not measured
     assert not list(tmp_path.iterdir())

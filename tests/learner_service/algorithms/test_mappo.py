@@ -541,7 +541,7 @@ def test_one_network_gives_policy_and_values() -> None:
     spec = vector_spec(num_agents=3)
     apart, shared = (make(spec, centralized=False, share_trunk=x) for x in (False, True))
     assert shared.critic is None
-    assert "critic" not in shared.wire.parts
+    assert "critic" not in shared.parts
     # 7 inputs (4 and the agent's number), 8 hidden units, 3 actions and a value.
     weights = sum(p.numel() for p in shared.actor.parameters())
     assert weights == 7 * 8 + 8 + 8 * 4 + 4
