@@ -191,7 +191,9 @@ class NormalizeRewards(Transform):
             learns: [A] 1, or 0 for a frozen agent, whose rewards are not taken in.
             group: ranks whose rows are taken in.
         """
-        self._moments, self._learns, self._group = moments, learns, group
+        self._moments = moments
+        self._learns = learns
+        self._group = group
 
     @override
     def batch(self, batch: B, updates: int) -> B:

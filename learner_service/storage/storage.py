@@ -78,7 +78,8 @@ class Storage(ABC, Generic[B]):
     def __init__(self, device: torch.device) -> None:
         """Make an empty storage."""
         self.device = device
-        self.inserted = self.dropped = self.environments_limit = 0
+        self.inserted = self.dropped = 0
+        self.environments_limit = 0
         self.on_room: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
 
@@ -191,7 +192,8 @@ class UnrollStorage(Storage[B]):
         self._free: dict[int, list[Unroll]] = {}
         self._open: list[Unroll] = []
         # Of open unrolls: environments, the most there were, and those of the largest session.
-        self._open_envs = self._peak_envs = self._largest_session = 0
+        self._open_envs = self._peak_envs = 0
+        self._largest_session = 0
 
     def connect(self, environments: int) -> None:
         """Note how many environments train; called by any thread."""

@@ -256,7 +256,8 @@ class Unroll:
     def begin(self, first_slot: int, sequence: int) -> None:
         """Start from the first time step."""
         self.first_slot, self.sequence = first_slot, sequence
-        self.cursor = self.start = self.taken = 0
+        self.cursor = self.start = 0
+        self.taken = 0
         self.first_version = -1
         self.transitions = self.length
         self.versions = [-1] * (self.length + 1)

@@ -142,7 +142,9 @@ class Frame:
             numbers: names of the fixed64 fields (sequence, policy_version).
             layout: layout of the arrays.
         """
-        self._kind, self._field, self._numbers = kind, field, numbers
+        self._kind = kind
+        self._field = field
+        self._numbers = numbers
         self.layout = layout
         arrays = bytes([(len(numbers) + 1) << 3 | 2]) + varint(layout.num_bytes)
         inner = 9 * len(numbers) + len(arrays) + layout.num_bytes
