@@ -20,16 +20,16 @@ from shared.process.ledger import enter
 
 
 def compare_ranks(
-    algorithm: Algorithm[Any], sync: RankSync, every_updates: int, update: Update | None, over: bool
+    algorithm: Algorithm[Any], ranks: RankSync, every_updates: int, update: Update | None, over: bool
 ) -> bool:
     """Compare the weights of all ranks every few updates; the last two arguments are a Step's.
 
     Raises:
         MurmurError: if they differ.
     """
-    updates = sync.progress.updates
+    updates = ranks.progress.updates
     if update is not None and update.kept and updates % every_updates == 0:
-        require_same(sync.group, named_weights(algorithm), f"update {updates}", to_host)
+        require_same(ranks.group, named_weights(algorithm), f"update {updates}", to_host)
     return over
 
 
@@ -54,7 +54,7 @@ class KeepOpponents:
 
     def __call__(self, update: Update | None, over: bool) -> bool:
         """Share the opponents' scores and keep the policy if that is due; a Step."""
-        updates = self.keeper.sync.progress.updates
+        updates = self.keeper.ranks.progress.updates
         if update is not None and update.kept:
             self.league.share_points(updates)
             if self.league.wants(updates):
@@ -99,12 +99,12 @@ class Evaluate:
     def __post_init__(self) -> None:
         """Offer the untrained policy first."""
         self.scheduler.finished = self._finish
-        if self.keeper.sync.progress.updates == 0:
+        if self.keeper.ranks.progress.updates == 0:
             self._offer()
 
     def __call__(self, update: Update | None, over: bool) -> bool:
         """Offer an evaluation if it is due; a Step."""
-        updates = self.keeper.sync.progress.updates
+        updates = self.keeper.ranks.progress.updates
         # The end may come between updates: the last policy is evaluated all the same.
         due = over or (update is not None and update.kept and updates % self.every_updates == 0)
         if due and updates != self._offered:
@@ -114,7 +114,7 @@ class Evaluate:
     def _offer(self) -> None:
         """Offer the policy as it is now."""
         enter("evaluate")
-        p = self.keeper.sync.progress
+        p = self.keeper.ranks.progress
         self._offered = p.updates
         # A copy: training continues while the evaluation lasts.
         state = copy.deepcopy(self.keeper.state())

@@ -61,12 +61,12 @@ class RunContext:
         folder: run's folder, with its checkpoints.
         begun: whether a session that trains has been admitted.
         learner: None before the run is open, and where nothing is learned.
-        sync: counters and agreements of the ranks; made by `prepare_learning`.
+        ranks: counters and agreements of the ranks; made by `prepare_learning`.
         report: metrics and log; made by `prepare_learning`.
         keeper: checkpoints; made by `prepare_learning`.
     """
 
-    sync: RankSync
+    ranks: RankSync
     report: Report
     keeper: Keeper
 
@@ -196,7 +196,7 @@ class RunContext:
         waits_for_sessions: bool = False,
         figures: Callable[[], Mapping[str, Any]] = lambda: MappingProxyType({}),
     ) -> None:
-        """Build what steps after an update need: sync, report, keeper. Rank 0 alone keeps a log.
+        """Build what steps after an update need: ranks, report, keeper. Rank 0 alone keeps a log.
 
         Args:
             algorithm: algorithm that learns.
@@ -213,12 +213,12 @@ class RunContext:
             log = ProgressLog(self.run_dir, self.progress, num_agents, config.tracking)
             self.metrics.log = log
         own = self.run_dir / f"rank-{rank}" if rank else self.run_dir
-        self.sync = RankSync(self.group, self.progress, self.stop, config.run)
+        self.ranks = RankSync(self.group, self.progress, self.stop, config.run)
         self.report = Report(
             config,
             algorithm,
             storage,
-            self.sync,
+            self.ranks,
             self.metrics,
             self.clock,
             self.folder.checkpoints,
@@ -231,7 +231,7 @@ class RunContext:
             self.folder,
             lambda: {**state(), "plugins": self._plugins},
             storage,
-            self.sync,
+            self.ranks,
             self.report,
             every_updates=config.learner.checkpoint_every_updates,
             best_metric=best_metric,
@@ -259,11 +259,11 @@ class RunContext:
         """
         if self.group.size > 1:
             every = self.config.learner.group_check_every_updates
-            steps = [partial(compare_ranks, algorithm, self.sync, every), *steps]
+            steps = [partial(compare_ranks, algorithm, self.ranks, every), *steps]
         self.learner = Learner(
             algorithm,
             storage,
-            self.sync,
+            self.ranks,
             self.report,
             self.clock,
             publish=publish,

@@ -100,7 +100,7 @@ class Keeper:
         folder: run's folder.
         run_state: returns the complete state of the run.
         storage: storage, which is saved with it.
-        sync: counters, and agreements with the other ranks.
+        ranks: counters, and agreements with the other ranks.
         report: counts checkpoints.
         every_updates: updates from one checkpoint to the next.
         best_metric: result of an evaluation that chooses the best one; with "-" the least.
@@ -114,7 +114,7 @@ class Keeper:
     folder: RunFolder
     run_state: Callable[[], dict[str, Any]]
     storage: Storage[Any]
-    sync: RankSync
+    ranks: RankSync
     report: Report
     every_updates: int
     best_metric: str
@@ -128,12 +128,12 @@ class Keeper:
         """Save what is due; end a run that was told to stop. The last Step."""
         updated = update is not None and update.kept
         if updated:
-            self._due |= self.sync.progress.updates % self.every_updates == 0
-        stopping = self.sync.stopping
+            self._due |= self.ranks.progress.updates % self.every_updates == 0
+        stopping = self.ranks.stopping
         if stopping and self.waits_for_sessions:
             self._ended = True
             return True  # `finish` saves
-        settled = (stopping or self._due) and self.sync.group.all_ranks(self.settled(updated))
+        settled = (stopping or self._due) and self.ranks.group.all_ranks(self.settled(updated))
         if over or (stopping and settled):
             self.save()
             self._ended = True
@@ -156,7 +156,7 @@ class Keeper:
         """
         enter("checkpoint")
         started = time.monotonic()
-        self.folder.checkpoints.save(self.state(), self.sync.progress.updates, self.storage)
+        self.folder.checkpoints.save(self.state(), self.ranks.progress.updates, self.storage)
         self._due = False
         self.report.checkpoint(time.monotonic() - started)
 
@@ -174,7 +174,7 @@ class Keeper:
         Raises:
             CheckpointError: if it cannot be written.
         """
-        return self.folder.checkpoints.save_opponent(self.state(), self.sync.progress.updates)
+        return self.folder.checkpoints.save_opponent(self.state(), self.ranks.progress.updates)
 
     def keep_best(self, means: Mapping[str, float], state: Mapping[str, Any] | None) -> None:
         """Write the policy of an evaluation if it is the best so far.

@@ -51,7 +51,7 @@ class Learner:
         self,
         algorithm: Algorithm[Any],
         storage: Storage[Any],
-        sync: RankSync,
+        ranks: RankSync,
         report: Report,
         clock: DeviceClock,
         *,
@@ -64,7 +64,7 @@ class Learner:
         Args:
             algorithm: algorithm that learns.
             storage: source of batches.
-            sync: counters, and agreements with the other ranks, which make each update together.
+            ranks: counters, and agreements with the other ranks, which make each update together.
             report: metrics and log.
             clock: clock of the device's work.
             publish: gives the policy of this version to acting.
@@ -73,7 +73,7 @@ class Learner:
         """
         self._algorithm = algorithm
         self._storage = storage
-        self._sync = sync
+        self._ranks = ranks
         self._report = report
         self._clock = clock
         self._publish = publish
@@ -109,7 +109,7 @@ class Learner:
         Raises:
             MurmurError: if too many updates in a row were not finite.
         """
-        before, version = enter("wait_rows"), self._sync.progress.updates
+        before, version = enter("wait_rows"), self._ranks.progress.updates
         batch = self._sample(version, timeout_s)
         update = None
         if batch is not None:
@@ -125,8 +125,8 @@ class Learner:
                 del losses[_TOTAL]
                 enter("publish")
                 self._publish(version + 1)
-                self._sync.progress.updates = version + 1
-                self._sync.count(*env_steps)
+                self._ranks.progress.updates = version + 1
+                self._ranks.count(*env_steps)
                 update = Update(batch, time.monotonic() - started, kept=True)
                 self._report.updated(update, losses)
             else:
@@ -136,7 +136,7 @@ class Learner:
             self._storage.done(seen)
             self._updating(False)
         enter("log")
-        over = self._sync.over
+        over = self._ranks.over
         for step in self._after_update:
             over = step(update, over)
         if over:
@@ -148,10 +148,10 @@ class Learner:
     def _sample(self, version: int, timeout_s: float) -> Batch | None:
         """Return the rows of an update, or None unless all ranks have some in time."""
         ready, batch = self._storage.due(version, timeout_s), None
-        if self._sync.meet(ready=ready, log_due=self._report.due):
+        if self._ranks.meet(ready=ready, log_due=self._report.due):
             batch = self._storage.sample(version, 0.0)
             # A session that comes or goes meanwhile may ask for larger updates.
-            assert batch is not None or self._sync.group.size == 1, "due() said so"
+            assert batch is not None or self._ranks.group.size == 1, "due() said so"
         self._report.count_rows()
         return batch
 
@@ -176,7 +176,7 @@ class Learner:
         enter("synchronize")
         counts = [batch.env_steps()] * 2 if isinstance(batch, Rollout) else []  # own, and averaged
         on_device = torch.stack([x.float() for x in (*counts, *scalars.values())])
-        group = self._sync.group
+        group = self._ranks.group
         group.mean_([on_device[len(counts) // 2 :]])
         values = self._read(on_device).tolist()
         own, mean = values[:2] if counts else (0.0, 0.0)

@@ -56,7 +56,7 @@ class Report:
         config: ExperimentConfig,
         algorithm: Algorithm[Any],
         storage: Storage[Any],
-        sync: RankSync,
+        ranks: RankSync,
         metrics: LearnerMetrics,
         clock: DeviceClock,
         checkpoints: CheckpointFolder,
@@ -70,7 +70,7 @@ class Report:
             config: experiment.
             algorithm: algorithm that learns.
             storage: source of batches.
-            sync: counters, and agreements with the other ranks.
+            ranks: counters, and agreements with the other ranks.
             metrics: Prometheus metrics.
             clock: clock of the device's work.
             checkpoints: folder for batches whose update was not finite.
@@ -80,10 +80,10 @@ class Report:
         """
         self._algorithm = algorithm
         self._storage = storage
-        self._progress = sync.progress
+        self._progress = ranks.progress
         self._metrics = metrics
         self._clock = clock
-        self._sync = sync
+        self._ranks = ranks
         self._checkpoints = checkpoints
         self._log = log
         self._profiling = profiling
@@ -232,7 +232,7 @@ class Report:
 
     def __call__(self, update: Update | None, over: bool) -> bool:
         """Write the log and set gauges if that is due; a Step."""
-        if self._sync.log_due or over:
+        if self._ranks.log_due or over:
             self._logged = time.monotonic()
             self.write()
             self._set_gauges(self._logged)
@@ -244,7 +244,7 @@ class Report:
         machine_busy = psutil.cpu_percent() / 100  # since the last time it was asked
         self._metrics.gauge("machine_busy_ratio").set(machine_busy)
         rows_waiting = self._storage.waiting_rows
-        totals = self._sync.totals(rows_waiting)
+        totals = self._ranks.totals(rows_waiting)
         more = self._figures()
         if self._log is None:
             return
@@ -356,7 +356,7 @@ class Report:
 
     def close(self) -> None:
         """Write the last line of the log, if that takes no other rank."""
-        if self._sync.group.size == 1:
+        if self._ranks.group.size == 1:
             self.write()
         if self._log is not None:
             self._log.close()

@@ -62,7 +62,7 @@ class EndEpoch:
         if update is not None:
             assert isinstance(update.batch, SampleBatch)
             self._count(update.batch)
-        over |= self._complete or self.context.sync.over
+        over |= self._complete or self.context.ranks.over
         ended, self._epochs = p.epochs != self._epochs, p.epochs
         if ended or over:
             self._survey()
@@ -84,7 +84,7 @@ class EndEpoch:
         together = group.agree(own, "sum")
         if group.size > 1 and together["ends"] == group.size:
             self.store.end_epoch()
-        self.context.sync.count(batch.size, round(together["rows"]))
+        self.context.ranks.count(batch.size, round(together["rows"]))
         p.env_steps_received += batch.size
         p.epochs = self.store.epoch
 

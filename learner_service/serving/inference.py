@@ -137,7 +137,9 @@ class InferenceLoop:
         for unroll in batch.filled:
             self._storage.add(unroll)
 
-        running = self.learn is None or not training or self.learn()  # sync: learn, then act
+        running = True
+        if self.learn is not None and training:
+            running = self.learn()  # the sync pipeline makes its updates here, before it acts
         if not running or not batch.requests or self.draining:
             self._staging.store()  # the run ends, or no session may be answered: rows are kept
         else:

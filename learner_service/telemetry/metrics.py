@@ -20,7 +20,7 @@ from shared.process.ledger import Ledger, ThreadClock
 
 
 class Counted(Protocol):
-    """What is counted elsewhere: CUDA graphs (runtime.cuda_graph), trackers (ProgressLog)."""
+    """What is counted elsewhere: CUDA graphs (device.cuda_graph), trackers (ProgressLog)."""
 
     def counts(self) -> Mapping[str, Mapping[tuple[str, ...], float]]:
         """Metric -> labels -> count; may be called by any thread."""

@@ -175,3 +175,17 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "quickstart.html").exists()
     assert (tmp_path / "repository" / "SECURITY.md.txt").exists()  # docs/security.md links to it
+
+
+def test_rooms_and_files_of_the_architecture_are_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    stations, rooms = page.split("## Decisions")[0], page.split("## Where the code is")[1]
+    rooms = rooms.split("## Extending")[0]
+    roots = [
+        ROOT,
+        *(ROOT / name for name in ("shared", "env_service", "learner_service", "murmur")),
+    ]
+    roots += [path for root in roots[1:] for path in root.iterdir() if path.is_dir()]
+    named = re.findall(r"`([a-z_/]+(?:/|\.py))`", stations + rooms)
+    assert len(named) > 30
+    assert not [name for name in named if not any((root / name).exists() for root in roots)]
