@@ -20,7 +20,11 @@ from shared.process.ledger import enter
 
 
 def compare_ranks(
-    algorithm: Algorithm[Any], ranks: RankSync, every_updates: int, update: Update | None, over: bool
+    algorithm: Algorithm[Any],
+    ranks: RankSync,
+    every_updates: int,
+    update: Update | None,
+    over: bool,
 ) -> bool:
     """Compare the weights of all ranks every few updates; the last two arguments are a Step's.
 

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 import murmur
 from env_service.metrics import METRICS as ENV_METRICS
-from learner_service.telemetry.metric import METRICS as LEARNER_METRICS
+from learner_service.telemetry.metric_table import METRICS as LEARNER_METRICS
 from murmur.doctor.machine import ROOT
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig

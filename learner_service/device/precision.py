@@ -203,7 +203,7 @@ class Precision:
         optimizers: Sequence[torch.optim.Optimizer],
         weights: Sequence[Tensor] | None = None,
     ) -> None:
-        """Find the gradients of a loss, unscaled (stage 1 of `step`).
+        """Find the gradients of a loss, unscaled: the first of three parts of `step`.
 
         Args:
             values: losses, scalars; or what `weights` are of.
@@ -263,7 +263,7 @@ class Precision:
         return norm.where(norm.isfinite(), 0.0) if self.scaler.is_enabled() else norm
 
     def apply(self, *optimizers: torch.optim.Optimizer) -> None:
-        """The third: the optimisers' step."""
+        """Step the optimizers: the last part of `step`, after `backward` and clipping."""
         if self.scaler.is_enabled():
             found = [self.scaler._found_inf_per_device(optimizer) for optimizer in optimizers]
             overflows = [overflow for of_one in found for overflow in of_one.values()]

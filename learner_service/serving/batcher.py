@@ -114,7 +114,7 @@ class DynamicBatcher:
                 self._pending.extend(self._arrivals.get())
             if self._closed:
                 return None
-            batch, wait_s = self._choose()
+            batch, wait_s = self._take()
             left_s = deadline - time.monotonic()
             if batch or left_s <= 0:
                 return batch
@@ -131,7 +131,7 @@ class DynamicBatcher:
                 return request
         return None
 
-    def _choose(self) -> tuple[list[Request], float]:
+    def _take(self) -> tuple[list[Request], float]:
         """Take the batch that goes now from the pending requests.
 
         Returns:

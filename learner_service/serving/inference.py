@@ -26,7 +26,7 @@ _IDLE_S = 0.2
 
 
 @dataclass(slots=True)
-class _Batch:
+class _Served:
     """Time steps of training sessions that are served together.
 
     Attributes:
@@ -127,7 +127,7 @@ class InferenceLoop:
                 self._evaluator.answer(request)
 
         # Observe: rows go to their unrolls, full unrolls to the storage.
-        batch, training = _Batch(), [r for r in requests if not r.session.evaluating]
+        batch, training = _Served(), [r for r in requests if not r.session.evaluating]
         for request in training:
             self._observe(request, batch)
         busy, began = self._batcher.updating, time.monotonic()
@@ -179,7 +179,7 @@ class InferenceLoop:
         latencies = [now - r.arrived for r in fresh if not r.session.waiting]
         self._stats.note_batch(latencies, envs, now - started, updating)
 
-    def _observe(self, request: Request, batch: _Batch) -> None:
+    def _observe(self, request: Request, batch: _Served) -> None:
         """Count a session's rows and give them their places, once; see whether it is acted for."""
         session, unroll, timestep = request.session, request.session.unroll, request.timestep
         target = None  # where the rows are acted on
@@ -250,7 +250,7 @@ class InferenceLoop:
         if self._staging.memory is not None:
             self._staging.memory.dismiss(session)
         if request is not None and not request.stored:
-            batch = _Batch()
+            batch = _Served()
             self._observe(request, batch)
             with state("transfer"):
                 self._staging.load((), batch.others)

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from learner_service.telemetry.copied import Copied
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.gpu import Gpu
-from learner_service.telemetry.metric import METRICS
+from learner_service.telemetry.metric_table import METRICS
 from learner_service.telemetry.notices import NoticeLog
 from learner_service.telemetry.persistent_counters import PersistentCounters
 from shared.process.ledger import Ledger, ThreadClock

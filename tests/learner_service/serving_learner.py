@@ -64,7 +64,8 @@ class Serving:
         self._events = asyncio.new_event_loop()
         self.progress = Progress()
         self._batcher = DynamicBatcher(BatcherConfig())
-        generator, metrics = torch.Generator().manual_seed(0), LearnerMetrics()
+        generator = torch.Generator().manual_seed(0)
+        self.metrics = metrics = LearnerMetrics()
         self.staging = make_staging(
             self.storage,
             self.policy.memory_size,

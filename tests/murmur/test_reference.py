@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from env_service.metrics import METRICS as ENV_METRICS
-from learner_service.telemetry.metric import METRICS as LEARNER_METRICS
+from learner_service.telemetry.metric_table import METRICS as LEARNER_METRICS
 from murmur.doctor.machine import ROOT
 from murmur.reference import FOLDER, pages, write
 

@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from env_service.metrics import METRICS as ENV_METRICS
-from learner_service.telemetry.metric import METRICS as LEARNER_METRICS
+from learner_service.telemetry.metric_table import METRICS as LEARNER_METRICS
 from tests.system.conftest import Training
 
 pytestmark = pytest.mark.system

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from learner_service.telemetry.metric import METRICS
+from learner_service.telemetry.metric_table import METRICS
 from learner_service.telemetry.tracking.forwarder import Forwarder
 from shared.config.experiment import TrackingConfig
 from shared.process.process import logger

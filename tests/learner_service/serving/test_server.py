@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from learner_service.app import run_learner
-from learner_service.telemetry.metric import METRICS
+from learner_service.telemetry.metric_table import METRICS
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
 from shared.process.errors import ResourceError
