@@ -98,7 +98,7 @@ _LAST = "last/"  # buffers of unrolls' last rows
 
 
 class Coma(OnPolicyAlgorithm):
-    """See the module. Used by the thread that learns."""
+    """Algorithm of actors with counterfactual advantages. Used by the thread that learns."""
 
     POLICY, IMITATES = ComaPolicy, True
     _unused = MappingProxyType({"critic": _OF_ACTOR, "actor": ("target",)})
@@ -194,7 +194,7 @@ class Coma(OnPolicyAlgorithm):
         Args:
             obs: name -> [B, A, ...], or with memory [(L + 1) * B, A, ...] of whole unrolls.
             state: recurrent state before the first row; None: the policy has none.
-            step_type: with memory [L + 1, B].
+            step_type: [L + 1, B] step types, read with memory only.
         """
         mask = obs.get(ACTION_MASK)
         logits = self._outputs(self.actor, self._actor_inputs(obs), state)
@@ -405,7 +405,7 @@ class Coma(OnPolicyAlgorithm):
         """Return [S] deviations of a minibatch's advantages; of one set by three kernels.
 
         Args:
-            sums: [M, A, J], see `_weights`.
+            sums: [M, A, J] weighted sums of probabilities; see `_weights`.
             share: [M, A] weights of the rows.
             root: their roots; None: there are several sets, or ranks.
         """

@@ -86,7 +86,7 @@ _OF_THE_BATCH = ("return_mean", "advantage_std", "explained_variance")
 
 
 class Mappo(OnPolicyAlgorithm):
-    """See the module. Used by the thread that learns."""
+    """Algorithm of actors with clipped policy gradients. Used by the thread that learns."""
 
     POLICY, IMITATES = MappoPolicy, True
     _OF_BATCH = len(_OF_THE_BATCH)

@@ -69,7 +69,7 @@ class SnapshotPolicy(Policy):
         """Return the distribution of actions.
 
         Args:
-            out: [B, A, outputs] float32 of the network.
+            out: [B, A, outputs] float32, output of the network.
             mask: [B, A, K] 1 = legal, or None if all actions are.
         """
 

@@ -109,7 +109,7 @@ class ReplayBatch(Batch):
         next_arrays: name -> [B, ...] observations at t + k, with the prefix OBSERVATION.
         reward: [B, A] discounted sum of r_{t+1} ... r_{t+k}; but for a team, those of an agent that
             dies end with the step in which it does.
-        discount: [B, A], or [B, 1] for a team or where agents do not die: gamma^k, 0 if the episode
+        discount: [B, A] (or [B, 1] for a team or where agents do not die) gamma^k, 0 if the episode
             or the agent's life ended: the weight of the value at t + k.
         weight: [B] importance weights, at most 1.
         index: [B] place of each transition in the ring.
