@@ -64,7 +64,7 @@ class Config(OffPolicyConfig):
     )
 
     def reward_sets(self, num_agents: int) -> tuple[int, ...]:
-        """Return the reward sets of SharingConfig, but for a team that mixes one reward."""
+        """Return the reward sets: one for a team that mixes, else those of SharingConfig."""
         return (0,) * num_agents if self.mixer != "none" else self.slices(num_agents)
 
 

@@ -217,7 +217,7 @@ def n_step_returns(
 
 
 class ReplayStorage(UnrollStorage[ReplayBatch]):
-    """See the module. Uniform is prioritized with all priorities equal.
+    """Storage in a replay; see the module. Uniform is prioritized with all priorities equal.
 
     Attributes, beside those of an UnrollStorage:
         graphs: CUDA graphs of draws and priorities.
@@ -613,7 +613,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         return to_host(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Storage.
+        """Load the state of a checkpoint.
 
         With another rate of updates a burst is due here, and the count continues from here. With
         another alpha priorities are what they would be, had it been so from the start.

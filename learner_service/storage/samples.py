@@ -108,7 +108,7 @@ class SampleBatch(Batch):
 
 
 class SampleStore(Storage[SampleBatch]):
-    """See the module.
+    """Store of samples on the device; see the module.
 
     `request`, `add` and `give_back` belong to the event loop; `sample`, `done`, `valid` and
     `state_dict` to the learner thread.
