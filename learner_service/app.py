@@ -76,7 +76,7 @@ def run_learner(
 
     Args:
         config: the experiment.
-        run_dir: where checkpoints and logs go; made if it does not exist.
+        run_dir: folder for checkpoints and logs; made if it does not exist.
         resume: continue from the latest checkpoint.
         auto_resume: the same if there is one, else begin, whatever an earlier start left.
         stop: set it to end the run in order.

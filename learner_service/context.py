@@ -203,10 +203,10 @@ class RunContext:
             storage: source of batches.
             state: returns the state of the run for a checkpoint.
             num_agents: number of agents that learn.
-            best_metric: see Keeper, as settled and waits_for_sessions.
-            settled: see Keeper.
-            waits_for_sessions: see Keeper.
-            figures: see Report.
+            best_metric: result of an evaluation that chooses the best checkpoint; see Keeper.
+            settled: function that returns whether a checkpoint can be continued from; see Keeper.
+            waits_for_sessions: whether a stopped run is saved after its sessions end; see Keeper.
+            figures: function that returns further entries of a line of the log; see Report.
         """
         config, rank, log = self.config, self.group.rank, None
         if not rank:
@@ -254,8 +254,8 @@ class RunContext:
             algorithm: algorithm that learns.
             storage: source of batches.
             steps: steps after an update that come before the log and checkpoints.
-            publish: see Learner.
-            updating: see Learner.
+            publish: function that gives a policy's version to acting; see Learner.
+            updating: function called with True before an update and False after it; see Learner.
         """
         if self.group.size > 1:
             every = self.config.learner.group_check_every_updates
@@ -278,7 +278,7 @@ class RunContext:
         """Log what the run learns on, and start threads that keep a ledger of their time.
 
         Args:
-            what: what the run learns from, for the log.
+            what: data that the run learns from, for the log.
             precision: precision of its arithmetic.
             targets: functions to run, by the thread's name.
         """

@@ -33,7 +33,7 @@ class StartBarrier:
         """Wait for all ranks. Called by the thread that opens the run.
 
         Args:
-            text: what the run is about; must be the same on all ranks.
+            text: description of the run; must be the same on all ranks.
 
         Raises:
             SpecError: if the process ends before they are there.

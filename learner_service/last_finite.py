@@ -64,7 +64,7 @@ class LastFinite:
                 yield from part.buffers()
 
     def _momenta(self) -> Iterator[Tensor]:
-        """What the optimisers keep of each parameter."""
+        """Yield the tensors that the optimisers keep of each parameter."""
         for part in self._algorithm.parts.values():
             if isinstance(part, torch.optim.Optimizer):
                 for state in part.state.values():

@@ -62,7 +62,7 @@ class Run:
     Attributes:
         context: parts that do not depend on the environment.
         sessions: serves the streams of environments.
-        batcher: where their requests go.
+        batcher: queue of their requests.
         scheduler: hands evaluations to evaluators.
         spec: environment's spec; None before the run is open.
         run_seed: run.seed.

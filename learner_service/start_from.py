@@ -46,7 +46,7 @@ class Origin:
 
     Attributes:
         path: its file.
-        state: what it holds.
+        state: content of the file.
         config: the configuration it was trained with.
     """
 
@@ -57,7 +57,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Started:
-    """What a run took from a checkpoint.
+    """Tensors that a run took from a checkpoint, and those that it did not.
 
     Attributes:
         taken: name of a tensor -> its shape.

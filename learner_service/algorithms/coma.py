@@ -98,7 +98,7 @@ _LAST = "last/"  # buffers of unrolls' last rows
 
 
 class Coma(OnPolicyAlgorithm):
-    """See the module. Used by the thread that learns."""
+    """Algorithm of actors with counterfactual advantages. Used by the thread that learns."""
 
     POLICY, IMITATES = ComaPolicy, True
     _unused = MappingProxyType({"critic": _OF_ACTOR, "actor": ("target",)})
@@ -140,7 +140,7 @@ class Coma(OnPolicyAlgorithm):
     _explores_by = _epsilon
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """See OnPolicyAlgorithm; updates the target. All but epsilon are 0 if no agent acted."""
+        """Update networks and the target. All scalars but epsilon are 0 if no agent acted."""
         if not self._static:  # else with the choice of last actions, in its graph
             self._exploration.anneal()
         scalars, c = super().update(batch), self._config
@@ -157,7 +157,7 @@ class Coma(OnPolicyAlgorithm):
         return {"critic": self._fit, "actor": self._improve}
 
     def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See OnPolicyAlgorithm: unrolls' last rows get the actions that the policy would take.
+        """Give unrolls' last rows the actions that the policy would take.
 
         An unroll's last row has no action yet. In an unroll that was closed before it was full, the
         last row is the one before the padding.
@@ -194,7 +194,7 @@ class Coma(OnPolicyAlgorithm):
         Args:
             obs: name -> [B, A, ...], or with memory [(L + 1) * B, A, ...] of whole unrolls.
             state: recurrent state before the first row; None: the policy has none.
-            step_type: with memory [L + 1, B].
+            step_type: [L + 1, B] step types, read with memory only.
         """
         mask = obs.get(ACTION_MASK)
         logits = self._outputs(self.actor, self._actor_inputs(obs), state)
@@ -405,7 +405,7 @@ class Coma(OnPolicyAlgorithm):
         """Return [S] deviations of a minibatch's advantages; of one set by three kernels.
 
         Args:
-            sums: [M, A, J], see `_weights`.
+            sums: [M, A, J] weighted sums of probabilities; see `_weights`.
             share: [M, A] weights of the rows.
             root: their roots; None: there are several sets, or ranks.
         """
@@ -459,7 +459,7 @@ class Coma(OnPolicyAlgorithm):
 
     @torch.no_grad()
     def _scalars(self, total: Tensor, of_batch: Tensor) -> Tensor:
-        """See OnPolicyAlgorithm; means over the minibatches in which anything counts."""
+        """Return `_logged`, as means over the minibatches in which anything counts."""
         # Of `_fit` and `_note_actor`, in the order of `_of_steps`.
         order = (0, 1, 3, 4, len(total) - 3, *range(5, len(total) - 3), 2, len(total) - 2)
         means = torch.stack([total[i] for i in order]) / total[-1].clamp_min(1)

@@ -110,7 +110,7 @@ def gumbel_softmax(
         logits: [..., K]; carries the gradient.
         mask: [..., K] 1 = legal, or None if all are.
         temperature: small: gradient nearer to the sample's, and of larger variance.
-        generator: of g.
+        generator: random generator of g.
 
     Returns:
         [..., K], exactly zero and without gradient where illegal.
@@ -235,7 +235,7 @@ class MaddpgPolicy(SnapshotPolicy):
 
 
 class Maddpg(OffPolicyAlgorithm):
-    """See the module. Used by the thread that learns."""
+    """Algorithm of deterministic actors and their critics. Used by the thread that learns."""
 
     POLICY = MaddpgPolicy
     _config: Config

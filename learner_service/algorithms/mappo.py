@@ -86,7 +86,7 @@ _OF_THE_BATCH = ("return_mean", "advantage_std", "explained_variance")
 
 
 class Mappo(OnPolicyAlgorithm):
-    """See the module. Used by the thread that learns."""
+    """Algorithm of actors with clipped policy gradients. Used by the thread that learns."""
 
     POLICY, IMITATES = MappoPolicy, True
     _OF_BATCH = len(_OF_THE_BATCH)
@@ -123,7 +123,7 @@ class Mappo(OnPolicyAlgorithm):
         return {"step": self._steps}
 
     def precision_scalars(self) -> dict[str, Tensor]:
-        """See Algorithm; also how many returns the last update clipped."""
+        """Add the number of returns that the last update clipped."""
         scalars = super().precision_scalars()
         if self._config.normalize_values:
             scalars[CLIPPED + "return"] = self.value_norm.clipped
@@ -289,7 +289,7 @@ class Mappo(OnPolicyAlgorithm):
 
     @torch.no_grad()
     def _scalars(self, total: Tensor, of_batch: Tensor) -> Tensor:
-        """See OnPolicyAlgorithm; means over the minibatches in which anything counts."""
+        """Return `_logged`, as means over the minibatches in which anything counts."""
         means = total[:-1] / total[-1].clamp_min(1)
         if self._imitates:
             means = mean_of_told(means, [means], len(_BY_ROW))

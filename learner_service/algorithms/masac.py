@@ -92,7 +92,7 @@ def soft_value(q: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
     Args:
         q: [B, A] value of the action.
         log_prob: [B, A] its log density.
-        temperature: [A] or [1].
+        temperature: alpha, [A] or [1].
 
     Returns:
         [B, A].
@@ -107,8 +107,8 @@ def expected_soft_value(q: Tensor, log_probs: Tensor, temperature: Tensor) -> Te
 
     Args:
         q: [B, A, K] value of each own action, the others' given.
-        log_probs: [B, A, K] of the policy; no action of probability 0 counts.
-        temperature: [A] or [1].
+        log_probs: [B, A, K] log-probabilities of the policy; no action of probability 0 counts.
+        temperature: alpha, [A] or [1].
 
     Returns:
         [B, A].
@@ -117,11 +117,11 @@ def expected_soft_value(q: Tensor, log_probs: Tensor, temperature: Tensor) -> Te
 
 
 def soft_q_target(reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
-    """What the critics aim at: r + discount V(s'). No gradient reaches anything.
+    """Target of the critics: r + discount V(s'). No gradient reaches anything.
 
     Args:
         reward: [B, A] discounted sum of n steps.
-        discount: [B, A] or [B, 1] gamma^n; 0 where the episode terminated, or this agent's life
+        discount: [B, A] (or [B, 1]) gamma^n; 0 where the episode terminated, or this agent's life
             did.
         value: [B, A] soft value of the state n steps on, by the target critics.
 
@@ -140,8 +140,8 @@ def temperature_gradient(order: Tensor, wanted: Tensor | float, share: Tensor) -
 
     Args:
         order: [B, A] minus the entropy of the policy.
-        wanted: [B, A] or a number.
-        share: [B, A] what each row counts for.
+        wanted: entropy to keep, [B, A] or a number.
+        share: [B, A] weight of each row.
 
     Returns:
         [B, A].
@@ -186,8 +186,8 @@ class Sampled(torch.autograd.Function):
 
         Args:
             ctx: torch's.
-            out: [B, A, 2 U] of `squashed_normal`, float32.
-            next_out: of the next observation.
+            out: [B, A, 2 U] float32 outputs of the actors, as `squashed_normal` takes them.
+            next_out: outputs for the next observation, of the same shape.
             noise: [2, B, A, U] standard normal, now and next.
 
         Returns:
@@ -255,12 +255,12 @@ def action_range(spec: EnvSpec) -> tuple[float, float]:
 
 
 class Found(NamedTuple):
-    """What the losses of an update need.
+    """Inputs of the losses of an update.
 
     Attributes:
         q: [B, A, 2] values of the actions taken.
         value: [B, A] soft values now, without gradient.
-        terms: of the policies' loss, outputs with their gradients.
+        terms: summands of the policies' loss, outputs with their gradients.
         next_value: [B, A] soft values next.
         order: [B, A] minus the policies' entropy.
         wanted: the entropy to keep, [B, A] or a number.
@@ -275,7 +275,7 @@ class Found(NamedTuple):
 
 
 class Masac(OffPolicyAlgorithm):
-    """See the module. Used by the thread that learns."""
+    """Algorithm of actors with entropy, and twin critics. Used by the thread that learns."""
 
     POLICY = MasacPolicy
     actor: Actor
@@ -392,15 +392,15 @@ class Masac(OffPolicyAlgorithm):
         temperature: Tensor,
         share: Tensor,
     ) -> Found:
-        """What the losses need, see Found.
+        """Compute the inputs of the losses; see Found.
 
         Args:
             action: [B, A, U].
             seen: observations now and next, name -> [B, A, ...] or [B, ...].
-            inputs: of the actors, for both.
-            outs: of the actors, for both.
-            temperature: [A] or [1].
-            share: [B, A] what each row counts for.
+            inputs: inputs of the actors, now and next.
+            outs: outputs of the actors, now and next.
+            temperature: alpha, [A] or [1].
+            share: [B, A] weight of each row.
         """
         # 2. V(o) = min Q(o, a) - alpha log pi(a | o), a ~ pi, and V(o') by targets (equation 3).
         noise = torch.empty((2, *action.shape), device=action.device)

@@ -64,7 +64,7 @@ class Config(OffPolicyConfig):
     )
 
     def reward_sets(self, num_agents: int) -> tuple[int, ...]:
-        """See SharingConfig: a team that mixes has one reward."""
+        """Return the reward sets: one for a team that mixes, else those of SharingConfig."""
         return (0,) * num_agents if self.mixer != "none" else self.slices(num_agents)
 
 
@@ -137,7 +137,7 @@ class QmixPolicy(SnapshotPolicy):
 
 
 class Qmix(OffPolicyAlgorithm):
-    """See the module. Used by the thread that learns."""
+    """Algorithm of Q networks, mixed or independent. Used by the thread that learns."""
 
     POLICY, REMEMBERS = QmixPolicy, True
     _config: Config
@@ -306,7 +306,7 @@ class Qmix(OffPolicyAlgorithm):
 
 @dataclass
 class _Step:
-    """What one update learns from: B transitions from row t to row t + k.
+    """Data of one update: B transitions from row t to row t + k.
 
     Attributes:
         obs: name -> [B, ...] of row t.
@@ -315,8 +315,8 @@ class _Step:
         next_value: [B, A, K] the target networks' values at row t + k.
         next_chooser: [B, A, K] values by which the action at row t + k is chosen.
         action: [B, A] taken at row t.
-        reward: [B, A] of ReplayBatch.
-        discount: [B, A] or [B, 1] of ReplayBatch.
+        reward: [B, A] reward of ReplayBatch.
+        discount: [B, A] (or [B, 1]) discount of ReplayBatch.
         weight: [B] importance weight; of sequences 1 for a transition, else 0.
     """
 

@@ -108,7 +108,7 @@ def cross_entropy(log_p: Tensor, target: Tensor, weights: Tensor, group: Group =
     Args:
         log_p: [B, K, H, W] log-probabilities; carry gradient.
         target: [B, K, H, W] shares, see `target_shares`; 0 for all classes of an ignored pixel.
-        weights: [K] of the classes.
+        weights: [K] weights of the classes.
         group: the mean is over the pixels of all its ranks.
     """
     weighted = target * weights.view(1, -1, 1, 1)
@@ -188,8 +188,8 @@ class SegmentationPolicy(NetworkPolicy):
 
         Args:
             observation: "image" [B, 3, H, W] uint8 of the size that was trained on.
-            generator: not used.
-            memory: not used.
+            generator: unused.
+            memory: unused.
 
         Returns:
             "mask" [B, H, W] uint8; "logits" [B, K, H, W] float32.
@@ -200,7 +200,7 @@ class SegmentationPolicy(NetworkPolicy):
 
 
 class Segmentation(SupervisedNetwork):
-    """See the module. Used by the thread that learns."""
+    """Supervised algorithm that segments images. Used by the thread that learns."""
 
     POLICY, metrics = SegmentationPolicy, SCORES
     _config: Config
@@ -259,7 +259,7 @@ class Segmentation(SupervisedNetwork):
         return found
 
     def figures(self, image: Tensor, mask: Tensor) -> Figures:
-        """See Supervised: images with their masks and the predicted ones, the confusion matrix."""
+        """Return images with their masks and the predicted ones, and the confusion matrix."""
         shown = to_host((image, mask, self._predict(image).to(torch.uint8)))
         return of_masks(*shown, self._latest, self._spec.classes)
 

@@ -34,7 +34,7 @@ _OTHER = "other"
 
 
 class SupplyHost(Protocol):
-    """What the desk needs of the run it works for."""
+    """Interface of the run that the desk works for."""
 
     run_seed: int
     source: SampleSpec | None
@@ -55,10 +55,10 @@ class SupplyHost(Protocol):
 
 
 def grant_sizes(spec: SampleSpec, window: int) -> tuple[int, int]:
-    """How many samples of a session are asked for at once, and how many may be owed.
+    """Return the samples of a session to ask for at once, and the most that it may owe.
 
     Args:
-        spec: of the samples.
+        spec: spec of the samples.
         window: supply.window; 0: chosen.
     """
     size = max(1, min(_MOST_IN_GRANT, _GRANT_BYTES // spec.sample_bytes))
@@ -71,7 +71,7 @@ class SupplyDesk:
     """Serves all SUPPLY sessions of a run. Event loop, but for `wake`.
 
     Attributes:
-        notices: what sources said that they change, ignore or guess.
+        notices: notices of sources on what they change, ignore or guess.
     """
 
     def __init__(self, host: SupplyHost, config: ExperimentConfig, metrics: LearnerMetrics) -> None:
@@ -135,7 +135,7 @@ class SupplyDesk:
             self._reassign(store, session, hello.worker_id)
 
     def _reassign(self, store: SampleStore, session: "_Session", worker_id: str) -> None:
-        """What an ended session still owes is to come from others."""
+        """Give back what an ended session still owes, to ask others for it."""
         owed = sum(len(request.indices) for _, request in session.open)
         for _, request in reversed(session.open):
             store.give_back(request)

@@ -31,7 +31,7 @@ class ActorAlgorithm(Algorithm[Batch]):
 
     Attributes:
         actor: the network with the distribution of its actions; its parameters are to be learned.
-        spec: of the environment.
+        spec: spec of the environment.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class ActorAlgorithm(Algorithm[Batch]):
         """Build the actor.
 
         Args:
-            spec: of the environment.
+            spec: spec of the environment.
             network: name and options of the actor's network.
-            precision: of forward passes.
-            device: where it learns.
-            seed: of its weights and of what the algorithm draws.
-            initial_log_std: of continuous actions: log of the deviation at the start.
+            precision: precision of forward passes.
+            device: device to learn on.
+            seed: seed of the weights and of the algorithm's random draws.
+            initial_log_std: log of the deviation at the start, for continuous actions.
 
         Raises:
             ConfigError: for an unknown network or option.
@@ -70,7 +70,7 @@ class ActorAlgorithm(Algorithm[Batch]):
         self.keep(actor=self.actor)
 
     def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What the actor thinks of the actions taken; carries gradient.
+        """Evaluate the actions taken; the result carries gradient.
 
         Returns:
             [L, B, A] the logarithms of their probabilities, and the distributions' entropies, nats.

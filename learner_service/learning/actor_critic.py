@@ -35,12 +35,14 @@ B = TypeVar("B", bound=Batch)
 
 
 class ActorCritic(Algorithm[B], Generic[B]):
-    """See the module. Used by the thread that learns, but for the policies it hands out.
+    """Algorithm with actors and critics, as the module says.
+
+    Used by the thread that learns, except for the policies it hands out.
 
     Networks, optimisers and all other modules that `_build` makes are parts of checkpoints.
 
     Attributes:
-        POLICY: what it acts with.
+        POLICY: class of the policies that act.
         REMEMBERS: whether it can work with recurrent networks.
     """
 
@@ -60,12 +62,12 @@ class ActorCritic(Algorithm[B], Generic[B]):
         """Build networks and optimisers.
 
         Args:
-            config: of the algorithm.
-            spec: of the environment.
+            config: configuration of the algorithm.
+            spec: spec of the environment.
             network: name and options of the networks.
-            precision: of forward passes.
-            device: where it learns.
-            seed: of the first weights and of what the algorithm draws.
+            precision: precision of forward passes.
+            device: device to learn on.
+            seed: seed of the first weights and of the algorithm's random draws.
 
         Raises:
             SpecError: if the algorithm does not fit the actions.
@@ -100,7 +102,7 @@ class ActorCritic(Algorithm[B], Generic[B]):
 
     @property
     def _explores_by(self) -> Tensor | None:
-        """What is published with it."""
+        """Exploration values published with the policy; None if there are none."""
         return None
 
     def _make_actor(self, num_outputs: int, encoder: Encoder | None = None) -> nn.Module:

@@ -29,7 +29,7 @@ def follow(average: nn.Module, network: nn.Module, share: Tensor) -> None:
 
     Args:
         average: changed in place.
-        network: what it follows; its buffers are copied.
+        network: network to follow; its buffers are copied.
         share: scalar on the device, 1 - decay.
     """
     mine: list[Tensor] = list(average.parameters())

@@ -49,7 +49,7 @@ class Stateful(Protocol):
     """A network, an optimiser, a loss scaler."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save."""
+        """Return the state to save."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:  # noqa: ANN401 - torch's own
         """Take it back."""
@@ -75,9 +75,9 @@ class Policy(ABC):
 
         Args:
             observation: name -> [B, A, ...] (or [B, ...]) in wire dtype, on the device.
-            generator: where exploration draws its numbers from; None: act greedily.
-            memory: [B, A, H] float32 if memory_size is not 0: what the last row's `act` returned
-                as "memory", zero where an episode begins.
+            generator: random generator of exploration; None: act greedily.
+            memory: recurrent state [B, A, H] float32 if memory_size is not 0: the last row's
+                "memory" from `act`, zero where an episode begins.
 
         Returns:
             "action": [B, A] int32 or [B, A, U] float32, as it goes to the environment, on the
@@ -114,7 +114,7 @@ class TransformedPolicy(Policy):
         generator: torch.Generator | None,
         memory: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """See Policy."""
+        """Act on transformed observations; arguments and result are those of Policy."""
         own = self.inner.memory_size
         of_transforms = None if memory is None else memory[..., own:]
         seen, kept = self.transforms.act(observation, of_transforms)
@@ -135,11 +135,11 @@ class Algorithm(ABC, Generic[B]):
         unroll_length: L, transitions of one unroll; 0: the storage chooses it.
         unrolls_per_update: unrolls that an update takes, at least; 0: the storage chooses.
         rows_per_update: agent-transitions an update learns from, at least.
-        extras: what a policy's `act` returns beside the action, to be kept with the row: name ->
-            shape per agent, float32.
+        extras: outputs of a policy's `act` to keep with the row, beside the action: name -> shape
+            per agent, float32.
         transforms: changes of batches before `update`, and of what `snapshot` acts on.
-        memory_size: that of its own policies; the storage keeps what each unroll's first row was
-            acted with.
+        memory_size: memory size of its own policies; the storage keeps the recurrent state with
+            which each unroll's first row was acted on.
         frames: images that are stacked, if any; its storage keeps single frames.
     """
 
@@ -207,8 +207,8 @@ class Algorithm(ABC, Generic[B]):
         """A part of `update` that runs on the device from end to end, captured as CUDA graphs.
 
         Args:
-            name: for metrics and the log.
-            function: see Captured.
+            name: name for metrics and the log.
+            function: function to capture; see Captured.
             in_place: True to capture on the caller's own tensors, without a copy.
         """
         generators, recover = (self._generator,), self._precision.recover
@@ -223,11 +223,11 @@ class Algorithm(ABC, Generic[B]):
         return 0.0
 
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> UnrollStorage[Any]:
-        """Where rows are kept until `update` gets them; this one for learning once from each.
+        """Make the storage that keeps rows until `update`; here each row is learned from once.
 
         Args:
             spec: the run's spec.
-            max_policy_lag: see LearnerConfig.policy_lag; None in the sync pipeline.
+            max_policy_lag: limit from LearnerConfig.policy_lag; None in the sync pipeline.
         """
         return RolloutStorage(
             spec,
@@ -391,11 +391,11 @@ def build_algorithm(
 
     Args:
         config: name and options of the algorithm.
-        spec: of the environment.
+        spec: spec of the environment.
         network: name and options of the network.
-        precision: of forward passes; has the group of the ranks.
-        device: where it learns.
-        seed: of the first weights and of what the algorithm draws.
+        precision: precision of forward passes; has the group of the ranks.
+        device: device to learn on.
+        seed: seed of the first weights and of the algorithm's random draws.
         augment: section of the configuration; None: nothing is augmented.
         imitation: section of the configuration; None: imitation does not end.
 

@@ -51,7 +51,7 @@ def majority_f_score(matrix: Counts) -> float:
 
 
 def scores(matrix: Counts) -> dict[str, float]:
-    """What a confusion matrix says; all 0 if it holds no pixel.
+    """Compute the scores of a confusion matrix; all 0 if it holds no pixel.
 
     Where the truth holds one class alone there is nothing to tell apart, and a network that knows
     no other class would score 1: f_score, miou and majority_f_score are 0.

@@ -88,7 +88,7 @@ class EpsilonGreedy(ActionDistribution):
 
 
 def penalties(mask: Tensor) -> Tensor:
-    """What `mixture` adds to logits: 0, or a large negative number where a mask is 0."""
+    """Return what `mixture` adds to logits: 0, or a large negative number where a mask is 0."""
     return (mask == 0).float() * ILLEGAL
 
 
@@ -99,7 +99,7 @@ def mixture(
 
     Args:
         logits: [..., K].
-        penalty: [..., K] of `penalties`, or None if all actions are legal.
+        penalty: [..., K] result of `penalties`, or None if all actions are legal.
         keep: scalar 1 - epsilon.
         floor: [..., K] epsilon uniform over legal actions, or a scalar if all are; plus LEAST.
     """

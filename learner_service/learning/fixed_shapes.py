@@ -52,7 +52,7 @@ class FixedShapes:
         """Make and capture nothing yet.
 
         Args:
-            algorithm: on-policy algorithm whose updates are captured.
+            algorithm: algorithm with the updates to capture; it is on-policy.
             columns: names of the columns that its `_learnable` returns, in any order.
         """
         self._algorithm = algorithm
@@ -141,7 +141,7 @@ class FixedShapes:
 
         Args:
             arrays: arrays of the batch by name, [T, B, ...].
-            number: of minibatches in each pass.
+            number: number of minibatches in each pass.
         """
         steps, envs = arrays["step_type"].shape
         self._now = steps, envs
@@ -204,7 +204,7 @@ class FixedShapes:
 
         Args:
             arrays: [T, B, ...] observations, actions, and what networks remembered.
-            again: of a pass after the first: rows are augmented, and their values are known.
+            again: whether the pass is a later one: its rows are augmented, and their values known.
         """
         steps, envs = self._now
         words: Tensor | None = None
@@ -235,7 +235,7 @@ class FixedShapes:
         """Copy rows to buffers, block by block; what is beyond the last ones stays as it was.
 
         Args:
-            prefix: of the buffers' names.
+            prefix: prefix of the buffers' names.
             arrays: [T, B, ...], "memory" [1, B, ...].
             size: joint rows of a block, or environments with memory.
 
@@ -279,8 +279,8 @@ class FixedShapes:
         """Copy what unrolls' last rows show to buffers, block by block; see `blocks`.
 
         Args:
-            prefix: of the buffers' names.
-            arrays: see `pack`.
+            prefix: prefix of the buffers' names.
+            arrays: arrays by name, as `pack` takes them.
             last: [B] numbers of the rows, time outermost; with memory all rows are fed.
         """
         if self._algorithm.memory_size:
@@ -404,7 +404,7 @@ class FixedShapes:
             numbers: time steps with the last, environments, minibatches, those without a unit of
                 this rank in the first round.
             counted: [units] whether a unit counts.
-            steps: see `_prepared`.
+            steps: number of time steps of the padded rows, as in `_prepared`.
         """
         t1, b, number, skipped = numbers
         device, width = counted.device, self._algorithm._width
@@ -437,9 +437,9 @@ class FixedShapes:
         """Copy the rows of a block of minibatches to where graphs of steps read them.
 
         Args:
-            words: of `pack`.
-            memory: [B, A, H] of the policy, before the first row; None: it has none.
-            number: of the pass.
+            words: [R, A, W] result of `pack`.
+            memory: [B, A, H] recurrent state of the policy before the first row; None: it has none.
+            number: index of the pass.
             start: first minibatch of the block.
         """
         algorithm = self._algorithm

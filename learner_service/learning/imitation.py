@@ -16,13 +16,13 @@ LOGGED = ("imitation_loss", "imitation_share")
 
 
 class Advice(NamedTuple):
-    """What a minibatch learns from its expert.
+    """Imitation part of a minibatch's loss.
 
     Attributes:
-        terms: of the loss, L = -E[log pi(expert | o)]; empty in runs without an expert.
+        terms: summands of the loss, L = -E[log pi(expert | o)]; empty in runs without an expert.
         logged: -log pi(expert | o) [M, A], 0 where none was asked, and whether one was, [M, A] 1 or
             0; empty without.
-        told: [M, A] where one was asked; None without.
+        told: [M, A] bool mask of rows where an expert was asked; None in runs without.
     """
 
     terms: list[tuple[Tensor, Tensor]]
@@ -38,9 +38,9 @@ def mean_of_told(means: Tensor, told: list[Tensor], first: int) -> Tensor:
     """Make the mean loss of all rows, at `first` before the share, that of the rows told.
 
     Args:
-        means: for the log.
+        means: means for the log.
         told: empty in runs without an expert, whose means do not change.
-        first: where LOGGED begins.
+        first: index at which LOGGED begins.
     """
     if told:
         means[first] /= means[first + 1].clamp_min(1e-8)
@@ -50,12 +50,12 @@ def mean_of_told(means: Tensor, told: list[Tensor], first: int) -> Tensor:
 def advice(
     columns: Mapping[str, Tensor], log_prob: Callable[[Tensor], Tensor], cost: Tensor
 ) -> Advice:
-    """What to learn from the expert.
+    """Compute the imitation part of a minibatch's loss.
 
     Args:
-        columns: of the minibatch.
+        columns: columns of the minibatch, name -> [M, A, ...].
         log_prob: log pi [M, A] of actions [M, A].
-        cost: [M, A] of a minibatch; see Pass.
+        cost: [M, A] cost of the minibatch's rows; see Pass.
     """
     expert = columns.get(EXPERT_ACTION)
     if expert is None:

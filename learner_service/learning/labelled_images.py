@@ -1,4 +1,4 @@
-"""What segmentation asks of a data set: images, masks of their size, named classes."""
+"""Requirements of segmentation on a data set: images, masks of their size, named classes."""
 
 from collections.abc import Sequence
 

@@ -55,9 +55,9 @@ class Pass:
             groups' means. With N ranks: N / (those that count on all ranks), so that the mean of
             the ranks' sums is.
         cost: [n, M, A] -share, for what is to be maximised.
-        counts: [n] 1 if any row of the minibatch counts, of any rank, else 0.
-        sharing: [S, A] of `sharing_agents`.
-        actor_state: of n * m environments.
+        counts: [n] flags, 1 if any row of the minibatch counts, of any rank, else 0.
+        sharing: [S, A] result of `sharing_agents`.
+        actor_state: recurrent state of n * m environments.
         critic_state: the same.
     """
 
@@ -105,10 +105,10 @@ def number_of_minibatches(
     """Minibatches of a pass, the same on all ranks.
 
     Args:
-        number: that is configured.
-        times: of a Batch: an update may have more rows than were asked for.
+        number: configured number of minibatches.
+        times: ratio of a Batch: an update may have more rows than were asked for.
         group: its ranks' mean counts.
-        units: that may count, at most.
+        units: largest number of units that may count.
         width: units that a minibatch has room for; 0: for any number.
         block: minibatches that are learned from at once; there is a whole number of blocks.
     """
@@ -126,9 +126,9 @@ def deviations(x: Tensor, share: Tensor, sharing: Tensor, group: Group = ALONE) 
 
     Args:
         x: [..., M, A].
-        share: [..., M, A] of Minibatch.
-        sharing: [S, A] of `sharing_agents`.
-        group: of the ranks that hold the rows.
+        share: [..., M, A] share of Minibatch.
+        sharing: [S, A] result of `sharing_agents`.
+        group: group of the ranks that hold the rows.
     """
     if len(sharing) == 1:
         rows, weights = x.flatten(-2).unsqueeze(-2), share.flatten(-2).unsqueeze(-1)
@@ -146,12 +146,12 @@ def deviations(x: Tensor, share: Tensor, sharing: Tensor, group: Group = ALONE) 
 
 
 def shares(weight: Tensor, sharing: Tensor, group: Group = ALONE) -> tuple[Tensor, Tensor]:
-    """What rows count for in their minibatches, and whether any row of an agent counts.
+    """Compute each row's share of its minibatch's loss, and whether any row of an agent counts.
 
     Args:
-        weight: [n, rows, A] 1 for a row that counts, else 0.
-        sharing: [S, A] of `sharing_agents`.
-        group: of the ranks that hold the minibatches' rows.
+        weight: [n, rows, A] mask, 1 for a row that counts, else 0.
+        sharing: [S, A] result of `sharing_agents`.
+        group: group of the ranks that hold the minibatches' rows.
 
     Returns:
         [n, rows, A], which a minibatch's loss is summed with, and [n] 1 or 0.
@@ -185,12 +185,12 @@ class Rows:
         actor: the policy's inputs.
         critic: the critic's; may be the same object.
         columns: name -> [R or more, A, ...], what else belongs to a row.
-        weight: [R, A] 1 where the agent's transition counts, else 0.
-        sharing: [S, A] of `sharing_agents`.
-        actor_state: what the policy remembered before each environment's first row. Minibatches are
-            then of whole environments. None: they are of single rows.
+        weight: [R, A] mask, 1 where the agent's transition counts, else 0.
+        sharing: [S, A] result of `sharing_agents`.
+        actor_state: recurrent state of the policy before each environment's first row. Minibatches
+            are then of whole environments. None: they are of single rows.
         critic_state: the same of the critic.
-        group: of the ranks that learn together, each from rows of its own.
+        group: group of the ranks that learn together, each from rows of its own.
     """
 
     actor: Inputs
@@ -235,7 +235,7 @@ class Rows:
         after the other, as if they were one pack.
 
         Args:
-            number: of minibatches; there are fewer if there are fewer units.
+            number: number of minibatches; there are fewer if there are fewer units.
             generator: draws the order.
         """
         group, size, skipped = self.group, len(self._units), 0

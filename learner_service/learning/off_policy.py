@@ -1,4 +1,4 @@
-"""What algorithms that learn from a replay have in common."""
+"""Skeleton of the algorithms that learn from a replay."""
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -76,9 +76,10 @@ def alive_rows(
     """[A] rows on which each agent lives, at least 1 in all; the mean over the ranks.
 
     Args:
-        alive: [B, A] of `alive_mask`, or [B, 1] of the team.
-        observation: that it is of. All live where the environment does not say: on all ranks alike.
-        group: of the ranks.
+        alive: [B, A] result of `alive_mask`, or [B, 1] mask of the team.
+        observation: observation that belongs to the mask. All live where the environment does not
+            say: on all ranks alike.
+        group: group of the ranks.
         masked: whether `alive` leaves out other rows, too.
     """
     rows = alive.sum(0)
@@ -95,10 +96,10 @@ def agents_loss(loss: Tensor, alive: Tensor | None, rows: Tensor | None, shares:
     had an optimiser and a loss to itself.
 
     Args:
-        loss: [B, A] of each row and agent.
-        alive: [B, A] 1 where it counts; None: everywhere.
-        rows: [A] see alive_rows; None: all.
-        shares: [A] see agent_shares.
+        loss: [B, A] loss of each row and agent.
+        alive: [B, A] mask, 1 where it counts; None: everywhere.
+        rows: [A] result of `alive_rows`; None: all.
+        shares: [A] result of `agent_shares`.
     """
     return (of_alive(loss, alive).sum(0) / (len(loss) if rows is None else rows) * shares).sum()
 
@@ -194,11 +195,11 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         return outputs
 
     def _turn(self) -> dict[str, bool]:
-        """Which of the networks `_learn` is to move in this update, if not all."""
+        """Return arguments of `_learn` that choose the networks to move; empty: all move."""
         return {}
 
     def _explores(self) -> dict[str, tuple[float, float, int]]:
-        """What is explored by: its first value, its last, and the rows over which it falls."""
+        """Return exploration values by name: first, last, and the rows over which they fall."""
         return {}
 
     @property
@@ -234,7 +235,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         self._counts["rows"], self._counts["rows_divisor"] = rows.as_integer_ratio()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Algorithm. With another rate of updates rows continue from those counted so far."""
+        """Load the state. With another rate of updates rows continue from those counted so far."""
         super().load_state_dict(state)
         self._anneal()
 

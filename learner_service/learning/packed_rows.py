@@ -15,14 +15,14 @@ _WORD = 4  # bytes
 
 
 class Part(NamedTuple):
-    """Where an array is in a row.
+    """Position of an array in a row.
 
     Attributes:
-        name: of the array.
+        name: name of the array.
         start: first number.
         stop: last number + 1.
-        shape: of a row of one agent.
-        dtype: of the array.
+        shape: shape of one agent's row.
+        dtype: data type of the array.
     """
 
     name: str

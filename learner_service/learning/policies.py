@@ -69,7 +69,7 @@ class SnapshotPolicy(Policy):
         """Return the distribution of actions.
 
         Args:
-            out: [B, A, outputs] float32 of the network.
+            out: [B, A, outputs] float32, output of the network.
             mask: [B, A, K] 1 = legal, or None if all actions are.
         """
 
@@ -176,7 +176,7 @@ class MappoPolicy(SnapshotPolicy):
 
     @override
     def in_bounds(self, action: Tensor) -> dict[str, Tensor]:
-        """See SnapshotPolicy; the density is that of the action before clipping."""
+        """Clip actions to the bounds; the density is that of the action before clipping."""
         assert isinstance(self._spec.action, Continuous)
         low, high = self._spec.action.low, self._spec.action.high
         return {"action": action.clamp(low, high), "raw_action": action}

@@ -22,7 +22,7 @@ def lambda_returns(
 
     Args:
         reward: [T, B, A] r_{t+1}, the result of the action of row t.
-        discount: [T, B, A] or [T, B, 1] d_{t+1}: 0 if the episode terminated there, else 1.
+        discount: [T, B, A] (or [T, B, 1]) d_{t+1}: 0 if the episode terminated there, else 1.
         bootstrap: [T, B, A] V_{t+1}, value of row t+1, for example Q(s_{t+1}, a_{t+1}).
         last: [T, B] bool, whether row t+1 is LAST.
         gamma: discount factor.
@@ -62,7 +62,7 @@ def vtrace_returns(
 
     Args:
         reward: [T, B, A] r_{t+1}, the result of the action of row t.
-        discount: [T, B, A] or [T, B, 1] d_{t+1}: 0 if the episode terminated there, else 1.
+        discount: [T, B, A] (or [T, B, 1]) d_{t+1}: 0 if the episode terminated there, else 1.
         value: [T + 1, B, A] V of all rows.
         last: [T, B] bool, whether row t+1 is LAST.
         log_ratio: [T, B, A] log pi(a_t) - log mu(a_t); 0 where no action counts.
@@ -93,7 +93,7 @@ def linear_recurrence(constant: Tensor, factor: Tensor) -> Tensor:
 
     Args:
         constant: [T, ...].
-        factor: [T, ...], of the same shape.
+        factor: [T, ...], same shape.
 
     Returns:
         [T, ...].
@@ -145,8 +145,8 @@ def mean_of_sets(x: Tensor, counted: Tensor, sharing: Tensor, group: Group = ALO
 
     Args:
         x: [R, A].
-        counted: [R, A] 1 where an agent's row counts, else 0.
-        sharing: [S, A] of `sharing_agents`.
+        counted: [R, A] mask, 1 where an agent's row counts, else 0.
+        sharing: [S, A] result of `sharing_agents`.
         group: the mean is over the rows of all its ranks.
 
     Returns:

@@ -90,7 +90,7 @@ class RolloutRows(ActorCritic[Batch]):
 
         Args:
             batch: its small arrays at least, [L + 1, B, ...], in graphs padded.
-            values: of `_values_of_rows`, [L + 1, B, A].
+            values: [L + 1, B, A] result of `_values_of_rows`.
             rows: scalar, L x B without padding; None: nothing is padded.
 
         Returns:

@@ -1,4 +1,4 @@
-"""What falls over a run's updates: learning rates and the weight of the entropy."""
+"""Schedules over a run's updates: falling learning rates and weight of the entropy."""
 
 import torch
 from torch import Tensor
@@ -29,10 +29,10 @@ class Schedule:
         """Take over the optimisers' learning rates as those of the first update.
 
         Args:
-            optimizers: with the learning rates to lower.
-            entropy_weight: of the first update.
+            optimizers: optimisers with the learning rates to lower.
+            entropy_weight: weight of the entropy in the first update.
             anneal_updates: updates until the entropy's weight is 0; 0: no annealing.
-            final_lr_fraction: what is left of the learning rates then.
+            final_lr_fraction: fraction of the learning rates that is left then.
             device: the optimisers'.
             static: learning rates are tensors, as a CUDA graph needs them; else numbers.
         """
@@ -65,7 +65,7 @@ class Schedule:
         minibatches are left out there.
 
         Args:
-            counts: [n] of a Pass.
+            counts: [n] flags, `counts` of a Pass.
         """
         return self._on_device * counts.unsqueeze(1) if self._static else None
 

@@ -55,7 +55,7 @@ class Supervised(Algorithm[SampleBatch]):
             stands for the first one.
         finished: whether training should end before `epochs`, as no evaluation gets better;
             looked at after each evaluation.
-        augment: what `update` does to each batch first, with the algorithm's generator; None:
+        augment: first change of each batch in `update`, with the algorithm's generator; None:
             nothing. `build_supervised` sets it.
     """
 
@@ -77,7 +77,7 @@ class Supervised(Algorithm[SampleBatch]):
         """
 
     def figures(self, image: Tensor, mask: Tensor) -> Figures:
-        """What to draw of the latest evaluation; nothing unless a subclass says otherwise.
+        """Return figures of the latest evaluation; none unless a subclass says otherwise.
 
         Args:
             image: [B, 3, H, W] uint8, the first images of the split, on the device.

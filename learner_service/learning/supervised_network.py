@@ -87,14 +87,16 @@ class NetworkPolicy(Policy):
 
 
 class SupervisedNetwork(Supervised):
-    """See the module. Used by the thread that learns.
+    """Supervised algorithm with a network and an average of its weights; see the module.
+
+    Used by the thread that learns.
 
     Networks, optimisers and all other modules are parts of checkpoints, see Algorithm.
 
     Attributes:
-        POLICY: what is published and exported.
+        POLICY: class of the policy that is published and exported.
         network: learns.
-        average: of its weights; evaluated, published, exported.
+        average: average of the network's weights; evaluated, published, exported.
     """
 
     POLICY: type[NetworkPolicy]
@@ -113,12 +115,12 @@ class SupervisedNetwork(Supervised):
         """Build the network, its average and the optimiser.
 
         Args:
-            config: of the algorithm.
-            spec: of the data set.
+            config: configuration of the algorithm.
+            spec: spec of the data set.
             network: name and options of the network.
-            precision: of forward passes.
-            device: where it learns.
-            seed: of the first weights and of what the algorithm draws.
+            precision: precision of forward passes.
+            device: device to learn on.
+            seed: seed of the first weights and of the algorithm's random draws.
 
         Raises:
             SpecError: if the algorithm does not fit the samples.

@@ -54,7 +54,7 @@ class ValueNorm(nn.Module):
 
         Args:
             returns: [R, A].
-            counted: [R, A] 1 for a return that counts, else 0.
+            counted: [R, A] mask, 1 for a return that counts, else 0.
             rows: scalar, R without padding: nothing waits for the device. None: nothing is padded,
                 and it waits to see whether there is anything to clip.
         """

@@ -58,7 +58,7 @@ class Admitted:
     """One stream: who opened it, what it holds of the learner, how it ended.
 
     Attributes:
-        admission: what it is counted by.
+        admission: Admission that counts it.
         place: the kind of place that it takes.
         identity: common name of its certificate; empty in plain text.
         role: role of its token; empty in plain text.
@@ -67,7 +67,7 @@ class Admitted:
         mode: "train", "evaluate" or "supply"; empty before Hello.
         messages: observations, or answers to grants, taken.
         welcomed: whether Welcome was sent.
-        outcome: how it ended.
+        outcome: status that it ended with, or "CANCELLED".
         reason: the outcome as a metric's label, if the stream was refused.
     """
 
@@ -145,7 +145,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Admits streams and answers how much the learner has to do. Used on the event loop.
 
     Attributes:
-        metrics: where refusals, sessions and reserved memory are counted.
+        metrics: metrics that count refusals, sessions and reserved memory.
         taken: places that are taken, by kind.
         reserved: bytes of memory that are reserved, by kind.
         stopping: set from outside; no stream is admitted any more.

@@ -16,9 +16,9 @@ def in_order(spec: EnvSpec, known: EnvSpec | None, config: ExperimentConfig) -> 
     state, too; and what is learned for one agent alone is safe only where its name is certain.
 
     Args:
-        spec: of a session.
-        known: of the run, or of the checkpoint that it comes from; None: there is none.
-        config: of the run.
+        spec: spec of a session.
+        known: spec of the run, or of the checkpoint that it comes from; None: there is none.
+        config: configuration of the run.
     """
     if known is None or not agent_order(known, spec):
         return spec

@@ -31,7 +31,7 @@ class Request:
         sequence: number to answer with.
         timestep: [n, ...] time steps, views of the message; in a league those of the learning team.
         reply: future of the packed Action message; belongs to the server's event loop.
-        other: in a league, the same rows of the other team.
+        other: rows of the other team at the same steps, in a league.
         arrived: time.monotonic() of arrival.
         stored: whether the rows were counted and have their places: a blocked request is queued
             again.
@@ -55,7 +55,7 @@ class DynamicBatcher:
 
     Attributes:
         updating: set by the learner while an update is under way.
-        tuners: by phase, "update" and "idle", if there is a latency target.
+        tuners: tuners by phase, "update" and "idle", if there is a latency target.
     """
 
     def __init__(self, config: BatcherConfig, wait_for_envs: int = 0) -> None:

@@ -30,9 +30,9 @@ class Evaluation:
 
     Attributes:
         policy: acts greedily and does not change while it lasts.
-        updates: how many updates the policy had.
-        env_steps: how many environment steps it had learned from.
-        state: what a checkpoint of that policy holds, should it be the best.
+        updates: number of updates that the policy had.
+        env_steps: number of environment steps that it had learned from.
+        state: content of a checkpoint of that policy, should it be the best.
         wanted: number of episodes; 0: one for each environment.
     """
 
@@ -105,7 +105,7 @@ def check_best_metric(wanted: str, whose: str, metrics: Iterable[str]) -> None:
 
     Args:
         wanted: evaluation.best_metric.
-        whose: what has the metrics, for the message.
+        whose: owner of the metrics, for the message.
         metrics: their names, "return" apart.
 
     Raises:

@@ -34,7 +34,7 @@ _MAX_SLOT = 1 << 20  # the run remembers an episode's number for each slot it ha
 
 
 class Host(Protocol):
-    """What the server needs of the run it serves."""
+    """Interface of the run that the server serves."""
 
     run_seed: int
     batcher: DynamicBatcher

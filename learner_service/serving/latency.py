@@ -49,7 +49,7 @@ class ActingTime:
 
 
 class Limits(NamedTuple):
-    """What a batch waits for.
+    """Limits of a batch's wait.
 
     Attributes:
         preferred_envs: environments; 0: for none.
@@ -115,7 +115,7 @@ class LatencyTuner:
 
     @property
     def limits(self) -> Limits:
-        """What the next batch waits for."""
+        """Limits of the next batch's wait."""
         trial = self._trial
         return trial.limits if trial is not None and trial.trying else self.kept
 
@@ -135,7 +135,7 @@ class LatencyTuner:
         """Take note of a batch; change the limits if it is time to.
 
         Args:
-            latencies: of each request, from its arrival to its actions, s.
+            latencies: latency of each request, from its arrival to its actions, s.
             envs: environments in the batch.
             acting_s: time of acting on the batch, s.
             seconds: time since the end of the batch before it, s.

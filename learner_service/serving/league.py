@@ -43,7 +43,7 @@ Points = Callable[[str, NDArray[np.float64]], None]
 
 
 def team_spec(spec: EnvSpec) -> EnvSpec:
-    """What one of an environment's two teams is: half of its agents, all else alike.
+    """Return the spec of one of two equal teams: half of the agents, all else alike.
 
     Raises:
         SpecError: if the agents are no two equal teams.
@@ -110,8 +110,8 @@ class League:
 
         Args:
             config: the section league.
-            run_seed: of the run.
-            device: where opponents act.
+            run_seed: seed of the run.
+            device: device that opponents act on.
             group: the learners of the run, which play the same opponents.
         """
         self._config = config
@@ -208,7 +208,7 @@ class League:
         """Keep the score of every episode; the team with more reward at its end has won.
 
         Args:
-            pairing: of the session.
+            pairing: pairing of the session.
             own: rows of the learning team.
             other: the same rows of the other team.
             note: called with "points_latest" or "points_past" and results of finished episodes;

@@ -70,8 +70,8 @@ class Packet:
     Attributes:
         data: [bytes] uint8.
         records: [N, bytes] uint8.
-        index: [3, N] int64: where in the arena each is stored; where what its slot remembers is;
-            the column of an unroll that it is the first row of. 0: nowhere.
+        index: [3, N] int64 indices: of each record's place in the arena; of its slot's recurrent
+            state; of the column of the unroll that it is the first row of. 0: nowhere.
     """
 
     def __init__(self, data: Tensor, record: Record, num_rows: int) -> None:
@@ -114,7 +114,7 @@ class _Buffer:
 
 
 class PackedStaging(Staging):
-    """See the module."""
+    """Staging of a policy that acts on a device, as the module says."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class PackedStaging(Staging):
         return before if before is None else before[: self._acting].clone()
 
     def prepare(self, policy: Policy) -> None:
-        """See Staging: rows of every size are acted on, and stored nowhere."""
+        """Act beforehand on rows of every size, which are stored nowhere."""
         if not self._fills_up:
             return
         largest = min(_MOST_ROWS, max(_LEAST_ROWS, self._expected))
@@ -220,7 +220,7 @@ class PackedStaging(Staging):
         return packet
 
     def _remembered(self, packet: Packet, memory: SlotMemory) -> Tensor:
-        """What is remembered before each row, where graphs read it."""
+        """Return the recurrent state before each row, where graphs read it."""
         begins = self._record.fields["step_type"].of(packet.records) == _FIRST
         before = memory.load(packet.index[1], begins)
         if len(before) > self._most:
@@ -297,9 +297,9 @@ class PackedStaging(Staging):
         """Gather rows and copy them to the device.
 
         Args:
-            placements: where rows go.
-            fills_up: to a size that graphs have, where they read it; or, for libraries to see few
-                shapes, to a multiple of the largest.
+            placements: targets of the rows.
+            fills_up: whether to fill up: to a size that graphs have, where they read it; or,
+                for libraries to see few shapes, to a multiple of the largest.
         """
         count = size = sum(p.num_envs for p in placements)
         if fills_up and count > self._most:

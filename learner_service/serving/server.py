@@ -40,7 +40,7 @@ class RolloutServer:
     """Serves Rollout.Play and grpc.health.v1. All methods run on the event loop.
 
     Attributes:
-        admission: what admits streams.
+        admission: interceptor that admits streams.
         port: the port it listens on, once started.
     """
 

@@ -15,7 +15,7 @@ class SlotMemory:
 
     Attributes:
         table: [1 + slots, A, H]; row 0 belongs to no slot.
-        grown: how often the table was moved.
+        grown: number of times that the table was moved.
     """
 
     def __init__(self, num_agents: int, size: int, device: torch.device) -> None:

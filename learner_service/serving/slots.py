@@ -40,7 +40,7 @@ class SlotTable:
             exact: whether a resumed run continues in the middle of episodes (the sync pipeline).
             progress: counts rows that a resumed run cannot continue with.
             max_remembered: slots without a session whose next episode is remembered.
-            rank: of several learners: its slots are no other's, so no two play one seed.
+            rank: rank among several learners: its slots are no other's, so no two play one seed.
         """
         self._offset = rank * SLOTS
         self._exact = exact

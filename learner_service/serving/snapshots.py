@@ -43,7 +43,7 @@ class Snapshots:
         Args:
             make: makes a policy.
             version: updates it has.
-            device: where it acts.
+            device: device that it acts on.
         """
         self._current, self._spare = Snapshot(make(), version), Snapshot(make(), version)
         self.published = Fence(device)

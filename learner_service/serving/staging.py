@@ -157,7 +157,7 @@ class Staging(ABC):
 
 
 class HostStaging(Staging):
-    """Where the policy acts on the host: rows are stored at once, and gathered to act on."""
+    """Staging of a policy that acts on the host: rows are stored at once, and gathered to act."""
 
     def __init__(
         self, generator: torch.Generator, memory: SlotMemory | None, graphs: Graphs
@@ -169,7 +169,7 @@ class HostStaging(Staging):
         self._gathered: dict[str, tuple[Tensor, Array]] = {}
 
     def prepare(self, policy: Policy) -> None:
-        """See Staging: there is nothing to do."""
+        """Do nothing: acting on the host needs no preparation."""
 
     @override
     def load(self, acting: Sequence[RowTarget], others: Sequence[RowTarget] = ()) -> None:
@@ -184,7 +184,7 @@ class HostStaging(Staging):
         self._acting = acting
 
     def store(self) -> None:
-        """See Staging: they are stored."""
+        """Do nothing: `load` has stored the rows."""
 
     @override
     def act(self, policy: Policy) -> Tensor | None:

@@ -53,7 +53,7 @@ class Chosen(NamedTuple):
 
 
 class Epochs:
-    """See the module. The caller's lock guards it.
+    """Order of samples in epochs; see the module. The caller's lock guards it.
 
     Attributes:
         epoch: number of the epoch that batches are of, from 0 on.

@@ -26,7 +26,7 @@ _FIRST = int(StepType.FIRST)
 
 @dataclass(frozen=True)
 class Frames:
-    """Which observations are stacked, and how many frames deep.
+    """Observations that are stacked, and the depth of the stacks.
 
     Attributes:
         depth: k, frames of a stack; 2 or more.
@@ -39,11 +39,11 @@ class Frames:
 
     @property
     def memory_size(self) -> int:
-        """See the class: a flag, and k - 1 frames of each image."""
+        """Numbers per agent: a flag, and k - 1 frames of each image."""
         return 1 + sum((self.depth - 1) * math.prod(image.shape) for image in self.images)
 
     def stacked_spec(self, spec: EnvSpec) -> EnvSpec:
-        """What an algorithm learns from: images with k times the channels."""
+        """Return the spec that an algorithm learns from: images with k times the channels."""
         deep = {i.name: (self.depth * i.shape[0], *i.shape[1:]) for i in self.images}
         return replace(
             spec,
@@ -68,7 +68,7 @@ class Frames:
 
         Args:
             frames: [T, B, A, C, H, W].
-            previous: [B, k - 1, A, C, H, W] of the rows before.
+            previous: [B, k - 1, A, C, H, W] frames of the rows before.
             step_type: [T, B].
 
         Returns:
@@ -121,7 +121,7 @@ def _gathered(frames: Tensor, index: Tensor, leading: tuple[int, ...]) -> Tensor
 
 
 def find_frames(depth: int, spec: EnvSpec) -> Frames | None:
-    """What to stack: the images that each agent observes; None if nothing is to be stacked."""
+    """Find the images to stack, those that each agent observes; None if none are to be stacked."""
     sources = {source for derived in spec.derived for source in derived.sources}
     seen = [o for o in spec.observations if o.per_agent and len(o.shape) == 3]
     images = tuple(o for o in seen if o.name not in sources)

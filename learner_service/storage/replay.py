@@ -109,7 +109,7 @@ class ReplayBatch(Batch):
         next_arrays: name -> [B, ...] observations at t + k, with the prefix OBSERVATION.
         reward: [B, A] discounted sum of r_{t+1} ... r_{t+k}; but for a team, those of an agent that
             dies end with the step in which it does.
-        discount: [B, A], or [B, 1] for a team or where agents do not die: gamma^k, 0 if the episode
+        discount: [B, A] (or [B, 1] for a team or where agents do not die) gamma^k, 0 if the episode
             or the agent's life ended: the weight of the value at t + k.
         weight: [B] importance weights, at most 1.
         index: [B] place of each transition in the ring.
@@ -217,7 +217,7 @@ def n_step_returns(
 
 
 class ReplayStorage(UnrollStorage[ReplayBatch]):
-    """See the module. Uniform is prioritized with all priorities equal.
+    """Storage in a replay; see the module. Uniform is prioritized with all priorities equal.
 
     Attributes, beside those of an UnrollStorage:
         graphs: CUDA graphs of draws and priorities.
@@ -613,7 +613,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         return to_host(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Storage.
+        """Load the state of a checkpoint.
 
         With another rate of updates a burst is due here, and the count continues from here. With
         another alpha priorities are what they would be, had it been so from the start.

@@ -71,7 +71,7 @@ class Transitions:
 
     Attributes:
         reward: [L, B, A] r_{t+1}.
-        discount: [L, B, A], or [L, B, 1] where agents do not die: d_{t+1}, and 0 for an agent that
+        discount: [L, B, A] (or [L, B, 1] where agents do not die) d_{t+1}, and 0 for an agent that
             is dead at t+1. Its life has ended, nothing of it is to come.
         next_is_last: [L, B] bool, time step t+1 is the last that there is of its episode: it is
             LAST, or the environment failed after it. In the second case its discount is 1, so that

@@ -90,7 +90,7 @@ class SampleBatch(Batch):
         arrays: name -> [B, ...] in wire dtype, on the device: "image" uint8 [B, 3, H, W], "mask"
             uint8 [B, H, W].
         version: empty: samples have no policy version.
-        index: [B] int64 of the samples in their split, on the device.
+        index: [B] int64 indices of the samples in their split, on the device.
         epoch: epoch that they belong to, from 0 on.
         begins_epoch: whether it is the first one of its epoch.
         ends_epoch: whether it is the last one, which may have fewer samples.
@@ -108,7 +108,7 @@ class SampleBatch(Batch):
 
 
 class SampleStore(Storage[SampleBatch]):
-    """See the module.
+    """Store of samples on the device; see the module.
 
     `request`, `add` and `give_back` belong to the event loop; `sample`, `done`, `valid` and
     `state_dict` to the learner thread.

@@ -19,7 +19,7 @@ class SequenceReplay(ReplayStorage):
     """
 
     def _require_options(self) -> None:
-        """See ReplayStorage; refuses what is of single transitions."""
+        """Refuse options of single transitions, beside those that ReplayStorage refuses."""
         c = self._config
         for name, value, only in (
             ("prioritized", c.prioritized, False),

@@ -39,7 +39,7 @@ class SumTree:
         """Set priorities.
 
         Args:
-            index: [M] int64; where an index comes twice, the larger priority counts.
+            index: [M] int64 indices; if one comes twice, its larger priority counts.
             priority: [M] float32, >= 0.
         """
         leaves = self._levels[0]
