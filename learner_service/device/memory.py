@@ -31,7 +31,7 @@ _limit: ContextVar[_Limit | None] = ContextVar("limit", default=None)
 
 
 class Learning(NamedTuple):
-    """Size of an update of the networks that are built now.
+    """Batch that networks built now will learn from at once.
 
     Attributes:
         rows: agents' rows, or images; 0: not known.

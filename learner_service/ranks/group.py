@@ -32,9 +32,9 @@ class Group:
         rank: rank of this learner, 0 to size - 1.
         size: number of learners.
         calls: collectives so far. A CUDA graph counts its own once, when it is captured.
-        bytes: that they exchanged, of this learner.
+        bytes: bytes that they exchanged, of this learner.
         waited_s: seconds in which the thread waited in them, for data and for other ranks.
-        store: where the ranks met; None of a learner that is alone.
+        store: store at which the ranks met; None of a learner that is alone.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Group:
             rank: rank of this process.
             size: number of ranks.
             device: device that this rank learns on.
-            timeout_s: the same.
+            timeout_s: longest wait for the other ranks, in any call.
             rendezvous: meeting address, as `torch.distributed.init_process_group` takes it.
 
         Raises:

@@ -50,7 +50,7 @@ class WarmUp:
             keep: called once with what was chosen.
             clock: seconds.
             group: its ranks choose together, by the means of what they measured.
-            unsettled: count of Graphs; an update in which it grows is not measured.
+            unsettled: count of `Graphs.unsettled`; an update in which it grows is not measured.
         """
         self._group, self._unsettled = group, unsettled
         self._seen = self._eager = 0
