@@ -1,4 +1,4 @@
-"""What a checkpoint says: its environment or data set, its configuration, its algorithm."""
+"""Contents of a checkpoint: its environment or data set, its configuration, its algorithm."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -177,10 +177,10 @@ def saved_policy(
     """The policy of a checkpoint, whatever algorithm and network it has, and its configuration.
 
     Args:
-        name: of the checkpoint, for messages.
-        state: what it holds.
-        precision: to act in.
-        device: to act on.
+        name: checkpoint's name, for messages.
+        state: contents of the checkpoint.
+        precision: precision to act in.
+        device: device to act on.
 
     Raises:
         MurmurError: if this murmur cannot build it, or it names code that no configuration does.
@@ -206,7 +206,7 @@ def saved_policy(
 
 
 def _differences(saved: dict[str, Any], config: ExperimentConfig) -> str:
-    """Where algorithm and network are configured otherwise than when a checkpoint was saved."""
+    """Describe how algorithm and network settings differ from those of a checkpoint."""
     found, now = [], plain_data(config)
     for section in ("algorithm", "network"):
         there, here = saved[section], now[section]

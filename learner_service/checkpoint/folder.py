@@ -188,7 +188,7 @@ class CheckpointFolder:
         return path
 
     def best_score(self, metric: str) -> float | None:
-        """What best.pt scored; None if there is none to beat, or another metric chose it.
+        """Return the score of best.pt; None if there is none to beat, or another metric chose it.
 
         The file says, not the checkpoint that a run continues from: it may have been written later.
         """
@@ -322,7 +322,7 @@ class CheckpointFolder:
             yield self.path / f"update-{updates:06d}.pt"
 
     def _load_whole(self, path: Path) -> dict[str, Any]:
-        """What this rank continues from, once all files that it needs are verified."""
+        """Return the state that this rank continues from, after verifying all files it needs."""
         manifest = self.load(path)
         then, group = manifest.get("world_size", 1), self._group
         same = then == group.size

@@ -23,7 +23,7 @@ _SHARED = "parts"  # of an algorithm's state: networks, optimisers, the loss sca
 
 
 def prefix(rank: int) -> str:
-    """What the names of a rank's files begin with; empty for rank 0."""
+    """Return the prefix of the names of a rank's files; empty for rank 0."""
     return f"rank{rank}-" if rank else ""
 
 
@@ -37,9 +37,9 @@ def require_mark(name: str, manifest: Mapping[str, Any], part: Mapping[str, Any]
     """Check that a part belongs to a manifest.
 
     Args:
-        name: of the part's file.
-        manifest: as it was read.
-        part: the same.
+        name: name of the part's file.
+        manifest: contents of the manifest, as read.
+        part: contents of the part, as read.
 
     Raises:
         CheckpointError: if it is of another set.
@@ -53,7 +53,7 @@ def require_all(group: Group, error: CheckpointError | None) -> None:
 
     Args:
         group: all of its ranks call this.
-        error: why this rank could not; None: it could.
+        error: reason why this rank could not; None: it could.
 
     Raises:
         CheckpointError: if a rank could not.
@@ -74,8 +74,8 @@ def merged(parts: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str
     """The state that a rank continues from.
 
     Args:
-        parts: by the rank that wrote them, the manifest first.
-        rank: that continues.
+        parts: parts by the rank that wrote them, the manifest first.
+        rank: rank that continues.
         size: number of ranks that continue.
     """
     own = parts[rank] if rank < len(parts) else {}

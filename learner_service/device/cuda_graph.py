@@ -48,7 +48,7 @@ Outputs = dict[str, Tensor]
 
 
 class Graphs:
-    """What the captured functions of one thread share: a stream, memory, counts.
+    """Stream, memory and counts that the captured functions of one thread share.
 
     Two threads must not share one. Their replays may run at the same time, and graphs of one
     `Graphs` use the same memory and the same library workspaces.
@@ -64,7 +64,7 @@ class Graphs:
         eager_s: seconds of the host in eager calls, by function.
         retry_calls: eager calls until a function is captured again after a failure: 0 once it was
             captured, NEVER if it is not tried again.
-        group: see the constructor.
+        group: group of the ranks that functions may exchange something with.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Graphs:
         Args:
             device: graphs exist on CUDA alone; on other devices every call is eager.
             enabled: False keeps every call eager.
-            priority: of the stream that kernels are captured on, which they keep when replayed.
-            group: of the ranks that functions may exchange something with.
+            priority: priority of the capturing stream; kernels keep it when replayed.
+            group: group of the ranks that functions may exchange something with.
         """
         self._device = device
         self._priority = priority
@@ -144,8 +144,8 @@ class Graphs:
         """A context for calls that are not made through a captured function.
 
         Args:
-            shape: of the call, with whatever else libraries may choose by: only the first call of
-                each waits for other threads' captures. None: every call does.
+            shape: shape of the call, and all else that libraries may choose by: only the first
+                call of each waits for other threads' captures. None: every call does.
         """
         if not self.enabled or shape in self._seen:
             return nullcontext()
@@ -157,7 +157,7 @@ class Graphs:
 
     @property
     def stream(self) -> torch.cuda.Stream:
-        """Where warm-up calls run and captures are recorded; never the default stream."""
+        """Stream of warm-up calls and of captures; never the default stream."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device, priority=self._priority)  # type: ignore[no-untyped-call]
         return self._stream
@@ -169,7 +169,7 @@ class Graphs:
 
         Args:
             function: calls what is captured.
-            generators: what it draws from.
+            generators: random generators that it draws from.
 
         Returns:
             the graph, and the call's outputs, which each replay overwrites.
@@ -222,8 +222,8 @@ class _Signature:
     Attributes:
         calls: eager ones so far.
         graph: None until captured.
-        inputs: what the graph reads.
-        outputs: what it writes.
+        inputs: tensors that the graph reads.
+        outputs: tensors that it writes.
     """
 
     calls: int = 0
@@ -255,10 +255,10 @@ class Captured:
         """Wrap a function.
 
         Args:
-            name: for metrics and the log.
-            function: from named tensors, and options by keyword, to named tensors.
-            graphs: of the calling thread.
-            generators: on the device, what the function draws from.
+            name: name in metrics and the log.
+            function: function from named tensors, and options by keyword, to named tensors.
+            graphs: Graphs of the calling thread.
+            generators: random generators on the device that the function draws from.
             warm_up_calls: eager calls per signature before its capture, at least 1.
             max_graphs: signatures kept; the least recently used one leaves.
             in_place: capture on the caller's own tensors, without a copy: the caller writes the
@@ -314,7 +314,7 @@ class Captured:
         return dict(signature.outputs)
 
     def _agreed(self, signature: _Signature) -> int:
-        """What a call is: where the function exchanges something, the same on all ranks.
+        """Return the kind of a call, the same on all ranks if the function exchanges something.
 
         Shapes, and captures that fail, may be a rank's own.
         """

@@ -1,4 +1,4 @@
-"""What the device is, and which precision suits it."""
+"""Choice of the device, and of the precision that suits it."""
 
 import ctypes
 import os
@@ -174,9 +174,9 @@ def product_seconds(side: int, dtype: torch.dtype, device: torch.device, budget_
     """Seconds of a matrix product: the best of as many as fit into the budget, after a warm-up.
 
     Args:
-        side: of the square matrices.
-        dtype: theirs.
-        device: where.
+        side: rows and columns of the square matrices.
+        dtype: dtype of the matrices.
+        device: device that multiplies.
         budget_s: seconds; the warm-up's two products and one more are done in any case.
     """
     a = torch.randn(side, side, device=device).to(dtype)

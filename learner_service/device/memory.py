@@ -1,4 +1,4 @@
-"""How much memory there is, and the refusal of what would take more."""
+"""Measure free memory, and refuse what would take more."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ _GIB = 2**30
 
 @dataclass
 class _Limit:
-    """What `limited` sets.
+    """Limit that `limited` sets.
 
     Attributes:
         bytes: learner.memory_limit_gib; 0: what is free.
@@ -31,11 +31,11 @@ _limit: ContextVar[_Limit | None] = ContextVar("limit", default=None)
 
 
 class Learning(NamedTuple):
-    """What networks that are built now will learn from at once.
+    """Batch that networks built now will learn from at once.
 
     Attributes:
         rows: agents' rows, or images; 0: not known.
-        device: where the networks will be.
+        device: device of the networks.
         itemsize: bytes of a number of a forward pass.
     """
 
@@ -68,7 +68,7 @@ def learning_from(rows: int, device: torch.device, itemsize: int = 4) -> Iterato
 
 
 def learning() -> Learning:
-    """What networks that are built now will learn from at once; by default nothing is known."""
+    """Return what `learning_from` has set; by default nothing is known."""
     return _learning.get() or Learning(0, torch.device("cpu"), 4)
 
 
@@ -93,8 +93,8 @@ def require_room(needed: float, what: str, advice: str, device: torch.device) ->
     Args:
         needed: bytes.
         what: takes them, for example "network 'cnn'".
-        advice: what to change.
-        device: where.
+        advice: change to make, for the message.
+        device: device of the memory.
 
     Raises:
         SpecError: naming both figures.

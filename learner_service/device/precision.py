@@ -64,9 +64,9 @@ class Precision:
 
         Args:
             name: fp32, bf16 or fp16.
-            device: where it is done.
+            device: device of the arithmetic.
             grad_scaler: fp16: how the loss's scale is found, "conservative" or "aggressive".
-            group: of the ranks that learn together.
+            group: group of the ranks that learn together.
         """
         self.name = name
         self.dtype = _DTYPES[name]
@@ -129,7 +129,7 @@ class Precision:
 
         Args:
             loss: scalar, fp32.
-            optimizer: of these parameters.
+            optimizer: optimizer of these parameters.
             parameters: those with gradients to clip together.
             max_norm: largest norm of the gradient; 0: no clipping.
             num_slices: agents with weights of their own, stacked along the parameters' first
@@ -157,8 +157,8 @@ class Precision:
             terms: the loss, as values and their weights of the same shape: the sum over all of
                 values times weights. No gradient reaches the weights.
             learned: optimisers, each with the network whose parameters it has.
-            max_norm: see `step`.
-            num_slices: see `step`.
+            max_norm: largest norm of each gradient, see `step`.
+            num_slices: number of agents with weights of their own, see `step`.
 
         Returns:
             [n] each network's norm, as `step` returns it.
@@ -183,7 +183,7 @@ class Precision:
         Args:
             optimizer: optimizer of all of them.
             sets: parameters of each network, with its number of slices.
-            max_norm: see `step`.
+            max_norm: largest norm of each gradient, see `step`.
 
         Returns:
             each network's norm, as `step` returns it.
@@ -280,7 +280,7 @@ class Precision:
 
 
 def _stepped(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """What an optimiser changes: of networks that share parameters, its own."""
+    """Return an optimiser's parameters: of networks that share some, its own."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
@@ -299,7 +299,7 @@ def clip_gradients(
     Args:
         parameters: those of each network.
         max_norm: largest norm; infinity: no clipping.
-        num_slices: of each network.
+        num_slices: number of slices of each network.
         spreads: keeps what is the same in every call.
 
     Returns:

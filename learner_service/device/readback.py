@@ -26,8 +26,8 @@ class Readback:
         """Allocate nothing yet.
 
         Args:
-            device: where values are.
-            sleeps: see Fence.
+            device: device of the values.
+            sleeps: whether a waiting thread sleeps; see Fence.
         """
         self._pinned = device.type == "cuda"
         self._buffer = torch.empty(0, dtype=torch.uint8)

@@ -35,7 +35,7 @@ class Fence:
         """Nothing to wait for yet.
 
         Args:
-            device: of the streams.
+            device: device of the streams.
             sleeps: `reached` leaves the processor to others, and wakes some 50 us late.
         """
         on_gpu = device.type == "cuda"
@@ -71,7 +71,7 @@ class Pace:
         """Nothing was given yet.
 
         Args:
-            device: that does the work.
+            device: device that does the work.
             ahead: pieces that may be under way or wait.
         """
         self._fences = [Fence(device, sleeps=True) for _ in range(ahead)]

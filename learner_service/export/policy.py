@@ -46,7 +46,7 @@ _TOLERANCE = 1e-4  # relative and absolute, between PyTorch and ONNX Runtime in 
 
 
 class GreedyPolicy(nn.Module):
-    """What a policy does in operation, as a module: observations by name -> outputs by name."""
+    """Policy in operation, as a module: observations by name -> outputs by name."""
 
     def __init__(self, policy: Policy, *, marks: bool = True) -> None:
         """Take over the policy's networks; it must be on the CPU and in fp32.
@@ -93,7 +93,7 @@ class Exported:
 
     Attributes:
         path: the file.
-        about: what is said of it in the file.
+        about: description of the policy in the file.
         difference: largest difference of an output between the file, read and run again, and the
             policy on random observations; of discrete actions, that of their logits.
     """
@@ -155,7 +155,7 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
 
 
 def policy_outputs(policy: Policy, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the policy itself does with these inputs."""
+    """Return the policy's own outputs for these inputs."""
     outputs: dict[str, Tensor] = GreedyPolicy(policy)(dict(observation))
     return outputs
 

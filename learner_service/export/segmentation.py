@@ -65,7 +65,7 @@ def _picture(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 
 def _description(trained: Trained, source: str, updates: int) -> dict[str, Any]:
-    """What the file says of itself."""
+    """Return the file's description of itself."""
     return {
         "format": FORMAT_VERSION,
         "algorithm": trained.config.algorithm.name,

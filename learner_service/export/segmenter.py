@@ -35,7 +35,7 @@ class Segmenter(nn.Module):
         """Take over the policy's network.
 
         Args:
-            policy: on the CPU, in fp32.
+            policy: policy on the CPU, in fp32.
             size: height and width of the images that it was trained on.
         """
         super().__init__()
@@ -67,13 +67,13 @@ class Segmenter(nn.Module):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a checkpoint of segmentation holds, on the CPU in fp32.
+    """Contents of a segmentation checkpoint, on the CPU in fp32.
 
     Attributes:
         algorithm: evaluates batches of the size that was trained on.
         segmenter: takes pictures of any size.
-        spec: of the data set.
-        config: of the run.
+        spec: spec of the data set.
+        config: configuration of the run.
     """
 
     algorithm: Segmentation

@@ -174,12 +174,12 @@ def build_network(
 
     Args:
         config: name and options.
-        shape: what it is fed.
+        shape: shape of the network's inputs.
         num_outputs: outputs for an agent.
         slices: the slice of each agent, as `resolve_sharing` gives it; (0,): one for all.
         may_remember: whether the algorithm can work with recurrent networks.
         apart: whether an agent's output must come from that agent's inputs alone.
-        encoder: of `shared_encoder`: the network is linear layers over its output.
+        encoder: encoder of `shared_encoder`; the network is then linear layers over its output.
         trains: whether its gradients reach the encoder.
 
     Raises:
@@ -211,8 +211,8 @@ def _require_use(name: str, width: int, may_remember: bool, groups: int) -> None
     """Refuse memory that the algorithm has no use for, and parameter groups that do not exist.
 
     Args:
-        name: of the network.
-        width: of its recurrent state; 0: none.
+        name: network's name.
+        width: width of its recurrent state; 0: none.
         may_remember: whether the algorithm can work with recurrent networks.
         groups: parameter groups that are wanted of a network that has one.
 
@@ -252,10 +252,10 @@ def shared_encoder(
 
     Args:
         config: name and options.
-        actor: what the actor is fed.
-        critic: what the critic is fed.
+        actor: shape of the actor's inputs.
+        critic: shape of the critic's inputs.
         slices: the slice of each agent.
-        option: what asks for it, for the message.
+        option: name of the option that asks for the encoder, for the message.
 
     Raises:
         ConfigError: if there are none, or the two are fed different images.
@@ -292,12 +292,12 @@ def build_twins(
 
     Args:
         config: name and options.
-        shape: what they are fed.
+        shape: shape of the networks' inputs.
         num_outputs: outputs of one of them for an agent.
         slices: the slice of each agent.
         twins: slices of a stack of them.
         num_twins: networks of each agent.
-        encoder: see `build_network`.
+        encoder: encoder of `shared_encoder`; see `build_network`.
 
     Raises:
         ConfigError: see `build_network`.
@@ -314,7 +314,7 @@ def build_twins(
 
 
 def weight_sets(network: nn.Module, num_slices: int) -> int:
-    """How many gradients are clipped apart: the stack's slices, or the network as a whole.
+    """Count the gradients clipped apart: the stack's slices, or 1 for the network as a whole.
 
     An encoder belongs to all of an agent's twins.
     """
@@ -328,9 +328,9 @@ def _require_room(
 
     Args:
         build: makes the network.
-        name: of it.
-        shape: what it is fed.
-        agents: of a joint row.
+        name: network's name.
+        shape: shape of the network's inputs.
+        agents: number of agents of a joint row.
 
     Raises:
         SpecError: if it does not fit.

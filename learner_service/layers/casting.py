@@ -28,8 +28,8 @@ def cast_weights(precision: Precision, *networks: nn.Module) -> Iterator[None]:
     kernels cast by themselves. fp32: nothing is done.
 
     Args:
-        precision: of the pass.
-        networks: what takes part in the pass.
+        precision: precision of the pass.
+        networks: networks that take part in the pass.
     """
     if precision.dtype == torch.float32:
         yield

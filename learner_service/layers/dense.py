@@ -63,7 +63,7 @@ def build_dense(
         config: name and options.
         size: height and width of the images.
         num_classes: K, logits for each pixel.
-        loss: of the logits, if the network is to learn: what a pass keeps counts as memory.
+        loss: loss of the logits, if the network is to learn; memory kept by its pass counts too.
 
     Raises:
         ConfigError: for an unknown network or option, or a size that it cannot take.
@@ -91,9 +91,9 @@ def _require_room(
 
     Args:
         build: makes the network.
-        name: of it.
+        name: network's name.
         size: height and width of the images.
-        loss: of its logits.
+        loss: loss of the network's logits.
 
     Raises:
         SpecError: if it does not fit with a batch of `learning_from`.
@@ -116,10 +116,10 @@ def require_size(name: str, size: tuple[int, int], least: int, why: str) -> None
     """Check that images are large enough for a network.
 
     Args:
-        name: of the network.
+        name: network's name.
         size: height and width of the images.
         least: smallest height and width it can take.
-        why: what sets that.
+        why: reason for that limit, for the message.
 
     Raises:
         ConfigError: if they are smaller.

@@ -16,7 +16,7 @@ class Derivation:
     """Replaces the sources of derived maps by the maps.
 
     Attributes:
-        spec: what networks see: derived maps as float32 observations, none of their sources.
+        spec: spec that networks see: derived maps as float32 observations, none of their sources.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -89,10 +89,10 @@ def weighted_entropy(probability: Tensor, p_min: float, low: float, high: float)
     """Binary entropy in bits times a weight: 0 below `low`, 1 above `high`, 0.5 between.
 
     Args:
-        probability: of any shape, float32.
+        probability: probabilities of any shape, float32.
         p_min: probabilities are clamped to [p_min, 1 - p_min] first.
-        low: see above.
-        high: see above.
+        low: probability below which the weight is 0.
+        high: probability above which the weight is 1.
     """
     p = probability.clamp(p_min, 1 - p_min)
     weight = ((p > high).float() + (p >= low).float()) / 2

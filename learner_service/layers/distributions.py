@@ -1,4 +1,4 @@
-"""What a policy's outputs mean: a choice among actions, or a normal distribution, squashed or not.
+"""Action distributions of policies: categorical, or normal, squashed or not.
 
 All are plain tensor arithmetic with no argument checks, because those synchronise with the device.
 """
@@ -148,7 +148,7 @@ class Categorical(ActionDistribution):
         return -(self._log_pi.exp() * self._log_pi).sum(-1)
 
     def logged(self) -> dict[str, Tensor]:
-        """What `logged_entropy` needs."""
+        """Return the tensors that `logged_entropy` needs."""
         return {"log_pi": self._log_pi.detach()}
 
     def gradient(
@@ -209,7 +209,7 @@ class Normal(ActionDistribution):
         return (self._log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
     def logged(self) -> dict[str, Tensor]:
-        """What `logged_entropy` needs; an optimiser changes the parameter in place."""
+        """Return a copy for `logged_entropy`, as an optimiser changes the parameter in place."""
         return {"log_std": self._by_agent.detach().clone().unsqueeze(0)}
 
     def gradient(

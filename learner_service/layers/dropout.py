@@ -8,7 +8,7 @@ class Dropout(nn.Module):
     """Zeroes each number with probability `p` while training, and scales the others by 1 / (1 - p).
 
     Attributes:
-        generator: on the network's device, where random numbers come from; None: torch's own.
+        generator: source of random numbers on the network's device; None: torch's own.
     """
 
     def __init__(self, p: float) -> None:

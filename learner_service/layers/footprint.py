@@ -1,4 +1,4 @@
-"""What a network takes in memory, found without taking it."""
+"""Measure the memory that a network takes, without allocating it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Footprint:
     """Memory of a network.
 
     Attributes:
-        weights: how many there are.
-        activation_bytes: what a forward pass keeps of one agent's row for the backward pass, and
-            the row itself as float32.
+        weights: number of weights.
+        activation_bytes: bytes that a forward pass keeps of one agent's row for the backward pass,
+            and the row itself as float32.
     """
 
     weights: int
@@ -29,7 +29,7 @@ class Footprint:
         """Bytes of weights, gradients and moments, and of a pass over `rows` agents' rows.
 
         Args:
-            rows: of the pass.
+            rows: number of agents' rows in the pass.
             itemsize: bytes of a number of the pass; of fewer than four it is what is kept at least.
             further: copies of the weights that are kept beside these, as an average.
         """
@@ -44,7 +44,7 @@ def footprint(
 
     Args:
         build: makes the network; called on the device `meta`, where tensors hold nothing.
-        shape: what it is fed.
+        shape: shape of the network's inputs.
         num_agents: agents of a joint row.
     """
 
@@ -65,9 +65,9 @@ def dense_footprint(
     """As `footprint`, of a dense network; a row is an image.
 
     Args:
-        build: see `footprint`.
+        build: maker of the network, as in `footprint`.
         size: height and width of the images.
-        loss: of logits [B, K, H, W], if what it keeps is to count too.
+        loss: loss of logits [B, K, H, W], if the memory that it keeps is to count too.
     """
 
     def feed(network: nn.Module) -> int:
@@ -83,12 +83,12 @@ def dense_footprint(
 def _weighed(
     build: Callable[[], nn.Module], feed: Callable[[nn.Module], int], rows: int
 ) -> Footprint | None:
-    """What `feed`, called on the device `meta`, keeps for the backward pass.
+    """Measure the memory that `feed`, called on device `meta`, keeps for the backward pass.
 
     Args:
-        build: see `footprint`.
+        build: maker of the network, as in `footprint`.
         feed: makes a pass over `rows` rows; returns their bytes.
-        rows: see above.
+        rows: number of rows in the pass.
     """
     kept: dict[int, int] = {}
 

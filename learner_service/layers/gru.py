@@ -41,8 +41,8 @@ def gru_cell(x: Tensor, s: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     r = sigmoid(x_r + s_r), z = sigmoid(x_z + s_z), n = tanh(x_n + r s_n), h' = (1 - z) n + z h.
 
     Args:
-        x: [R, 3H] what comes of the inputs, for r, z and n.
-        s: [R, 3H] what comes of the state.
+        x: [R, 3H] the inputs' part, for r, z and n.
+        s: [R, 3H] the state's part.
         h: [R, H] the state.
 
     Returns:
@@ -59,9 +59,9 @@ def reset_by_inputs(x: Tensor, keep: Tensor, bias: Tensor) -> tuple[Tensor, Tens
     a step with r = z = 0 and n = h'.
 
     Args:
-        x: [T, S, B, 3H] what comes of the inputs.
-        keep: [T, S, B, 1] 0 where the state is to be zero.
-        bias: [S, 1, 3H] of the state.
+        x: [T, S, B, 3H] the inputs' part.
+        keep: [T, S, B, 1] mask, 0 where the state is to be zero.
+        bias: [S, 1, 3H] bias of the state's part.
 
     Returns:
         [T, S, B, 3H] x, changed where keep is 0, and [T, S, B, 5H] the r, z, n, h and s_n there.
@@ -92,12 +92,12 @@ class Unrolled(torch.autograd.Function):
         """States after each step.
 
         Args:
-            ctx: what is kept for `backward`.
-            x: [T, S, B, 3H] what comes of the inputs.
-            state: [S, B, H] before the first step.
-            keep: [T, S, B, 1] 1, or 0 where the step begins with a state of zero.
-            weight: [S, H, 3H] of the state.
-            bias: [S, 1, 3H] added to what comes of the state.
+            ctx: torch's context, which keeps tensors for `backward`.
+            x: [T, S, B, 3H] the inputs' part.
+            state: [S, B, H] state before the first step.
+            keep: [T, S, B, 1] mask: 1, or 0 where the step begins with a state of zero.
+            weight: [S, H, 3H] weights of the state.
+            bias: [S, 1, 3H] bias added to the state's part.
 
         Returns:
             [T, S, B, H].

@@ -1,4 +1,4 @@
-"""What image networks share: convolutions, then linear layers over their output and the vectors."""
+"""Base of image networks: convolutions, then linear layers over their output and the vectors."""
 
 from typing import TYPE_CHECKING
 
@@ -43,10 +43,10 @@ class ImageNetwork(nn.Module):
 
         Args:
             convolutions: [R, C, H, W] -> anything of `features` numbers a row.
-            features: see above.
-            config: of the linear layers that follow.
-            shape: what the network is fed.
-            num_outputs: for each agent.
+            features: number of features that the convolutions give for a row.
+            config: options of the linear layers that follow.
+            shape: shape of the network's inputs.
+            num_outputs: number of outputs for each agent.
             slices: the slice of each agent, see StackedLinear.
         """
         super().__init__()
@@ -60,7 +60,7 @@ class ImageNetwork(nn.Module):
         return out
 
     def twice(self, image: Tensor, vector: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
-        """See MLP: the convolutions are common, `change` is of the last inputs of `vector`."""
+        """Run as `MLP.twice` on common convolutions; `change` is of the last inputs of `vector`."""
         return self.head.twice(None, self._features(image, vector), change)
 
     def _features(self, image: Tensor, vector: Tensor | None) -> Tensor:

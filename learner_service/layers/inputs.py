@@ -1,4 +1,4 @@
-"""What goes into networks, derived from the run's EnvSpec."""
+"""Inputs of networks, derived from the run's EnvSpec."""
 
 import math
 import threading
@@ -20,7 +20,7 @@ _LARGE_IMAGE = 4096  # bytes of an image from which it is not kept as float32
 
 @dataclass(frozen=True)
 class InputShape:
-    """What a network is fed of each agent.
+    """Shape of a network's inputs for each agent.
 
     Attributes:
         image: (C, H, W), or None.
@@ -36,8 +36,8 @@ class Inputs:
     """A batch for a network: joint rows, and in each of them every agent's row.
 
     Attributes:
-        stored: [B, A, C, H, W] or None; large images stay bytes until a network is fed them.
-        vector: [B, A, F] or None.
+        stored: images [B, A, C, H, W], or None; large ones stay bytes until a network is fed them.
+        vector: vectors [B, A, F], or None.
     """
 
     stored: Tensor | None
@@ -68,7 +68,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class InputOptions:
-    """What a network's Config may say about its inputs.
+    """Options of a network's Config about its inputs.
 
     Attributes:
         agent_id: append the agent's number as a one-hot vector (for shared parameters).
@@ -121,7 +121,7 @@ def _joined_shape(
 
 
 class StateInputs:
-    """What a mixing network sees: the global state as one vector, images flattened.
+    """Inputs of a mixing network: the global state as one vector, images flattened.
 
     Where the environment gives no `state`, all that all agents observe stands for it.
 
@@ -262,7 +262,7 @@ class ActorInputs:
 
 
 class CriticInputs(ActorInputs):
-    """What a centralized critic sees for each agent: own inputs, global state, others' actions.
+    """Inputs of a centralized critic for each agent: own inputs, global state, others' actions.
 
     The joint action is [B, A] int64. The others' actions come as a map where the environment
     observes maps and says where each agent stands on them (`agent_cell`): (action + 1) / K at each
@@ -331,7 +331,7 @@ class CriticInputs(ActorInputs):
 
 
 class JointInputs(ActorInputs):
-    """What a critic of joint actions is fed for each agent, but for that agent's own action.
+    """Inputs of a critic of joint actions for each agent, without that agent's own action.
 
     Centralised: the agent's own inputs, the environment's state, or the vectors that the other
     agents observe where it gives none, and the other agents' actions; the others come in turn, the

@@ -68,7 +68,7 @@ def linear_layers(
     """Linear layers from each width to the next, with what the options put between them.
 
     Args:
-        widths: of the inputs, of each hidden layer, and of the outputs.
+        widths: widths of the inputs, of each hidden layer, and of the outputs.
         slices: the slice of each agent, see StackedLinear.
         config: `hidden` is not looked at.
     """
@@ -94,7 +94,7 @@ def initialize(linear: StackedLinear, config: LayersConfig, last: bool) -> None:
 
     Args:
         linear: a new layer.
-        config: see LayersConfig.
+        config: options of the layers; see LayersConfig.
         last: whether its outputs are the network's.
     """
     if config.initialization == "uniform":

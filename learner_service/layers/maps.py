@@ -9,7 +9,7 @@ from shared.wire.spec import AGENT_CELL, ArraySpec, EnvSpec
 
 
 def others_action_map(cell: Tensor, action: Tensor, num_actions: int, h: int, w: int) -> Tensor:
-    """What every other agent does, drawn where it stands: (action + 1) / K, else 0.
+    """Draw every other agent's action at its cell: (action + 1) / K, else 0.
 
     Actions of agents on one cell add up.
 
@@ -61,7 +61,7 @@ def centered(maps: Tensor, channels: tuple[int, ...], cell: Tensor) -> Tensor:
 
     Args:
         maps: [B, A, C, H, W].
-        channels: of them.
+        channels: indices of the channels to shift.
         cell: [B, A, 2] (row, column).
     """
     first, count = channels[0], len(channels)

@@ -16,7 +16,7 @@ class RecurrentState:
     """The recurrent state before the first of the rows that a network is given.
 
     Attributes:
-        memory: [B, A, H] what was remembered when the first of the rows came.
+        memory: [B, A, H] recurrent state before the first of the rows.
         first: [T, B] bool, rows that begin an episode, on which nothing is remembered; None: there
             is one row of each environment (T = 1), and its memory is as it should be.
     """

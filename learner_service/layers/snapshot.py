@@ -24,8 +24,8 @@ def snapshot(network: M, precision: Precision) -> M:
     Weights that autocast would cast in every forward pass are stored in its type.
 
     Args:
-        network: with weights in fp32.
-        precision: that of forward passes.
+        network: network with weights in fp32.
+        precision: precision of forward passes.
     """
     frozen = copy.deepcopy(network).eval().requires_grad_(False)
     if precision.dtype != torch.float32:

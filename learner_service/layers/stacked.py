@@ -27,8 +27,8 @@ def resolve_sharing(sharing: Sharing, num_agents: int, option: str) -> tuple[int
     """The slice of each agent: one for all (true), one each (false), or as listed.
 
     Args:
-        sharing: what the option says.
-        num_agents: of the environment.
+        sharing: value of the option.
+        num_agents: number of agents of the environment.
         option: the option's dotted name, for messages.
 
     Raises:
@@ -53,7 +53,7 @@ def resolve_sharing(sharing: Sharing, num_agents: int, option: str) -> tuple[int
 
 
 def count_slices(slices: tuple[int, ...]) -> int:
-    """How many parameter groups there are."""
+    """Count the parameter groups."""
     return max(slices) + 1
 
 
@@ -62,7 +62,7 @@ def sharing_agents(slices: tuple[int, ...], device: torch.device) -> Tensor:
 
     Args:
         slices: parameter group of each agent, of `resolve_sharing`.
-        device: of the result.
+        device: device of the result.
     """
     sets = torch.arange(count_slices(slices), device=device)
     return (torch.tensor(slices, device=device) == sets.unsqueeze(1)).float()
@@ -164,7 +164,7 @@ class _LinearReLU(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
     ) -> Tensor:
-        """See `linear_relu`."""
+        """Return ReLU(x W + b) in the weight's dtype, as `linear_relu` does."""
         rows = x.to(weight.dtype)
         out = torch._addmm_activation(bias, rows, weight)
         ctx.save_for_backward(rows, weight, out)
@@ -299,8 +299,8 @@ class StackedGRU(nn.Module):
 
         Args:
             x: [T * R, I].
-            state: [R, H] before the first step.
-            keep: [T, R] 1, or 0 where the step begins with a state of zero; None: 1, T is 1.
+            state: [R, H] state before the first step.
+            keep: [T, R] mask: 1, or 0 where the step begins with a state of zero; None: 1, T is 1.
 
         Returns:
             [T, R, H] the state after each step.
@@ -350,7 +350,7 @@ def unroll_together(units: list[tuple[StackedGRU, Tensor, Tensor]], keep: Tensor
 
     Args:
         units: each with its inputs [T * R, I] and its state [R, H] before the first step.
-        keep: [T, R] 1, or 0 where the step begins with a state of zero.
+        keep: [T, R] mask: 1, or 0 where the step begins with a state of zero.
 
     Returns:
         [T, R, H] of each unit: the state after each step.

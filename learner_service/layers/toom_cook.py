@@ -52,13 +52,13 @@ def pieces(x: Tensor, weight: Tensor, stride: tuple[int, ...]) -> int | None:
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor, pieces: int = 1) -> Tensor:
-    """What torch.conv2d gives for a square map and kernel, without padding, stride 1.
+    """Compute torch.conv2d of a square map and kernel, without padding, stride 1.
 
     Args:
-        x: [R, C, n, n], in any layout.
+        x: maps [R, C, n, n], in any layout.
         weight: [O, C, k, k].
         bias: [O].
-        pieces: into how many pieces outputs and kernel are cut along each axis; divides k and
+        pieces: number of pieces that outputs and kernel are cut into along each axis; divides k and
             o = n - k + 1. A piece has o / pieces + k / pieces - 1 points, LARGEST_MAP at most.
 
     Returns:
@@ -85,7 +85,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor, pieces: int = 1) -> Tensor:
 
 
 def _dtype(x: Tensor) -> torch.dtype:
-    """What a convolution of x computes in, on a CPU."""
+    """Return the dtype that a convolution of x computes in on a CPU."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
 
 

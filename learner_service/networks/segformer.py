@@ -131,7 +131,7 @@ class Stage(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
+        """Run the stage: patches, then its blocks, to a map."""
         x = self.patches(x)
         size = (x.shape[2], x.shape[3])
         x = self.norm_in(x.flatten(2).transpose(1, 2))
@@ -160,7 +160,7 @@ class Refine(nn.Module):
 
 
 class SegFormer(nn.Module):
-    """See the module."""
+    """SegFormer network for images of one size; the module describes it."""
 
     def __init__(self, config: Config, size: tuple[int, int], num_classes: int) -> None:
         super().__init__()

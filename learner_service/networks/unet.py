@@ -52,7 +52,7 @@ class Pair(nn.Sequential):
 
 
 class UNet(nn.Module):
-    """See the module."""
+    """U-Net for images of one size; the module describes it."""
 
     def __init__(self, config: Config, size: tuple[int, int], num_classes: int) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ def build_transforms(
     """Return what the configuration asks for.
 
     Args:
-        spec: of the environment.
+        spec: spec of the environment.
         network: network that observations are for.
         augment: section of the configuration; None: nothing is augmented.
         imitation: section of the configuration; None: imitation does not end.
@@ -49,7 +49,7 @@ def build_transforms(
         slices: parameter group of each agent.
         reward_sets: set of each agent whose rewards have statistics together; None: rewards stay.
         group: ranks that learn together.
-        device: of batches.
+        device: device of batches.
 
     Raises:
         ConfigError: if something asked for does not fit the environment, or another transform.

@@ -39,7 +39,7 @@ class HideFrozen(Transform):
         Args:
             frozen: numbers of agents.
             slices: the parameter group of each agent, of `resolve_sharing`.
-            device: of the updates.
+            device: device of the updates.
 
         Raises:
             ConfigError: for an agent that there is not, if none is left to learn, or if a frozen

@@ -38,10 +38,10 @@ class ObservationNorm(nn.Module):
         """Begin with no rows.
 
         Args:
-            spec: of the environment.
+            spec: spec of the environment.
             slices: the parameter group of each agent.
-            learns: [A] 1, or 0 for a frozen agent, whose rows are not taken in.
-            device: of batches.
+            learns: [A] mask, 0 for a frozen agent; its rows are not taken in.
+            device: device of batches.
 
         Raises:
             ConfigError: if the environment observes images alone.
@@ -79,9 +79,9 @@ class ObservationNorm(nn.Module):
         """Take in a batch's observations.
 
         Args:
-            arrays: of the batch, by name with the prefix OBSERVATION.
-            there: [..., A] 1 where there is a row, else 0.
-            group: of the ranks.
+            arrays: arrays of the batch, by name with the prefix OBSERVATION.
+            there: [..., A] mask: 1 where there is a row, else 0.
+            group: group of the ranks.
         """
         counted = there * self._learns
         if OBSERVATION + AGENT_MASK in arrays:
@@ -188,7 +188,7 @@ class NormalizeRewards(Transform):
 
         Args:
             moments: statistics of rewards.
-            learns: [A] 1, or 0 for a frozen agent, whose rewards are not taken in.
+            learns: [A] mask, 0 for a frozen agent; its rewards are not taken in.
             group: ranks whose rows are taken in.
         """
         self._moments = moments

@@ -48,7 +48,7 @@ def agents_of_sets(sharing: Tensor) -> list[Tensor | None]:
     """Return the agents of each parameter group, [number] int64; None: all are of one group.
 
     Args:
-        sharing: [S, A] of `sharing_agents`.
+        sharing: [S, A] mask of `sharing_agents`.
     """
     if len(sharing) == 1:
         return [None]
@@ -66,11 +66,11 @@ def crowd(
     """Return the ends of what a batch makes plausible for a parameter group, [F].
 
     Args:
-        rows: [R, A, F], at least CROWD_ROWS.
+        rows: [R, A, F] rows, at least CROWD_ROWS.
         counts: [R, A, 1] whether a value counts.
         agents: agents of the group, see `agents_of_sets`; on the device of the rows.
         reach: ranges of the batch, without its few extremes, to each side of it.
-        constant: see `reach_of_constant`.
+        constant: reach for constant values, see `reach_of_constant`.
         number: scalar, R without padding; None: nothing is padded.
     """
     if agents is not None:
@@ -137,7 +137,7 @@ class RunningMoments(nn.Module):
         """Begin with no rows.
 
         Args:
-            sharing: [S, A] of `sharing_agents`.
+            sharing: [S, A] mask of `sharing_agents`.
             shape: shape of a row of one agent.
             rare: rare large values are meant, as of rewards.
         """
@@ -170,8 +170,8 @@ class RunningMoments(nn.Module):
 
         Args:
             x: [..., A, *shape].
-            counted: [..., A] 1 for a row that counts, else 0.
-            group: of the ranks.
+            counted: [..., A] mask: 1 for a row that counts, else 0.
+            group: group of the ranks.
         """
         agents = counted.shape[-1]
         weight = counted.reshape(-1, agents, 1).double()

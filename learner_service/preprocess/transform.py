@@ -66,8 +66,8 @@ class Transform:
 
         Args:
             observation: name -> [B, A, ...].
-            memory: [B, A, memory_size] float32 of the row before; zero, or None for all, where an
-                episode begins.
+            memory: [B, A, memory_size] float32 memory of the row before; zero, or None for all,
+                where an episode begins.
         """
         return observation, None
 

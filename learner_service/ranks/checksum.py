@@ -32,8 +32,8 @@ def require_same(
 
     Args:
         group: all of its ranks call this.
-        tensors: by name, the same names on all ranks.
-        when: for the message, for example "update 300".
+        tensors: tensors by name, the same names on all ranks.
+        when: moment of the check, for the message, for example "update 300".
         read: copies a tensor to the host.
 
     Raises:

@@ -29,12 +29,12 @@ class Group:
     on a CPU; numbers of the host always travel by gloo. Only the thread that learns calls it.
 
     Attributes:
-        rank: of this learner, 0 to size - 1.
+        rank: rank of this learner, 0 to size - 1.
         size: number of learners.
         calls: collectives so far. A CUDA graph counts its own once, when it is captured.
-        bytes: that they exchanged, of this learner.
+        bytes: bytes that they exchanged, of this learner.
         waited_s: seconds in which the thread waited in them, for data and for other ranks.
-        store: where the ranks met; None of a learner that is alone.
+        store: store at which the ranks met; None of a learner that is alone.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Group:
         """Join the group that torchrun's variables describe; ALONE without them.
 
         Args:
-            device: that this rank learns on.
+            device: device that this rank learns on.
             timeout_s: longest wait for the other ranks, in any call.
 
         Raises:
@@ -93,11 +93,11 @@ class Group:
         """Meet the other ranks. A process joins one group.
 
         Args:
-            rank: of this process.
+            rank: rank of this process.
             size: number of ranks.
-            device: see from_environment.
-            timeout_s: the same.
-            rendezvous: where they meet, as `torch.distributed.init_process_group` takes it.
+            device: device that this rank learns on.
+            timeout_s: longest wait for the other ranks, in any call.
+            rendezvous: meeting address, as `torch.distributed.init_process_group` takes it.
 
         Raises:
             ConnectionLostError: if they do not find one another in time, or one ends meanwhile.

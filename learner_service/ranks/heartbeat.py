@@ -26,8 +26,8 @@ class Heartbeat:
         """Begin to beat and to watch.
 
         Args:
-            store: that all ranks reach, over a connection of its own.
-            rank: of this process.
+            store: store that all ranks reach, over a connection of its own.
+            rank: rank of this process.
             size: number of ranks.
             silent_s: longest silence of another rank.
         """

@@ -1,4 +1,4 @@
-"""Where the ranks of one start meet, apart from whatever earlier starts have left there."""
+"""Meeting point of the ranks of one start, apart from what earlier starts have left there."""
 
 import os
 import secrets
@@ -47,7 +47,7 @@ def loopback_store(rank: int, timeout: timedelta) -> Store | None:
     None under torchrun, which keeps a store of its own.
 
     Args:
-        rank: of this process.
+        rank: rank of this process.
         timeout: longest wait for the others.
 
     Raises:
@@ -75,7 +75,7 @@ def kept_store(listening: socket.socket, timeout: timedelta) -> TCPStore:
     """A store that this process keeps, at the address of a listening socket, which it takes over.
 
     Args:
-        listening: of 127.0.0.1; torch's own socket would listen on all interfaces.
+        listening: socket of 127.0.0.1; torch's own socket would listen on all interfaces.
         timeout: longest wait for a key.
     """
     host, port = listening.getsockname()
@@ -102,8 +102,8 @@ def fresh(store: Store, rank: int, size: int, timeout_s: float) -> Store:
     old ones too, until every rank has come.
 
     Args:
-        store: that all ranks reach.
-        rank: of this process.
+        store: store that all ranks reach.
+        rank: rank of this process.
         size: number of ranks.
         timeout_s: longest wait of rank 0; the others wait as long as the store's own timeout.
 

@@ -1,1 +1,1 @@
-"""What the learner reports: metrics, progress, clocks, profiles."""
+"""Reports of the learner: metrics, progress, clocks, profiles."""

@@ -5,8 +5,8 @@ class Copied:
     """Counters of bytes. Written by the inference thread, read by any.
 
     Attributes:
-        to_device: of observations, rewards and similar arrays.
-        to_host: of actions.
+        to_device: bytes of observations, rewards and similar arrays.
+        to_host: bytes of actions.
     """
 
     def __init__(self) -> None:

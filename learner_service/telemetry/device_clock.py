@@ -1,4 +1,4 @@
-"""How long the device worked, without ever waiting for it."""
+"""Measure how long the device worked, without ever waiting for it."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What a run learns on: for the log's first lines, the metrics, and command.json."""
+"""Describe the device of a run, for the log's first lines, the metrics, and command.json."""
 
 import contextlib
 import json

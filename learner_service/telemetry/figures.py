@@ -27,7 +27,7 @@ _FULL = np.array((8, 48, 107))  # colour of a share of 1
 
 @dataclass(frozen=True)
 class Figures:
-    """What an evaluation leaves to draw.
+    """Pictures and histograms of an evaluation.
 
     Attributes:
         pictures: name -> [H, W, 3].
@@ -137,7 +137,7 @@ def of_masks(
         image: [B, 3, H, W] uint8, a row of "masks" each; on the host, as the masks.
         truth: [B, H, W] uint8, their masks.
         predicted: [B, H, W] uint8.
-        matrix: [K, K], see `confusion_matrix`.
+        matrix: [K, K] confusion matrix; see `confusion_matrix`.
         classes: their K names.
     """
     step = -(-max(truth.shape[1:]) // _LARGEST)

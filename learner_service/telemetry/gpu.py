@@ -24,7 +24,7 @@ class Figure(NamedTuple):
 
     Attributes:
         metric: its name in metrics.METRICS.
-        value: in the unit that the name says.
+        value: number in the unit that the metric's name says.
         labels: values of the metric's labels.
     """
 
@@ -37,15 +37,15 @@ class Gpu:
     """One GPU as NVML sees it. Any thread may call its methods, but one alone `recent`.
 
     Attributes:
-        trouble: why NVML cannot be asked at all; empty if it can.
+        trouble: reason why NVML cannot be asked at all; empty if it can.
     """
 
     def __init__(self, uuid: str) -> None:
         """Find the GPU; never raises, since learning continues without its figures.
 
         Args:
-            uuid: as CUDA gives it, without a prefix. CUDA_VISIBLE_DEVICES hides GPUs from CUDA but
-                not from NVML, so their numbers differ.
+            uuid: GPU's UUID as CUDA gives it, without a prefix. CUDA_VISIBLE_DEVICES hides GPUs
+                from CUDA but not from NVML, so their numbers differ.
         """
         self.trouble = ""
         self._asked_at, self._recent = -math.inf, dict[str, float]()
@@ -163,7 +163,7 @@ class Gpu:
         return self._ask(lambda: [Figure(metric, float(ask()), labels)])
 
     def _ask(self, ask: Callable[[], list[Figure]]) -> list[Figure]:
-        """What `ask` gives; nothing if it is not supported, or the driver is being restarted."""
+        """Return figures of `ask`; none if unsupported, or while the driver is being restarted."""
         try:
             return ask()
         except self._nvml.NVMLError:

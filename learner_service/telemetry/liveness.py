@@ -32,7 +32,7 @@ class Liveness:
         self._watched.append((thread, ledger))
 
     def trouble(self) -> str:
-        """Which thread hangs, where, and since when; "" if none does."""
+        """Name the thread that hangs, where it does, and since when; "" if none does."""
         if not self._stalled_after_s:
             return ""
         limit = self._stalled_after_s * (_COMPILING if self._compiling() else 1.0)

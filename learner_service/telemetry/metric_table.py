@@ -17,10 +17,10 @@ class Metric:
     """One row of docs/reference/metrics.md.
 
     Attributes:
-        name: without the prefix `murmur_learner_`, and without the suffix that Prometheus adds.
+        name: metric's name without the prefix `murmur_learner_` and Prometheus' suffix.
         kind: counter, gauge or histogram.
-        meaning: what it counts.
-        remedy: what to do when it looks wrong.
+        meaning: quantity that it counts.
+        remedy: advice for when it looks wrong.
         labels: its labels.
         buckets: upper bounds of a histogram's buckets.
         observed: read when scraped, not kept.

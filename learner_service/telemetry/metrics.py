@@ -20,7 +20,7 @@ from shared.process.ledger import Ledger, ThreadClock
 
 
 class Counted(Protocol):
-    """What is counted elsewhere: CUDA graphs (device.cuda_graph), trackers (ProgressLog)."""
+    """Counts kept elsewhere: CUDA graphs (device.cuda_graph), trackers (ProgressLog)."""
 
     def counts(self) -> Mapping[str, Mapping[tuple[str, ...], float]]:
         """Metric -> labels -> count; may be called by any thread."""
@@ -71,18 +71,18 @@ class LearnerMetrics:
 
     Attributes:
         clock: tells how long the device worked.
-        gpu: where figures of the GPU come from; None: there is none.
+        gpu: source of the GPU's figures; None: there is no GPU.
         copied: bytes between host and device; counted by the inference thread.
-        log: what trackers did not get; None: this process writes no log.
-        notices: what sessions said that they change, ignore or guess.
+        log: counts of data that trackers did not get; None: this process writes no log.
+        notices: settings that sessions said they change, ignore or guess.
     """
 
     def __init__(self, kept: PersistentCounters | None = None, rank: int | None = None) -> None:
         """Register them.
 
         Args:
-            kept: where counts are kept.
-            rank: of one of several learners: all its metrics are labelled with it.
+            kept: persistent counters of the run.
+            rank: rank of one of several learners; all its metrics are labelled with it.
         """
         self._kept = kept
         self._graphs: list[Counted] = []
@@ -128,7 +128,7 @@ class LearnerMetrics:
         self._graphs.append(graphs)
 
     def graph_calls(self) -> dict[str, dict[tuple[str, ...], float]]:
-        """What is counted about CUDA graphs: metric -> labels -> sum over all threads."""
+        """Sum the counts of CUDA graphs: metric -> labels -> sum over all threads."""
         sums: dict[str, dict[tuple[str, ...], float]] = {
             metric.name: {} for metric in METRICS if metric.observed and "graph" in metric.labels
         }
@@ -192,7 +192,7 @@ class LearnerMetrics:
 
 
 class _Observed(Collector):
-    """What is read only when scraped: ledgers, the device's clock, NVML."""
+    """Collector of figures read only when scraped: ledgers, the device's clock, NVML."""
 
     def __init__(self, metrics: LearnerMetrics) -> None:
         self._metrics = metrics

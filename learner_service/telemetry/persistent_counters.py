@@ -22,7 +22,7 @@ def counters_of(run_dir: Path, rank: int, size: int) -> "PersistentCounters":
 
     Args:
         run_dir: the run's folder.
-        rank: of this learner.
+        rank: rank of this learner.
         size: number of learners.
 
     Raises:
@@ -76,7 +76,7 @@ class PersistentCounters:
             return {name: float(self._values[i]) for name, i in self._slot.items()}
 
     def slot(self, name: str) -> int:
-        """Where a count is kept, from now on if it was not yet."""
+        """Return the index of a count's slot, and assign one if it has none."""
         with self._lock:
             if name not in self._slot:
                 i = len(self._slot)

@@ -1,4 +1,4 @@
-"""How far a run has come: counters that survive a restart, recent results, and their log files."""
+"""Progress of a run: counters that survive a restart, recent results, and their log files."""
 
 import contextlib
 import json
@@ -189,7 +189,7 @@ class ProgressLog:
         """One line of progress.
 
         Args:
-            figures: what Progress does not count, by its name in the line. `ledger`: seconds by
+            figures: figures not counted by Progress, by name in the line. `ledger`: seconds by
                 thread and state; `device_busy_s`: seconds in which the device worked;
                 `machine_busy`: share of this machine's processors in use, 0 to 1;
                 `environments_limit`: environments that may act at once, 0: any number;
@@ -197,7 +197,7 @@ class ProgressLog:
                 `rollout`: what the storage chose by the environments there are; `device`: memory,
                 update time, copies, and NVML's figures; `latency`: LearnerMetrics.latencies;
                 `work`: work_done; `samples`: where the epoch stands, if the run has a source.
-            totals: of several learners: counters in sum, and figures of each.
+            totals: several learners' counters in sum, and figures of each.
         """
         received = totals.get("env_steps_received", self._progress.env_steps_received)
         if totals and not self._grouped:  # what the other ranks had before counts for no rate
@@ -216,7 +216,7 @@ class ProgressLog:
         self._trackers.look()
 
     def _counted(self, means: Mapping[str, float]) -> dict[str, Any]:
-        """What the run has counted and averaged so far."""
+        """Return the run's counts and averages so far."""
         p = self._progress
         return {
             "seconds": p.seconds,
@@ -290,7 +290,7 @@ class ProgressLog:
                 board.add_scalar(f"gradient_norm/{name}", norm, env_steps)
 
     def counts(self) -> Mapping[str, Mapping[tuple[str, ...], int]]:
-        """What trackers did not get: metric -> labels -> count. Any thread may call it."""
+        """Count data that trackers missed: metric -> labels -> count. Any thread may call it."""
         return self._trackers.counts(self._lines_lost)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ def scalars_of(line: Mapping[str, Any]) -> dict[str, float]:
     """Figures of a line of progress.jsonl by name, such as episode/return or update/entropy.
 
     Args:
-        line: of kind "progress" or "evaluation".
+        line: line of kind "progress" or "evaluation".
     """
     if line["kind"] == "evaluation":
         return {f"evaluation/{name}": float(of["mean"]) for name, of in line["metrics"].items()}

@@ -13,7 +13,7 @@ _MOST_ACTIONS = 16  # histograms of a vector's numbers
 
 @dataclass(frozen=True)
 class Distributions:
-    """What one update leaves to draw.
+    """Histograms and gradient norms of one update.
 
     Attributes:
         values: name -> values on the CPU, for a histogram.
@@ -33,7 +33,7 @@ def distributions(
     """Weights, gradient norms and actions after an update; one copy from the device for all.
 
     Args:
-        parts: of an algorithm; networks without anything to learn, such as targets, are left out.
+        parts: parts of an algorithm; networks that learn nothing, such as targets, are left out.
         action: [..., A] integers or [..., A, U] numbers of the update's batch; None: it has none.
         read: copies a tensor to the host.
     """

@@ -1,4 +1,4 @@
-"""What a learner has done and what it took, for `murmur plan`: counts and processor seconds."""
+"""Record a learner's work and its cost, for `murmur plan`: counts and processor seconds."""
 
 import time
 

@@ -46,8 +46,8 @@ def fit_precision(
     Args:
         config: the experiment.
         spec: its environment's or source's.
-        run_dir: where the choice is kept.
-        device: what the run learns on.
+        run_dir: folder that keeps the choice.
+        device: device that the run learns on.
         measure: seconds of an update from a configuration and the spec; infinity if it does not
             fit the device.
 

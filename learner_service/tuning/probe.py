@@ -1,4 +1,4 @@
-"""How long an update takes with other settings: measured on synthetic rows, not guessed."""
+"""Measure how long an update takes with other settings, on synthetic rows."""
 
 import json
 import math

@@ -45,12 +45,12 @@ class WarmUp:
 
         Args:
             storage: gets what was measured.
-            metrics: that the inference thread writes.
+            metrics: metrics that the inference thread writes.
             any_lag: whether max_policy_lag is to be chosen.
             keep: called once with what was chosen.
             clock: seconds.
             group: its ranks choose together, by the means of what they measured.
-            unsettled: see Graphs; an update in which it grows is not measured.
+            unsettled: count of `Graphs.unsettled`; an update in which it grows is not measured.
         """
         self._group, self._unsettled = group, unsettled
         self._seen = self._eager = 0
@@ -183,6 +183,6 @@ def warn_of_waiting(
 
 
 def _advice(config: ExperimentConfig) -> str:
-    """How more environments may act at once."""
+    """Advise how more environments may act at once."""
     own = algorithm_config(config.algorithm).about.waiting_advice
     return ", or ".join(filter(None, (own, "raise learner.max_policy_lag")))

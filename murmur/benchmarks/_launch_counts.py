@@ -262,7 +262,7 @@ def count_of_a_run(pretend: Any, preset: str) -> dict[str, int]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """See the module."""
+    """Count the launches of the presets, and print one JSON object."""
     smoke, updates = "--smoke" in arguments, not {"--acts-only", "--smoke"} & set(arguments)
     runs_only = "--runs-only" in arguments
     folder, *presets = (a for a in arguments if not a.startswith("--"))

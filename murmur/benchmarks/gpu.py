@@ -219,7 +219,7 @@ def _label(effort: Effort, device: str) -> str:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the chosen topics, and write their figures after each."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--session", type=int, choices=(1, 2), help="half of the topics")
     parser.add_argument("--topics", default="", help="only these, by commas, in this order")

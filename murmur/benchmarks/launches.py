@@ -110,7 +110,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
 
 
 def main() -> None:
-    """See the module."""
+    """Count launches of acting and updates, here and of another checkout."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--against", type=Path, help="checkout of another murmur")
     parser.add_argument("--presets", nargs="*", choices=PRESETS, default=list(PRESETS))

@@ -120,7 +120,7 @@ class RolloutModel:
 
     @property
     def ready(self) -> bool:
-        """See Storage."""
+        """Return whether an update's environments are full."""
         return self._ready_envs >= self._wanted
 
     def may_begin(self, filled: int, rows: int) -> bool:
@@ -131,7 +131,7 @@ class RolloutModel:
         return ahead // self._wanted + int(self.learning) <= self._lag
 
     def begin(self, envs: int, filled: int) -> Unroll:
-        """See Storage."""
+        """Begin an unroll, and count its environments as open."""
         unroll = Unroll(envs)
         self._open.append(unroll)
         self._open_envs += envs
@@ -178,7 +178,7 @@ class RolloutModel:
         return rows
 
     def done(self) -> None:
-        """See Storage."""
+        """End the update."""
         self.learning = False
 
 
@@ -199,7 +199,7 @@ class ReplayModel:
 
     @property
     def ready(self) -> bool:
-        """See Storage."""
+        """Return whether an update is due."""
         return self._due(0) > 0
 
     def _due(self, new: int) -> int:
@@ -208,7 +208,7 @@ class ReplayModel:
         return bursts * s.updates - self._updates
 
     def may_begin(self, filled: int, rows: int) -> bool:
-        """See Storage."""
+        """Return whether acting may go further ahead of the updates that are due."""
         s = self._settings
         if s.ahead is None:
             return True
@@ -216,23 +216,23 @@ class ReplayModel:
         return self._due(rows) <= bursts * s.updates
 
     def begin(self, envs: int, filled: int) -> Unroll:
-        """See Storage."""
+        """Begin an unroll, and note the most environments that were open at once."""
         self._open_envs += envs
         self._peak_open = max(self._peak_open, self._open_envs - filled)
         return Unroll(envs)
 
     def add(self, unroll: Unroll) -> None:
-        """See Storage."""
+        """Add a full unroll to the inserted rows."""
         self._open_envs -= unroll.envs
         self._inserted += unroll.envs * self.length
 
     def sample(self, version: int) -> float:
-        """See Storage."""
+        """Count an update; return the rows that it draws."""
         self._updates += 1
         return self._settings.batch_rows
 
     def done(self) -> None:
-        """See Storage."""
+        """Do nothing: `sample` has counted the update."""
 
 
 def make_storage(settings: Flight | Replays) -> RolloutModel | ReplayModel:

@@ -56,15 +56,15 @@ class Listed:
         self._waiting: Iterator[SweepRun] = iter([*begun, *others])
 
     def next(self) -> SweepRun | None:
-        """See Queue."""
+        """Return the next run that has not ended; None: there is none."""
         return next(self._waiting, None)
 
     def evaluated(self, run: SweepRun, record: Mapping[str, Any]) -> bool:
-        """See Queue."""
+        """Return False: no evaluation stops a run."""
         return False
 
     def ended(self, run: SweepRun) -> None:
-        """See Queue."""
+        """Do nothing: the order of runs is fixed."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What is done to training batches on the device: geometry, colours, mixing, symmetries."""
+"""Augmentations of training batches on the device: geometry, colours, mixing, symmetries."""
 
 from learner_service.preprocess.augment.base import Augment, Batch
 from learner_service.preprocess.augment.building import build_augment, build_rl_augment

@@ -23,7 +23,7 @@ class Augment(ABC):
 
     @property
     def phase(self) -> str:
-        """What decides the kernels of a call: an option of a captured function that calls it."""
+        """Name of the phase, which decides a call's kernels: an option of a captured caller."""
         return ""
 
     def advance(self, epoch: int, update: int) -> None:
@@ -41,7 +41,7 @@ class Augment(ABC):
 
         Args:
             batch: named arrays, batch first, on the augmentation's device.
-            generator: of that device.
+            generator: random generator of that device.
         """
 
 
@@ -76,8 +76,8 @@ class Progressive(Augment):
         """Begin with the first one.
 
         Args:
-            first: before `at`.
-            then: from `at` on.
+            first: augmentation before `at`.
+            then: augmentation from `at` on.
             at: the number of an epoch or update.
             per: "epoch" or "update".
         """

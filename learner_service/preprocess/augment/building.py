@@ -66,8 +66,8 @@ def build_rl_augment(
     Args:
         config: the configuration's `augment` section.
         spec: the run's spec.
-        device: of all batches.
-        prefixes: of the names of observations in batches.
+        device: device of all batches.
+        prefixes: prefixes of the names of observations in batches.
 
     Raises:
         ConfigError: if the spec has nothing that the preset changes, or the preset is for samples.

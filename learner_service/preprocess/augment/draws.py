@@ -41,9 +41,9 @@ class Draws:
         """Lay constants out on the device.
 
         Args:
-            parameters: by name.
+            parameters: parameters to draw, by name.
             gates: probability of each gate.
-            device: where to draw.
+            device: device to draw on.
         """
         self._device = device
         self._names = tuple(parameters)

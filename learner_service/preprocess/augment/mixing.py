@@ -39,7 +39,7 @@ class Mixing(Augment):
         """Lay constants out on the device.
 
         Args:
-            device: of all batches.
+            device: device of all batches.
             mixup: probability for each sample.
             mixup_beta: both parameters of the Beta distribution of MixUp's weights.
             cutmix: probability for each sample; with mixup at most 1.
@@ -70,9 +70,9 @@ class Mixing(Augment):
 
         Args:
             batch: "image" [B, C, H, W], "mask" [B, H, W].
-            weight: [B] of each sample in its blend; 1: no MixUp.
+            weight: [B] weight of each sample in its blend; 1: no MixUp.
             area: [B] share of each image that stays; 1: no CutMix.
-            centre: [2, B] of the rectangle, in shares of the width and of the height.
+            centre: [2, B] centre of the rectangle, in shares of the width and of the height.
         """
         image, mask = to_unit(batch[IMAGE]), batch[MASK]
         extra: Batch = {}

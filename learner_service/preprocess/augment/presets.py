@@ -81,7 +81,7 @@ STRENGTHS: dict[str, Strength] = {
 
 
 def parameters(s: Strength) -> tuple[dict[str, Parameter], dict[str, float]]:
-    """What a preset draws for each sample, and the probabilities of its gates."""
+    """Return the parameters that a preset draws for each sample, and its gates' probabilities."""
     around, angle = Parameter.around, math.radians(s.degrees)
     found = {"flip": Parameter(-1, -1, 1, "flip")}
     if s.rotate or s.affine:
@@ -123,7 +123,7 @@ class SampleAugment(Augment):
 
         Args:
             strength: bounds.
-            device: of all batches.
+            device: device of all batches.
             flip_pairs: classes that a horizontal flip swaps.
             outside: the class of what a warp shows from outside.
         """

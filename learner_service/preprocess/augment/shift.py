@@ -27,7 +27,7 @@ class RandomShift(Augment):
         Args:
             names: arrays [..., C, H, W] to be shifted; all others pass through.
             pad: the largest shift, pixels.
-            device: of all batches.
+            device: device of all batches.
         """
         self._names = tuple(names)
         self._pad = pad
@@ -52,7 +52,7 @@ class RandomShift(Augment):
 
         Args:
             image: [N, C, H, W].
-            by: [2, N] int64 from 0 to 2 pad: rows and columns; `pad` shifts by nothing.
+            by: [2, N] int64 shifts from 0 to 2 pad, rows and columns; `pad` shifts by nothing.
         """
         h, w = image.shape[-2:]
         padded = image.index_select(2, self._edge(h)).index_select(3, self._edge(w))
@@ -81,7 +81,7 @@ class Colour(Augment):
 
         Args:
             names: arrays [..., C, H, W], uint8 or float in [0, 1]; all others pass through.
-            device: of all batches.
+            device: device of all batches.
         """
         s = STRENGTHS["standard"]
         colours = Strength(

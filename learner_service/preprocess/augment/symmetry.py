@@ -22,8 +22,8 @@ class _Table:
 
     Attributes:
         index: [G, F] int64.
-        sign: [G, F], or None if all are 1.
-        offset: [G, F], or None if all are 0.
+        sign: factors [G, F], or None if all are 1.
+        offset: summands [G, F], or None if all are 0.
     """
 
     index: Tensor
@@ -54,9 +54,9 @@ class Symmetries(Augment):
         """Lay tables out on the device.
 
         Args:
-            spec: of the environment.
-            device: of all batches.
-            prefixes: of observations in batches: now, and next.
+            spec: spec of the environment.
+            device: device of all batches.
+            prefixes: prefixes of observations in batches: now, and next.
 
         Raises:
             ConfigError: if the environment announces no symmetry.

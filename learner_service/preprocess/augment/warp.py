@@ -41,7 +41,7 @@ class Warp:
         """Keep nothing yet.
 
         Args:
-            device: of all batches.
+            device: device of all batches.
         """
         self._device = device
         self._constants: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
@@ -54,7 +54,7 @@ class Warp:
         scale: Tensor,
         shift: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """Where each output pixel comes from, as `grid_sample` takes it with align_corners=False.
+        """Return each output pixel's source, as `grid_sample` takes it with align_corners=False.
 
         Args:
             size: (H, W).
@@ -107,7 +107,7 @@ class MaskMap:
 
         Args:
             flip_pairs: classes that a horizontal flip swaps.
-            device: of all masks.
+            device: device of all masks.
         """
         self.swaps = bool(flip_pairs)
         swapped = list(range(256))
@@ -138,7 +138,7 @@ def warp_mask(mask: Tensor, grid: Tensor, flip: Tensor, outside: int, classes: M
         grid: [N, H, W, 2].
         flip: [N] -1 for mirrored masks, else 1.
         outside: the class outside.
-        classes: what a flip swaps.
+        classes: table of the classes that a flip swaps.
     """
     shifted = (mask - float(outside)).unsqueeze(1)  # grid_sample fills with zeros
     found = F.grid_sample(shifted, grid, "nearest", "zeros", align_corners=False).squeeze(1)

@@ -45,18 +45,18 @@ def require_trackers(names: Iterable[str]) -> None:
 
 @dataclass
 class State:
-    """How far a tracker is; tracking/<tracker>.json in the run's folder.
+    """Progress of a tracker; tracking/<tracker>.json in the run's folder.
 
     Attributes:
         run_id: the tracked run's id in the tracker; "" before it is opened.
-        store: what holds its points.
+        store: name of the store that holds its points.
         where: an address or folder at which people find it.
         offset: bytes of progress.jsonl that were sent.
         points: points sent.
         torn: lines of progress.jsonl that are not whole, since a learner was killed in them.
         failures: attempts that failed.
         trouble: message of the latest failure; "" after a success.
-        media: when each picture that was sent was written, by its path in the run's folder.
+        media: time at which each picture sent was written, by its path in the run's folder.
     """
 
     run_id: str = ""
@@ -80,9 +80,9 @@ class Forwarder:
     """Sends one run to one tracker. Used by one thread; only one process may hold a tracker.
 
     Attributes:
-        state: how far it is.
-        points: sent by this forwarder.
-        files: sent by this forwarder.
+        state: progress of the tracker.
+        points: number of points sent by this forwarder.
+        files: number of files sent by this forwarder.
     """
 
     def __init__(self, run_dir: Path, tracker: str, config: TrackingConfig) -> None:
@@ -105,7 +105,7 @@ class Forwarder:
         """Hold the tracker of this run.
 
         Args:
-            patience_s: how long to wait for another process that holds it.
+            patience_s: seconds to wait for another process that holds it.
 
         Raises:
             ResourceError: if it still does.
@@ -253,7 +253,7 @@ class Forwarder:
         return self.state.offset + len(whole), lines, len(texts) - len(lines)
 
     def _point(self, line: Mapping[str, Any]) -> Point | None:
-        """What to send of a line; None of a progress line that follows too soon."""
+        """Return the point to send of a line; None of a progress line that follows too soon."""
         if line.get("kind") not in _KINDS:
             return None
         self._env_steps = line["env_steps"]

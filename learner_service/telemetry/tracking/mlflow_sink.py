@@ -18,7 +18,7 @@ _FORBIDDEN = re.compile(r"[^\w\-. :/]")  # in names
 
 
 class MlflowSink:
-    """See Sink."""
+    """One run in MLflow, as the protocol Sink."""
 
     id_is_ours = False
 
@@ -46,7 +46,7 @@ class MlflowSink:
 
     @staticmethod
     def store(run_dir: Path, config: TrackingConfig) -> str:
-        """See Sink."""
+        """Name the server or the local database that holds the run's points."""
         uri = config.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
         shown: str = without_secrets(uri)
         return _local(run_dir) if config.offline or not uri else shown
@@ -66,7 +66,7 @@ class MlflowSink:
         return run_id
 
     def configure(self, parameters: Mapping[str, Any]) -> None:
-        """See Sink. MLflow's parameters cannot change: later values become tags `changed.NAME`."""
+        """Set parameters. MLflow's cannot change: later values become tags `changed.NAME`."""
         from mlflow.entities import Param, RunTag
 
         texts = {_name(k): str(v)[:_LONGEST_VALUE] for k, v in parameters.items()}
@@ -80,7 +80,7 @@ class MlflowSink:
         self._known |= {param.key: param.value for param in new}
 
     def log(self, points: Sequence[Point]) -> None:
-        """See Sink."""
+        """Add points to the curves, in batches of the most that MLflow takes in one request."""
         from mlflow.entities import Metric
 
         metrics = [
@@ -93,11 +93,11 @@ class MlflowSink:
         self._steps = points[-1].env_steps
 
     def send_file(self, file: Path, env_steps: int) -> None:
-        """See Sink."""
+        """Add a picture as an artifact in the folder `media`."""
         self._client.log_artifact(self.run_id, str(file), "media")
 
     def finish(self, summary: Mapping[str, float], *, complete: bool) -> None:
-        """See Sink."""
+        """Write the final figures and mark the run FINISHED, or FAILED if not `complete`."""
         for name, value in summary.items():
             self._client.log_metric(self.run_id, _name(name), value, step=self._steps)
         self._client.set_terminated(self.run_id, "FINISHED" if complete else "FAILED")

@@ -45,10 +45,10 @@ class TrackerProcesses:
                 self._close(name)
 
     def counts(self, lines_lost: int) -> Mapping[str, Mapping[tuple[str, ...], int]]:
-        """What the trackers did not get: metric -> labels -> count. Any thread may call it.
+        """Count data that the trackers missed: metric -> labels -> count. Any thread may call it.
 
         Args:
-            lines_lost: of progress.jsonl, which could not be written.
+            lines_lost: number of lines of progress.jsonl that could not be written.
         """
         found: dict[str, dict[tuple[str, ...], int]] = {
             metric.name: {} for metric in METRICS if "tracker" in metric.labels
@@ -86,7 +86,7 @@ class TrackerProcesses:
             process.stdin.close()
 
     def _rest(self, name: str) -> str:
-        """What is not sent, and how to send it; "" if everything is."""
+        """Name the lines that are not sent, and how to send them; "" if all are sent."""
         forwarder = Forwarder(self._run_dir, name, self._config)
         if not forwarder.unsent_lines:
             return ""

@@ -1,4 +1,4 @@
-"""What a tracker's client must do."""
+"""Interface of a tracker's client."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Point:
     """Figures at one moment of a run.
 
     Attributes:
-        time_s: when, in seconds since 1970.
+        time_s: time in seconds since 1970.
         env_steps: environment steps learned from, the x-axis of all curves.
         values: figures by name.
     """
@@ -36,7 +36,7 @@ class Sink(Protocol):
 
     @staticmethod
     def store(run_dir: Path, config: TrackingConfig) -> str:
-        """What holds the run's points; "" if an opened run holds none that were sent before."""
+        """Name the store of the run's points; "" if an opened run holds none sent before."""
         ...
 
     def configure(self, parameters: Mapping[str, Any]) -> None:

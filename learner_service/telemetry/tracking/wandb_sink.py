@@ -10,7 +10,9 @@ from shared.config.experiment import TrackingConfig
 
 
 class WandbSink:
-    """See Sink. Curves have env_steps as their x-axis, since a resumed run may go back.
+    """One run in Weights & Biases, as the protocol Sink.
+
+    Curves have env_steps as their x-axis, since a resumed run may go back.
 
     Offline every opening writes a new folder. `wandb sync` of a second folder of one run replaces
     the state of the first, so each is sent the whole run.
@@ -46,24 +48,24 @@ class WandbSink:
 
     @staticmethod
     def store(run_dir: Path, config: TrackingConfig) -> str:
-        """See Sink."""
+        """Return "online"; "" if offline, when an opened run holds no earlier points."""
         return "" if config.offline else "online"
 
     def configure(self, parameters: Mapping[str, Any]) -> None:
-        """See Sink."""
+        """Set hyper-parameters by dotted name; later values replace earlier ones."""
         self._run.config.update(dict(parameters), allow_val_change=True)
 
     def log(self, points: Sequence[Point]) -> None:
-        """See Sink."""
+        """Add points to the curves, over env_steps."""
         for point in points:
             self._run.log({**point.values, "env_steps": point.env_steps})
 
     def send_file(self, file: Path, env_steps: int) -> None:
-        """See Sink."""
+        """Add a picture: .png as an image, other files as a video."""
         kind = self._wandb.Image if file.suffix == ".png" else self._wandb.Video
         self._run.log({f"media/{file.stem}": kind(str(file)), "env_steps": env_steps})
 
     def finish(self, summary: Mapping[str, float], *, complete: bool) -> None:
-        """See Sink."""
+        """Write the final figures and close the run, with exit code 1 if not `complete`."""
         self._run.summary.update(dict(summary))
         self._run.finish(exit_code=0 if complete else 1)

@@ -76,7 +76,7 @@ def _subject(sessions: int, envs: int) -> str:
 
 
 def acting(context: Context) -> dict[str, Value]:
-    """See the module."""
+    """Measure from a request's arrival to its answer, idle and while updates run."""
     values: dict[str, Value] = {}
     small = ((1, 16, 0.0), (2, 2, 0.01))
     for sessions, envs, period_s in context.effort.choose(small, _SIZES, _SIZES):

@@ -51,7 +51,7 @@ def _beside(kernels: int, pieces: int, read: str) -> str:
 
 
 def costs(context: Context) -> dict[str, Value]:
-    """See the module."""
+    """Measure times of kernels, launches, replays and copies on this device and host."""
     device = torch.device(context.device)
     repeats, kernels = context.effort.choose(2, 20, 50), context.effort.choose(4, 1000, 1000)
     with torch.inference_mode():

@@ -182,7 +182,7 @@ def plan_run(context: Context, *, run: WholeRun) -> list[Figure]:
 
 
 def measure_run(context: Context, *, run: WholeRun) -> dict[str, Value]:
-    """See the module."""
+    """Measure a whole run: a learner and its environment servers as deployed."""
     values: dict[str, Value] = {}
 
     def keep(found: Mapping[str, Value], *, whole: bool = False) -> None:

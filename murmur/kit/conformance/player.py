@@ -33,11 +33,11 @@ class Player(Protocol):
 
     @property
     def acts(self) -> Sequence[Act]:
-        """See the class."""
+        """Acts in order; one for each way to leave."""
 
     @property
     def wrong_answers(self) -> Mapping[str, WrongAnswer]:
-        """See the class."""
+        """Wrong answers, each of which must end the server."""
 
     def check_hello(self, hello: pb.Hello) -> str | None:
         """Return the error in a Hello of this session; None: there is none.

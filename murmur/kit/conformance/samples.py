@@ -290,7 +290,7 @@ def _welcome() -> bytes:
 
 
 def _encoded(grant: Grant, encoding: int) -> bytes:
-    """See `_Supply.ask`."""
+    """Encode a grant: 0 as murmur writes it, 1 in another order, 2 with every field twice."""
     message = pack_grant(grant)
     if encoding == 0:
         return message
