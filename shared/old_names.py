@@ -31,7 +31,7 @@ MOVED = {
 
 
 class OldNames(MetaPathFinder, Loader):
-    """Finds the modules of MOVED where nothing else has that name."""
+    """Finds the modules of MOVED."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -53,4 +53,5 @@ class OldNames(MetaPathFinder, Loader):
         vars(module).update({name: found[name] for name in found if not name.startswith("__")})
 
 
-sys.meta_path.append(OldNames())
+# First: a folder of bytecode that a former version left would be found as an empty package.
+sys.meta_path.insert(0, OldNames())
