@@ -5,12 +5,12 @@ from typing import TypeVar
 from typing_extensions import override
 
 from learner_service.preprocess.transform import Transform
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import Batch as AnyBatch
+from learner_service.storage.rollout import Rollout
+from learner_service.storage.storage import Batch
 from learner_service.storage.unroll import OBSERVATION
 from shared.wire.spec import EXPERT_ACTION
 
-B = TypeVar("B", bound=AnyBatch)
+B = TypeVar("B", bound=Batch)
 _NOT_ASKED = -1
 
 
@@ -27,6 +27,6 @@ class EndImitation(Transform):
 
     @override
     def batch(self, batch: B, updates: int) -> B:
-        if updates >= self._updates and isinstance(batch, Batch):
+        if updates >= self._updates and isinstance(batch, Rollout):
             batch.arrays[OBSERVATION + EXPERT_ACTION].fill_(_NOT_ASKED)
         return batch

@@ -11,16 +11,16 @@ from typing_extensions import override
 
 from learner_service.preprocess.transform import Transform
 from learner_service.storage.frames import Frames
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import Batch as AnyBatch
+from learner_service.storage.rollout import Rollout
+from learner_service.storage.storage import Batch
 from learner_service.storage.unroll import OBSERVATION
 from shared.wire.spec import EnvSpec
 
-B = TypeVar("B", bound=AnyBatch)
+B = TypeVar("B", bound=Batch)
 
 
 class StackFrames(Transform):
-    """Stacks the frames of rollouts and of what is acted on; a replay stacks those that it draws.
+    """Stacks the frames of rollouts and of acting; a replay stacks the frames it draws.
 
     A policy's memory of each slot holds 1 once there are frames, then the frames.
     """
@@ -42,7 +42,7 @@ class StackFrames(Transform):
 
     @override
     def batch(self, batch: B, updates: int) -> B:
-        if not isinstance(batch, Batch):
+        if not isinstance(batch, Rollout):
             return batch
         arrays, frames = dict(batch.arrays), self.frames
         memory = arrays.pop("memory")  # [1, B, A, H]: the policy's own, then the frames

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from learner_service.storage.frames import Frames
 from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import Batch as AnyBatch
+from learner_service.storage.rollout import Rollout
+from learner_service.storage.storage import Batch
 from shared.wire.spec import EnvSpec
 
-B = TypeVar("B", bound=AnyBatch)
+B = TypeVar("B", bound=Batch)
 Rows = dict[str, Tensor]
 
 
@@ -179,7 +179,7 @@ class Transforms:
         return {name: text for part in self.parts for name, text in part.outliers().items()}
 
 
-def reward_of(batch: AnyBatch) -> Tensor:
+def reward_of(batch: Batch) -> Tensor:
     """Return a batch's rewards [..., A]: transitions of a replay have theirs beside the arrays."""
     if isinstance(batch, ReplayBatch) and "reward" not in batch.arrays:
         return batch.reward
@@ -209,5 +209,5 @@ def with_arrays(batch: B, change: Callable[[Mapping[str, Tensor]], Rows]) -> B:
 def _replaced(batch: B, **changes: Any) -> B:  # noqa: ANN401 - fields of a batch
     if isinstance(batch, ReplayBatch):
         changes["error_memory"] = None  # graphs read what is changed elsewhere each time
-    assert isinstance(batch, Batch | ReplayBatch)
+    assert isinstance(batch, Rollout | ReplayBatch)
     return cast("B", replace(batch, **changes))
