@@ -160,7 +160,7 @@ def write(
 
 
 def metrics_of(record: dict[str, Any]) -> list[str]:
-    """Return the metrics that get a column: those that the missions report, then the return."""
+    """Return the metrics that get a column: what the missions report, then the return."""
     first = next(iter(record["seeds"].values()))
     wanted = [m for m in first["mission"] if m in first["evaluation"] and m != "return"]
     return [*(wanted or list(first["evaluation"]))[:5], "return"]

@@ -57,7 +57,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Started:
-    """Tensors that a run took from a checkpoint, and those that it did not.
+    """Tensors that a run took from a checkpoint, and tensors it left.
 
     Attributes:
         taken: name of a tensor -> its shape.

@@ -265,7 +265,7 @@ class Mappo(OnPolicyAlgorithm):
 
     @torch.no_grad()
     def _note(self, minibatches: Pass, log: list[Outputs]) -> None:
-        """Add `_of_steps`, summed over minibatches, and the number of those that count to `_total`.
+        """Add sums of `_of_steps` over minibatches, and how many minibatches count, to `_total`.
 
         Args:
             minibatches: [n, M, A] weights of their rows.

@@ -207,7 +207,8 @@ class Precision:
 
         Args:
             values: losses, scalars; or what `weights` are of.
-            optimizers: optimizers of the parameters; other gradients add to those that there are.
+            optimizers: optimizers whose parameters' gradients are reset first; other gradients
+                accumulate.
             weights: weights of all values, of the same shapes: the loss is the sum of products.
         """
         enter("backward")

@@ -58,7 +58,7 @@ class Pass:
         counts: [n] flags, 1 if any row of the minibatch counts, of any rank, else 0.
         sharing: [S, A] result of `sharing_agents`.
         actor_state: recurrent state of n * m environments.
-        critic_state: the same.
+        critic_state: recurrent state of the critic, as `actor_state`.
     """
 
     number: int
@@ -189,7 +189,7 @@ class Rows:
         sharing: [S, A] result of `sharing_agents`.
         actor_state: recurrent state of the policy before each environment's first row. Minibatches
             are then of whole environments. None: they are of single rows.
-        critic_state: the same of the critic.
+        critic_state: recurrent state of the critic.
         group: group of the ranks that learn together, each from rows of its own.
     """
 

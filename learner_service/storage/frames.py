@@ -121,7 +121,7 @@ def _gathered(frames: Tensor, index: Tensor, leading: tuple[int, ...]) -> Tensor
 
 
 def find_frames(depth: int, spec: EnvSpec) -> Frames | None:
-    """Find the images to stack, those that each agent observes; None if none are to be stacked."""
+    """Find the images that each agent observes, to be stacked; None if none are."""
     sources = {source for derived in spec.derived for source in derived.sources}
     seen = [o for o in spec.observations if o.per_agent and len(o.shape) == 3]
     images = tuple(o for o in seen if o.name not in sources)

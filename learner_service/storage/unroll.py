@@ -160,7 +160,7 @@ class Arena:
 
         Args:
             layout: name -> (shape, dtype) of each time step.
-            firsts: the same of what is kept of an unroll's first time step alone.
+            firsts: name -> (shape, dtype) of arrays kept for an unroll's first time step alone.
             device: device of the memory.
             records: names of a policy's outputs, if a time step is one record; else None.
         """
@@ -224,7 +224,7 @@ class Unroll:
     Attributes:
         arrays: name -> [L + 1, n, ...]; observations carry the prefix OBSERVATION. "memory", if
             the policy has one, is [1, n, A, H]: the recurrent state at the first time step.
-        host: the same arrays for NumPy, if they are on the host; else empty.
+        host: NumPy views of the arrays, if they are on the host; else empty.
         first_column: its first column in the arena.
         cursor: time steps written so far.
         start: first time step that is still to be learned from; earlier ones were, or are too old.
