@@ -9,5 +9,4 @@ docs/wire.md states the contract, docs/conformance.md how to use the kit.
     environments  what is played with environments, in order
     samples       what is played with a data set, in order
     examine       plays, goes away, refuses, and looks at what the server does then
-    learner       the other way round: connects to a learner as supply servers do
 """

@@ -72,23 +72,6 @@ SUPPLY_CONTRACT = Contract(
         **_AGAIN,
     },
 )
-LEARNER_CONTRACT = Contract(
-    "A learner",
-    {
-        "welcome": "answers the Hello of a data set with Welcome, without slots",
-        "grants": "numbers grants 1, 2, 3, …; each asks for 1 to 64 samples that there are",
-        "window": "keeps several grants open",
-        "encodings": "reads every protobuf encoding of samples",
-        "once": "asks for each sample once in an epoch, whatever session it asks",
-        "owed": "asks other sessions for what an ended session owed",
-        "broken": "continues without samples that are broken",
-        "version": "refuses another protocol version (FAILED_PRECONDITION)",
-        "data set": "refuses another data set, naming what differs (FAILED_PRECONDITION)",
-        "mode": "refuses sessions of environments (FAILED_PRECONDITION)",
-        "contents": "refuses samples that break the contract (INVALID_ARGUMENT)",
-        "credentials": "admits no client without a certificate and a token",
-    },
-)
 
 
 class Checklist:
