@@ -34,7 +34,10 @@ QUICK = Limits(
 def test_experts_name_actions_or_none() -> None:
     expert = ArraySpec(EXPERT_ACTION, "int32", ())
     spec = EnvSpec("corridor", 2, (expert,), Discrete(3))
-    for told, words in (([-1, 2], None), ([0, 3], "agent 1 of environment 0 is 3, of 3 actions")):
+    for told, words in (
+        ([-1, 2], None),
+        ([0, 3], "environment 0 returned 3 as expert_action of agent 1"),
+    ):
         checklist, zeros = Checklist(), np.zeros((1, 2), np.float32)
         row = TimeStep(
             np.array([StepType.FIRST], np.uint8),
@@ -42,8 +45,8 @@ def test_experts_name_actions_or_none() -> None:
             np.ones(1, np.float32),
             {EXPERT_ACTION: np.array([told], np.int32)},
         )
-        RowRules(spec, checklist, fresh=True).examine(row)
-        found = checklist.problems.get("choices", [])
+        RowRules(spec, 1, checklist, fresh=True).examine(row)
+        found = checklist.problems.get("rows", [])
         assert (words is None) == (not found)
         assert words is None or words in found[0]
 

@@ -42,13 +42,11 @@ CONTRACT = Contract(
         "sequence": "numbers its messages 1, 2, 3, … from 1 on every stream",
         "lockstep": "sends nothing before the last message was answered",
         "encodings": "reads every protobuf encoding of an answer",
-        "step_type": "begins episodes after LAST and ABORTED alone, with FIRST (ABORTED if that "
-        "fails)",
-        "first": "gives FIRST rows no reward and discount 1",
+        "rows": "begins episodes with FIRST (ABORTED if that fails), after LAST and ABORTED alone, "
+        "and without a reward; sends neither NaN nor infinity, in metrics not on LAST rows; leaves "
+        "every agent a legal action, and keeps it inside its maps",
         "discount": "gives discount 0 on LAST rows of episodes that terminated, else 1",
         "length": "ends episodes after max_episode_steps decisions at the latest",
-        "finite": "sends neither NaN nor infinity, in metrics not on LAST rows",
-        "choices": "leaves every agent a legal action, and keeps it inside its maps",
         "aborted": "sends zeros, discount 1 and legal actions in ABORTED rows",
         "repeats": "gives the same episodes from the same run seed, slots, numbers and actions",
         "resumes": "takes up episodes where the actions in Welcome lead to, and counts them on",

@@ -93,7 +93,7 @@ class Play:
         self.session = session
         self.checklist, self._patience_s = checklist, patience_s
         self._observations, self._actions = ObservationCodec(spec, n), ActionCodec(spec, n)
-        self._rules = RowRules(spec, self.checklist, fresh)
+        self._rules = RowRules(spec, n, self.checklist, fresh)
         self.sequence = 0
 
     async def welcome(self, starts: list[pb.SlotStart]) -> None:

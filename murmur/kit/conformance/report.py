@@ -19,9 +19,8 @@ _SHOWN = 3  # findings of one kind
 # Why a sentence was not put to the test.
 _UNTESTED = {
     "credentials": "needs --security",
-    "choices": "nothing was played",
     "aborted": "no environment failed",
-    "finite": "nothing was played, or no array holds fractions",
+    "finite": "no array holds fractions",
     "named": "no sample was broken",
     "answers": "needs the command that starts the server",
     "drain": "needs the command that starts the server",
