@@ -2,20 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import numpy as np
 
 from murmur.kit.conformance.checklist import Checklist
 from murmur.kit.conformance.limits import Limits
 from murmur.kit.conformance.peer import Session
-from murmur.kit.conformance.play import Play, Record, encoded
-from murmur.kit.conformance.player import Act, WrongAnswer
+from murmur.kit.conformance.play import GARBAGE, Act, Play, Record, encoded, welcome
 from murmur.kit.conformance.rows import digests, legal_action
-from murmur.kit.conformance.wrong_answers import WRONG_ANSWERS
 from shared.rpc import rollout_pb2 as pb
 from shared.wire.codec import ObservationCodec
-from shared.wire.spec import MAX_ENVS, first_difference, spec_from_proto
+from shared.wire.spec import MAX_ENVS, action_layout, first_difference, spec_from_proto
 from shared.wire.timestep import StepType
 
 _RESUMED_ROWS = 20  # compared after an episode was taken up
@@ -27,7 +25,7 @@ class EnvironmentPlayer:
 
     Attributes:
         acts: acts in order, one for each stream.
-        wrong_answers: wrong answers, each of which must end the server.
+        wrong_answers: messages by what is wrong in the last one, which must end the server.
     """
 
     def __init__(self, hello: pb.Hello, checklist: Checklist, limits: Limits) -> None:
@@ -49,9 +47,7 @@ class EnvironmentPlayer:
             Act("episodes under way, a third time", lambda session: self._resume(session, 2)),
             Act("a few rows", self._few_rows),
         )
-        self.wrong_answers: dict[str, WrongAnswer] = {
-            name: self._misled(answer) for name, answer in WRONG_ANSWERS.items()
-        }
+        self.wrong_answers = self._wrong_answers()
 
     def check_hello(self, hello: pb.Hello) -> str | None:
         """Return the error in a Hello of this session; None: there is none.
@@ -82,8 +78,23 @@ class EnvironmentPlayer:
         while True:
             await play.answer(legal_action(play.spec, await play.row(), self._random))
 
-    def _misled(self, answer: Callable[[Play], Awaitable[None]]) -> WrongAnswer:
-        return lambda session: answer(self._play(session, fresh=True))
+    def _wrong_answers(self) -> dict[str, tuple[bytes, ...]]:
+        n = self._num_envs
+        dtype, shape = action_layout(self._spec.action)
+        zeros = encoded(np.zeros((n, self._spec.num_agents, *shape), dtype))
+        right, torn = welcome(slots=[pb.SlotStart()] * n), bytes(len(zeros) // n + 1)
+        return {
+            "an Action with another sequence number": (right, _action(2, zeros)),
+            "an Action with a byte too few": (right, _action(1, zeros[:-1])),
+            "a Welcome for another number of environments": (
+                welcome(slots=[pb.SlotStart()] * (n + 1)),
+            ),
+            "a Welcome whose actions are no whole number of actions": (
+                welcome(slots=[pb.SlotStart(actions=torn)] * n),
+            ),
+            "an Action instead of Welcome": (_action(0, zeros),),
+            "bytes that are no message": (GARBAGE,),
+        }
 
     async def _first_play(self, session: Session) -> None:
         """Play episodes from their beginning, without faults."""
@@ -177,3 +188,8 @@ class EnvironmentPlayer:
         """Begin to play the stream, which is checked by the rules."""
         patience_s = self._limits.patience_s
         return Play(self._spec, self._num_envs, session, self._checklist, patience_s, fresh=fresh)
+
+
+def _action(sequence: int, arrays: bytes) -> bytes:
+    action = pb.Action(sequence=sequence, arrays=arrays)
+    return pb.LearnerMessage(action=action).SerializeToString()

@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
 
 import grpc
 
@@ -17,7 +16,6 @@ from murmur.kit.conformance.environments import EnvironmentPlayer
 from murmur.kit.conformance.limits import Limits
 from murmur.kit.conformance.peer import Ended, Peer, Session, Silent, Status
 from murmur.kit.conformance.play import Unplayable
-from murmur.kit.conformance.player import Player, WrongAnswer
 from murmur.kit.conformance.samples import SamplePlayer
 from murmur.kit.conformance.subject import Subject
 from shared.process.errors import ConnectionLostError, SpecError
@@ -26,8 +24,13 @@ from shared.rpc import rollout_pb2 as pb
 from shared.wire.credentials import CredentialFolder
 from shared.wire.spec import MAX_NAME_CHARACTERS
 
-_UNAVAILABLE: Status = (grpc.StatusCode.UNAVAILABLE, "conformance: the learner stops")
-_INTERNAL: Status = (grpc.StatusCode.INTERNAL, "conformance: something went wrong")
+_STATUSES: dict[str, Status | None] = {
+    "UNAVAILABLE": (grpc.StatusCode.UNAVAILABLE, "conformance: the learner stops"),
+    "OK": None,
+    "INTERNAL": (grpc.StatusCode.INTERNAL, "conformance: something went wrong"),
+}
+# How the learner leaves after each act; the contract's keys "again ..." say what must follow.
+_CONSEQUENCES = (*_STATUSES, "cut", "frozen", "GOAWAY")
 _FULL: Status = (grpc.StatusCode.RESOURCE_EXHAUSTED, "conformance: one session at a time")
 REFUSALS = (
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -36,18 +39,6 @@ REFUSALS = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-
-
-class Leave(NamedTuple):
-    """A way in which the learner leaves after an act.
-
-    Attributes:
-        leave: function that ends, cuts or freezes the session; None: the learner restarts.
-        consequence: required consequence, named in a key "again ...".
-    """
-
-    leave: Callable[[Session], None] | None
-    consequence: str
 
 
 class Examination:
@@ -81,15 +72,7 @@ class Examination:
         self._name: str | None = None
         self._refusal = _FULL
         self._refused: list[tuple[float, str]] = []  # when, who
-        self._player: Player | None = None  # from the first Hello on
-        self._leaves = (
-            Leave(lambda session: session.end(_UNAVAILABLE), "UNAVAILABLE"),
-            Leave(lambda session: session.end(None), "OK"),
-            Leave(lambda session: session.end(_INTERNAL), "INTERNAL"),
-            Leave(lambda _: self._peer.cut(), "cut"),
-            Leave(lambda _: self._peer.freeze(), "frozen"),
-            Leave(None, "GOAWAY"),
-        )
+        self._player: EnvironmentPlayer | SamplePlayer | None = None  # from the first Hello on
 
     async def run(
         self,
@@ -128,8 +111,8 @@ class Examination:
                 for code in REFUSALS:
                     await self._refused_process(command, code)
                 assert self._player is not None
-                for name, answer in self._player.wrong_answers.items():
-                    await self._misled_process(command, name, answer)
+                for name, messages in self._player.wrong_answers.items():
+                    await self._misled_process(command, name, messages)
         return self.checklist
 
     # --- who may come in
@@ -213,7 +196,7 @@ class Examination:
             raise ConnectionLostError(self._nobody(self._limits.start_s))
         assert self._player is not None
         how = ""
-        for act, (leave, consequence) in zip(self._player.acts, self._leaves, strict=True):
+        for act, consequence in zip(self._player.acts, _CONSEQUENCES, strict=True):
             if only and act.name not in only:
                 continue
             if session is None:
@@ -230,14 +213,22 @@ class Examination:
                 self.checklist.kept("stays")
             except (Ended, Silent) as error:
                 self.checklist.broken(act.key, f"{act.name}: {error}")
-            if leave is None:
-                await self._peer.restart()
-            else:
-                leave(session)
+            await self._leave(session, consequence)
             how, session = consequence, None
         if only:
             return False
         return await self._full(how)
+
+    async def _leave(self, session: Session, how: str) -> None:
+        """Leave as a learner does after an act."""
+        if how == "GOAWAY":
+            await self._peer.restart()
+        elif how == "cut":
+            self._peer.cut()
+        elif how == "frozen":
+            self._peer.freeze()
+        else:
+            session.end(_STATUSES[how])
 
     def _nobody(self, timeout_s: float) -> str:
         """Return a message on the sessions that did not come."""
@@ -318,10 +309,7 @@ class Examination:
         self.checklist.hold("refused", _unless_two(ended, code.name))
 
     async def _misled_process(
-        self,
-        command: Sequence[str],
-        name: str,
-        answer: WrongAnswer,
+        self, command: Sequence[str], name: str, messages: Sequence[bytes]
     ) -> None:
         """Start a server of its own and answer it wrongly once."""
         self._say(f"answered with {name}")
@@ -331,7 +319,8 @@ class Examination:
             if session is None:
                 self.checklist.broken("answers", f"{name}: {self._nobody(self._limits.start_s)}")
                 return
-            await answer(session)
+            for message in messages:
+                await session.write(message)
             ended = await self._subject.code(self._limits.again_s)
         self.checklist.hold("answers", _unless_two(ended, name))
 

@@ -1,6 +1,8 @@
-"""One stream as the kit plays it, and the record of the first one."""
+"""Acts, one stream with environments as the kit plays it, and the record of the first one."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -16,10 +18,25 @@ from shared.wire.framing import varint
 from shared.wire.spec import EnvSpec
 from shared.wire.timestep import Array, StepType, TimeStep
 
-RUN_SEED = 0xDEAD_BEEF_0BAD_F00D  # does not fit 63 bits, nor a float
+_RUN_SEED = 0xDEAD_BEEF_0BAD_F00D  # does not fit 63 bits, nor a float
 _FIRST_SLOT = 3
-VERSION = 1 << 40
+_VERSION = 1 << 40
+GARBAGE = b"\xff\xff\xff"  # no message
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
+
+
+class Act(NamedTuple):
+    """A part of the examination that is played on one stream.
+
+    Attributes:
+        name: name for the user.
+        play: function that plays it.
+        key: key of the contract's sentence that is broken if the server ends the stream meanwhile.
+    """
+
+    name: str
+    play: Callable[[Session], Awaitable[None]]
+    key: str = "stays"
 
 
 class Unplayable(Exception):  # noqa: N818 - a finding, noted already
@@ -98,10 +115,7 @@ class Play:
 
     async def welcome(self, starts: list[pb.SlotStart]) -> None:
         """Send Welcome with where each environment starts."""
-        welcome = pb.Welcome(
-            first_slot=_FIRST_SLOT, policy_version=VERSION, run_seed=RUN_SEED, slots=starts
-        )
-        await self.session.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
+        await self.session.write(welcome(first_slot=_FIRST_SLOT, slots=starts))
 
     async def row(self) -> TimeStep:
         """Read the next Observation and check it by the rules.
@@ -138,7 +152,7 @@ class Play:
         early = f"message {self.sequence + 1} came before {self.sequence} was answered"
         self.checklist.hold("lockstep", early if self.session.unread else None)
         if encoding == 0:
-            message = self._actions.pack(self.sequence, VERSION, action)
+            message = self._actions.pack(self.sequence, _VERSION, action)
         else:
             body = pb.Action(sequence=self.sequence, arrays=encoded(action))
             message = pb.LearnerMessage(action=body).SerializeToString()
@@ -153,3 +167,9 @@ class Play:
 def encoded(action: Array) -> bytes:
     """Encode an action for the wire: C order, little-endian."""
     return np.ascontiguousarray(action, action.dtype.newbyteorder("<")).tobytes()
+
+
+def welcome(**slots: Any) -> bytes:  # noqa: ANN401 - fields of protobuf
+    """Return a Welcome of the kit's run."""
+    message = pb.Welcome(policy_version=_VERSION, run_seed=_RUN_SEED, **slots)
+    return pb.LearnerMessage(welcome=message).SerializeToString()

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from murmur.kit.conformance.checklist import Checklist
 from murmur.kit.conformance.limits import Limits
 from murmur.kit.conformance.peer import Session
-from murmur.kit.conformance.play import RUN_SEED, VERSION, Unplayable
-from murmur.kit.conformance.player import Act, WrongAnswer
+from murmur.kit.conformance.play import GARBAGE, Act, Unplayable, welcome
 from shared.process.errors import SpecError, WireError
 from shared.rpc import rollout_pb2 as pb
 from shared.wire.framing import varint
@@ -38,7 +37,7 @@ class SamplePlayer:
 
     Attributes:
         acts: acts in order, one for each stream.
-        wrong_answers: wrong answers, each of which must end the server.
+        wrong_answers: messages by what is wrong in the last one, which must end the server.
     """
 
     def __init__(self, hello: pb.Hello, checklist: Checklist, limits: Limits) -> None:
@@ -60,7 +59,7 @@ class SamplePlayer:
             Act("a large grant", self._large_grant),
             Act("a few samples", self._few_samples),
         )
-        self.wrong_answers: dict[str, WrongAnswer] = _wrong_answers(self._spec)
+        self.wrong_answers = _wrong_answers(self._spec)
 
     def check_hello(self, hello: pb.Hello) -> str | None:
         """Return the error in a Hello of this session; None: there is none.
@@ -155,7 +154,7 @@ class SamplePlayer:
         """Send Welcome; nothing may have come before."""
         supply = _Supply(self._spec, session, self._checklist, self._limits.patience_s, self._seen)
         await supply.expect_nothing()
-        await session.write(_welcome())
+        await session.write(welcome())
         return supply
 
 
@@ -284,11 +283,6 @@ class _Supply:
         return f"the mask of sample {index} holds {int(beyond.min())}; there are {count} classes"
 
 
-def _welcome() -> bytes:
-    welcome = pb.Welcome(policy_version=VERSION, run_seed=RUN_SEED)
-    return pb.LearnerMessage(welcome=welcome).SerializeToString()
-
-
 def _encoded(grant: Grant, encoding: int) -> bytes:
     """Encode a grant: 0 as murmur writes it, 1 in another order, 2 with every field twice."""
     message = pack_grant(grant)
@@ -301,33 +295,20 @@ def _encoded(grant: Grant, encoding: int) -> bytes:
     return b"\x1a" + varint(len(inner)) + inner
 
 
-def _wrong_answers(spec: SampleSpec) -> dict[str, WrongAnswer]:
-    """Return the answers that break the contract, by name: a server must end with code 2."""
-    beyond = spec.sizes[_TRAIN]
+def _wrong_answers(spec: SampleSpec) -> dict[str, tuple[bytes, ...]]:
+    def granted(sequence: int, indices: bytes, split: int = _TRAIN) -> tuple[bytes, ...]:
+        grant = pb.Grant(sequence=sequence, split=split, indices=indices)
+        return welcome(), pb.LearnerMessage(grant=grant).SerializeToString()
 
-    def granted(sequence: int, indices: bytes, split: int = _TRAIN) -> WrongAnswer:
-        async def answer(session: Session) -> None:
-            await session.write(_welcome())
-            grant = pb.Grant(sequence=sequence, split=split, indices=indices)
-            await session.write(pb.LearnerMessage(grant=grant).SerializeToString())
-
-        return answer
-
-    async def no_welcome(session: Session) -> None:
-        await session.write(pack_grant(Grant(1, 0, _TRAIN, (0,))))
-
-    async def garbage(session: Session) -> None:
-        await session.write(b"\xff\xff\xff")
-
-    zero = bytes(4)
+    zero, beyond = bytes(4), spec.sizes[_TRAIN].to_bytes(4, "little")
     return {
         "a Grant with another sequence number": granted(2, zero),
-        "a Grant for a sample that there is not": granted(1, beyond.to_bytes(4, "little")),
+        "a Grant for a sample that there is not": granted(1, beyond),
         "a Grant for a negative index": granted(1, b"\xff" * 4),
         "a Grant for a third split": granted(1, zero, 2),
         "a Grant without indices": granted(1, b""),
         "a Grant for more than 64 samples": granted(1, zero * (MAX_GRANT + 1)),
         "a Grant whose indices are no whole number of indices": granted(1, bytes(5)),
-        "a Grant instead of Welcome": no_welcome,
-        "bytes that are no message": garbage,
+        "a Grant instead of Welcome": granted(1, zero)[1:],
+        "bytes that are no message": (GARBAGE,),
     }

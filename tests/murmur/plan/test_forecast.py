@@ -172,7 +172,7 @@ def test_an_unknown_network_names_those_there_are() -> None:
 
 def test_a_gpu_takes_counted_launches() -> None:
     # spread: 32 optimiser steps of 1,739 / 32 launches; 4 minibatches of 4 passes are a graph.
-    launches, act = stated.counted()["mappo, spread"]
+    launches, act = stated.COUNTED["spread", "mappo"]
     assert launches == pytest.approx(1739 / 32)
     costs = stated.on_gpu(replace(COSTS, update_row_s=1e-4), spread(), 3)
     assert costs.device
