@@ -60,8 +60,8 @@ SUPPLY_CONTRACT = Contract(
         "credentials": _CREDENTIALS,
         "patient": "waits for Welcome and for grants, as long as they take",
         "unasked": "sends nothing that it was not asked for",
-        "sequence": "answers grants in order, with their numbers: 1, 2, 3, … on every stream",
-        "size": "sends as many bytes as its data set says, in parts if they are more than 1 MiB",
+        "samples": "answers grants in order, with their numbers 1, 2, 3, … on every stream, and "
+        "with as many bytes as its data set says, in parts if they are more than 1 MiB",
         "encodings": "reads every protobuf encoding of a grant",
         "classes": "sends masks of its classes and the ignored index alone",
         "finite": "sends neither NaN nor infinity",

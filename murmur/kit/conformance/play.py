@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import numpy as np
@@ -23,6 +23,7 @@ _FIRST_SLOT = 3
 _VERSION = 1 << 40
 GARBAGE = b"\xff\xff\xff"  # no message
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
+Answer = TypeVar("Answer")
 
 
 class Act(NamedTuple):
@@ -81,8 +82,45 @@ class Record:
         return [(e, b, t) for e, b, t in points if 0 <= t < known] or [(0, 0, 0)]
 
 
-class Play:
-    """Rows and answers of one stream."""
+class Stream:
+    """One stream of messages in parts.
+
+    Attributes:
+        session: session of the stream.
+        checklist: checklist that receives the findings.
+    """
+
+    def __init__(self, session: Session, checklist: Checklist, patience_s: float) -> None:
+        """Begin a stream; `patience_s` is the longest wait for one message."""
+        self.session, self.checklist, self._patience_s = session, checklist, patience_s
+
+    async def receive(self, key: str, name: str, read: Callable[[bytes], Answer | None]) -> Answer:
+        """Read messages up to a whole one.
+
+        Args:
+            key: key of the contract's sentence that an unreadable message breaks.
+            name: name of the message.
+            read: codec of the message; returns None for a part that is not the last.
+
+        Raises:
+            Ended: if the stream ends.
+            Silent: if nothing comes in time.
+            Unplayable: if it cannot be read.
+        """
+        try:
+            while (received := read(await self.session.read(self._patience_s))) is None:
+                pass
+        except WireError as error:
+            words = f"{name}: {error}"
+            self.checklist.broken(key, words)
+            self.session.end((grpc.StatusCode.INVALID_ARGUMENT, words))
+            raise Unplayable from None
+        self.checklist.kept(key)
+        return received
+
+
+class Play(Stream):
+    """Rows and answers of one stream of environments."""
 
     def __init__(
         self,
@@ -104,11 +142,9 @@ class Play:
             patience_s: longest wait for one message.
             fresh: True if all episodes begin here; else Welcome says that some are under way.
         """
+        super().__init__(session, checklist, patience_s)
         n = num_envs
         self.spec = spec
-        self.num_envs = n
-        self.session = session
-        self.checklist, self._patience_s = checklist, patience_s
         self._observations, self._actions = ObservationCodec(spec, n), ActionCodec(spec, n)
         self._rules = RowRules(spec, n, self.checklist, fresh)
         self.sequence = 0
@@ -125,20 +161,9 @@ class Play:
             Silent: if nothing comes in time.
             Unplayable: if it cannot be read.
         """
-        try:
-            while True:
-                message = await self.session.read(self._patience_s)
-                received = self._observations.receive(message)
-                if received is not None:
-                    break
-        except WireError as error:
-            words = f"message {self.sequence + 1}: {error}"
-            self.checklist.broken("size", words)
-            self.session.end((grpc.StatusCode.INVALID_ARGUMENT, words))
-            raise Unplayable from None
-        sequence, timestep = received
-        self.checklist.kept("size")
         self.sequence += 1
+        name, read = f"message {self.sequence}", self._observations.receive
+        sequence, timestep = await self.receive("size", name, read)
         wrong = f"message {self.sequence} of a stream has the number {sequence}"
         self.checklist.hold("sequence", wrong if sequence != self.sequence else None)
         self.sequence = sequence  # continue from there: once is enough to know

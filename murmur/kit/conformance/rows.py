@@ -1,6 +1,7 @@
 """Rules of the rows of one stream, for every environment."""
 
 import hashlib
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,14 +93,16 @@ def _name(step_type: np.uint8) -> str:
 
 def digests(t: TimeStep) -> list[dict[str, bytes]]:
     """Return for each of N rows: label -> digest of the array; metrics on LAST rows only."""
+    arrays = named_arrays(t).items()
     return [
-        {
-            label: hashlib.blake2b(array[i].tobytes(), digest_size=8).digest()
-            for label, array in named_arrays(t).items()
-            if kind == _LAST or not label.startswith("metric")
-        }
+        digest({k: a[i] for k, a in arrays if kind == _LAST or not k.startswith("metric")})
         for i, kind in enumerate(t.step_type)
     ]
+
+
+def digest(arrays: Mapping[str, Array]) -> dict[str, bytes]:
+    """Return for each array: name -> digest."""
+    return {k: hashlib.blake2b(a.tobytes(), digest_size=8).digest() for k, a in arrays.items()}
 
 
 def legal_action(spec: EnvSpec, t: TimeStep, random: np.random.Generator) -> Array:
