@@ -15,7 +15,7 @@ from murmur.doctor.machine import ROOT
 from murmur.kit.certs import make_certificates
 from murmur.kit.conformance.checklist import Checklist
 from murmur.kit.conformance.examine import Examination
-from murmur.kit.conformance.limits import Limits
+from murmur.kit.conformance.play import Limits
 from murmur.kit.conformance.rows import RowRules
 from shared.process.errors import ConfigError, ConnectionLostError, ResourceError
 from shared.wire.credentials import CredentialFolder

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from murmur.kit.conformance.checklist import Checklist
-from murmur.kit.conformance.limits import Limits
 from murmur.kit.conformance.peer import Session
-from murmur.kit.conformance.play import GARBAGE, Act, Play, Record, encoded, welcome
+from murmur.kit.conformance.play import GARBAGE, Act, Limits, Play, Record, encoded, welcome
 from murmur.kit.conformance.rows import digests, legal_action
 from shared.rpc import rollout_pb2 as pb
 from shared.wire.codec import ObservationCodec

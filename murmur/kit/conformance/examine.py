@@ -13,11 +13,10 @@ import grpc
 
 from murmur.kit.conformance.checklist import SUPPLY_CONTRACT, Checklist
 from murmur.kit.conformance.environments import EnvironmentPlayer
-from murmur.kit.conformance.limits import Limits
 from murmur.kit.conformance.peer import Ended, Peer, Session, Silent, Status
-from murmur.kit.conformance.play import Unplayable
+from murmur.kit.conformance.play import Limits, Unplayable
 from murmur.kit.conformance.samples import SamplePlayer
-from murmur.kit.conformance.subject import Subject
+from murmur.kit.conformance.subject import Subject, started
 from shared.process.errors import ConnectionLostError, SpecError
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
@@ -96,7 +95,7 @@ class Examination:
             ready(self._peer.port)
             with ExitStack() as stack:
                 if command:
-                    self._subject = stack.enter_context(Subject(command))
+                    self._subject = stack.enter_context(started(command))
                 try:
                     complete = await self._play_acts(acts)
                 except Unplayable:
@@ -304,7 +303,7 @@ class Examination:
         """Start a server of its own and refuse it with this status."""
         self._say(f"refused with {code.name}")
         self._refuse_everybody(code)
-        with Subject(command) as self._subject:
+        with started(command) as self._subject:
             ended = await self._subject.code(self._limits.start_s)
         self.checklist.hold("refused", _unless_two(ended, code.name))
 
@@ -314,7 +313,7 @@ class Examination:
         """Start a server of its own and answer it wrongly once."""
         self._say(f"answered with {name}")
         self._name, self._refusal = None, _FULL
-        with Subject(command) as self._subject:
+        with started(command) as self._subject:
             session = await self._next(self._limits.start_s)
             if session is None:
                 self.checklist.broken("answers", f"{name}: {self._nobody(self._limits.start_s)}")

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from murmur.kit.conformance.checklist import Checklist
 from murmur.kit.conformance.examine import Examination
-from murmur.kit.conformance.limits import Limits
+from murmur.kit.conformance.play import Limits
 from murmur.text import plain
 from shared.process.errors import ConfigError
 from shared.wire.credentials import CredentialFolder

@@ -8,9 +8,8 @@ import numpy as np
 
 from env_service.sources.source import BrokenSample, check_classes
 from murmur.kit.conformance.checklist import Checklist
-from murmur.kit.conformance.limits import Limits
 from murmur.kit.conformance.peer import Session
-from murmur.kit.conformance.play import GARBAGE, Act, Stream, welcome
+from murmur.kit.conformance.play import GARBAGE, Act, Limits, Stream, welcome
 from murmur.kit.conformance.rows import digest
 from shared.process.errors import SpecError
 from shared.rpc import rollout_pb2 as pb
