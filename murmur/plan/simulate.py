@@ -16,7 +16,6 @@ from murmur.plan.engine import SLICE_S, Engine, Pool, Thread
 from murmur.plan.model import Outcome, System
 from murmur.plan.storage import Unroll, make_storage
 
-_MULTIPLIERS = 4093  # a prime: no pattern of the simulation repeats with them
 _FEW, _MANY = 4, 2  # ranks that are simulated, with few and with many sessions each
 _MANY_SESSIONS = 32
 _SWITCH_S = 5e-4  # threads of an interpreter take turns of this length
@@ -92,7 +91,7 @@ class Simulation:
         """Set up the simulation."""
         self.system, self.limits = system, limits or Limits()
         self.engine = Engine()
-        ranks = system.group.ranks
+        ranks = system.ranks
         many = system.workers * system.sessions > _MANY_SESSIONS * ranks
         self.together = min(ranks, _MANY if many else _FEW)
         share = self.together / ranks
@@ -101,8 +100,7 @@ class Simulation:
         if part := system.others - whole:
             self._continue((Thread(self.pool), SLICE_S / part, 0.0))
         self._random = random.Random(seed)  # noqa: S311 - reproducible, not secret
-        self._work = self._multipliers(system.costs.jitter)
-        self._next = 0
+        self._sigma = math.sqrt(math.log(1 + system.costs.jitter**2))
         self.ranks = []
         for _ in range(self.together):
             device = Pool(self.engine, 1, _STREAM_S) if system.costs.device else None
@@ -130,13 +128,6 @@ class Simulation:
 
         thread.add(SLICE_S, rest)
 
-    def _multipliers(self, deviation: float) -> list[float]:
-        """Draw log-normal factors of mean 1; none without a deviation."""
-        if not deviation:
-            return [1.0]
-        sigma = math.sqrt(math.log(1 + deviation**2))
-        return [self._random.lognormvariate(-(sigma**2) / 2, sigma) for _ in range(_MULTIPLIERS)]
-
     def run(self) -> Outcome:
         """Simulate the system and return the outcome."""
         system, engine = self.system, self.engine
@@ -147,7 +138,7 @@ class Simulation:
         start = self._start or {}
         counts = {name: value - start.get(name, 0.0) for name, value in self._counts().items()}
         span = max(counts["seconds"], 1e-12)
-        ranks, together = system.group.ranks, self.together
+        ranks, together = system.ranks, self.together
         rows = counts["messages"] * system.envs * ranks / together
         # Seconds of work in a second, at most.
         most = {"cores": self.pool.size, "workers": len(self.workers), "interpreter": together}
@@ -202,8 +193,8 @@ class Simulation:
         self.engine.stopped = at_last or (updated and enough)
 
     def _jitter(self) -> float:
-        self._next += 1
-        return self._work[self._next % len(self._work)]
+        """Draw a log-normal factor of mean 1."""
+        return self._random.lognormvariate(-(self._sigma**2) / 2, self._sigma)
 
     # --- a session ----------------------------------------------------------------------------
 
@@ -268,13 +259,15 @@ class Simulation:
         self._sums["batches"] += 1
         self._sums["batched"] += len(batch)
         work = (costs.batch_s + costs.batch_message_s * len(batch)) * self._jitter()
-        copied = costs.copy_message_s * len(batch)
-        rank.interpreter.add(work, self._copy if copied else self._stored, (rank, copied))
+        rank.interpreter.add(work, self._copy, (rank, costs.copy_message_s * len(batch)))
 
     def _copy(self, what: tuple[_Rank, float]) -> None:
         """Copy a batch's observations, beside the interpreter."""
         rank, work = what
-        rank.copies.add(work * self._jitter(), self._stored, what)
+        if work:
+            rank.copies.add(work * self._jitter(), self._learn_or_act, rank)
+        else:
+            self._learn_or_act(rank)
 
     def _admit(self, rank: _Rank, batch: list[_Session]) -> list[Unroll]:
         """Write rows; who may act is put into `served`, the others wait for the learner."""
@@ -300,10 +293,6 @@ class Simulation:
                 unroll.cursor = 1
             rank.served.append(session)
         return filled
-
-    def _stored(self, what: tuple[_Rank, float]) -> None:
-        """Store the rows."""
-        self._learn_or_act(what[0])
 
     def _learn_or_act(self, rank: _Rank) -> None:
         """Learn, first if the two take turns, then act."""
@@ -375,7 +364,7 @@ class Simulation:
             self._sums["update_rows"] += rows
             self._sums["lags"] += rank.storage.lag
             # More rows than the update is measured for: in proportion more minibatches.
-            least = costs.update_rows / self.system.group.ranks
+            least = costs.update_rows / self.system.ranks
             times = max(1.0, rows / least) if least else 1.0
             work = costs.update_s * times + costs.update_row_s * rows
             launches = costs.update_eager_s if eager else costs.update_replays_s
@@ -399,7 +388,7 @@ class Simulation:
     def _learned(self, rank: _Rank) -> None:
         rank.left -= 1
         if not any(r.left for r in self.ranks):
-            exchange = self.system.group.exchange_s
+            exchange = self.system.exchange_s
             self._sums["peers"] += exchange * self.together
             self.engine.after(exchange, self._end_update)
 

@@ -8,6 +8,8 @@ so.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from learner_service.learning.base import algorithm_config
+from learner_service.learning.options import OnPolicyConfig
 from murmur.plan.model import Costs
 from shared.config.experiment import ExperimentConfig
 from shared.process.errors import ConfigError
@@ -87,9 +89,6 @@ def all_reduce_s(net: Network, ranks: int, size: float) -> float:
 
 def optimiser_steps(config: ExperimentConfig) -> int:
     """Count an update's all-reduces of gradients: of policy and of critic, for each minibatch."""
-    from learner_service.learning.base import algorithm_config
-    from learner_service.learning.options import OnPolicyConfig
-
     options = algorithm_config(config.algorithm)
     if isinstance(options, OnPolicyConfig):
         return 2 * options.batch_number * options.data_passes
@@ -117,9 +116,6 @@ def on_gpu(costs: Costs, config: ExperimentConfig, agents: int) -> Costs:
         config: the experiment, with all options of its algorithm.
         agents: agents of an environment.
     """
-    from learner_service.learning.base import algorithm_config
-    from learner_service.learning.options import OnPolicyConfig
-
     options, steps = algorithm_config(config.algorithm), optimiser_steps(config)
     preset = config.environment.name, config.algorithm.name
     launches, act = COUNTED.get(preset, (0.0, ACT_LAUNCHES))
