@@ -17,7 +17,6 @@ from murmur.doctor.machine import (
     describe_machine,
     find_gpu,
     installed_version,
-    pinned_versions,
 )
 from murmur.runs.settings import has_torch
 from murmur.text import plain
@@ -147,32 +146,19 @@ def _speed() -> list[Finding]:
 
 
 def _dependencies() -> list[Finding]:
-    """Check each group of dependencies: all there, missing, or at another version than pinned."""
-    pinned = {_normal(name): version for name, version in pinned_versions().items()}
+    """Check each group of dependencies."""
     findings = []
     for group, names in DEPENDENCIES.items():
         found = {name: installed_version(name) for name in names}
         missing = [name for name, version in found.items() if version is None]
-        other = [
-            f"{name} {version} (pinned: {pinned[_normal(name)]})"
-            for name, version in found.items()
-            if version and pinned.get(_normal(name), version) != version
-        ]
-        text = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+        status: Status = "ok"
+        text = ", ".join(f"{name} {version}" for name, version in found.items())
         if missing:
             command = install_command("" if group == "core" else group)
+            status = "fail" if group == "core" else "note"
             text = f"missing: {', '.join(missing)}; {command}"
-        elif other:
-            text = f"not as in constraints.txt: {', '.join(other)}"
-        status: Status = "fail" if missing and group == "core" else "ok"
-        if (missing and group != "core") or (other and not missing):
-            status = "note"
         findings.append(Finding(f"packages: {group}", status, text))
     return findings
-
-
-def _normal(name: str) -> str:
-    return name.lower().replace("_", "-").replace(".", "-")
 
 
 def _ports() -> list[Finding]:

@@ -2,14 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from murmur.kit.conformance.checklist import Checklist
 from murmur.kit.conformance.peer import Session
-from murmur.kit.conformance.play import GARBAGE, Act, Limits, Play, Record, encoded, welcome
-from murmur.kit.conformance.rows import digests, legal_action
+from murmur.kit.conformance.play import (
+    GARBAGE,
+    Act,
+    Limits,
+    Play,
+    Record,
+    action_message,
+    encoded,
+    welcome,
+)
+from murmur.kit.conformance.rows import RowRules, digests, legal_action
 from shared.rpc import rollout_pb2 as pb
 from shared.wire.codec import ObservationCodec
 from shared.wire.spec import MAX_ENVS, action_layout, first_difference, spec_from_proto
@@ -72,26 +81,22 @@ class EnvironmentPlayer:
             Silent: if it does not, and says no more.
         """
         play = await self._begin(session)
-        await play.answer(legal_action(play.spec, await play.row(), self._random))
+        await self._step(play)
         stop()
         while True:
-            await play.answer(legal_action(play.spec, await play.row(), self._random))
+            await self._step(play)
 
     def _wrong_answers(self) -> dict[str, tuple[bytes, ...]]:
         n = self._num_envs
         dtype, shape = action_layout(self._spec.action)
         zeros = encoded(np.zeros((n, self._spec.num_agents, *shape), dtype))
-        right, torn = welcome(slots=[pb.SlotStart()] * n), bytes(len(zeros) // n + 1)
+        right, torn = welcome(n), pb.SlotStart(actions=bytes(len(zeros) // n + 1))
         return {
-            "an Action with another sequence number": (right, _action(2, zeros)),
-            "an Action with a byte too few": (right, _action(1, zeros[:-1])),
-            "a Welcome for another number of environments": (
-                welcome(slots=[pb.SlotStart()] * (n + 1)),
-            ),
-            "a Welcome whose actions are no whole number of actions": (
-                welcome(slots=[pb.SlotStart(actions=torn)] * n),
-            ),
-            "an Action instead of Welcome": (_action(0, zeros),),
+            "an Action with another sequence number": (right, action_message(2, zeros)),
+            "an Action with a byte too few": (right, action_message(1, zeros[:-1])),
+            "a Welcome for another number of environments": (welcome(n + 1),),
+            "a Welcome whose actions are no whole number of actions": (welcome(n, [torn] * n),),
+            "an Action instead of Welcome": (action_message(0, zeros),),
             "bytes that are no message": (GARBAGE,),
         }
 
@@ -109,7 +114,7 @@ class EnvironmentPlayer:
             record.rows.append(digests(timestep))
             record.step_types.append(timestep.step_type.copy())
             ends += timestep.step_type >= _LAST
-            record.actions.append(legal_action(play.spec, timestep, self._random))
+            record.actions.append(legal_action(self._spec, timestep, self._random))
             if (ends.min() >= 2 or time.monotonic() > enough) and len(record.rows) >= 20:
                 break
             if len(record.rows) == 10:
@@ -134,9 +139,7 @@ class EnvironmentPlayer:
             done = b"".join(encoded(a[i]) for a in actions)
             starts.append(pb.SlotStart(episode=episode, actions=done))
             targets.append(target)
-        play = self._play(session, fresh=False)
-        await play.welcome(starts)
-        await self._compare(play, targets, "resumes")
+        await self._compare(await self._begin(session, starts), targets, "resumes")
 
     async def _compare(
         self, play: Play, targets: list[int], key: str, *, other_encodings: bool = False
@@ -147,7 +150,7 @@ class EnvironmentPlayer:
         for step in range(len(record.rows) if key == "repeats" else _RESUMED_ROWS):
             timestep = await play.row()
             found = digests(timestep)
-            action = legal_action(play.spec, timestep, self._random)
+            action = legal_action(self._spec, timestep, self._random)
             for i, target in enumerate(targets):
                 at = target + step
                 if at >= record.known(i):
@@ -174,21 +177,13 @@ class EnvironmentPlayer:
         """Play three rows, so that episodes are under way."""
         play = await self._begin(session)
         for _ in range(3):
-            timestep = await play.row()
-            await play.answer(legal_action(play.spec, timestep, self._random))
+            await self._step(play)
 
-    async def _begin(self, session: Session) -> Play:
-        """Welcome the stream to the first rows of its first episodes."""
-        play = self._play(session, fresh=True)
-        await play.welcome([pb.SlotStart()] * self._num_envs)
-        return play
+    async def _step(self, play: Play) -> None:
+        await play.answer(legal_action(self._spec, await play.row(), self._random))
 
-    def _play(self, session: Session, *, fresh: bool) -> Play:
-        """Begin to play the stream, which is checked by the rules."""
-        patience_s = self._limits.patience_s
-        return Play(self._spec, self._num_envs, session, self._checklist, patience_s, fresh=fresh)
-
-
-def _action(sequence: int, arrays: bytes) -> bytes:
-    action = pb.Action(sequence=sequence, arrays=arrays)
-    return pb.LearnerMessage(action=action).SerializeToString()
+    async def _begin(self, session: Session, starts: Sequence[pb.SlotStart] = ()) -> Play:
+        """Welcome the stream, to its first episodes or to those under way that `starts` says."""
+        rules = RowRules(self._spec, self._num_envs, self._checklist, fresh=not starts)
+        await session.write(welcome(self._num_envs, starts))
+        return Play(rules, session, self._limits.patience_s)

@@ -1,8 +1,8 @@
 """Acts and their limits, a stream as the kit plays it, and the record of the first one."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import grpc
 import numpy as np
@@ -15,7 +15,6 @@ from shared.process.errors import WireError
 from shared.rpc import rollout_pb2 as pb
 from shared.wire.codec import ActionCodec, ObservationCodec
 from shared.wire.framing import varint
-from shared.wire.spec import EnvSpec
 from shared.wire.timestep import Array, StepType, TimeStep
 
 _RUN_SEED = 0xDEAD_BEEF_0BAD_F00D  # does not fit 63 bits, nor a float
@@ -147,36 +146,18 @@ class Stream:
 class Play(Stream):
     """Rows and answers of one stream of environments."""
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        num_envs: int,
-        session: Session,
-        checklist: Checklist,
-        patience_s: float,
-        *,
-        fresh: bool,
-    ) -> None:
+    def __init__(self, rules: RowRules, session: Session, patience_s: float) -> None:
         """Begin a stream.
 
         Args:
-            spec: specification of its environments.
-            num_envs: number of environments, N.
+            rules: rules of its rows.
             session: session of the stream.
-            checklist: checklist that receives the findings.
             patience_s: longest wait for one message.
-            fresh: True if all episodes begin here; else Welcome says that some are under way.
         """
-        super().__init__(session, checklist, patience_s)
-        n = num_envs
-        self.spec = spec
-        self._observations, self._actions = ObservationCodec(spec, n), ActionCodec(spec, n)
-        self._rules = RowRules(spec, n, self.checklist, fresh)
-        self.sequence = 0
-
-    async def welcome(self, starts: list[pb.SlotStart]) -> None:
-        """Send Welcome with where each environment starts."""
-        await self.session.write(welcome(first_slot=_FIRST_SLOT, slots=starts))
+        super().__init__(session, rules.checklist, patience_s)
+        self._rules, self.sequence = rules, 0
+        self._observations = ObservationCodec(rules.spec, rules.num_envs)
+        self._actions = ActionCodec(rules.spec, rules.num_envs)
 
     async def row(self) -> TimeStep:
         """Read the next Observation and check it by the rules.
@@ -204,8 +185,7 @@ class Play(Stream):
         if encoding == 0:
             message = self._actions.pack(self.sequence, _VERSION, action)
         else:
-            body = pb.Action(sequence=self.sequence, arrays=encoded(action))
-            message = pb.LearnerMessage(action=body).SerializeToString()
+            message = action_message(self.sequence, encoded(action))
         if encoding == 2:
             arrays = pb.Action(arrays=encoded(action)).SerializeToString()
             counters = pb.Action(sequence=self.sequence, policy_version=7).SerializeToString()
@@ -219,7 +199,20 @@ def encoded(action: Array) -> bytes:
     return np.ascontiguousarray(action, action.dtype.newbyteorder("<")).tobytes()
 
 
-def welcome(**slots: Any) -> bytes:  # noqa: ANN401 - fields of protobuf
-    """Return a Welcome of the kit's run."""
-    message = pb.Welcome(policy_version=_VERSION, run_seed=_RUN_SEED, **slots)
+def action_message(sequence: int, arrays: bytes) -> bytes:
+    """Return an Action without a policy version."""
+    action = pb.Action(sequence=sequence, arrays=arrays)
+    return pb.LearnerMessage(action=action).SerializeToString()
+
+
+def welcome(num_envs: int, starts: Sequence[pb.SlotStart] = ()) -> bytes:
+    """Return a Welcome of the kit's run; without `starts`, to first episodes.
+
+    Args:
+        num_envs: number of environments; 0: samples.
+        starts: episode and actions of each environment.
+    """
+    slots = starts or [pb.SlotStart()] * num_envs
+    first = _FIRST_SLOT if num_envs else 0
+    message = pb.Welcome(policy_version=_VERSION, run_seed=_RUN_SEED, first_slot=first, slots=slots)
     return pb.LearnerMessage(welcome=message).SerializeToString()

@@ -19,6 +19,9 @@ class RowRules:
     """Checks of the rows of one stream by the contract, one message after another.
 
     Attributes:
+        spec: specification of its environments.
+        num_envs: number of environments, N.
+        checklist: checklist that receives the findings.
         longer: True if a notice said that episodes exceed max_episode_steps.
     """
 
@@ -31,7 +34,7 @@ class RowRules:
             checklist: checklist that receives the findings.
             fresh: True if all episodes begin here; else Welcome says that some are under way.
         """
-        self._spec, self._checklist = spec, checklist
+        self.spec, self.num_envs, self.checklist = spec, num_envs, checklist
         self._check = RowCheck(spec, num_envs)  # a learner's
         self._row, self.longer = 0, False
         # [N] by the last row; None: not known
@@ -51,7 +54,7 @@ class RowRules:
         self._ended = t.step_type >= _LAST
 
     def _hold(self, key: str, problem: str | None) -> None:
-        self._checklist.hold(key, problem and f"row {self._row}: {problem}")
+        self.checklist.hold(key, problem and f"row {self._row}: {problem}")
 
     def _broken(self, t: TimeStep) -> str | None:
         for env, what in self._check.broken(t, self._ended).items():
@@ -59,7 +62,7 @@ class RowRules:
         return None
 
     def _length(self, t: TimeStep) -> str | None:
-        limit = 0 if self.longer else self._spec.max_episode_steps
+        limit = 0 if self.longer else self.spec.max_episode_steps
         late = limit > 0 and (self._age >= limit) & (t.step_type < _LAST)
         for i in np.flatnonzero(late).tolist():
             return (

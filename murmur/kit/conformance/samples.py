@@ -150,7 +150,7 @@ class SamplePlayer:
         """Send Welcome; nothing may have come before."""
         supply = _Supply(self._spec, session, self._checklist, self._limits.patience_s, self._seen)
         await supply.expect_nothing()
-        await session.write(welcome())
+        await session.write(welcome(0))
         return supply
 
 
@@ -253,7 +253,7 @@ def _encoded(grant: Grant, encoding: int) -> bytes:
 def _wrong_answers(spec: SampleSpec) -> dict[str, tuple[bytes, ...]]:
     def granted(sequence: int, indices: bytes, split: int = _TRAIN) -> tuple[bytes, ...]:
         grant = pb.Grant(sequence=sequence, split=split, indices=indices)
-        return welcome(), pb.LearnerMessage(grant=grant).SerializeToString()
+        return welcome(0), pb.LearnerMessage(grant=grant).SerializeToString()
 
     zero, beyond = bytes(4), spec.sizes[_TRAIN].to_bytes(4, "little")
     return {
