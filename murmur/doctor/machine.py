@@ -119,15 +119,6 @@ def _git(*words: str) -> str:
     return result.stdout
 
 
-def pinned_versions() -> dict[str, str]:
-    """Return the versions in constraints.txt; none if murmur is installed without it."""
-    path = ROOT / "constraints.txt"
-    if not path.is_file():
-        return {}
-    lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
-    return dict(line.split("==", 1) for line in lines if "==" in line)
-
-
 def installed_version(name: str) -> str | None:
     """Return a distribution's version, without its local part; None if it is not installed."""
     try:
