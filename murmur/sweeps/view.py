@@ -102,7 +102,8 @@ def end_table(sweep: SweepFolder, metric: Metric, width: int) -> Table:
         "time": [duration(60 * run.minutes) for run in runs],
     }
     varied = {
-        key: [short_value(run.settings.get(key, "")) for run in runs] for key in sweep.spec.vary
+        key: [short_value(run.settings.get(key, "")) for run in runs]
+        for key in dict.fromkeys(key for run in runs for key in run.settings if key != "run.seed")
     }
     shown = {**columns, **varied, **figures}
     if sum(_GAP + max(map(len, [name, *cells])) for name, cells in shown.items()) > width:
