@@ -98,7 +98,7 @@ def run_sweep(
 def _print_end(sweep: SweepFolder, metric: Metric, console: Console) -> int:
     """Print the table of all runs, those that failed, and what to do next."""
     console.print()
-    console.print(end_table(sweep, metric, console.width))
+    console.print(end_table(sweep, metric))
     for line in failures(sweep):
         print_plain(console, line, "red")
     path = shlex.quote(str(sweep.path))

@@ -14,12 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
 from murmur.runs.child import exit_message, murmur_command, start_process
 from murmur.runs.log_errors import last_error
 from murmur.runs.run_folder import ProgressTail
-from murmur.runs.scores import Metric, read_curve, training_value
+from murmur.runs.scores import Metric, read_curve
 from murmur.sweeps.capacity import Capacity, Gpu, shares
 from murmur.sweeps.folder import SweepFolder, SweepRun
 from shared.config.experiment import ExperimentConfig
@@ -28,7 +26,6 @@ from shared.process.errors import ConfigError
 from shared.process.host_memory import MemoryKills, available_bytes
 
 TICK_S = 0.25
-_LOOK_AT_MEMORY_S = 5.0
 _STOP_S = 90.0  # for a run to save and end; its supervisor gives the learner 60 s
 _GIB = 2**30
 
@@ -44,7 +41,7 @@ class Active:
         log_start: position in its log at which its output begins.
         tail: reader of its progress.
         gpu: GPU of the run; None: the CPU.
-        progress: last record.
+        progress: last record of its progress.
         memory_kills: memory kills that the kernel had counted at its start.
     """
 
@@ -56,11 +53,6 @@ class Active:
     gpu: Gpu | None = None
     progress: dict[str, Any] = field(default_factory=dict)
     memory_kills: MemoryKills = field(default_factory=MemoryKills)
-
-    @property
-    def metric(self) -> Metric:
-        """Metric that judges the run."""
-        return Metric.parse(self.config.evaluation.best_metric)
 
 
 class Scheduler:
@@ -89,8 +81,6 @@ class Scheduler:
         begun = [run for run in sweep.runs if run.state in ("running", "stopped")]
         others = [run for run in sweep.runs if run.state in ("waiting", "failed")]
         self._waiting = deque([*begun, *others])
-        self._memory_gib = capacity.memory_gib  # of the largest run, as far as is known
-        self._measured = -_LOOK_AT_MEMORY_S
         self._waits_for_memory = False
 
     def run(self) -> None:
@@ -128,13 +118,13 @@ class Scheduler:
             self._sweep.save()
 
     def _has_memory(self) -> bool:
-        """Return whether one more run fits beside those at work, by the largest memory of them."""
+        """Return whether the memory that a run is expected to take is free."""
         free = available_bytes() / _GIB
-        fits = free >= self._memory_gib
+        fits = free >= self._capacity.memory_gib
         if not fits and not self._waits_for_memory:
             self._say(
                 f"the next run waits: {free:.1f} GiB of memory is free, a run takes "
-                f"{self._memory_gib:.1f}"
+                f"{self._capacity.memory_gib:.1f}"
             )
         self._waits_for_memory = not fits
         return fits
@@ -182,10 +172,8 @@ class Scheduler:
     def _look_at(self, active: Active) -> None:
         """Read a run's reports, and its end."""
         code = active.process.poll()
-        for record in active.tail:
-            self._take(active, record)
+        self._read(active)
         if code is None:
-            self._measure()
             return
         self._active.remove(active)
         run = active.run
@@ -200,19 +188,12 @@ class Scheduler:
         self._note_scores(active)
         self._sweep.save()
 
-    def _take(self, active: Active, record: dict[str, Any]) -> None:
-        """Note a record of a run's progress."""
-        if record.get("kind") == "progress":
-            active.progress = record
-            value = training_value(record, active.metric)
-        else:
-            value = record.get("metrics", {}).get(active.metric.name, {}).get("mean")
-        if value is not None and (record["kind"] == "evaluation" or not self._evaluates(active)):
-            active.run.last = value
-
     @staticmethod
-    def _evaluates(active: Active) -> bool:
-        return active.config.evaluation.every_updates > 0
+    def _read(active: Active) -> None:
+        """Read the news of a run's progress."""
+        for record in active.tail:
+            if record.get("kind") == "progress":
+                active.progress = record
 
     def _fail(self, run: SweepRun, message: str) -> None:
         """Note that a run failed, and print why."""
@@ -222,18 +203,11 @@ class Scheduler:
     def _note_scores(self, active: Active) -> None:
         """Write into the index what a run came to."""
         run, last = active.run, active.progress
-        curve = read_curve(self._sweep.folder_of(run), active.metric)
+        metric = Metric.parse(active.config.evaluation.best_metric)
+        curve = read_curve(self._sweep.folder_of(run), metric)
         run.last, run.best = curve.last, curve.best
         run.env_steps = int(last.get("env_steps", run.env_steps))
         run.minutes = round(last.get("seconds", 60 * run.minutes) / 60, 3)
-
-    def _measure(self) -> None:
-        """Note what memory the largest run takes."""
-        if time.monotonic() - self._measured < _LOOK_AT_MEMORY_S:
-            return
-        self._measured = time.monotonic()
-        for active in self._active:
-            self._memory_gib = max(self._memory_gib, resident_bytes(active.process.pid) / _GIB)
 
     def _stop_all(self) -> None:
         """Stop the runs at work; each saves a checkpoint first."""
@@ -246,25 +220,8 @@ class Scheduler:
             except subprocess.TimeoutExpired:
                 os.killpg(active.process.pid, signal.SIGKILL)
                 active.process.wait()
-            for record in active.tail:
-                self._take(active, record)
+            self._read(active)
             active.run.state = "complete" if active.process.returncode == 0 else "stopped"
             self._note_scores(active)
         self._active.clear()
         self._sweep.save()
-
-
-def resident_bytes(pid: int) -> int:
-    """Return the memory in use by a process and all its descendants [bytes]."""
-    try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return 0
-    total = 0
-    for one in family:
-        try:
-            total += one.memory_info().rss
-        except psutil.Error:  # it has just ended
-            continue
-    return total
