@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from murmur.benchmarks._cores import two_cores
-from murmur.benchmarks._rank_messages import Learners
+from benchmarks._cores import two_cores
+from benchmarks._rank_messages import Learners
 from murmur.benchmarks.effort import Effort
 from murmur.plan.costs import Window
 from murmur.plan.forecast import Basis, forecast, scaled
