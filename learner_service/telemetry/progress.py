@@ -18,7 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 from learner_service.telemetry.figures import Figures, png
 from learner_service.telemetry.scalars import scalars_of
 from learner_service.telemetry.tensorboard_distributions import Distributions
-from learner_service.telemetry.tracking.processes import TrackerProcesses
+from learner_service.telemetry.tracking import TrackerProcesses
 from shared.config.experiment import RunConfig, TrackingConfig
 from shared.process.errors import ResourceError
 from shared.process.files import make_folder, write_whole

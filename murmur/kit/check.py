@@ -14,8 +14,8 @@ import psutil
 from rich.table import Table
 
 from murmur.doctor.machine import (
-    DEPENDENCIES,
     commit,
+    dependencies,
     describe_machine,
     find_gpu,
     installed_version,
@@ -161,7 +161,7 @@ def _dependencies() -> list[Finding]:
     """Check each group of dependencies: all there, missing, or at another version than pinned."""
     pinned = {_normal(name): version for name, version in pinned_versions().items()}
     findings = []
-    for group, names in DEPENDENCIES.items():
+    for group, names in dependencies().items():
         found = {name: installed_version(name) for name in names}
         missing = [name for name, version in found.items() if version is None]
         other = [
