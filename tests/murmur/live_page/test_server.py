@@ -297,23 +297,6 @@ def test_states_of_the_page_are_those_of_the_documents() -> None:
     assert {thread: set(states) for thread, states in STATES.items()} == told
 
 
-def test_the_best_baseline_is_known_from_reports(run: RunFolder, page: LivePage) -> None:
-    assert "murmur report" in state(page)["baseline_words"]
-    environment = run.config().for_evaluation().environment.model_dump(mode="json")
-    folder = run.path / "evaluations"
-    folder.mkdir()
-    for policy, mean, played in (
-        ("learned, version 9", 9.0, environment),
-        ("baseline random", -80.0, environment),
-        ("baseline nearest", -20.0, environment),
-        ("baseline other", 99.0, {**environment, "num_agents": 9}),
-    ):
-        record = {"policy": policy, "key": {"environment": played}}
-        record["summary"] = {"return": {"mean": mean}}
-        (folder / f"{policy.split()[-1]}.json").write_text(json.dumps(record))
-    assert state(page)["baseline"] == {"name": "nearest", "metrics": {"return": -20.0}}
-
-
 def test_a_resumed_run_draws_over_what_it_makes_again(run: RunFolder, page: LivePage) -> None:
     append(run, progress(1), progress(2), progress(3), progress(2, seconds=2.5, ledger={}))
     points = state(page)["curves"]["points"]
