@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from murmur.doctor.machine import ROOT
-from murmur.live_page import server, view
+from murmur.live_page import view
 from murmur.live_page.ledger_states import STATES
 from murmur.live_page.server import LivePage, served
 from murmur.runs.child import child_environment
@@ -62,7 +62,6 @@ def run(tmp_path: Path) -> RunFolder:
 @pytest.fixture
 def page(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[LivePage]:
     monkeypatch.setattr(view, "LOOK_S", 0.0)
-    monkeypatch.setattr(server, "CLOSE_S", 0.02)
     with contextlib.closing(LivePage(run, 0)) as made:
         yield made
 
@@ -330,7 +329,7 @@ def test_without_an_episode_words_say_why(run: RunFolder, page: LivePage) -> Non
 
 def test_half_a_request_blocks_no_other(page: LivePage) -> None:
     with contextlib.ExitStack() as stack:
-        for _ in range(20):  # more than there are places
+        for _ in range(100):  # more than there are places
             slow = stack.enter_context(socket.create_connection(("127.0.0.1", page.port)))
             slow.sendall(b"GET / HTTP/1.1\r\nHost: ")
         assert ask(page, "/")[0] == 200
