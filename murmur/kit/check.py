@@ -12,8 +12,8 @@ import psutil
 from rich.table import Table
 
 from murmur.doctor.machine import (
-    DEPENDENCIES,
     commit,
+    dependencies,
     describe_machine,
     find_gpu,
     installed_version,
@@ -148,7 +148,7 @@ def _speed() -> list[Finding]:
 def _dependencies() -> list[Finding]:
     """Check each group of dependencies."""
     findings = []
-    for group, names in DEPENDENCIES.items():
+    for group, names in dependencies().items():
         found = {name: installed_version(name) for name in names}
         missing = [name for name, version in found.items() if version is None]
         status: Status = "ok"
