@@ -34,7 +34,7 @@ def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
     limits = [k.removeprefix("throttled_") for k, v in figures.items() if "throttled_" in k and v]
     if limits:
         lines.append(f"clocks are kept down by {', '.join(sorted(limits))}")
-    failed = failed_captures(before, after)
+    failed = failed_captures(after)
     if not failed and (count := figures.get("graph_fallbacks")):
         failed = [
             f"{count:.0f} CUDA graphs could not be captured, their calls run eagerly; the log of "

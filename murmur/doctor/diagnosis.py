@@ -13,7 +13,7 @@ environments but that twice as many serve twice as many rows.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from murmur.doctor.gpu_waits import GpuWait, gpu_waits
 from murmur.doctor.group_diagnosis import RankFigures, advice
@@ -22,6 +22,9 @@ from murmur.runs.snapshots import Snapshot
 from shared.config.experiment import ExperimentConfig
 from shared.process.errors import ConfigError
 from shared.process.ledger import since
+
+if TYPE_CHECKING:  # a run is diagnosed where there is no torch, too
+    from learner_service.learning.options import About
 
 _WAITS = {
     "inference": ("wait_environments", "wait_learning", "start"),
@@ -39,18 +42,6 @@ _NEARLY = 0.85  # busier than this, a station sets the rate
 
 # How many times as fast a row is learned from with some settings; None: they do not fit.
 Speedup = Callable[[Sequence[str]], float | None]
-
-
-class Tuning(Protocol):
-    """Answers about an algorithm's options that the diagnosis reads; see `About`."""
-
-    @property
-    def cheaper_learning(self) -> Sequence[tuple[str, dict[str, Any]]]:
-        """Return changes that may make learning from a row cheaper."""
-
-    @property
-    def larger_updates(self) -> Callable[[float], tuple[str, dict[str, Any]]] | None:
-        """Return the change after which an update takes a factor times the rows, by the factor."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +126,7 @@ def diagnose(
     before: Snapshot,
     after: Snapshot,
     config: ExperimentConfig | None = None,
-    algorithm: Tuning | None = None,
+    algorithm: "About | None" = None,
     speedup: Speedup | None = None,
 ) -> Diagnosis:
     """Diagnose a run between two snapshots of it.
@@ -193,7 +184,7 @@ def _remedies(
     seen: Diagnosis,
     after: Snapshot,
     config: ExperimentConfig | None,
-    algorithm: Tuning | None,
+    algorithm: "About | None",
     speedup: Speedup | None,
 ) -> list[Remedy]:
     """Return the remedies for the bottleneck."""
@@ -343,7 +334,7 @@ def _device_at(seen: Diagnosis, rate: float) -> float:
 
 
 def _more_environments(
-    seen: Diagnosis, now: Snapshot, config: ExperimentConfig | None, algorithm: Tuning | None
+    seen: Diagnosis, now: Snapshot, config: ExperimentConfig | None, algorithm: "About | None"
 ) -> list[Remedy]:
     # Work that needs the processor needs more of it; a wait for something else does not.
     machine = seen.rate / now.machine_busy if now.machine_busy else None
@@ -421,7 +412,7 @@ def _admitted(now: Snapshot, config: ExperimentConfig | None, factor: int) -> fl
 
 
 def _faster_learning(
-    seen: Diagnosis, config: ExperimentConfig, algorithm: Tuning | None, speedup: Speedup
+    seen: Diagnosis, config: ExperimentConfig, algorithm: "About | None", speedup: Speedup
 ) -> list[Remedy]:
     remedies = []
     for what, settings in _learning_changes(config, algorithm):
@@ -437,7 +428,7 @@ def _faster_learning(
 
 
 def _learning_changes(
-    config: ExperimentConfig, algorithm: Tuning | None
+    config: ExperimentConfig, algorithm: "About | None"
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Return changes worth probing for the configured algorithm."""
     cheaper = algorithm.cheaper_learning if algorithm is not None else []

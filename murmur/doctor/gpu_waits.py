@@ -52,19 +52,17 @@ def on_gpu(seen: Snapshot) -> bool:
 
 def grown(before: Snapshot, after: Snapshot, metric: str) -> dict[str, float]:
     """Return a metric's increase between two snapshots, by function; see Snapshot.graphs."""
-    first, last = before.graphs.get(metric, {}), after.graphs.get(metric, {})
-    return {name: value - first.get(name, 0.0) for name, value in last.items()}
+    return since(before.graphs, after.graphs).get(metric, {})
 
 
-def failed_captures(before: Snapshot, after: Snapshot) -> list[str]:
+def failed_captures(seen: Snapshot) -> list[str]:
     """Return each function that could not be captured: reason, count, time of the next attempt."""
-    del before  # a failure long ago still makes calls eager
     lines = []
-    for key, count in after.graphs.get("graph_fallbacks", {}).items():
+    for key, count in seen.graphs.get("graph_fallbacks", {}).items():
         name, _, reason = key.partition("/")
         if not count:
             continue
-        left = after.graphs.get("graph_retry_calls", {}).get(name)
+        left = seen.graphs.get("graph_retry_calls", {}).get(name)
         again = f"it is tried again after {number(left)} more calls"
         if left is None:
             again = "the learner's log says when it is tried again"
@@ -268,8 +266,7 @@ def _quantile(before: Snapshot, after: Snapshot, phase: str, q: float) -> float:
 
 
 def _histogram(before: Snapshot, after: Snapshot, phase: str) -> dict[float, float]:
-    first = before.latency.get(phase, {})
-    return {le: n - first.get(le, 0.0) for le, n in after.latency.get(phase, {}).items()}
+    return since(before.latency, after.latency).get(phase, {})
 
 
 def _late_seconds(before: Snapshot, after: Snapshot) -> float:

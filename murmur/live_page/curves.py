@@ -5,6 +5,8 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shared.process.ledger import since
+
 MOST_POINTS = 512  # then two neighbors become one
 MOST_EVALUATIONS = 1024
 _AT = ("time", "seconds", "env_steps", "updates")
@@ -126,13 +128,10 @@ def _spent(
 
     A restarted learner counts from zero.
     """
-    spent = {}
-    for thread, states in now.items():
-        had = before.get(thread, {})
-        if sum(had.values()) > sum(states.values()):
-            had = {}
-        spent[thread] = {s: max(0.0, v - had.get(s, 0.0)) for s, v in states.items()}
-    return spent
+    same = {
+        t: had for t, had in before.items() if sum(had.values()) <= sum(now.get(t, {}).values())
+    }
+    return since(same, now)
 
 
 def _merged(one: Point, two: Point) -> Point:

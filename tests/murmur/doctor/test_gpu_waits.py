@@ -171,7 +171,7 @@ def test_a_failed_capture_is_named_with_its_next_try(left: float, again: str) ->
     }
     before, after = look(**learner(43.0), **failed, **PROMPT)
     assert diagnose(before, after).bottleneck == "captures"
-    lines = failed_captures(before, after)
+    lines = failed_captures(after)
     assert lines == [
         "the CUDA graph of 'critic' could not be captured 2 times: the device is out of memory; "
         + again
@@ -189,14 +189,14 @@ def test_a_capture_that_succeeded_later_explains_nothing() -> None:
     }
     before, after = look(**learner(43.0), **failed, **PROMPT)
     assert diagnose(before, after).bottleneck == "shapes"
-    assert failed_captures(before, after)[0].endswith("; it was captured since")
+    assert failed_captures(after)[0].endswith("; it was captured since")
 
 
 def test_a_failure_elsewhere_does_not_explain_eager_updates() -> None:
     failed = {**TIMED, "graph_fallbacks_total": {("act", "capture"): 1.0}}
     before, after = look(**learner(43.0), **failed, **PROMPT)
     assert diagnose(before, after).bottleneck == "shapes"
-    (line,) = failed_captures(before, after)
+    (line,) = failed_captures(after)
     assert line.startswith("the CUDA graph of 'act' could not be captured: the learner's log")
 
 
