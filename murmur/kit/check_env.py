@@ -106,9 +106,8 @@ def _other_hashes(agents: tuple[str, ...], before: str) -> str:
     seeds = [str(seed) for seed in range(1, _HASH_SEEDS) if str(seed) != before]
     if len(agents) < 2:
         return seeds[0]
-    orders = (_order(agents, seed) for seed in seeds)
     first = _order(agents, before)
-    return next((seed for seed, order in zip(seeds, orders, strict=True) if order != first), "1")
+    return next((seed for seed in seeds if _order(agents, seed) != first), seeds[0])
 
 
 def _order(agents: tuple[str, ...], hash_seed: str) -> bytes:
