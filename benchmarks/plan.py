@@ -23,11 +23,10 @@ from murmur.benchmarks._cores import two_cores
 from murmur.benchmarks._rank_messages import Learners
 from murmur.benchmarks.effort import Effort
 from murmur.plan.costs import Window
-from murmur.plan.forecast import Basis, forecast, scaled
+from murmur.plan.forecast import Basis, Size, forecast, scaled
 from murmur.plan.model import Costs
 from murmur.plan.probe import machine_s, measure
 from murmur.plan.setup import (
-    Size,
     calibrated,
     environment_spec,
     parameters_of,
