@@ -23,11 +23,10 @@ from benchmarks._cores import two_cores
 from benchmarks._rank_messages import Learners
 from murmur.benchmarks.effort import Effort
 from murmur.plan.costs import Window
-from murmur.plan.forecast import Basis, forecast, scaled
+from murmur.plan.forecast import Basis, Size, forecast, scaled
 from murmur.plan.model import Costs
 from murmur.plan.probe import machine_s, measure
 from murmur.plan.setup import (
-    Size,
     calibrated,
     environment_spec,
     parameters_of,
@@ -139,7 +138,7 @@ def _two_learners(basis: Basis, seconds: float) -> dict[str, Any]:
         "forecast": seen.env_rate,
         "measured": measured,
         "ratio": seen.env_rate / measured,
-        "updates/s": seen.updates,
+        "updates/s": seen.outcome.updates,
         "measured updates/s": (after.updates - before.updates) / took,
         "batch": seen.outcome.batch,
         "limited by": seen.bottleneck,
@@ -165,7 +164,7 @@ def _row(basis: Basis, size: Size, window: Window, slower: float) -> dict[str, A
         "forecast": seen.env_rate,
         "measured": measured,
         "ratio": seen.env_rate / measured,
-        "updates/s": seen.updates,
+        "updates/s": seen.outcome.updates,
         "measured updates/s": window.updates / window.seconds,
         "batch": seen.outcome.batch,
         "measured batch": window.batch,

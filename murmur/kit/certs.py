@@ -124,23 +124,12 @@ def make_certificates(
     for name, tokens in names:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = _sign(name, key, wanted, days, authority, authority_key)
-        _write_credentials(folder / name, authority, certificate, key, tokens)
+        lines = [f"{role} {token}\n" for role, of in tokens.items() for token in of]
+        _write(folder / name / CA, authority.public_bytes(Encoding.PEM), 0o644)
+        _write(folder / name / TOKENS, "".join(lines).encode(), 0o600)
+        _write(folder / name / KEY, _private(key), 0o600)
+        _write(folder / name / CERTIFICATE, certificate.public_bytes(Encoding.PEM), 0o644)
     return [folder / name for name, _ in names]
-
-
-def _write_credentials(
-    folder: Path,
-    authority: x509.Certificate,
-    certificate: x509.Certificate,
-    key: ec.EllipticCurvePrivateKey,
-    tokens: dict[Role, list[str]],
-) -> None:
-    """Write the folder that one kind of service is given."""
-    lines = [f"{role} {token}\n" for role, of in tokens.items() for token in of]
-    _write(folder / CA, authority.public_bytes(Encoding.PEM), 0o644)
-    _write(folder / TOKENS, "".join(lines).encode(), 0o600)
-    _write(folder / KEY, _private(key), 0o600)
-    _write(folder / CERTIFICATE, certificate.public_bytes(Encoding.PEM), 0o644)
 
 
 def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

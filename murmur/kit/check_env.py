@@ -85,11 +85,11 @@ def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
     """
     first = os.environ.get(HASH_SEED, "")
     first = first if first.isdecimal() else "0"
-    checked = _in_child(_check, first, name, options, step_limit_s)
+    checked = _in_child(True, first, name, options, step_limit_s)
     if checked.look is None:
         return checked
     other = _other_hashes(checked.look.agents, first)
-    second = _in_child(_look, other, name, options, step_limit_s)
+    second = _in_child(False, other, name, options, step_limit_s)
     problem = second.problems[0] if second.problems else ""
     if second.look is not None:
         problem = checked.look.difference(second.look)
@@ -106,9 +106,8 @@ def _other_hashes(agents: tuple[str, ...], before: str) -> str:
     seeds = [str(seed) for seed in range(1, _HASH_SEEDS) if str(seed) != before]
     if len(agents) < 2:
         return seeds[0]
-    orders = (_order(agents, seed) for seed in seeds)
     first = _order(agents, before)
-    return next((seed for seed, order in zip(seeds, orders, strict=True) if order != first), "1")
+    return next((seed for seed in seeds if _order(agents, seed) != first), seeds[0])
 
 
 def _order(agents: tuple[str, ...], hash_seed: str) -> bytes:
@@ -120,18 +119,14 @@ def _order(agents: tuple[str, ...], hash_seed: str) -> bytes:
 
 
 def _in_child(
-    job: Callable[[Callable[[int], VectorEnvironment]], Checked],
-    hash_seed: str,
-    name: str,
-    options: list[str],
-    step_limit_s: float,
+    whole: bool, hash_seed: str, name: str, options: list[str], step_limit_s: float
 ) -> Checked:
-    """Run a job on an environment in a child process; see `check_apart`."""
+    """Look at an environment in a child process; if `whole`, check it there before."""
     context = get_context("spawn")
     memory = RawArray(ctypes.c_uint64, Heartbeat.size(_MOST_COPIES))
     heartbeat = Heartbeat(memory, _MOST_COPIES)
     here, there = context.Pipe(duplex=False)
-    arguments = (job, name, options, memory, there, os.getpid())
+    arguments = (whole, name, options, memory, there, os.getpid())
     process = context.Process(target=_work, args=arguments, name="check-env")
     adopt_orphans()
     resource_tracker.ensure_running()  # else it would bear the mark
@@ -206,28 +201,15 @@ def _raised(heartbeat: Heartbeat, error: Exception) -> str:
     )
 
 
-def _check(make: Callable[[int], VectorEnvironment]) -> Checked:
-    """Check the environment, as the first child."""
-    problems = check_environment(make)
-    if problems:
-        return Checked(problems, [])
-    return Checked([], describe_environment(make), look=look_at(make))
-
-
-def _look(make: Callable[[int], VectorEnvironment]) -> Checked:
-    """Look at the environment, as the second child."""
-    return Checked([], [], look=look_at(make))
-
-
 def _work(
-    job: Callable[[Callable[[int], VectorEnvironment]], Checked],
+    whole: bool,
     name: str,
     options: list[str],
     memory: Any,  # noqa: ANN401 - a ctypes array
     to: Connection,
     parent: int,
 ) -> None:
-    """Run a child's job and send back its result, or the error that it raised."""
+    """Look at an environment in a child; send back the result, or the error that it raised."""
     die_with_parent(parent)
     lead_session()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which kills us
@@ -241,7 +223,9 @@ def _work(
             factory = environment_factory(name, options)
             heartbeat.note_start()
             make = partial(_watched, factory, heartbeat, notices)
-            result = job(make)
+            problems = check_environment(make) if whole else []
+            description = describe_environment(make) if whole and not problems else []
+            result = Checked(problems, description, look=None if problems else look_at(make))
     except EnvironmentFault as fault:
         result = Checked([str(fault)], [])
     except MurmurError as error:

@@ -49,12 +49,7 @@ class Forecast:
         size: size of the system, with the chosen number of workers.
         rate: agent-steps per second.
         env_rate: environment steps per second.
-        updates: updates per second.
         bottleneck: name of what limits the rate.
-        busy: share of the time that each resource works.
-        blocked: share of the sessions that wait for the learner.
-        peers: share of the time that ranks wait for each other or exchange gradients.
-        lag: mean policy lag of the rows learned from, in updates.
         device_hours: hours of all learners for a million agent-steps.
         core_hours: hours of all processors for a million agent-steps.
         learning: needs of one rank's update.
@@ -64,12 +59,7 @@ class Forecast:
     size: Size
     rate: float
     env_rate: float
-    updates: float
     bottleneck: str
-    busy: dict[str, float]
-    blocked: float
-    peers: float
-    lag: float
     device_hours: float
     core_hours: float
     learning: Flight | Replays
@@ -223,12 +213,7 @@ def of_outcome(system: System, outcome: Outcome, task: Task, size: Size) -> Fore
         size=size,
         rate=rate,
         env_rate=env_rate,
-        updates=outcome.updates,
         bottleneck=bottleneck(outcome, eager=system.costs.device and system.costs.eager > 0),
-        busy=outcome.busy,
-        blocked=outcome.blocked,
-        peers=outcome.peers,
-        lag=outcome.lag,
         device_hours=hours * size.learners,
         core_hours=hours * size.cores,
         learning=system.learning,
@@ -263,28 +248,20 @@ def bottleneck(outcome: Outcome, *, eager: bool = False) -> str:
 
 def sizes_up_to(size: Size, *, scale_batch: bool = False) -> list[Size]:
     """Return halves of a system down to one learner; of one learner, halves of its cores."""
-    counts = [size.learners]
-    while counts[-1] > 1:
-        counts.append(counts[-1] // 2)
-    if len(counts) == 1:
-        cores = [size.cores]
-        while cores[-1] > 4:
-            cores.append(cores[-1] // 2)
-        return [replace(size, cores=n, workers=_part(size, n)) for n in reversed(cores)]
+    many = size.learners > 1
+    whole, least = (size.learners, 1) if many else (size.cores, 4)
+    parts = [whole]
+    while parts[-1] > least:
+        parts.append(parts[-1] // 2)
     return [
         Size(
-            n,
-            max(1, size.cores * n // size.learners),
-            size.workers * n // size.learners,
-            n if scale_batch else 1,
+            learners=part if many else 1,
+            cores=max(1, size.cores * part // whole),
+            workers=max(1, size.workers * part // whole) if size.workers else 0,
+            batch=part if many and scale_batch else 1,
         )
-        for n in reversed(counts)
+        for part in reversed(parts)
     ]
-
-
-def _part(size: Size, cores: int) -> int:
-    """Return the workers of a part of a system; 0: as many as the cores allow."""
-    return max(1, size.workers * cores // size.cores) if size.workers else 0
 
 
 # What twice as much of a resource is.
@@ -319,4 +296,5 @@ def as_dict(seen: Forecast) -> dict[str, Any]:
     """Return the forecast as JSON values."""
     data = asdict(seen)
     data["learning"] |= {"kind": type(seen.learning).__name__.lower()}
-    return data
+    shown = ("updates", "busy", "blocked", "peers", "lag")
+    return data | {name: data["outcome"][name] for name in shown}

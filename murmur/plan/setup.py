@@ -14,8 +14,7 @@ from learner_service.learning.base import build_algorithm
 from learner_service.tuning.probe import checkpoint_spec
 from murmur.plan import stated
 from murmur.plan.costs import Window, costs_of, load_costs, run_window
-from murmur.plan.forecast import Basis, system_of
-from murmur.plan.forecast import Size as Size
+from murmur.plan.forecast import Basis, Size, system_of
 from murmur.plan.model import Costs, Task
 from murmur.plan.probe import measure
 from murmur.plan.simulate import Limits, Simulation

@@ -44,23 +44,26 @@ def show(
         console: console that prints the forecast.
         network: network between learners, as text.
     """
-    last = seen[-1]
+    last, out = seen[-1], seen[-1].outcome
     lines = [
         ("system", _system(last, network)),
         ("rate", f"{_count(last.rate)} agent-steps/s, {_count(last.env_rate)} environment steps/s"),
         ("updates", _updates(last)),
         ("limited by", WORDS[last.bottleneck]),
-        ("busy", ", ".join(f"{_CLOCKS.get(k, k)} {100 * v:.0f} %" for k, v in last.busy.items())),
+        (
+            "busy",
+            ", ".join(f"{_CLOCKS.get(k, k)} {100 * v:.0f} %" for k, v in out.busy.items()),
+        ),
         (
             "a million",
             f"agent-steps: {number(last.device_hours)} learner-hours, "
             f"{number(last.core_hours)} core-hours",
         ),
     ]
-    if last.blocked > 0.01:
-        lines.append(("waiting", f"{100 * last.blocked:.0f} % of the sessions, for updates"))
-    if last.peers > 0.001:
-        lines.append(("peers", f"{100 * last.peers:.1f} % of the time, for each other"))
+    if out.blocked > 0.01:
+        lines.append(("waiting", f"{100 * out.blocked:.0f} % of the sessions, for updates"))
+    if out.peers > 0.001:
+        lines.append(("peers", f"{100 * out.peers:.1f} % of the time, for each other"))
     lines += [("costs" if not i else "", text) for i, text in enumerate(sources)]
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="bold")
@@ -93,7 +96,7 @@ def table(seen: Sequence[Forecast]) -> Table:
             str(s.size.workers),
             _count(s.rate),
             f"{s.rate / first.rate / more:.2f}",
-            f"{100 * s.busy['learning']:.0f}",
+            f"{100 * s.outcome.busy['learning']:.0f}",
             number(s.core_hours),
             _SHORT.get(s.bottleneck, s.bottleneck),
         )
@@ -114,12 +117,12 @@ def _system(seen: Forecast, network: str) -> str:
 
 
 def _updates(seen: Forecast) -> str:
-    rate, out = number(seen.updates), seen.outcome
-    made = f"{rate} a second, {number(1e3 * out.update_s)} ms each"
+    out = seen.outcome
+    made = f"{number(out.updates)} a second, {number(1e3 * out.update_s)} ms each"
     if not isinstance(seen.learning, Flight):
         return made
     flight = seen.learning
     return (
         f"{made}; unrolls of {flight.unroll_steps} steps, {flight.unrolls_per_update} an update "
-        f"and learner, lag {seen.lag:.1f}"
+        f"and learner, lag {out.lag:.1f}"
     )

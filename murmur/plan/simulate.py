@@ -44,27 +44,25 @@ class Limits:
     updates: int = 12
 
 
+@dataclass(slots=True, eq=False)
 class _Session:
     """A share of a worker's environments."""
 
-    __slots__ = ("answered", "fresh", "io", "rank", "since", "unroll", "worker")
-
-    def __init__(self, rank: "_Rank", worker: Thread) -> None:
-        self.rank, self.worker = rank, worker
-        self.io = Thread(rank.pool)  # of gRPC, on the learner's side
-        self.unroll: Unroll | None = None
-        self.fresh = True  # the request is not stored yet
-        self.since = -1.0  # when it was made to wait for the learner
-        self.answered = -1.0
+    rank: "_Rank"
+    worker: Thread
+    io: Thread  # of gRPC, on the learner's side
+    unroll: Unroll | None = None
+    fresh: bool = True  # the request is not stored yet
+    since: float = -1.0  # when it was made to wait for the learner
+    answered: float = -1.0
 
 
 class _Rank:
     """One learner: its threads and its storage."""
 
     def __init__(self, system: System, pool: Pool, device: Pool | None) -> None:
-        self.pool, self.device = pool, device
-        self.interpreter = Thread(pool)
-        self.copies = Thread(pool)
+        self.device = device
+        self.interpreter, self.copies = Thread(pool), Thread(pool)
         self.policy = Thread(device or pool)
         self.learners = [Thread(device or pool)]
         if device is None:
@@ -72,16 +70,16 @@ class _Rank:
         self.storage = make_storage(system.learning)
         self.pending: deque[_Session] = deque()
         self.blocked: list[_Session] = []
-        self.version = 0
+        self.served: list[_Session] = []
         self.acting = False
         self.updating = False
         self.waiting = False
+        self.version = 0
+        self.sessions = 0
         self.left = 0  # threads of an update that are still at work
         self.began = 0.0
         self.free_at = 0.0
         self.serving = 0.0
-        self.sessions = 0
-        self.served: list[_Session] = []
 
 
 class Simulation:
@@ -112,7 +110,9 @@ class Simulation:
             self.workers.append(worker)
             rank = self.ranks[i % self.together]
             rank.sessions += system.sessions
-            self.sessions += [_Session(rank, worker) for _ in range(system.sessions)]
+            self.sessions += [
+                _Session(rank, worker, Thread(self.pool)) for _ in range(system.sessions)
+            ]
         self._sums = dict.fromkeys(_SUMS, 0.0)
         self._eager = 0.0  # updates that are to be eager and were not yet
         self._start: dict[str, float] | None = None

@@ -6,7 +6,7 @@ sample and _cut_open, ReplayStorage.may_begin and _due.
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from learner_service.storage.flight import Flight
 
@@ -32,6 +32,7 @@ class Replays:
     ahead: int | None
 
 
+@dataclass(slots=True, eq=False)
 class Unroll:
     """Rows of a session that are being filled in.
 
@@ -43,15 +44,11 @@ class Unroll:
         taken: environments that were learned from.
     """
 
-    __slots__ = ("cursor", "envs", "start", "taken", "versions")
-
-    def __init__(self, envs: int) -> None:
-        """Empty."""
-        self.envs = envs
-        self.cursor = 0
-        self.start = 0
-        self.taken = 0
-        self.versions: list[int] = []
+    envs: int
+    cursor: int = 0
+    start: int = 0
+    taken: int = 0
+    versions: list[int] = field(default_factory=list)
 
     def act(self, version: int) -> None:
         """Note the policy version of the newest row's action."""

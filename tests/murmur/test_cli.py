@@ -403,6 +403,9 @@ def test_check_reports_and_exits_by_what_is_needed(
     if topics["GPU in torch"]["status"] != "ok":
         code, _, _ = murmur(monkeypatch, capsys, "check", "--quick", "--gpu")
         assert code == 1
+    code, _, err = murmur(monkeypatch, capsys, "check", "--config", "spread")
+    assert code == 2
+    assert "--config was removed: `murmur train NAME" in err
 
 
 def test_a_run_is_fine_tuned_or_resumed_but_not_both(

@@ -132,8 +132,9 @@ class GivesUpWaiting(Server):
     def play(self, channel: grpc.Channel) -> None:
         call = channel.stream_stream("/murmur.v1.Rollout/Play")
         hello = pb.WorkerMessage(hello=self.hello()).SerializeToString()
+        grpc.channel_ready_future(channel).result(10)
         try:
-            for _ in call(iter([hello]), timeout=0.05):
+            for _ in call(iter([hello]), timeout=0.3):
                 pass
         finally:
             self.stop.set()

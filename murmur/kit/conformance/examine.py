@@ -7,7 +7,7 @@ others are refused because the learner is full, and reconnect, as the contract h
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 
 import grpc
 
@@ -93,9 +93,7 @@ class Examination:
         """
         async with self._peer:
             ready(self._peer.port)
-            with ExitStack() as stack:
-                if command:
-                    self._subject = stack.enter_context(started(command))
+            with started(command) if command else nullcontext() as self._subject:
                 try:
                     complete = await self._play_acts(acts)
                 except Unplayable:

@@ -230,9 +230,9 @@ class _Supply(Stream):
                 wrong = f"'{name}' of {which} holds NaN or infinity"
                 self.checklist.hold("finite", None if np.isfinite(array).all() else wrong)
         if MASK in sample:
-            problem = None
+            mask, problem = np.asarray(sample[MASK], np.uint8), None
             try:
-                check_classes(sample[MASK], self._spec, f"the mask of {which}")
+                check_classes(mask, self._spec, f"the mask of {which}")
             except BrokenSample as broken:
                 problem = broken.detail
             self.checklist.hold("classes", problem)

@@ -58,9 +58,9 @@ def test_the_recorded_run_comes_out_within_30_percent() -> None:
     seen = on_an_h100(r["eager calls a second"] / updates)
     assert seen.rate == pytest.approx(r["agent-steps a second"], rel=0.3)
     assert 1e3 * seen.outcome.update_s == pytest.approx(r["update, ms, mean"], rel=0.3)
-    assert seen.busy["device"] == pytest.approx(r["device busy by NVML, share"], rel=0.3)
+    assert seen.outcome.busy["device"] == pytest.approx(r["device busy by NVML, share"], rel=0.3)
     events = r["device busy by CUDA events, share"]
-    assert seen.busy["learning"] == pytest.approx(events, rel=0.3)
+    assert seen.outcome.busy["learning"] == pytest.approx(events, rel=0.3)
     assert seen.bottleneck == "eager updates"
     assert seen.outcome.update_rows == 960 * 16
 
@@ -80,5 +80,5 @@ def test_two_workers_come_out_within_30_percent_of_others() -> None:
     basis = Basis(config, FORMATION, Task(3, 1000), stated.network("loopback"), others=others)
     seen = forecast(basis, Size(1, 2, 2))
     assert seen.env_rate == pytest.approx(TWO_WORKERS["env_steps_per_s"], rel=0.3)
-    assert seen.updates == pytest.approx(TWO_WORKERS["updates_per_s"], rel=0.3)
+    assert seen.outcome.updates == pytest.approx(TWO_WORKERS["updates_per_s"], rel=0.3)
     assert seen.bottleneck == "cores"
