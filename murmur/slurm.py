@@ -18,11 +18,7 @@ from shared.config.experiment import ExperimentConfig
 from shared.process.errors import ConfigError, ResourceError
 
 _TEMPLATE = Path(__file__).with_name("slurm_job.sh")
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-_NAME = re.compile(r"[\w.,+@=-]+", re.ASCII)
 _PLACES_KEPT = 2  # sessions that a rank has room for beyond its share
-_SPARE_DAYS = 30  # that the certificates outlast the job; the services warn in the last 14
-_NO_LIMIT_DAYS = 365
 
 
 @dataclass(frozen=True)
@@ -40,15 +36,7 @@ class SlurmJob:
             nodes.
         cpus_per_node: CPUs of the environment server of one node.
         cpus_per_rank: CPUs of each learner process.
-        time: time limit of the job as Slurm writes it; empty: the partition's.
-        partition: partition of the learner's nodes; empty: the cluster's default.
-        env_partition: partition of the environment servers' nodes; empty: `partition`.
-        account: account to charge; empty: the user's default.
-        mem_per_cpu: memory as Slurm writes it, 4G; empty: the partition's default.
-        extra: further options of sbatch, for all nodes.
-        requeue: flag to queue the job again before its time limit and when a node fails.
-        save_before_s: time before the limit at which the learner is told to save [s].
-        max_restarts: number of times that a component that fails is started again.
+        sbatch: further options of sbatch, for all nodes.
     """
 
     config: str
@@ -60,15 +48,7 @@ class SlurmJob:
     env_nodes: int = 1
     cpus_per_node: int = 16
     cpus_per_rank: int = 8
-    time: str = ""
-    partition: str = ""
-    env_partition: str = ""
-    account: str = ""
-    mem_per_cpu: str = ""
-    extra: tuple[str, ...] = ()
-    requeue: bool = True
-    save_before_s: int = 180
-    max_restarts: int = 3
+    sbatch: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -106,15 +86,7 @@ class SlurmJob:
                 f"--gpus {self.gpus} is no multiple of --gpus-per-node {self.gpus_per_node}: every "
                 "learner node needs the same number"
             )
-        for option, value in (
-            ("--partition", self.partition),
-            ("--env-partition", self.env_partition),
-            ("--account", self.account),
-            ("--mem-per-cpu", self.mem_per_cpu),
-        ):
-            if value and not _NAME.fullmatch(value):
-                raise ConfigError(f"{option} {value!r} is no name that Slurm knows")
-        for item in self.extra:
+        for item in self.sbatch:
             if not item.startswith("-") or not item.isprintable():
                 raise ConfigError(
                     f"--sbatch {item!r}: an option of sbatch begins with '-', as in "
@@ -122,34 +94,6 @@ class SlurmJob:
                 )
         if not str(self.run).isprintable() or not self.config.isprintable():
             raise ConfigError(f"{self.run}, {self.config}: control characters cannot be in a path")
-        limit = self.limit_s()
-        if limit is not None and limit <= self.save_before_s:
-            raise ConfigError(
-                f"--time {self.time} is not longer than --save-before {self.save_before_s} s: "
-                "raise --time, or lower --save-before"
-            )
-
-    def limit_s(self) -> int | None:
-        """Return the time limit in seconds; None: the partition's.
-
-        Raises:
-            ConfigError: if it is not written as Slurm writes it.
-        """
-        if not self.time:
-            return None
-        found = _TIME.fullmatch(self.time)
-        if not found:
-            raise ConfigError(
-                f"--time {self.time!r} is no time: write minutes, HOURS:MINUTES:SECONDS or "
-                "DAYS-HOURS:MINUTES:SECONDS"
-            )
-        days, *parts = (None if part is None else int(part) for part in found.groups())
-        numbers = [part for part in parts if part is not None]
-        if days is not None:  # D-H, D-H:M, D-H:M:S
-            units = [3600, 60, 1]
-        else:  # M, M:S, H:M:S
-            units = {1: [60], 2: [60, 1], 3: [3600, 60, 1]}[len(numbers)]
-        return 86400 * (days or 0) + sum(n * u for n, u in zip(numbers, units, strict=False))
 
 
 def job_script(job: SlurmJob, config: ExperimentConfig) -> str:
@@ -160,24 +104,15 @@ def job_script(job: SlurmJob, config: ExperimentConfig) -> str:
         config: the experiment that `job.config` and `job.overrides` name.
 
     Raises:
-        ConfigError: for options that contradict each other.
+        ConfigError: for options that contradict each other, or what the ranks cannot share.
     """
     job.check()
-    _check_shares(job, config)
-    values = _values(job, config)
-    return re.sub(r"\{\{(\w+)\}\}", lambda gap: str(values[gap[1]]), _TEMPLATE.read_text())
-
-
-def _check_shares(job: SlurmJob, config: ExperimentConfig) -> None:
-    """Refuse what cannot be divided among the ranks, if the learner is installed here.
-
-    Raises:
-        ConfigError: naming the option and the nearest value that can be divided.
-    """
     if job.size > 1 and has_torch():
         from learner_service.learning.base import algorithm_config
 
         algorithm_config(config.algorithm).for_rank(job.size)
+    values = _values(job, config)
+    return re.sub(r"\{\{(\w+)\}\}", lambda gap: str(values[gap[1]]), _TEMPLATE.read_text())
 
 
 def write_script(job: SlurmJob, config: ExperimentConfig, file: Path) -> None:
@@ -203,17 +138,15 @@ def write_script(job: SlurmJob, config: ExperimentConfig, file: Path) -> None:
 
 def _values(job: SlurmJob, config: ExperimentConfig) -> dict[str, object]:
     """Return what slurm_job.sh has gaps for, by name."""
-    limit = job.limit_s()
     workers = _workers(job, config)
     overrides = [*job.overrides, *_needed_options(job, config, workers)]
+    evaluates = config.evaluation.every_updates > 0 and not config.supervised
     file = Path(job.config)
     learner_step, server_step = _steps(job)
     return {
         "name": re.sub(r"[^\w.+@=-]", "-", f"murmur-{config.run.name}", flags=re.ASCII),
         "log": shlex.quote(str(job.run / "logs" / "job-").replace("%", "%%") + "%j.log"),
         "folder": shlex.quote(str(Path.cwd())),
-        "requeue_option": "requeue" if job.requeue else "no-requeue",
-        "save_before_s": job.save_before_s,
         "components": "\n".join(_components(job)),
         "murmur": shlex.join([sys.executable, "-P", "-m", "murmur"]),
         "config": shlex.quote(str(file.resolve()) if file.is_file() else job.config),
@@ -222,10 +155,7 @@ def _values(job: SlurmJob, config: ExperimentConfig) -> dict[str, object]:
         "ranks": job.size,
         "ranks_per_node": job.ranks_per_node,
         "workers": workers,
-        "evaluates": _yes(config.evaluation.every_updates > 0 and not config.supervised),
-        "requeue": _yes(job.requeue),
-        "max_restarts": job.max_restarts,
-        "days": _NO_LIMIT_DAYS if limit is None else math.ceil(limit / 86400) + _SPARE_DAYS,
+        "evaluates": "yes" if evaluates else "no",
         "learner_step": shlex.join(learner_step),
         "server_step": shlex.join(server_step),
     }
@@ -234,38 +164,23 @@ def _values(job: SlurmJob, config: ExperimentConfig) -> dict[str, object]:
 def _components(job: SlurmJob) -> Iterator[str]:
     """Yield the #SBATCH lines of the learner, and of environment servers with their own nodes."""
     gpus = job.ranks_per_node if job.gpus else 0
-    nodes, partition = job.learner_nodes, job.partition
     if not job.env_nodes:
         yield "# The learner's ranks, with an environment server on each of their nodes."
         cpus = job.ranks_per_node * job.cpus_per_rank + job.cpus_per_node
-        yield from _request(job, nodes, 1, cpus, gpus, partition)
+        yield from _request(job, job.learner_nodes, 1, cpus, gpus)
         return
-    yield "# Component 0, the learner."
-    yield from _request(job, nodes, job.ranks_per_node, job.cpus_per_rank, gpus, partition)
+    yield "# Component 0, the learner. A line added here is for its nodes alone."
+    yield from _request(job, job.learner_nodes, job.ranks_per_node, job.cpus_per_rank, gpus)
     yield "#SBATCH hetjob"
-    yield "# Component 1, the environment servers: one on each node."
-    yield from _request(job, job.env_nodes, 1, job.cpus_per_node, 0, job.env_partition or partition)
+    yield "# Component 1, the environment servers: one on each node. A line added here is for them."
+    yield from _request(job, job.env_nodes, 1, job.cpus_per_node, 0)
 
 
-def _request(
-    job: SlurmJob, nodes: int, tasks: int, cpus: int, gpus: int, partition: str
-) -> Iterator[str]:
+def _request(job: SlurmJob, nodes: int, tasks: int, cpus: int, gpus: int) -> Iterator[str]:
     """Yield the #SBATCH lines of one component."""
-    options = {
-        "nodes": nodes,
-        "ntasks-per-node": tasks,
-        "cpus-per-task": cpus,
-        "gres": f"gpu:{gpus}" if gpus else "",
-        "partition": partition,
-        "time": job.time,
-        "account": job.account,
-        "mem-per-cpu": job.mem_per_cpu,
-    }
-    for name, value in options.items():
-        if value:
-            yield f"#SBATCH --{name}={value}"
-    for item in job.extra:
-        yield f"#SBATCH {item}"
+    sizes = [f"--nodes={nodes}", f"--ntasks-per-node={tasks}", f"--cpus-per-task={cpus}"]
+    for option in (*sizes, *([f"--gres=gpu:{gpus}"] if gpus else []), *job.sbatch):
+        yield f"#SBATCH {option}"
 
 
 def _steps(job: SlurmJob) -> tuple[list[str], list[str]]:
@@ -304,7 +219,3 @@ def _needed_options(job: SlurmJob, config: ExperimentConfig, workers: int) -> li
     if places > config.learner.max_sessions:
         needed.append(f"learner.max_sessions={places}")
     return needed
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"

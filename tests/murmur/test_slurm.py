@@ -9,6 +9,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,27 +47,12 @@ def settings(text: str) -> dict[str, str]:
 
 
 def test_components_ask_for_gpus_and_for_cpus(tmp_path: Path) -> None:
-    one = job(
-        tmp_path,
-        gpus=16,
-        env_nodes=4,
-        cpus_per_node=32,
-        partition="gpu",
-        env_partition="cpu",
-        account="sea",
-        time="1-00:00:00",
-        mem_per_cpu="4G",
-        extra=("--constraint=a100",),
-    )
-    text = script(one)
+    options = ("--partition=gpu", "--time=1-00:00:00")
+    text = script(job(tmp_path, gpus=16, env_nodes=4, cpus_per_node=32, sbatch=options))
     learner, servers = asked(text)
-    common = ["--time=1-00:00:00", "--account=sea", "--mem-per-cpu=4G", "--constraint=a100"]
     size = ["--nodes=2", "--ntasks-per-node=8", "--cpus-per-task=8", "--gres=gpu:8"]
-    assert learner[6:] == [*size, "--partition=gpu", *common]
-    assert servers == [
-        *("--nodes=4", "--ntasks-per-node=1", "--cpus-per-task=32", "--partition=cpu"),
-        *common,
-    ]
+    assert learner[6:] == [*size, *options]
+    assert servers == ["--nodes=4", "--ntasks-per-node=1", "--cpus-per-task=32", *options]
     assert learner[:6] == [
         "--job-name=murmur-spread",
         f"--output={tmp_path}/run/logs/job-%j.log",
@@ -77,7 +63,6 @@ def test_components_ask_for_gpus_and_for_cpus(tmp_path: Path) -> None:
     ]
     found = settings(text)
     assert (found["ranks"], found["ranks_per_node"], found["workers"]) == ("16", "8", "32")
-    assert found["days"] == "31"  # a day, and thirty to spare
     assert "--ntasks=16 --ntasks-per-node=8" in found["learner_step"]
     assert "learner.device=cuda" in found["options"]
 
@@ -122,34 +107,13 @@ def test_a_learner_makes_room_for_all_sessions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("time", "seconds"),
-    [
-        ("90", 5400),
-        ("90:30", 5430),
-        ("2:00:10", 7210),
-        ("1-6", 108_000),
-        ("1-6:30", 109_800),
-        ("2-00:00:01", 172_801),
-        ("", None),
-    ],
-)
-def test_time_limits_are_read_as_slurm_reads_them(
-    time: str, seconds: int | None, tmp_path: Path
-) -> None:
-    assert job(tmp_path, time=time).limit_s() == seconds
-
-
-@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"gpus": 12}, ["--gpus 12", "--gpus-per-node 8"]),
         ({"gpus": 2, "ranks": 2}, ["--ranks 2", "--gpus 0"]),
         ({"gpus": 7}, ["batch_size", "all 7 learners"]),
-        ({"time": "soon"}, ["'soon'", "DAYS-HOURS"]),
-        ({"time": "3"}, ["--time 3", "--save-before 180"]),
-        ({"partition": "gpu\n#SBATCH --qos=free"}, ["--partition"]),
-        ({"extra": ("qos=long",)}, ["begins with '-'"]),
-        ({"extra": ("--qos=long\nrm",)}, ["--sbatch"]),
+        ({"sbatch": ("qos=long",)}, ["begins with '-'"]),
+        ({"sbatch": ("--qos=long\nrm",)}, ["--sbatch"]),
     ],
 )
 def test_what_slurm_cannot_use_is_refused(
@@ -251,10 +215,14 @@ class Job:
 def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     jobs = []
 
-    def begin(plans: dict[str, list[str]], **options: Any) -> Job:
+    def begin(plans: dict[str, list[str]], change: str = "", **options: Any) -> Job:
         one = job(tmp_path, **{"gpus": 0, "env_nodes": 0, "cpus_per_node": 3} | options)
         write_script(one, load(one.config, one.overrides), tmp_path / "written.sh")
-        jobs.append(Job(tmp_path, (tmp_path / "written.sh").read_text(), plans))
+        text = (tmp_path / "written.sh").read_text()
+        if change:  # a line of the script
+            text, changed = re.subn(rf"^{change.partition('=')[0]}=.*$", change, text, flags=re.M)
+            assert changed == 1
+        jobs.append(Job(tmp_path, text, plans))
         return jobs[-1]
 
     yield begin
@@ -307,7 +275,7 @@ def test_ranks_know_who_they_are(start: Callable[..., Job]) -> None:
 def test_a_learner_is_restarted_after_a_crash(
     start: Callable[..., Job], codes: list[str], starts: int, code: int
 ) -> None:
-    one = start({"learner": codes, "env-server": ["stays"]}, max_restarts=2)
+    one = start({"learner": codes, "env-server": ["stays"]}, "max_restarts=2")
     assert one.end()[0] == code
     assert len(one.calls("learner")) == starts
 
@@ -324,7 +292,8 @@ def test_server_restarts_and_an_impossible_one_ends_the_job(
 
 @pytest.mark.parametrize("requeue", [True, False])
 def test_sigusr1_saves_and_queues_the_job_again(start: Callable[..., Job], requeue: bool) -> None:
-    one = start({"learner": ["stays"], "env-server": ["stays"]}, requeue=requeue)
+    change = "" if requeue else "requeue=no"
+    one = start({"learner": ["stays"], "env-server": ["stays"]}, change)
     wait_until(lambda: one.calls("learner") and one.calls("env-server"), "both at work")
     one.process.send_signal(signal.SIGUSR1)
     code, out = one.end()
@@ -332,3 +301,10 @@ def test_sigusr1_saves_and_queues_the_job_again(start: Callable[..., Job], reque
     assert one.calls("requeue") == (["requeue 77"] if requeue else [])
     assert ("submit this script again" in out) is not requeue
     assert len(one.calls("learner")) == 1
+
+
+def test_options_of_sbatch_are_refused_by_name() -> None:
+    command = [sys.executable, "-m", "murmur", "slurm", "spread", "--time=12:00:00"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert refused.returncode == 2
+    assert "--sbatch=--time=" in refused.stderr
