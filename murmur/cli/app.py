@@ -59,6 +59,7 @@ def options(
 
 # A command, or a command and its option, that was removed -> what to use instead.
 _REMOVED = {
+    "doctor --prometheus": "give the learner's own address, --metrics http://HOST:9101, or the run",
     "slurm --time": "give it to sbatch: --sbatch=--time=12:00:00",
     "slurm --partition": "give it to sbatch: --sbatch=--partition=NAME",
     "slurm --env-partition": "write #SBATCH --partition=NAME under component 1 of the script",

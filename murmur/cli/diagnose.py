@@ -89,9 +89,6 @@ def check(
 def doctor(
     run: Target = None,
     metrics: Metrics = None,
-    prometheus: Annotated[
-        str | None, typer.Option(help="Read from a Prometheus instead: http://host:9090.")
-    ] = None,
     window: Annotated[
         float | None,
         typer.Option(min=1, help="Seconds to look at; default: 30, more for several updates."),
@@ -123,8 +120,8 @@ def doctor(
 
     stdout = reserve_stdout() if json_ else None
     console = Console()
-    folder = find_run(run, needed=metrics is None and prometheus is None)
-    seen = examine(folder, metrics, prometheus, window, probe, Console(stderr=True))
+    folder = find_run(run, needed=metrics is None)
+    seen = examine(folder, metrics, window, probe, Console(stderr=True))
     if json_:
         print(as_json(seen), file=stdout, flush=True)
     else:
