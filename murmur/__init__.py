@@ -30,23 +30,6 @@ if TYPE_CHECKING:
     from shared.wire.timestep import StepType as StepType
     from shared.wire.timestep import TimeStep as TimeStep
 
-__all__ = [
-    "EvaluationResult",
-    "ExperimentConfig",
-    "MurmurError",
-    "Policy",
-    "Run",
-    "StepType",
-    "TimeStep",
-    "VectorEnvironment",
-    "compare",
-    "config",
-    "load",
-    "make_env",
-    "sweep",
-    "train",
-]
-
 _HOMES = {
     "EvaluationResult": "env_service.sessions.evaluation_result",
     "ExperimentConfig": "shared.config.experiment",
@@ -63,6 +46,7 @@ _HOMES = {
     "sweep": "murmur.runs.many",
     "train": "murmur.api",
 }
+__all__ = sorted(_HOMES)
 _OWN = ("shared", "env_service", "learner_service")
 
 # How a connection ends is said in murmur's own lines. gRPC reads this when it is imported.

@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.console import Console
 
 from env_service.environment import VectorEnvironment, make_environment
-from murmur.runs.preparing import Source, prepare
 from murmur.runs.run import Callback, Run
 from murmur.runs.settings import environment_factory, resolve, setting
+from murmur.runs.training import Source, prepare
 from shared.config.experiment import ExperimentConfig
 from shared.config.extras import advising
 from shared.config.files import Overrides, changes_of, code_of, config_names, load

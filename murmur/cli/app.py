@@ -59,6 +59,8 @@ def options(
 
 # A command, or a command and its option, that was removed -> what to use instead.
 _REMOVED = {
+    "csv": "pandas writes it: murmur.Run(FOLDER).metrics().to_csv(FILE), or .evaluations()",
+    "profile --nsys": "docs/idle-gpu.md has the commands for Nsight Systems",
     "doctor --prometheus": "give the learner's own address, --metrics http://HOST:9101, or the run",
     "slurm --time": "give it to sbatch: --sbatch=--time=12:00:00",
     "slurm --partition": "give it to sbatch: --sbatch=--partition=NAME",

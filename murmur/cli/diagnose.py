@@ -1,7 +1,7 @@
 """Commands that examine a machine or a run: check, doctor, profile, bench."""
 
-import shlex
 import threading
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -12,8 +12,6 @@ from murmur.cli.options import Target
 from murmur.live_page import PORT
 from murmur.text import plain, print_plain, reserve_stdout
 from shared.process.errors import ConfigError
-
-_NSYS_DELAY_S, _NSYS_S = 60, 20
 
 Metrics = Annotated[
     str | None,
@@ -171,10 +169,6 @@ def profile(
     updates: Annotated[
         int, typer.Option(min=1, max=1000, help="Updates to record, after one to warm up.")
     ] = 5,
-    nsys: Annotated[
-        bool,
-        typer.Option("--nsys", help="Print the commands that record the run with Nsight Systems."),
-    ] = False,
 ) -> None:
     """Record what a running learner does in its next updates, operation by operation.
 
@@ -187,19 +181,12 @@ def profile(
       murmur profile
 
       murmur profile runs/spread-20260101-120000 --updates 20
-
-      murmur profile --nsys
     """
     from murmur.doctor.page import find_run
-    from murmur.doctor.profile import nsys_commands, read, record, show
+    from murmur.doctor.profile import read, record, show
 
     folder = find_run(run, needed=True)
     assert folder is not None
-    if nsys:
-        trace_it, read_it = nsys_commands(folder, _NSYS_DELAY_S, _NSYS_S)
-        print(f"# stop the run first; the recording begins {_NSYS_DELAY_S} s after the start")
-        print(f"mkdir -p {shlex.quote(str(folder.path / 'profile'))}\n{trace_it}\n{read_it}")
-        return
     trace = record(folder, updates, Console(stderr=True))
     console = Console()
     show(read(trace), console)
@@ -237,7 +224,7 @@ def bench(
 
       murmur bench gpu --topics terrain-reference,acting
     """
-    from murmur.bench import list_benchmarks, plan_benchmark, run_benchmark, topics
+    from murmur.bench import list_benchmarks, run_benchmark, topics
     from murmur.benchmarks.effort import Effort
 
     console = Console()
@@ -247,19 +234,13 @@ def bench(
     if save and smoke:
         raise ConfigError("--save keeps measurements; what --smoke prints is none: leave one out")
     wanted = [part.strip() for part in chosen.split(",") if part.strip()]
-    if dry_run:
-        plan_benchmark(name or "", console, save=save, dirty=dirty, chosen=wanted)
-        return
     effort = Effort.SMOKE if smoke else Effort.QUICK if quick else Effort.FULL
-    if not everything:
-        run_benchmark(name or "", effort, console, save=save, dirty=dirty, chosen=wanted)
+    keep = partial(run_benchmark, effort=effort, console=console, save=save, dirty=dirty)
+    if not everything or dry_run:
+        keep(name or "", chosen=wanted, dry_run=dry_run)
         return
-    for topic in topics().values():
-        missing = topic.missing()
-        if missing:
-            console.print(plain(f"{topic.name} is left out: {missing}"))
-        else:
-            try:
-                run_benchmark(topic.name, effort, console, save=save, dirty=dirty)
-            except ConfigError as error:  # it needs what this machine does not have
-                console.print(plain(f"{topic.name} is left out: {error}"))
+    for topic in topics():
+        try:
+            keep(topic)
+        except ConfigError as error:  # it needs what this machine does not have
+            console.print(plain(f"{topic} is left out: {error}"))

@@ -139,8 +139,8 @@ def train(
       murmur train spread --from runs/spread-20260101-120000 --set environment.num_agents=5
     """
     from murmur.runs.child import join_supervisor
-    from murmur.runs.preparing import prepare
     from murmur.runs.settings import setting
+    from murmur.runs.training import prepare
     from murmur.runs.training import train as train_here
 
     join_supervisor()  # a run of a sweep ends with the sweep

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.runs.interrupts import end_before_signals
-from murmur.runs.preparing import Prepared
+from murmur.runs.training import Prepared
 from murmur.runs.run_folder import RunFolder
 from murmur.text import print_plain
 from shared.config.experiment import ExperimentConfig

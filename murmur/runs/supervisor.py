@@ -14,6 +14,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from murmur.runs.child import Child, murmur_command
 from murmur.runs.log_errors import TROUBLE
 from murmur.runs.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
 from murmur.runs.settings import setting
-from murmur.runs.starting import Startup
 from shared.process.addresses import host_and_port, own_client_host, port_or_any
 from shared.config.experiment import ExperimentConfig
 from shared.process.errors import ResourceError
@@ -33,6 +33,8 @@ from shared.wire.notices import PREFIX
 TICK_S = 0.25
 STOP_LEARNER_S = 60.0  # its final checkpoint
 STOP_OTHERS_S = 15.0
+START_LIMIT_S = 1800.0  # seconds are usual; minutes on a machine whose processors others use
+SAY_EVERY_S = 30.0
 
 
 class LearnerEndedError(ResourceError):
@@ -174,11 +176,8 @@ class Supervisor:
         self.learner.start()
         files = ["learner.json", *(f"learner-{rank}.json" for rank in range(1, self._learners))]
         try:
-            several = len(files) > 1
             self._ports = [
-                wait_for_port(
-                    self._run, self.learner, self._say, file, several=several, stop=self._stopping
-                )
+                wait_for_port(self._run, self.learner, self._say, file, stop=self._stopping)
                 for file in files
             ]
         except LearnerEndedError:
@@ -283,7 +282,6 @@ def wait_for_port(
     say: Callable[[str], None],
     file: str = "learner.json",
     *,
-    several: bool = False,
     stop: threading.Event | None = None,
 ) -> int:
     """Wait for the port of a new learner, which writes it to `file` once it listens.
@@ -291,26 +289,31 @@ def wait_for_port(
     Args:
         run: the run's folder.
         learner: process of the learner.
-        say: function called with lines about it.
+        say: function called with lines about it, now and then.
         file: file of this learner.
-        several: True if it is one of several that the process has started.
         stop: event that ends the wait when it is set.
 
     Raises:
         StopRequested: if `stop` is set.
         ChildError: if it exits with 2 before it listens.
         LearnerEndedError: if it exits with 0 before it listens.
-        ResourceError: if it keeps dying, or does nothing for too long.
+        ResourceError: if it keeps dying, or does not listen within START_LIMIT_S.
     """
-    startup = Startup(learner.name, learner.log, say, several=several)
     stop = stop or threading.Event()
+    began = said = time.monotonic()
     while True:
         if learner.tend(say) == 0:
             raise LearnerEndedError(f"the learner ended before it listened; see {learner.log}")
         info = run.read_json(file)
         if info.get("port"):
             return int(info["port"])
-        if learner.process is not None:
-            startup.look(learner.process.pid)
+        now = time.monotonic()
+        if now - began > START_LIMIT_S:
+            raise ResourceError(
+                f"the {learner.name} did not listen within {START_LIMIT_S:.0f} s; see {learner.log}"
+            )
+        if now - said >= SAY_EVERY_S:
+            said = now
+            say(f"the {learner.name} does not listen yet after {now - began:.0f} s; Ctrl-C stops")
         if stop.wait(0.1):
             raise StopRequested

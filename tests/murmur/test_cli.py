@@ -13,9 +13,9 @@ import yaml
 
 from murmur.cli import main
 from murmur.doctor.machine import ROOT
-from murmur.runs.preparing import run_to_resume
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.settings import explain, list_everything
+from murmur.runs.training import run_to_resume
 from shared.config.extras import install_command
 from shared.config.files import load
 
