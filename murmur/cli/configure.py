@@ -72,12 +72,13 @@ def config(
     """
     from rich.table import Table
 
-    from murmur.runs.settings import explain, list_everything, resolved_text
+    from murmur.runs.settings import explain, list_everything, resolved_data
     from shared.config.files import load
+    from shared.config.text import to_yaml
 
     console = Console()
     if name is not None and not explain_:
-        print(resolved_text(load(name, set_ or [])), end="")
+        print(to_yaml(resolved_data(load(name, set_ or []))), end="")
         return
     if name is not None:
         _show_explained(explain(load(name, set_ or [])), console)

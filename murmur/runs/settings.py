@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from env_service.adapters.kinds import recognise
 from env_service.environment import VectorEnvironment, environment_module, make_environment
@@ -22,7 +23,7 @@ from shared.config.extras import install_command
 from shared.config.files import Overrides, changes_of, config_names, find_config, load, set_value
 from shared.config.plugins import KINDS, load_plugin, plugin_names, require_plugin, resolve_plugin
 from shared.config.section import validate
-from shared.config.text import one_line, plain_data, to_yaml
+from shared.config.text import one_line, plain_data
 from shared.process.errors import ConfigError
 
 TASK = ("environment", "source")  # kinds of plug-ins: a configuration names one of them
@@ -294,11 +295,6 @@ def flatten(data: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{name}", value
 
 
-def resolved_text(config: ExperimentConfig) -> str:
-    """Return the whole configuration, with every default, as a file that `murmur train` takes."""
-    return to_yaml(resolved_data(config))
-
-
 def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
     """Return every key of a configuration.
 
@@ -312,32 +308,37 @@ def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
         "env_server.num_workers": choice.num_workers,
         "learner.num_threads": choice.num_threads,
     }
-    for key, default, meaning in _fields(ExperimentConfig):
+    for key, field in fields(ExperimentConfig):
         section = key.partition(".")[0]
         if section in KINDS or section not in values:
             continue
-        value = _at(values, key)
+        value, default = _at(values, key), default_of(field)
         if key in chosen and value == 0:
             value = default = f"auto: {chosen[key]} here"
-        rows.append((key, value, default, meaning))
+        rows.append((key, value, default, field.description or ""))
     for kind in _kinds(config):
         plugin: PluginConfig = getattr(config, kind)
         rows.append((f"{kind}.name", plugin.name, None, f"which {kind}; see `murmur config`"))
         model = plugin_model(kind, plugin)
-        if model is not None:
-            for key, default, meaning in _fields(model):
-                rows.append((f"{kind}.{key}", _at(values[kind], key), default, meaning))
+        for key, field in fields(model) if model is not None else ():
+            value = _at(values[kind], key)
+            rows.append((f"{kind}.{key}", value, default_of(field), field.description or ""))
     return rows
 
 
-def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every option of a model, those of its sections too, by its dotted key."""
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _fields(kind, f"{prefix}{name}.")
+            yield from fields(kind, f"{prefix}{name}.")
         else:
-            default = None if field.is_required() else field.get_default(call_default_factory=True)
-            yield f"{prefix}{name}", default, field.description or ""
+            yield f"{prefix}{name}", field
+
+
+def default_of(field: FieldInfo) -> Any:  # noqa: ANN401 - a YAML value
+    """Return the default of an option; None if it has none."""
+    return None if field.is_required() else field.get_default(call_default_factory=True)
 
 
 def _at(data: dict[str, Any], key: str) -> Any:  # noqa: ANN401 - a YAML value

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,6 @@ SAY_EVERY_S = 30.0
 
 class LearnerEndedError(ResourceError):
     """Orderly end of a learner before it listened."""
-
-
-class FolderMovedError(ResourceError):
-    """Rename of the run's folder while it trains."""
-
-    def __init__(self, before: Path, now: Path) -> None:
-        super().__init__(
-            f"run folder {before} was moved to {now} while the run trains; it is stopped. Continue "
-            f"with: murmur train --resume --run {shlex.quote(str(now))}"
-        )
 
 
 class StopRequested(Exception):  # noqa: N818 - an event
@@ -108,7 +99,8 @@ class Supervisor:
         self.learner.lock = run.lock
         self.others = [self._child("env-server", self._env_server_command)]
         if config.evaluation.every_updates > 0 and not config.supervised:
-            self.others.append(self._child("evaluator", self._evaluator_command))
+            evaluator = partial(self._env_server_command, evaluate=True)
+            self.others.append(self._child("evaluator", evaluator))
         logs = [child.log for child in [self.learner, *self.others]]
         self._logs = {log: LineTail(log, skip=True) for log in logs}
 
@@ -142,7 +134,11 @@ class Supervisor:
                 for child in self.others:
                     child.tend(self._say)
                 if moved := self._run.lock.moved_to():
-                    raise FolderMovedError(self._run.path, moved)
+                    raise ResourceError(
+                        f"run folder {self._run.path} was moved to {moved} while the run trains; "
+                        "it is stopped. Continue with: murmur train --resume --run "
+                        f"{shlex.quote(str(moved))}"
+                    )
                 if self._stopping.wait(TICK_S):
                     raise StopRequested
         except (KeyboardInterrupt, StopRequested):
@@ -245,29 +241,18 @@ class Supervisor:
         ports = self._ports[:1] if evaluate else self._ports  # rank 0 evaluates
         host = own_client_host(self._config.learner.host)
         learners = ",".join(host_and_port(host, port) for port in ports)
+        # JSON: YAML would take the bracket of an IPv6 address for a list.
+        settings = [setting("env_server.learner", learners), f"env_server.metrics_port={port}"]
+        # An environment that draws itself would slow evaluations down.
+        if evaluate and self._config.environment.name not in DRAWING:
+            file = str((self._run.path / EPISODE).resolve())
+            settings.append(setting("evaluation.episode_file", file))
         return murmur_command(
             "env-server",
             self._config_file,
-            *(["--evaluate", *self._episode_file()] if evaluate else []),
-            *("--set", _address_setting(learners)),
-            *("--set", f"env_server.metrics_port={port}"),
+            *(["--evaluate"] if evaluate else []),
+            *(part for item in settings for part in ("--set", item)),
         )
-
-    def _episode_file(self) -> list[str]:
-        """Return the setting with the file of the evaluator's newest episode."""
-        if self._config.environment.name in DRAWING:  # rendering would slow evaluations down
-            return []
-        file = str((self._run.path / EPISODE).resolve())
-        return ["--set", setting("evaluation.episode_file", file)]
-
-    def _evaluator_command(self, child: Child) -> list[str]:
-        return self._env_server_command(child, evaluate=True)
-
-
-def _address_setting(learners: str) -> str:
-    """Return the setting with the learners' addresses; YAML would take a bracket for a list."""
-    key = "env_server.learner"
-    return setting(key, learners) if "[" in learners else f"{key}={learners}"
 
 
 def _first_port(host: str, port: int, count: int) -> int:

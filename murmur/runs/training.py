@@ -21,6 +21,7 @@ from murmur.runs.drops import dropped_message
 from murmur.runs.interrupts import stopped_by_signals
 from murmur.runs.live_view import TrainingView
 from murmur.runs.run_folder import RunFolder
+from murmur.runs.scores import Metric
 from murmur.runs.settings import TASK, resolve
 from murmur.runs.supervisor import StopRequested, Supervisor
 from murmur.text import duration, number, plain, print_plain
@@ -204,15 +205,21 @@ def train(
         with stopped_by_signals(), view:
             supervisor.run()
     except (KeyboardInterrupt, StopRequested) as error:
-        if supervisor.stop_failure:
-            raise _no_last_checkpoint(run, supervisor.stop_failure) from None
-        how = "; resume" if run.has_checkpoint() else " before its first checkpoint; restart"
+        saved = run.has_checkpoint()
+        if failure := supervisor.stop_failure:
+            lost = "what came since its last checkpoint" if saved else "all of it"
+            raise ResourceError(
+                f"the run stopped without a last checkpoint, {lost} is lost: {failure}. "
+                f"{'Resume' if saved else 'Restart'} with: {run.again()}"
+            ) from None
+        how = "; resume" if saved else " before its first checkpoint; restart"
         print_plain(console, f"\nstopped{how} with:  {run.again()}")
         if isinstance(error, KeyboardInterrupt):
             raise
         return
     except ChildError:
-        if not resume and not supervisor.listened and not _traceback_in(supervisor.learner.log):
+        crashed = "\nTraceback (" in f"\n{supervisor.learner.log.read_text(errors='replace')}"
+        if not resume and not supervisor.listened and not crashed:
             run.discard()  # a wrong option of algorithm or network: nothing began
         raise
     finally:
@@ -220,46 +227,6 @@ def train(
             run.config_file(resume=True).unlink(missing_ok=True)
         run.lock.release()
     print_end(run, supervisor.deaths, console)
-
-
-def _no_last_checkpoint(run: RunFolder, failure: str) -> ResourceError:
-    """Return the error of a run that stopped without the checkpoint that the end writes."""
-    lost = "what came since its last checkpoint" if run.has_checkpoint() else "all of it"
-    how = "Resume" if run.has_checkpoint() else "Restart"
-    return ResourceError(
-        f"the run stopped without a last checkpoint, {lost} is lost: {failure}. {how} with: "
-        f"{run.again()}"
-    )
-
-
-def _traceback_in(log: Path) -> bool:
-    return "\nTraceback (" in f"\n{log.read_text(errors='replace')}"
-
-
-def _evaluations_table(first: Mapping[str, Any], last: Mapping[str, Any]) -> Table:
-    headings = (f"evaluated after {number(record['updates'])} updates" for record in (first, last))
-    table = Table("metric", *headings, box=None, padding=(0, 3, 0, 0))
-    for name, result in last["metrics"].items():
-        before = first["metrics"].get(name, {}).get("mean")
-        table.add_row(plain(name), plain(number(before)), plain(number(result["mean"])))
-    return table
-
-
-def best_message(evaluations: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """Return which evaluation chose best.pt; "" if none has the metric, as in supervised runs.
-
-    Args:
-        evaluations: lines of progress.jsonl.
-        metric: value of evaluation.best_metric.
-    """
-    name = metric.removeprefix("-")
-    pick = min if metric.startswith("-") else max
-    having = [record for record in evaluations if name in record["metrics"]]
-    if not having:
-        return ""
-    best = pick(having, key=lambda record: record["metrics"][name]["mean"])
-    value = number(best["metrics"][name]["mean"])
-    return f"best.pt: {name} {value}, after {number(best['updates'])} updates"
 
 
 def print_end(run: RunFolder, deaths: int, console: Console) -> None:
@@ -270,6 +237,7 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
         deaths: number of times that a process was started again.
         console: console that prints the text.
     """
+    config = run.config()
     progress, evaluations = run.records("progress"), run.records("evaluation")
     last = progress[-1] if progress else {}
     if samples := last.get("samples"):
@@ -285,12 +253,25 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
         highlight=False,
     )
     if evaluations and evaluations[0]["updates"] != evaluations[-1]["updates"]:
-        console.print(_evaluations_table(evaluations[0], evaluations[-1]))
-        if message := best_message(evaluations, run.config().evaluation.best_metric):
-            console.print(plain(message))
+        first, newest = evaluations[0], evaluations[-1]
+        headings = (f"evaluated after {number(e['updates'])} updates" for e in (first, newest))
+        table = Table("metric", *headings, box=None, padding=(0, 3, 0, 0))
+        for name, result in newest["metrics"].items():
+            before = first["metrics"].get(name, {}).get("mean")
+            table.add_row(plain(name), plain(number(before)), plain(number(result["mean"])))
+        console.print(table)
+        metric = Metric.parse(config.evaluation.best_metric)
+        values = {
+            number(e["updates"]): e["metrics"][metric.name]["mean"]
+            for e in evaluations
+            if metric.name in e["metrics"]
+        }
+        if best := metric.best_name(values):  # of a supervised run another metric chose it
+            found = number(values[best])
+            console.print(plain(f"best.pt: {metric.name} {found}, after {best} updates"))
     elif last.get("return") is not None:
         console.print(plain(f"return of the last episodes: {number(last['return'])}"))
-    for tracker in run.config().tracking.services:
+    for tracker in config.tracking.services:
         state = run.read_json(f"tracking/{tracker}.json")
         where = state.get("trouble") or state.get("where") or "nothing was sent"
         print_plain(console, f"{tracker}: {where}")
@@ -298,12 +279,11 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
         print_plain(console, message, "yellow")
     if deaths:
         console.print(plain(f"processes restarted: {deaths}; see {run.logs}", "yellow"))
-    console.print(_next_steps(run), soft_wrap=True)
+    console.print(_next_steps(run, config), soft_wrap=True)
 
 
-def _next_steps(run: RunFolder) -> Text:
+def _next_steps(run: RunFolder, config: ExperimentConfig) -> Text:
     """Return commands for a complete run, with a word on each."""
-    config = run.config()
     name = config.environment.name
     page = "curves, confusion and pictures" if config.supervised else "curves, baselines and paths"
     if_drawn = "" if name in DRAWN else ", if the environment can render itself"
