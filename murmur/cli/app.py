@@ -62,6 +62,8 @@ _REMOVED = {
     "csv": "pandas writes it: murmur.Run(FOLDER).metrics().to_csv(FILE), or .evaluations()",
     "profile --nsys": "docs/idle-gpu.md has the commands for Nsight Systems",
     "doctor --prometheus": "give the learner's own address, --metrics http://HOST:9101, or the run",
+    "runs --algorithm": "give a pattern of folders, 'runs/NAME-*', or --json to jq",
+    "runs --environment": "give a pattern of folders, 'runs/NAME-*', or --json to jq",
     "slurm --time": "give it to sbatch: --sbatch=--time=12:00:00",
     "slurm --partition": "give it to sbatch: --sbatch=--partition=NAME",
     "slurm --env-partition": "write #SBATCH --partition=NAME under component 1 of the script",

@@ -16,7 +16,7 @@ from murmur.cli.options import (
     Set,
     Target,
 )
-from murmur.cli.target import chosen_environment, supervised, trained
+from murmur.cli.target import chosen_environment, trained
 from murmur.text import print_plain, reserve_stdout
 from shared.process.errors import ConfigError
 from shared.process.files import write_json
@@ -80,7 +80,8 @@ def evaluate(
     """
     stdout = reserve_stdout() if str(json_file) == "-" else None
     console = Console(stderr=stdout is not None)
-    if not (baseline or learner) and (run := supervised(target, config)):
+    run = None if baseline or learner else trained(target, config)
+    if run is not None and run.config().supervised:
         record = _evaluate_masks(run, checkpoint, folder, out, console)
     elif folder or out:
         raise ConfigError("--folder and --out are for runs with a source, which predict masks")
@@ -90,22 +91,22 @@ def evaluate(
         from murmur.text import duration
 
         note, say = "", partial(print_plain, console)
-        if baseline:
-            settings = chosen_environment(target, config, set_, console)
-            title = f"baseline {baseline}"
-            result = run_baseline(settings, baseline, episodes, first_seed)
-        elif learner:
-            settings = chosen_environment(target, config, set_, console)
-            patience = duration(settings.env_server.give_up_after_s)
-            say(f"waiting for the learner at {learner}, at most {patience} …")
-            title = f"policy of the learner at {learner}"
-            result = run_policy(settings, learner, episodes, first_seed)
-        else:
-            run = trained(target, config)
+        if run is not None:
             file = run.checkpoint(checkpoint)
             title = f"{run.path.name}, {file.name}"
             result = evaluate_run(run, file, episodes, first_seed, say=say, overrides=set_ or [])
             note = optimism(run, file.name, episodes, first_seed)
+        else:
+            settings = chosen_environment(target, config, set_, console)
+            if baseline:
+                title = f"baseline {baseline}"
+                result = run_baseline(settings, baseline, episodes, first_seed)
+            else:
+                assert learner is not None
+                patience = duration(settings.env_server.give_up_after_s)
+                say(f"waiting for the learner at {learner}, at most {patience} …")
+                title = f"policy of the learner at {learner}"
+                result = run_policy(settings, learner, episodes, first_seed)
         console.print(result_table(title, result))
         if note:
             say(note)

@@ -97,9 +97,6 @@ Listed = Annotated[
     ),
 ]
 
-Source = Annotated[
-    str | None, typer.Option(help="Only runs in this environment, or with this source.")
-]
 ListFile = Annotated[
     Path | None, typer.Option("--json", help="Write the list here; -: to standard output.")
 ]
@@ -223,8 +220,6 @@ def runs(
     targets: Listed = None,
     sort: SortedBy = "date",
     state: State = None,
-    algorithm: Annotated[str | None, typer.Option(help="Only runs of this algorithm.")] = None,
-    environment: Source = None,
     json_file: ListFile = None,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete what is listed, after a question.")
@@ -243,15 +238,13 @@ def runs(
 
       murmur runs runs/sweep-formation-20260101-120000 --sort score
 
-      murmur runs --environment spread --state begun --delete
+      murmur runs 'runs/spread-*' --state begun --delete
     """
     from murmur.runs.run_list import delete_runs, list_runs, runs_table
 
     to_stdout = str(json_file) == "-"
     console = Console(stderr=to_stdout)
-    found = list_runs(
-        targets or ["runs"], sort=sort, state=state, algorithm=algorithm, environment=environment
-    )
+    found = list_runs(targets or ["runs"], sort=sort, state=state)
     table = runs_table(found)
     whole = console.options.update(max_width=_WIDEST)
     # One line for each run, however narrow the screen is: it can be searched and copied.

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from murmur.cli.app import app
 from murmur.cli.options import BaselineName, Checkpoint, EnvironmentConfig, FirstSeed, Set, Target
-from murmur.cli.target import chosen_environment, supervised, trained
+from murmur.cli.target import chosen_environment, trained
 from murmur.text import print_plain
 from shared.process.errors import ConfigError, ResourceError
 
@@ -42,19 +42,19 @@ def render(
     from murmur.runs.render import recorded_movie
 
     console = Console()
-    if not baseline and (masks := supervised(target, config)):
-        from murmur.comparison.segmentation_report import SHOWN, draw_samples
-
-        file = out or masks.path / "masks.png"
-        draw_samples(masks, file, checkpoint=checkpoint, count=SHOWN)
-        print_plain(console, f"written: {file}")
-        return
     if baseline:
         settings = chosen_environment(target, config, None, console)
         title, file = baseline, out or Path(f"{settings.environment.name}-{baseline}-{seed}.gif")
     else:
         run = trained(target, config)
         settings = run.config()
+        if settings.supervised:
+            from murmur.comparison.segmentation_report import SHOWN, draw_samples
+
+            file = out or run.path / "masks.png"
+            draw_samples(run, file, checkpoint=checkpoint, count=SHOWN)
+            print_plain(console, f"written: {file}")
+            return
         title, file = settings.run.name, out or run.path / f"episode-{seed}.gif"
         weights = run.checkpoint(checkpoint)
     with recorded_movie(file, settings, title) as take:

@@ -295,26 +295,24 @@ def slurm(
 
       murmur slurm spread --gpus 0 --env-nodes 0 --cpus-per-node 4 --output spread.sh
     """
-    from murmur.runs.settings import TASK, resolve
-    from murmur.slurm import SlurmJob, write_script
+    from murmur.slurm import job_script, write_script
     from shared.config.files import load
 
-    overrides = set_ or []
-    settings = resolve(load(config, overrides), TASK)
+    settings = load(config, set_ or []).run
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    folder = run or Path(settings.run.directory) / f"{settings.run.name}-{stamp}"
-    job = SlurmJob(
-        config=config,
-        overrides=tuple(overrides),
-        run=folder.absolute(),
+    folder = (run or Path(settings.directory) / f"{settings.name}-{stamp}").absolute()
+    script = job_script(
+        config,
+        set_ or [],
+        folder,
         gpus=gpus,
         gpus_per_node=gpus_per_node,
         ranks=ranks,
+        cpus_per_rank=cpus_per_rank,
         env_nodes=env_nodes,
         cpus_per_node=cpus_per_node,
-        cpus_per_rank=cpus_per_rank,
-        sbatch=tuple(sbatch or []),
+        sbatch=sbatch or [],
     )
     file = output or folder / "job.sh"
-    write_script(job, settings, file)
+    write_script(script, folder, file)
     print_plain(Console(), f"written: {file}\nnext: read it, then  sbatch {file}")

@@ -59,9 +59,3 @@ def chosen_environment(
 def _one_of(target: Path | None, config: str | None) -> None:
     if target is not None and config is not None:
         raise ConfigError(f"a run's folder ('{target}') and --config {config}: give one of them")
-
-
-def supervised(target: Path | None, config: str | None) -> "RunFolder | None":
-    """Return the run that is meant, if it learned from a source."""
-    run = trained(target, config)
-    return run if run.config().supervised else None

@@ -16,19 +16,13 @@ from typing import Any
 
 import pytest
 
-from murmur.slurm import SlurmJob, job_script, write_script
-from shared.config.files import load
+from murmur.slurm import job_script, write_script
 from shared.process.errors import ConfigError
 from tests.waiting import wait_until
 
 
-def job(tmp_path: Path, **options: Any) -> SlurmJob:
-    overrides = tuple(options.pop("overrides", ()))
-    return SlurmJob("spread", overrides, tmp_path / "run", **options)
-
-
-def script(one: SlurmJob) -> str:
-    return job_script(one, load(one.config, one.overrides))
+def script(tmp_path: Path, **options: Any) -> str:
+    return job_script("spread", options.pop("overrides", ()), tmp_path / "run", **options)
 
 
 def asked(text: str) -> list[list[str]]:
@@ -48,7 +42,7 @@ def settings(text: str) -> dict[str, str]:
 
 def test_components_ask_for_gpus_and_for_cpus(tmp_path: Path) -> None:
     options = ("--partition=gpu", "--time=1-00:00:00")
-    text = script(job(tmp_path, gpus=16, env_nodes=4, cpus_per_node=32, sbatch=options))
+    text = script(tmp_path, gpus=16, env_nodes=4, cpus_per_node=32, sbatch=options)
     learner, servers = asked(text)
     size = ["--nodes=2", "--ntasks-per-node=8", "--cpus-per-task=8", "--gres=gpu:8"]
     assert learner[6:] == [*size, *options]
@@ -68,7 +62,7 @@ def test_components_ask_for_gpus_and_for_cpus(tmp_path: Path) -> None:
 
 
 def test_servers_without_own_nodes_share_the_learners(tmp_path: Path) -> None:
-    text = script(job(tmp_path, gpus=0, ranks=2, env_nodes=0, cpus_per_node=6, cpus_per_rank=3))
+    text = script(tmp_path, gpus=0, ranks=2, env_nodes=0, cpus_per_node=6, cpus_per_rank=3)
     (both,) = asked(text)
     assert both[6:] == ["--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=12"]
     found = settings(text)
@@ -88,21 +82,21 @@ def test_servers_without_own_nodes_share_the_learners(tmp_path: Path) -> None:
 def test_workers_are_the_configured_or_one_per_cpu(
     overrides: list[str], expected: str, tmp_path: Path
 ) -> None:
-    text = script(job(tmp_path, cpus_per_node=8, overrides=overrides))
+    text = script(tmp_path, cpus_per_node=8, overrides=overrides)
     assert settings(text)["workers"] == expected
 
 
 def test_each_rank_of_a_sync_run_has_a_worker(tmp_path: Path) -> None:
     sync = ["learner.pipeline=sync"]
-    text = script(job(tmp_path, gpus=8, env_nodes=3, overrides=sync))
+    text = script(tmp_path, gpus=8, env_nodes=3, overrides=sync)
     assert settings(text)["workers"] == "3"  # nine for eight ranks
 
 
 def test_a_learner_makes_room_for_all_sessions(tmp_path: Path) -> None:
     # 4 servers x 32 workers x 2 sessions on 2 ranks: 128 for each, and 2 to spare.
-    text = script(job(tmp_path, gpus=2, env_nodes=4, cpus_per_node=32))
+    text = script(tmp_path, gpus=2, env_nodes=4, cpus_per_node=32)
     assert "learner.max_sessions=130" in settings(text)["options"]
-    few = script(job(tmp_path, gpus=2, env_nodes=1, cpus_per_node=32))
+    few = script(tmp_path, gpus=2, env_nodes=1, cpus_per_node=32)
     assert "max_sessions" not in settings(few)["options"]
 
 
@@ -120,18 +114,18 @@ def test_what_slurm_cannot_use_is_refused(
     options: dict[str, Any], words: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        script(job(tmp_path, **options))
+        script(tmp_path, **options)
     for word in words:
         assert word in str(error.value)
 
 
 def test_a_script_is_not_overwritten(tmp_path: Path) -> None:
-    one, file = job(tmp_path), tmp_path / "job.sh"
-    write_script(one, load("spread"), file)
+    file, run = tmp_path / "job.sh", tmp_path / "run"
+    write_script(script(tmp_path), run, file)
     assert os.access(file, os.X_OK)
     assert (tmp_path / "run" / "logs").is_dir()  # Slurm does not make its log's folder
     with pytest.raises(ConfigError, match="exists"):
-        write_script(one, load("spread"), file)
+        write_script("", run, file)
 
 
 # Runs its command once for each task. It hands SIGUSR1 on, and ends with the largest exit code.
@@ -216,9 +210,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     jobs = []
 
     def begin(plans: dict[str, list[str]], change: str = "", **options: Any) -> Job:
-        one = job(tmp_path, **{"gpus": 0, "env_nodes": 0, "cpus_per_node": 3} | options)
-        write_script(one, load(one.config, one.overrides), tmp_path / "written.sh")
-        text = (tmp_path / "written.sh").read_text()
+        text = script(tmp_path, **{"gpus": 0, "env_nodes": 0, "cpus_per_node": 3} | options)
+        write_script(text, tmp_path / "run", tmp_path / "written.sh")
         if change:  # a line of the script
             text, changed = re.subn(rf"^{change.partition('=')[0]}=.*$", change, text, flags=re.M)
             assert changed == 1

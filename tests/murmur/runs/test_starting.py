@@ -27,7 +27,7 @@ def child(code: str, folder: Path) -> Child:
     return Child("learner", lambda _: command, folder / "learner.log")
 
 
-def test_a_learner_that_starts_slowly_is_waited_for_and_talked_about(
+def test_a_learner_that_starts_slowly_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "SAY_EVERY_S", 0.3)
