@@ -183,25 +183,20 @@ def config_summary(name: str) -> str:
 
 def list_everything() -> dict[str, dict[str, str]]:
     """Return all names that a configuration can use, by kind, each with a sentence."""
-    environments = {name: load_plugin("environment", name) for name in plugin_names("environment")}
-    found = {
-        "configurations": {name: config_summary(name) for name in config_names()},
-        "environments": {name: first_line(m) for name, m in environments.items()},
-        "baselines": {
-            f"{name}: {baseline}": first_line(factory)
-            for name, module in environments.items()
-            for baseline, factory in module.BASELINES.items()
-        },
-    }
-    names = plugin_names("source")
-    found["sources"] = {name: first_line(load_plugin("source", name)) for name in names}
-    for kind in ("algorithm", "network"):
-        if has_torch():
-            names = plugin_names(kind)
-            found[f"{kind}s"] = {name: first_line(load_plugin(kind, name)) for name in names}
-        else:
+    found = {"configurations": {name: config_summary(name) for name in config_names()}}
+    for kind in KINDS:
+        if kind not in TASK and not has_torch():
             command = install_command("learner")
             found[f"{kind}s"] = {"": f"not listed: torch is not installed here ({command})"}
+            continue
+        modules = {name: load_plugin(kind, name) for name in plugin_names(kind)}
+        found[f"{kind}s"] = {name: first_line(module) for name, module in modules.items()}
+        if kind == "environment":
+            found["baselines"] = {
+                f"{name}: {baseline}": first_line(factory)
+                for name, module in modules.items()
+                for baseline, factory in module.BASELINES.items()
+            }
     return found
 
 
@@ -218,11 +213,6 @@ def plugin_model(kind: str, plugin: PluginConfig) -> type[BaseModel] | None:
     return model
 
 
-def _kinds(config: ExperimentConfig) -> tuple[str, ...]:
-    """Return the kinds of plug-ins that a configuration names."""
-    return ("source" if config.supervised else "environment", "algorithm", "network")
-
-
 def resolve(config: ExperimentConfig, kinds: Sequence[str] | None = None) -> ExperimentConfig:
     """Complete the configuration with every default of its plug-ins.
 
@@ -235,7 +225,7 @@ def resolve(config: ExperimentConfig, kinds: Sequence[str] | None = None) -> Exp
         ConfigError: for a plug-in that does not exist or an option that it does not have.
     """
     whole = {}
-    for kind in _kinds(config):
+    for kind in ("source" if config.supervised else "environment", "algorithm", "network"):
         plugin: PluginConfig = getattr(config, kind)
         if kinds is not None and kind not in kinds:
             if plugin.name != "auto":
@@ -262,26 +252,23 @@ def resolved_data(config: ExperimentConfig) -> dict[str, Any]:
 
 def changed(config: ExperimentConfig) -> dict[str, Any]:
     """Return the options that differ from the defaults or have none, as dotted keys."""
-    defaults = resolved_data(
-        ExperimentConfig(**{kind: _bare(kind, getattr(config, kind)) for kind in _kinds(config)})
-    )
-    base = dict(flatten(defaults))
-    plugins = {f"{kind}.name" for kind in _kinds(config)}
-    for kind in _kinds(config):
-        needed = _bare(kind, getattr(config, kind)).options
-        plugins |= {f"{kind}.{key}" for key, _ in flatten(needed)}
+    whole = resolved_data(config)
+    bare = {kind: _bare(kind, getattr(config, kind)) for kind in KINDS if kind in whole}
+    base = dict(flatten(resolved_data(ExperimentConfig(**bare))))
+    needed = {f"{kind}.name" for kind in bare}
+    needed |= {f"{kind}.{key}" for kind in bare for key, _ in flatten(bare[kind].options)}
     return {
         key: value
-        for key, value in flatten(resolved_data(config))
-        if key in plugins or value != base.get(key)
+        for key, value in flatten(whole)
+        if key in needed or value != base.get(key)
     }
 
 
 def _bare(kind: str, plugin: PluginConfig) -> PluginConfig:
     """Return a plug-in with its required options, and no others."""
     model = plugin_model(kind, plugin)
-    fields = model.model_fields if model else {}
-    needed = {k: v for k, v in plugin.options.items() if k in fields and fields[k].is_required()}
+    known = model.model_fields if model else {}
+    needed = {k: v for k, v in plugin.options.items() if k in known and known[k].is_required()}
     return PluginConfig(name=plugin.name, **needed)
 
 
@@ -316,7 +303,7 @@ def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
         if key in chosen and value == 0:
             value = default = f"auto: {chosen[key]} here"
         rows.append((key, value, default, field.description or ""))
-    for kind in _kinds(config):
+    for kind in (kind for kind in KINDS if kind in values):
         plugin: PluginConfig = getattr(config, kind)
         rows.append((f"{kind}.name", plugin.name, None, f"which {kind}; see `murmur config`"))
         model = plugin_model(kind, plugin)
