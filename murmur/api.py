@@ -4,6 +4,7 @@ See docs/python.md. The names of `murmur.__all__` are stable.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -252,9 +253,7 @@ def compare(
     from murmur.comparison import compare as compare_runs
     from murmur.comparison.page import write_page
 
-    def say(line: str) -> None:
-        print_plain(Console(), line, "yellow")
-
+    say = partial(print_plain, Console(), style="yellow")
     targets = _paths(runs)
     found = compare_runs(
         targets,

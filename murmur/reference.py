@@ -185,29 +185,21 @@ def _described(name: str, member: Any, level: int = 2) -> list[str]:  # noqa: AN
 
 
 def _metrics() -> str:
+    head = ("metric", "kind", "labels", "meaning", "if it looks wrong")
+
+    def table(prefix: str, metrics: Iterable[tuple[str, str, tuple[str, ...], str, str]]) -> str:
+        rows = []
+        for name, kind, labels, meaning, remedy in metrics:
+            shown = ", ".join(f"`{label}`" for label in labels)
+            rows.append((f"`{prefix}{name}`", kind, shown, meaning, remedy))
+        return _table(head, rows)
+
     learner = (
-        (
-            f"murmur_learner_{m.name}" + ("_total" if m.kind == "counter" else ""),
-            m.kind,
-            m.labels,
-            m.meaning,
-            m.remedy,
-        )
+        (m.name + "_total" * (m.kind == "counter"), m.kind, m.labels, m.meaning, m.remedy)
         for m in LEARNER_METRICS
     )
-    parts = [_METRICS, "## Learner", _metric_table(learner)]
-    return _page("Metrics", *parts, "## Environment server", _metric_table(ENV_METRICS))
-
-
-def _metric_table(rows: Iterable[tuple[str, str, tuple[str, ...], str, str]]) -> str:
-    head = ("metric", "kind", "labels", "meaning", "if it looks wrong")
-    return _table(
-        head,
-        (
-            (f"`{name}`", kind, ", ".join(f"`{label}`" for label in labels), meaning, remedy)
-            for name, kind, labels, meaning, remedy in rows
-        ),
-    )
+    parts = [_METRICS, "## Learner", table("murmur_learner_", learner)]
+    return _page("Metrics", *parts, "## Environment server", table("", ENV_METRICS))
 
 
 def _alerts() -> str:

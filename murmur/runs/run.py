@@ -4,6 +4,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -196,10 +197,7 @@ class Run:
                 "its network on the validation split"
             )
         weights = self._folder.checkpoint(str(checkpoint))
-
-        def say(line: str) -> None:
-            print_plain(Console(), line)
-
+        say = partial(print_plain, Console())
         return evaluate_run(
             self._folder, weights, episodes, first_seed, say=say, overrides=overrides
         )

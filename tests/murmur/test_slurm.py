@@ -9,7 +9,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -294,10 +293,3 @@ def test_sigusr1_saves_and_queues_the_job_again(start: Callable[..., Job], reque
     assert one.calls("requeue") == (["requeue 77"] if requeue else [])
     assert ("submit this script again" in out) is not requeue
     assert len(one.calls("learner")) == 1
-
-
-def test_options_of_sbatch_are_refused_by_name() -> None:
-    command = [sys.executable, "-m", "murmur", "slurm", "spread", "--time=12:00:00"]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert refused.returncode == 2
-    assert "--sbatch=--time=" in refused.stderr
