@@ -12,7 +12,6 @@ same message before the run made progress. Children die with the supervisor.
 
 import shlex
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -230,10 +229,7 @@ class Supervisor:
             *("--set", f"learner.port={port}"),
             *("--set", f"learner.metrics_port={metrics_port}"),
         ]
-        if self._learners == 1:
-            return murmur_command("learner", *arguments)
-        ranks = [sys.executable, "-P", "-m", "murmur.runs.ranks"]
-        return [*ranks, str(self._learners), str(self._run.path), *arguments]
+        return murmur_command("learner", *arguments, "--learners", str(self._learners))
 
     def _env_server_command(self, _: Child, evaluate: bool = False) -> list[str]:
         server = self._config.env_server
