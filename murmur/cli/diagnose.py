@@ -9,6 +9,7 @@ from rich.console import Console
 
 from murmur.cli.app import app
 from murmur.cli.options import Target
+from murmur.cli.target import begun
 from murmur.live_page import PORT
 from murmur.text import plain, print_plain, reserve_stdout
 from shared.process.errors import ConfigError
@@ -113,12 +114,12 @@ def doctor(
 
       murmur doctor --metrics http://learner:9101
     """
-    from murmur.doctor.page import as_json, examine, find_run, show
+    from murmur.doctor.page import as_json, examine, show
     from murmur.runs.drops import dropped_message
 
     stdout = reserve_stdout() if json_ else None
     console = Console()
-    folder = find_run(run, needed=metrics is None)
+    folder = None if run is None and metrics else begun(run)
     seen = examine(folder, metrics, window, probe, Console(stderr=True))
     if json_:
         print(as_json(seen), file=stdout, flush=True)
@@ -148,12 +149,10 @@ def watch(
 
       murmur watch runs/spread-20260101-120000 --port 8080
     """
-    from murmur.doctor.page import find_run
     from murmur.live_page.server import LivePage
     from murmur.runs.interrupts import stopped_by_signals
 
-    folder = find_run(run, needed=True)
-    assert folder is not None
+    folder = begun(run)
     page, console = LivePage(folder, port), Console()
     try:
         print_plain(console, f"{folder.path}: {page.text}; Ctrl-C stops")
@@ -182,11 +181,9 @@ def profile(
 
       murmur profile runs/spread-20260101-120000 --updates 20
     """
-    from murmur.doctor.page import find_run
     from murmur.doctor.profile import read, record, show
 
-    folder = find_run(run, needed=True)
-    assert folder is not None
+    folder = begun(run)
     trace = record(folder, updates, Console(stderr=True))
     console = Console()
     show(read(trace), console)

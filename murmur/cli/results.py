@@ -9,7 +9,7 @@ from rich.console import Console
 
 from murmur.cli.app import app
 from murmur.cli.options import BaselineName, Checkpoint, EnvironmentConfig, FirstSeed, Set, Target
-from murmur.cli.target import chosen_environment, trained
+from murmur.cli.target import begun, chosen_environment, trained
 from murmur.text import print_plain
 from shared.process.errors import ConfigError, ResourceError
 
@@ -176,9 +176,8 @@ def track(target: Target = None, set_: Set = None) -> None:
       murmur track runs/spread-20260101-120000 --set tracking.loggers=[wandb]
     """
     from learner_service.telemetry.tracking.forwarder import Forwarder, require_trackers
-    from murmur.runs.run_folder import RunFolder
 
-    run = RunFolder.open(target) if target else RunFolder.newest(Path("runs"), begun=True)
+    run = begun(target)
     config = run.config(set_ or []).tracking
     if not config.services:
         raise ConfigError(

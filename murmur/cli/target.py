@@ -26,6 +26,13 @@ def trained(target: Path | None, config: str | None = None) -> "RunFolder":
     return RunFolder.newest(Path("runs"), load(config).run.name)
 
 
+def begun(target: Path | None) -> "RunFolder":
+    """Return the run that is meant, also one without a checkpoint: `target`, or the newest."""
+    from murmur.runs.run_folder import RunFolder
+
+    return RunFolder.open(target) if target else RunFolder.newest(Path("runs"), begun=True)
+
+
 def chosen_environment(
     target: Path | None, config: str | None, set_: list[str] | None, console: Console
 ) -> "ExperimentConfig":

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import psutil
 from rich.console import Console
@@ -280,10 +279,3 @@ def _show_ranks(ranks: Sequence[RankFigures], advice: Sequence[str], console: Co
 def as_json(seen: Diagnosis) -> str:
     """Return the diagnosis as JSON values, for scripts."""
     return json.dumps(asdict(seen), indent=2)
-
-
-def find_run(run: Path | None, needed: bool) -> RunFolder | None:
-    """Return the run's folder: the one given, or the newest if one is needed."""
-    if run is not None:
-        return RunFolder.open(run)
-    return RunFolder.newest(Path("runs"), begun=True) if needed else None
