@@ -21,6 +21,7 @@ from shared.config.experiment import RunConfig
 TROUBLE_SHOWN = 240  # characters of a log's line; the log has it all
 _RATE, _SAMPLE_RATE = "agent-steps/s", "samples/s"
 METRICS_SHOWN = 4  # of the environment's
+_PACE_S = 600.0  # whose pace foretells the end
 
 
 class LiveView:
@@ -70,7 +71,6 @@ class TrainingView(LiveView):
         """Show the progress of `run` on `console`."""
         self._run = run
         self._last: dict[str, Any] = {}
-        self._first: tuple[float, float] | None = None  # (time, share) of this session
         self._troubles, self._newest = 0, ""
         self._untold = False  # the newest trouble
         self._told = -math.inf
@@ -79,6 +79,7 @@ class TrainingView(LiveView):
             TextColumn("{task.description}", "bold", markup=False),
             BarColumn(None),
             TextColumn("{task.fields[eta]}"),
+            speed_estimate_period=_PACE_S,
         )
         self._task = self._bar.add_task(run.name, total=1.0, eta="starting …")
         super().__init__(console, self._bar)
@@ -102,14 +103,13 @@ class TrainingView(LiveView):
                 self._said.add(key)  # once, whatever the share becomes
                 self.say(message)
         share = completion(self._run, record)
-        if self._first is None:
-            self._first = (time.monotonic(), share or 0.0)
+        self._bar.update(self._task, completed=share or 0.0)
         if self._plain:
             if self._line_due():
                 print_plain(self._console, self._line(share))
                 self._tell_trouble()
             return
-        self._bar.update(self._task, completed=share or 0.0, eta=self._eta(share))
+        self._bar.update(self._task, eta=self._eta(share))
         self._draw()
 
     def trouble(self, log: Path, line: str) -> None:
@@ -146,11 +146,10 @@ class TrainingView(LiveView):
     def _eta(self, share: float | None) -> str:
         if self._last.get("rows_received") == 0 and "samples" not in self._last:
             return "environments start; compiling may take minutes"
-        if share is None or self._first is None:
+        if share is None:
             return "no end set; Ctrl-C stops"
-        since, done = time.monotonic() - self._first[0], share - self._first[1]
-        left = f", {duration((1 - share) * since / done)} left" if done > 0 and since > 3 else ""
-        return f"{100 * share:.0f} %{left}"
+        left = self._bar.tasks[0].time_remaining
+        return f"{100 * share:.0f} %" + ("" if left is None else f", {duration(left)} left")
 
     def _line(self, share: float | None) -> str:
         """Return the figures as text, in lines of the console's width, indented by the time."""
