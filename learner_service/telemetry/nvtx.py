@@ -1,6 +1,6 @@
 """NVTX ranges for Nsight Systems: the ledger's states, drawn beside kernels and graph launches.
 
-They are on where NVTX_VARIABLE is set, for Nsight Systems. Without it nothing is called.
+`murmur profile --nsys` prints the command that sets NVTX_VARIABLE. Without it nothing is called.
 """
 
 import os
