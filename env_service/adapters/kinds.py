@@ -64,19 +64,21 @@ def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
     )
 
 
-def require_kind(environment: Any, kind: str, factory: str) -> None:  # noqa: ANN401
-    """Check that a factory made an environment that its plug-in steps.
+def create_copies(config: AdapterConfig, kind: str, num_envs: int) -> list[Any]:
+    """Make N environments that the plug-in `kind` steps.
 
     Raises:
-        ConfigError: if it made another object, naming its type and the fix.
+        ConfigError: if the factory cannot be called, or makes another object, naming its type and
+            the fix.
     """
+    environment = create(config)
     found = kind_of(environment)
+    if found == kind:
+        return [environment, *(create(config) for _ in range(num_envs - 1))]
     if found in ("murmur", "pettingzoo", "gymnasium"):
-        if found == kind:
-            return
         fix = "name: its own plug-in" if found == "murmur" else f"environment.name: {found}"
         found = f"a {type(environment).__name__}; set {fix}"
-    raise ConfigError(f"'{factory}' gave {found}")
+    raise ConfigError(f"'{config.factory}' gave {found}")
 
 
 def unread_masks(

@@ -13,14 +13,13 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from env_service.adapters.casts import VECTOR, Path, Write, subject_of, write_box
-from env_service.adapters.pixels import Reduction
+from env_service.adapters.factory import AdapterConfig
 from shared.process.errors import ConfigError
 from shared.wire.spec import ACTION_MASK, STATE, ArraySpec
 from shared.wire.timestep import Array
 
 Space = spaces.Space[Any]
 Part = tuple[Path, Write, Array]
-_AS_IT_IS = Reduction()
 
 _IMAGE = "image"
 _USUAL_CHANNELS = (1, 3, 4)  # of a picture whose other sides are at least _PICTURE_SIDE
@@ -28,15 +27,11 @@ _PICTURE_SIDE = 16  # pixels
 _DIM = 64  # an image whose bytes stay below is no picture
 
 
-def split_mask(space: Space) -> tuple[Space, bool]:
-    """Remove the mask of legal actions that a Dict observation may hold in PettingZoo.
-
-    Returns:
-        (space without the mask, true if there was one).
-    """
+def _without_mask(space: Space) -> Space:
+    """Remove the mask of legal actions that a Dict observation may hold in PettingZoo."""
     if not isinstance(space, spaces.Dict) or ACTION_MASK not in space.spaces:
-        return space, False
-    return spaces.Dict({k: s for k, s in space.spaces.items() if k != ACTION_MASK}), True
+        return space
+    return spaces.Dict({k: s for k, s in space.spaces.items() if k != ACTION_MASK})
 
 
 @dataclass(frozen=True)
@@ -94,31 +89,23 @@ class ObservationLayout:
         reduced: lines for the log about images that are sent smaller.
         doubts: name of an observation -> sentence about a guess of its meaning.
         keys: [A] sets of keys that each agent's dictionary may hold, the mask included.
+        masks_seen: [A] bool, true if the agent's observation holds an action mask.
     """
 
-    def __init__(
-        self,
-        agents: Mapping[str, Space],
-        images: str,
-        channels_last: bool | str,
-        reduction: Reduction = _AS_IT_IS,
-    ) -> None:
+    def __init__(self, agents: Mapping[str, Space], config: AdapterConfig) -> None:
         """Lay out the agents' observations.
 
         Args:
-            agents: name -> observation space, without action mask.
-            images: Boxes to treat as images: "uint8", "all" of three dimensions, "none".
-            channels_last: true if images are [H, W, C]; "auto" guesses from the shape.
-            reduction: reduction of images of bytes.
+            agents: name -> observation space.
+            config: options, which say what images are and how they are sent.
 
         Raises:
             ConfigError: for a space of no fixed size, images that differ in size or share a name,
                 or if all observations have size zero.
         """
-        self._leaves = [
-            list(_leaves(space, (), name, images, channels_last, reduction))
-            for name, space in agents.items()
-        ]
+        own = {name: _without_mask(space) for name, space in agents.items()}
+        self.masks_seen = [own[name] is not space for name, space in agents.items()]
+        self._leaves = [list(_leaves(space, (), name, config)) for name, space in own.items()]
         found = self._images(agents)
         smaller = [leaf for leaves in self._leaves for leaf in leaves if leaf.reduced]
         self.reduced = sorted(
@@ -185,7 +172,7 @@ class ObservationLayout:
 
 
 def state_layout(
-    space: Space, images: str, channels_last: bool | str, reduction: Reduction = _AS_IT_IS
+    space: Space, config: AdapterConfig
 ) -> tuple[ArraySpec, Write, Callable[[Array], Array], str]:
     """Lay out the global state.
 
@@ -196,7 +183,7 @@ def state_layout(
     Raises:
         ConfigError: if the state is no plain vector or image.
     """
-    leaves = list(_leaves(space, (), STATE, images, channels_last, reduction))
+    leaves = list(_leaves(space, (), STATE, config))
     if len(leaves) != 1 or leaves[0].path:
         raise ConfigError(f"state() gives a {space}; set environment.state: false")
     leaf = leaves[0]
@@ -204,14 +191,7 @@ def state_layout(
     return ArraySpec(STATE, dtype, shape, per_agent=False), leaf.write, leaf.view, leaf.doubt
 
 
-def _leaves(
-    space: Space,
-    path: Path,
-    agent: str,
-    images: str,
-    channels_last: bool | str,
-    reduction: Reduction,
-) -> Iterator[_Leaf]:
+def _leaves(space: Space, path: Path, agent: str, config: AdapterConfig) -> Iterator[_Leaf]:
     """Yield the parts of an observation, in order.
 
     Raises:
@@ -220,7 +200,7 @@ def _leaves(
     if isinstance(space, spaces.Dict | spaces.Tuple):
         inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, part in inner:
-            yield from _leaves(part, (*path, key), agent, images, channels_last, reduction)
+            yield from _leaves(part, (*path, key), agent, config)
     elif isinstance(space, spaces.Discrete):
         n = int(space.n)
         yield _Leaf(path, _one_hot(n, int(space.start)), (n,))
@@ -230,16 +210,16 @@ def _leaves(
     elif isinstance(space, spaces.MultiBinary):
         yield _Leaf(path, write_box, space.shape)
     elif isinstance(space, spaces.Box):
-        if not _is_image(space, images):
-            yield _Leaf(path, write_box, space.shape, doubt=_flattened(space, images))
+        if not _is_image(space, config.images):
+            yield _Leaf(path, write_box, space.shape, doubt=_flattened(space, config.images))
             return
         shape, chw, last, doubt = space.shape, space.shape, False, ""
         if len(shape) == 2:
             chw = (1, *shape)
         else:
             last, guessed = _channels(shape)
-            if channels_last != "auto":
-                last, guessed = bool(channels_last), False
+            if config.channels_last != "auto":
+                last, guessed = config.channels_last, False
             chw = (shape[2], *shape[:2]) if last else shape
             if guessed:
                 order = "[H, W, C]" if last else "[C, H, W]"
@@ -254,8 +234,8 @@ def _leaves(
                 "0 to 1 and set environment.images: all, or to none for a vector"
             )
         dtype, write = ("uint8", _write_bytes) if small else ("float32", write_box)
-        if small and (reduce := reduction.writer(shape, channels_last=last)):
-            image = reduction.shape(chw), dtype
+        if small and (reduce := config.reduction.writer(shape, channels_last=last)):
+            image = config.reduction.shape(chw), dtype
             yield _Leaf(path, reduce, shape, image, last, reduced=True, doubt=doubt)
             return
         yield _Leaf(path, write, shape, (chw, dtype), last, doubt=doubt)

@@ -7,7 +7,8 @@ that name environment, agent, seed and step.
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,6 @@ from env_service.adapters.casts import (
 )
 from env_service.adapters.factory import AdapterConfig, create
 from env_service.adapters.frames import FRAME, frame_of
-from env_service.adapters.interface import Interface
-from env_service.adapters.returned import mask_missing, mask_not_told, not_infos, shown, without
 from env_service.adapters.seeds import fold_seed
 from env_service.adapters.teams import TeamReturns, teams_of
 from env_service.environment import LONGER, VectorEnvironment
@@ -35,10 +34,24 @@ from env_service.watchdog.faults import (
     close_quietly,
     is_environments_fault,
 )
-from shared.process.errors import EnvironmentFault
+from shared.process.errors import ConfigError, EnvironmentFault
+from shared.process.process import logger
 from shared.process.traces import error_message
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, EnvSpec
+from shared.wire.notices import Notices
+from shared.wire.spec import (
+    ACTION_MASK,
+    AGENT_MASK,
+    MAX_EPISODE_STEPS,
+    STATE,
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+)
 from shared.wire.timestep import Array, StepType, TimeStep, surely_finite
+
+if TYPE_CHECKING:
+    from env_service.adapters.actions import ActionLayout
+    from env_service.adapters.observations import ObservationLayout
 
 # The outcome of a copy's step, and its values in a row.
 FIRST, MID, TERMINATED, TRUNCATED, FAILED = range(5)
@@ -47,6 +60,93 @@ _STEP_TYPE = np.array(
 )
 _DISCOUNT = np.array([1, 1, 0, 1, 1], np.float32)
 _FAR = 2**62  # steps
+GUESSED = "axes_guessed"  # kind of a notice
+
+
+def hint_of(value: object) -> int:
+    """Return a hint of the longest episode, steps, within the spec's limit; 0 if invalid."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return 0
+    return int(value) if 0 < value <= MAX_EPISODE_STEPS else 0
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The interface of each copy, read from the first one.
+
+    Attributes:
+        name: name of the environment, for messages and the spec.
+        agents: names of the agents.
+        observations: layout of the observations.
+        actions: layout of the actions.
+        masks_told: true if the infos of the first reset hold action masks.
+        agents_can_die: true if the learner gets a mask of the agents that are alive.
+        state: spec of the global state, if the environment gives one.
+        max_episode_steps: the environment's hint, steps, which episodes may exceed; 0 if none.
+        hint: name of that hint.
+        doubts: (kind, subject, sentence) of each guess and ignored value.
+        sharing: combination of the agents' own rewards.
+    """
+
+    name: str
+    agents: list[str]
+    observations: "ObservationLayout"
+    actions: "ActionLayout"
+    masks_told: bool
+    agents_can_die: bool = False
+    state: ArraySpec | None = None
+    max_episode_steps: int = 0
+    hint: str = ""
+    doubts: tuple[tuple[str, str, str], ...] = ()
+    sharing: Literal["none", "mean", "sum"] = "none"
+
+    def arrays(self) -> tuple[ArraySpec, ...]:
+        """Return the specs of all observations.
+
+        If agents have different numbers of actions, they include an action mask.
+        """
+        specs = list(self.observations.arrays)
+        if self.state is not None:
+            specs.append(self.state)
+        if self.masked or len(set(self.actions.counts)) > 1:
+            assert isinstance(self.actions.spec, Discrete)
+            specs.append(ArraySpec(ACTION_MASK, "uint8", (self.actions.spec.num_actions,)))
+        if self.agents_can_die:
+            specs.append(ArraySpec(AGENT_MASK, "uint8", ()))
+        return tuple(specs)
+
+    @property
+    def masked(self) -> bool:
+        """Return whether the environment gives action masks."""
+        return self.masks_told or any(self.observations.masks_seen)
+
+    def longest(self, max_episode_steps: int) -> int:
+        """Return the smaller of an episode's configured limit and the hint, steps; 0 if none."""
+        return min((x for x in (max_episode_steps, self.max_episode_steps) if x), default=0)
+
+    def check(self, config: AdapterConfig, notices: Notices) -> None:
+        """Report images that are sent smaller, and guesses.
+
+        Raises:
+            ConfigError: if the environment gives action masks for actions that are not Discrete.
+        """
+        if self.masked and not self.actions.maskable:
+            raise ConfigError(
+                f"'{config.factory}' gives an '{ACTION_MASK}', but its actions are not Discrete; "
+                "take the mask away in a factory of your own"
+            )
+        if reduced := self.observations.reduced:
+            text = f"{'; '.join(reduced)} (environment.resize: {config.resize})"
+            if config.resize == "auto":
+                notices.say("image_reduced", "image", text)
+            else:
+                logger.info("%s", text)
+        for kind, subject, text in self.doubts:
+            notices.say(kind, subject, text)
+        for subject, text in self.observations.doubts.items():
+            notices.say(GUESSED, subject, f"observation '{subject}': {text}")
+        for agent, text in self.actions.doubts.items():
+            notices.say("action_range", "actions", f"agent '{agent}' {text}")
 
 
 class SequentialVectorEnv(VectorEnvironment):
@@ -77,7 +177,7 @@ class SequentialVectorEnv(VectorEnvironment):
         Raises:
             ConfigError: if the environment gives action masks for actions that are not Discrete.
         """
-        self._masks_seen, self._masks_told = interface.masks_seen, interface.masks_told
+        self._masks_seen, self._masks_told = interface.observations.masks_seen, interface.masks_told
         self._masks_given = interface.masked
         interface.check(config, self.notices)
         n, a = len(environments), len(interface.agents)
@@ -506,3 +606,46 @@ class SequentialVectorEnv(VectorEnvironment):
 
 class _CopyFault(EnvironmentFault):
     """An invalid value that one copy returned; raised and caught while it is stepped."""
+
+
+def shown(value: object) -> str:
+    """Describe a value that an environment returned, for a message: arrays by their shape."""
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}"
+    text = repr(value)
+    return text if len(text) < 40 else f"a {type(value).__name__}"
+
+
+def without(observation: Any, paths: list[tuple[Any, ...]]) -> str:  # noqa: ANN401
+    """Describe the first part of its space that an observation lacks; "" if none."""
+    for path in paths:
+        value = observation
+        for depth, key in enumerate(path):
+            try:
+                value = value[key]
+            except Exception:
+                at = f" at '{'.'.join(map(str, path[:depth]))}'" if depth else ""
+                if isinstance(value, Mapping):
+                    there = ", ".join(f"'{k}'" for k in value)
+                    return f"has no {key!r}{at}, which its space has; it has {there or 'nothing'}"
+                return f"is a {type(value).__name__}{at}; its space has a {key!r} there"
+    return ""
+
+
+def not_infos(value: object, agent: str = "") -> str:
+    """Return the message about infos, of one agent or of all, that are no dictionary."""
+    who = f" of agent '{agent}'" if agent else ""
+    return f"returned a {type(value).__name__} as infos{who}, not a dictionary"
+
+
+def mask_missing(agent: str) -> str:
+    """Return the message about an observation without the mask that its space has."""
+    return f"gave a wrong observation: that of agent '{agent}' lacks '{ACTION_MASK}'"
+
+
+def mask_not_told(agent: str) -> str:
+    """Return the message about a mask in a step's infos if the first reset gave none."""
+    return (
+        f"gives agent '{agent}' an '{ACTION_MASK}' among its infos, but none in its first reset(); "
+        "give it in both"
+    )

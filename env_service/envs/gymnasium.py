@@ -14,11 +14,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from env_service.adapters.casts import WHOLE
-from env_service.adapters.factory import AdapterConfig, create, first_reset, read, read_info
-from env_service.adapters.interface import Interface, hint_of
-from env_service.adapters.kinds import require_kind, unread_masks
-from env_service.adapters.returned import shown
-from env_service.adapters.sequential import MID, TERMINATED, TRUNCATED, SequentialVectorEnv
+from env_service.adapters.factory import AdapterConfig, first_reset, read, read_info
+from env_service.adapters.kinds import create_copies, unread_masks
+from env_service.adapters.sequential import (
+    MID,
+    TERMINATED,
+    TRUNCATED,
+    Interface,
+    SequentialVectorEnv,
+    hint_of,
+    shown,
+)
 from env_service.environment import BaselineFactory, RandomPolicy
 from shared.process.errors import ConfigError
 from shared.wire.spec import ACTION_MASK
@@ -48,12 +54,11 @@ class Gymnasium(SequentialVectorEnv):
             ConfigError: if murmur cannot step the environment, naming the fix.
         """
         from env_service.adapters.actions import ActionLayout
-        from env_service.adapters.observations import ObservationLayout, split_mask
+        from env_service.adapters.observations import ObservationLayout
 
         first = environments[0]
         self._team = config.team
         seen, acting = self._spaces(first, config.factory)
-        split = [split_mask(space) for space in seen.values()]
         actions = ActionLayout(acting)
         _, info = first_reset(first, config.factory, "(observation, info)")
         if not isinstance(info, Mapping):
@@ -65,14 +70,8 @@ class Gymnasium(SequentialVectorEnv):
         interface = Interface(
             about.id if about else config.factory,
             list(seen),
-            ObservationLayout(
-                {agent: space for agent, (space, _) in zip(seen, split, strict=True)},
-                config.images,
-                config.channels_last,
-                config.reduction,
-            ),
+            ObservationLayout(seen, config),
             actions,
-            masks_seen=[has_mask for _, has_mask in split],
             masks_told=ACTION_MASK in info,
             max_episode_steps=hint_of(about and about.max_episode_steps),
             hint="spec.max_episode_steps of the registration",
@@ -234,9 +233,7 @@ def make(config: Config, num_envs: int) -> Gymnasium:
     Raises:
         ConfigError: if the factory cannot be called or makes another kind of object.
     """
-    first = create(config)
-    require_kind(first, "gymnasium", config.factory)
-    return Gymnasium(config, [first, *(create(config) for _ in range(num_envs - 1))])
+    return Gymnasium(config, create_copies(config, "gymnasium", num_envs))
 
 
 BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy}

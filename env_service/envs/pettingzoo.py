@@ -8,11 +8,18 @@ import numpy as np
 from pydantic import Field
 
 from env_service.adapters.casts import WHOLE, require_numbers, write_box
-from env_service.adapters.factory import AdapterConfig, create, first_reset, read, read_info
-from env_service.adapters.interface import GUESSED, Interface, hint_of
-from env_service.adapters.kinds import require_kind, unread_masks
-from env_service.adapters.returned import shown
-from env_service.adapters.sequential import MID, TERMINATED, TRUNCATED, SequentialVectorEnv
+from env_service.adapters.factory import AdapterConfig, first_reset, read, read_info
+from env_service.adapters.kinds import create_copies, unread_masks
+from env_service.adapters.sequential import (
+    GUESSED,
+    MID,
+    TERMINATED,
+    TRUNCATED,
+    Interface,
+    SequentialVectorEnv,
+    hint_of,
+    shown,
+)
 from env_service.environment import BaselineFactory, RandomPolicy
 from shared.process.errors import ConfigError
 from shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE
@@ -52,31 +59,25 @@ class PettingZoo(SequentialVectorEnv):
             ConfigError: if murmur cannot step the environment, naming the fix.
         """
         from env_service.adapters.actions import ActionLayout
-        from env_service.adapters.observations import ObservationLayout, split_mask
+        from env_service.adapters.observations import ObservationLayout
 
         first = environments[0]
         agents = _agents(first, config.factory)
         observed = _spaces(first, config.factory, "observation_space", agents)
-        seen = {agent: split_mask(space) for agent, space in observed.items()}
         actions = ActionLayout(_spaces(first, config.factory, "action_space", agents))
         told, infos = _tells_masks(first, config.factory)
         state, self._write_state, view, doubt = _state(first, config)
         if state is not None:
             _require_one_order(environments, agents, config.factory)
+        seen = ObservationLayout(observed, config)
         doubts = [(GUESSED, STATE, f"'{STATE}': {doubt}")] if doubt else []
-        if not told and not any(has_mask for _, has_mask in seen.values()):
+        if not told and not any(seen.masks_seen):
             doubts += unread_masks(first, infos, list(observed.values()))
         interface = Interface(
             str((getattr(first, "metadata", None) or {}).get("name") or config.factory),
             [str(agent) for agent in agents],
-            ObservationLayout(
-                {key: space for key, (space, _) in seen.items()},
-                config.images,
-                config.channels_last,
-                config.reduction,
-            ),
+            seen,
             actions,
-            masks_seen=[has_mask for _, has_mask in seen.values()],
             masks_told=told,
             agents_can_die=config.agents_can_die and len(agents) > 1,
             state=state,
@@ -390,7 +391,7 @@ def _state(environment: Any, config: Config) -> tuple[Any, Any, Any, str]:  # no
     if space is None:
         example = _example_state(environment, config.factory)
         space = spaces.Box(-float("inf"), float("inf"), example.shape, example.dtype.type)
-    return state_layout(space, config.images, config.channels_last, config.reduction)
+    return state_layout(space, config)
 
 
 def _spaces(
@@ -466,9 +467,7 @@ def make(config: Config, num_envs: int) -> PettingZoo:
     Raises:
         ConfigError: if the factory cannot be called or makes another kind of object.
     """
-    first = create(config)
-    require_kind(first, "pettingzoo", config.factory)
-    return PettingZoo(config, [first, *(create(config) for _ in range(num_envs - 1))])
+    return PettingZoo(config, create_copies(config, "pettingzoo", num_envs))
 
 
 BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy}

@@ -18,9 +18,8 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,6 @@ from env_service.environment import (
     VectorEnvironment,
     environment_module,
     find_baseline,
-    make_environment,
 )
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.evaluation_result import EvaluationResult, joined_result
@@ -42,7 +40,7 @@ from env_service.sessions.expert import Expert
 from env_service.sessions.ranks import LearnerChoice, Ranks
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.recording import EpisodeRecorder
-from env_service.sessions.worker import Stream, closing_all, run_until
+from env_service.sessions.worker import Stream, closing_all, guarded_environment, run_until
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from env_service.watchdog.heartbeat import Heartbeat
 from shared.config.experiment import ExperimentConfig
@@ -276,11 +274,7 @@ def run_baseline(
     spare = itertools.count(first_seed + episodes)
     parts: list[dict[str, NDArray[np.float64]]] = []
     shares = _shares(episodes, min(_SESSION_EPISODES, config.env_server.envs_per_worker))
-    environment = GuardedEnvironment(
-        partial(make_environment, config.environment, shares[0]),
-        faults,
-        max_abs_reward=config.learner.max_abs_reward,
-    )
+    environment = guarded_environment(config, shares[0], faults)
     limit_key = _limit_key(config)
     with closing(environment):
         for size in shares:
@@ -339,13 +333,21 @@ def run_policy(
 
     async def evaluate() -> EvaluationResult:
         metrics = WorkerMetrics("evaluate", CollectorRegistry())
-        copies = copies_for(config, _shares(episodes, _SESSION_EPISODES)[0])
-        heartbeat = Heartbeat.private(copies)
-        evaluator = _Evaluator(config, metrics, "evaluation", heartbeat, copies)
-        with closing(evaluator):
+        sizes = _shares(episodes, _SESSION_EPISODES)
+        copies = copies_for(config, sizes[0])
+        evaluator = _Evaluator(config, metrics, "evaluation", Heartbeat.private(copies), copies)
+        parts, version = [], 0
+        spare = itertools.count(first_seed + episodes)
+        with closing(evaluator.environment):
             async with Ranks(config, metrics, *_ROLES, number=0) as ranks:
                 choice = ranks.choice(1)
-                return await evaluator.evaluate(choice, episodes, first_seed, on_row)
+                for size in sizes:
+                    seeds = _Seeds(first_seed + len(parts) * sizes[0], size, spare)
+                    watch = None if parts else on_row
+                    part, version = await evaluator.session(choice, seeds, watch)
+                    parts.append(part)
+        name = evaluator.environment.spec.name
+        return joined_result(name, f"learned, version {version}", first_seed, parts)
 
     return run_coroutine(evaluate())
 
@@ -384,7 +386,7 @@ async def serve_evaluations(
                 except EndlessEpisode as error:
                     logger.warning("%s", error)
 
-    with closing_all(evaluator.environments, heartbeat):
+    with closing_all((evaluator.environment,), heartbeat):
         await run_until(stop, metrics, [loop()])
 
 
@@ -392,7 +394,7 @@ class _Evaluator:
     """Player of evaluations, one session after another. Used by one asyncio task.
 
     Attributes:
-        environments: the one environment of all sessions; empty before it is needed.
+        environment: environment of all sessions.
     """
 
     def __init__(
@@ -403,7 +405,7 @@ class _Evaluator:
         heartbeat: Heartbeat,
         copies: int,
     ) -> None:
-        """Name the evaluator; no environment is made yet.
+        """Make the environment.
 
         Args:
             config: configuration with the environment of evaluations.
@@ -412,33 +414,13 @@ class _Evaluator:
             heartbeat: heartbeat of `copies` environments.
             copies: number of copies of the environment.
         """
-        self._config = config
         self._metrics = metrics
-        self._heartbeat = heartbeat
-        self._faults = FaultCount(config.env_server.max_faults_per_minute, metrics.drop_episodes)
+        faults = FaultCount(config.env_server.max_faults_per_minute, metrics.drop_episodes)
+        self.environment = guarded_environment(config, copies, faults, heartbeat.part(0, copies))
+        heartbeat.end_making()
+        self._expert = Expert(config, self.environment, asked=False)
         self._name = f"{socket.gethostname()}-{role}"
-        self._copies, self._limit_key = copies, _limit_key(config)
-        self.environments: list[GuardedEnvironment] = []
-
-    def close(self) -> None:
-        """Close the environments."""
-        for environment in self.environments:
-            environment.close()
-
-    async def evaluate(
-        self, choice: LearnerChoice, episodes: int, first_seed: int, on_row: OnRow | None
-    ) -> EvaluationResult:
-        """Play one evaluation, in sessions of bounded size."""
-        parts, seed, version = [], first_seed, 0
-        spare = itertools.count(first_seed + episodes)
-        for size in _shares(episodes, _SESSION_EPISODES):
-            part, version = await self.session(
-                choice, _Seeds(seed, size, spare), on_row if seed == first_seed else None
-            )
-            parts.append(part)
-            seed += size
-        name = self.environments[0].spec.name
-        return joined_result(name, f"learned, version {version}", first_seed, parts)
+        self._limit_key = _limit_key(config)
 
     async def session(
         self, choice: LearnerChoice, seeds: _Seeds, on_row: OnRow | None = None
@@ -449,61 +431,46 @@ class _Evaluator:
         """
         while True:
             try:
-                async with choice.channel() as channel:
-                    return await self._play(choice, channel, seeds.values, on_row)
+                return await self._play(choice, seeds.values, on_row)
             except Disconnected as error:
                 await asyncio.sleep(choice.pause_s(error))
             except _Dropped as dropped:
                 seeds.replace(dropped.episodes)
 
     async def _play(
-        self,
-        choice: LearnerChoice,
-        channel: aio.Channel,
-        seeds: NDArray[np.uint64],
-        on_row: OnRow | None,
+        self, choice: LearnerChoice, seeds: NDArray[np.uint64], on_row: OnRow | None
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
         """Play `session` on one stream."""
-        size = self._copies
-        if not self.environments:
-            self._heartbeat.begin_making()
-            environment = GuardedEnvironment(
-                partial(make_environment, self._config.environment, size),
-                self._faults,
-                self._heartbeat.part(0, size),
-                self._config.learner.max_abs_reward,
-            )
-            self.environments.append(environment)
-            self._heartbeat.end_making()
-        environment = self.environments[0]
-        expert = Expert(self._config, environment, asked=False)
-        stream = Stream(channel, expert.spec, size, self._metrics)
-        try:
-            welcome = await stream.open(self._name, pb.MODE_EVALUATE, episodes=len(seeds))
-            async with choice.playing(stream):
-                play = _Episodes(environment, seeds, on_row, self._limit_key)
-                environment.notices.repeat()
-                while True:
-                    self._metrics.count_rows(size)
-                    if environment.notices.pending:
-                        await stream.tell(environment.notices)
-                    timestep = play.timestep
-                    if expert.labels:
-                        timestep = expert.label(timestep)
-                    action = await stream.exchange(timestep)
-                    if play.done:  # the learner has seen every LAST
-                        break
-                    self._metrics.enter("step")
-                    try:
-                        play.advance(action)
-                    except EndlessEpisode as error:
-                        # Said, as the end of a stream may also be that of a connection.
-                        notice = Notice(GIVEN_UP, self._limit_key, str(error))
-                        await stream.write(pack_notices([notice]))
-                        await stream.close()
-                        raise
-                self._metrics.episodes += len(seeds)
-                await stream.close()
-            return play.curves(), welcome.policy_version
-        finally:
-            stream.cancel()
+        environment, expert = self.environment, self._expert
+        size = environment.num_envs
+
+        def connect(channel: aio.Channel) -> Stream:
+            return Stream(channel, expert.spec, size, self._metrics)
+
+        def greet(stream: Stream) -> Coroutine[None, None, pb.Welcome]:
+            return stream.open(self._name, pb.MODE_EVALUATE, episodes=len(seeds))
+
+        async with choice.stream(connect, greet) as (stream, welcome):
+            play = _Episodes(environment, seeds, on_row, self._limit_key)
+            environment.notices.repeat()
+            while True:
+                self._metrics.count_rows(size)
+                if environment.notices.pending:
+                    await stream.tell(environment.notices)
+                timestep = expert.label(play.timestep) if expert.labels else play.timestep
+                action = await stream.exchange(timestep)
+                if play.done:  # the learner has seen every LAST
+                    break
+                self._metrics.enter("step")
+                try:
+                    play.advance(action)
+                except EndlessEpisode as error:
+                    # Said, as the end of a stream may also be that of a connection.
+                    await stream.write(
+                        pack_notices([Notice(GIVEN_UP, self._limit_key, str(error))])
+                    )
+                    await stream.close()
+                    raise
+            self._metrics.episodes += len(seeds)
+            await stream.close()
+        return play.curves(), welcome.policy_version

@@ -23,11 +23,11 @@ from grpc import aio
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.call import Call
 from env_service.sessions.connection import Connection
-from env_service.sessions.rank import Rank
 from env_service.sessions.reconnect import Disconnected, ReconnectPolicy
 from shared.config.experiment import ExperimentConfig
 from shared.process.addresses import learner_addresses, name_and_port
 from shared.process.errors import MurmurError
+from shared.rpc import LOAD_METHOD
 from shared.rpc import rollout_pb2 as pb
 from shared.wire.credentials import Role
 
@@ -36,8 +36,10 @@ logger = logging.getLogger("murmur")
 _LOOK_UP_S = 5.0  # the longest that a first look-up of the name is waited for
 _LOOK_UP_EVERY_S = 10.0
 _WAITING_S = 1.0  # between two looks of a session that waits for Welcome or an answer
+_ASK_S = 2.0  # a learner that does not say its load within this time is not there
+_FULL_S = 10.0  # a learner that refused a session because it was full is avoided for this time
 
-Opened = TypeVar("Opened")
+AnyCall = TypeVar("AnyCall", bound=Call)
 LookUp: TypeAlias = Callable[[str], Awaitable[list[str]]]
 
 
@@ -63,6 +65,50 @@ def worth_moving(here: int, there: int, weight: int, chance: float) -> bool:
         chance: random number, uniform in [0, 1).
     """
     return there + weight < here and chance < 1 - there / here
+
+
+class Rank:
+    """One of the learners. Used by one event loop.
+
+    Attributes:
+        address: host:port of the learner.
+        connection: connection to the learner.
+        backoff: pauses between attempts to connect.
+        lost_at: time.monotonic() since which the learner is not reachable; None if it is.
+    """
+
+    def __init__(self, address: str, connection: Connection, reconnect: ReconnectPolicy) -> None:
+        """Prepare; nothing is connected yet."""
+        self.address = address
+        self.connection = connection
+        self.backoff = reconnect.backoff()
+        self.lost_at: float | None = None
+        self._full_until = 0.0
+
+    @property
+    def full(self) -> bool:
+        """Return whether the learner has recently refused a session because it was full."""
+        return time.monotonic() < self._full_until
+
+    def refuse(self) -> None:
+        """Mark the learner as full for _FULL_S."""
+        self._full_until = time.monotonic() + _FULL_S
+
+    def lose(self) -> None:
+        """Mark the learner as not reachable from now on, unless it is already."""
+        if self.lost_at is None:
+            self.lost_at = time.monotonic()
+
+    async def load(self) -> pb.LoadReply | None:
+        """Return the learner's load, or None if it did not answer."""
+        try:
+            async with self.connection.channel() as channel:
+                ask = channel.unary_unary(LOAD_METHOD, None, pb.LoadReply.FromString)
+                reply: pb.LoadReply = await ask(b"", timeout=_ASK_S)
+        except aio.AioRpcError:
+            return None
+        self.lost_at = None
+        return reply
 
 
 class LearnerChoice:
@@ -92,48 +138,58 @@ class LearnerChoice:
         return self.call is not None
 
     @contextlib.asynccontextmanager
-    async def channel(self) -> AsyncIterator[aio.Channel]:
-        """Choose a learner, and provide the channel for one stream to it.
+    async def stream(
+        self,
+        connect: Callable[[aio.Channel], AnyCall],
+        greet: Callable[[AnyCall], Coroutine[Any, Any, pb.Welcome]],
+    ) -> AsyncIterator[tuple[AnyCall, pb.Welcome]]:
+        """Choose a learner, open a stream, and mark the session as playing during the block.
+
+        Args:
+            connect: function that opens the stream over a channel.
+            greet: function that sends Hello and waits for Welcome.
 
         Raises:
-            Disconnected: if no learner can be chosen.
+            Disconnected: if no learner can be chosen, the stream ends, or the session moves.
         """
         self.rank = rank = await self._ranks.choose(self)
         self.leaving.clear()
         looking = asyncio.create_task(self._ranks.look(self)) if self._ranks.movable else None
         try:
             async with rank.connection.channel() as channel:
-                yield channel
+                call = connect(channel)
+                try:
+                    welcome = await self._welcome(greet(call))
+                    rank.lost_at, self.call = None, call
+                    with self._ranks.reconnect.session(self._ranks.called(rank), rank.backoff):
+                        yield call, welcome
+                finally:
+                    self.call = None
+                    call.cancel()
         finally:
             if looking is not None:
                 looking.cancel()
 
-    async def greeted(self, opening: Coroutine[Any, Any, Opened]) -> Opened | None:
-        """Await `opening`, which waits for Welcome; return None if the session leaves before.
+    async def _welcome(self, opening: Coroutine[Any, Any, pb.Welcome]) -> pb.Welcome:
+        """Await `opening`, which waits for Welcome.
 
         Learners of one run begin when all of them have sessions, so a session may have to move.
+
+        Raises:
+            Disconnected: if the stream ends, or the session leaves before.
         """
         if not self._ranks.movable:
             return await opening
         opened, left = asyncio.ensure_future(opening), asyncio.ensure_future(self.leaving.wait())
         try:
             await asyncio.wait({opened, left}, return_when=asyncio.FIRST_COMPLETED)
-            return opened.result() if opened.done() else None
+            if not opened.done():
+                raise Disconnected(grpc.StatusCode.CANCELLED, "the session moves")
+            return opened.result()
         finally:
             left.cancel()
             opened.cancel()
             await asyncio.gather(opened, return_exceptions=True)
-
-    @contextlib.asynccontextmanager
-    async def playing(self, call: Call) -> AsyncIterator[None]:
-        """Mark the session as playing over this stream during the block."""
-        assert self.rank is not None
-        self.rank.lost_at, self.call = None, call
-        try:
-            with self._ranks.reconnect.session(self._ranks.called(self.rank), self.rank.backoff):
-                yield
-        finally:
-            self.call = None
 
     async def stays_silent(self, seconds: float) -> bool:
         """Wait; return whether the session has sent nothing meanwhile.

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from functools import partial
 
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.call import Call
@@ -62,35 +63,19 @@ class SupplySession:
         Raises:
             MurmurError: if reconnecting cannot help.
         """
-        while not self._stop.is_set():
-            try:
-                async with choice.channel() as channel:
-                    call = Call(channel, metrics)
-                    try:
-                        await choice.greeted(self._open(call))
-                        if choice.leaving.is_set():
-                            continue
-                        async with choice.playing(call):
-                            await self._supply(call, metrics, choice.leaving)
-                    finally:
-                        call.cancel()
-            except Disconnected as error:
-                await choice.pause(error, self._stop)
-
-    async def _open(self, call: Call) -> None:
-        """Send Hello and wait for Welcome.
-
-        Raises:
-            Disconnected: if the learner is not reachable, refuses or disconnects.
-            WireError: if the answer is no Welcome.
-        """
         hello = pb.Hello(
             protocol_version=PROTOCOL_VERSION,
             worker_id=self._worker_id,
             mode=pb.MODE_SUPPLY,
             source=samples_to_proto(self._source.spec),
         )
-        await call.greet(hello)
+        while not self._stop.is_set():
+            try:
+                connect = partial(Call, metrics=metrics)
+                async with choice.stream(connect, lambda call: call.greet(hello)) as (call, _):
+                    await self._supply(call, metrics, choice.leaving)
+            except Disconnected as error:
+                await choice.pause(error, self._stop)
 
     async def _supply(self, call: Call, metrics: WorkerMetrics, leaving: asyncio.Event) -> None:
         """Answer grants until `stop` or `leaving` is set."""

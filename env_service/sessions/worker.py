@@ -24,7 +24,7 @@ from env_service.sessions.expert import Expert
 from env_service.sessions.ranks import LearnerChoice, Ranks
 from env_service.sessions.reconnect import Disconnected
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment, aborted_rows
-from env_service.watchdog.heartbeat import Heartbeat
+from env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
 from shared.config.experiment import ExperimentConfig
 from shared.process.errors import EnvironmentFault, MurmurError, WireError
 from shared.rpc import PROTOCOL_VERSION
@@ -160,22 +160,17 @@ class WorkerSession:
         Raises:
             MurmurError: if reconnecting cannot help.
         """
-        spec = self._expert.spec
+
+        def connect(channel: aio.Channel) -> Stream:
+            return Stream(channel, self._expert.spec, self._environment.num_envs, metrics)
+
+        def greet(stream: Stream) -> Coroutine[None, None, pb.Welcome]:
+            return stream.open(self._worker_id, pb.MODE_TRAIN, self._preferred_first_slot)
+
         while not self._stop.is_set():
             try:
-                async with choice.channel() as channel:
-                    stream = Stream(channel, spec, self._environment.num_envs, metrics)
-                    try:
-                        opening = stream.open(
-                            self._worker_id, pb.MODE_TRAIN, self._preferred_first_slot
-                        )
-                        welcome = await choice.greeted(opening)
-                        if welcome is None:
-                            continue
-                        async with choice.playing(stream):
-                            await self._play(stream, welcome, metrics, choice.leaving)
-                    finally:
-                        stream.cancel()
+                async with choice.stream(connect, greet) as (stream, welcome):
+                    await self._play(stream, welcome, metrics, choice.leaving)
             except Disconnected as error:
                 await choice.pause(error, self._stop)
 
@@ -292,21 +287,15 @@ def _replay(spec: EnvSpec, actions: bytes) -> Array:
     return np.frombuffer(actions, wire).reshape(-1, spec.num_agents, *shape)
 
 
-def _environments(
-    config: ExperimentConfig, share: int, metrics: WorkerMetrics, heartbeat: Heartbeat
-) -> list[GuardedEnvironment]:
-    """Make the environments of a worker's sessions, `share` copies each."""
-    server = config.env_server
-    faults = FaultCount(server.max_faults_per_minute, metrics.drop_episodes)
-    return [
-        GuardedEnvironment(
-            partial(make_environment, config.environment, share),
-            faults,
-            heartbeat.part(i * share, share),
-            config.learner.max_abs_reward,
-        )
-        for i in range(server.sessions_per_worker)
-    ]
+def guarded_environment(
+    config: ExperimentConfig,
+    num_envs: int,
+    faults: FaultCount,
+    heartbeat: SessionHeartbeat | None = None,
+) -> GuardedEnvironment:
+    """Make copies of the configured environment that may fail; see GuardedEnvironment."""
+    make = partial(make_environment, config.environment, num_envs)
+    return GuardedEnvironment(make, faults, heartbeat, config.learner.max_abs_reward)
 
 
 async def run_sessions(
@@ -333,7 +322,11 @@ async def run_sessions(
     server = config.env_server
     share = server.envs_per_worker // server.sessions_per_worker
     sync = config.learner.pipeline == "sync"
-    environments = _environments(config, share, metrics, heartbeat)
+    faults = FaultCount(server.max_faults_per_minute, metrics.drop_episodes)
+    environments = [
+        guarded_environment(config, share, faults, heartbeat.part(i * share, share))
+        for i in range(server.sessions_per_worker)
+    ]
     heartbeat.end_making()
     with closing_all(environments, heartbeat):
         async with Ranks(

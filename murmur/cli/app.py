@@ -6,6 +6,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -57,13 +58,19 @@ def options(
     """Trains teams of agents: CPU environment servers stream to one learner over gRPC."""
 
 
+_NO_SEARCH = "let Optuna call murmur.train (docs/many-runs.md#search-with-optuna)"
 # A command, or a command and its option, that was removed -> what to use instead.
 _REMOVED = {
-    "csv": "pandas writes it: murmur.Run(FOLDER).metrics().to_csv(FILE), or .evaluations()",
+    "check --config": "`murmur train NAME --set run.max_minutes=1` says how fast it is",
+    "conformance --learner": "the kit examines servers; docs/wire.md says what a learner does",
+    "csv": "murmur.Run(FOLDER).metrics().to_csv(FILE) and .evaluations().to_csv(FILE) write tables "
+    "(docs/tracking.md#csv)",
     "profile --nsys": "docs/idle-gpu.md has the commands for Nsight Systems",
     "doctor --prometheus": "give the learner's own address, --metrics http://HOST:9101, or the run",
     "runs --algorithm": "give a pattern of folders, 'runs/NAME-*', or --json to jq",
     "runs --environment": "give a pattern of folders, 'runs/NAME-*', or --json to jq",
+    "sweep --method": _NO_SEARCH,
+    "sweep --trials": _NO_SEARCH,
     "slurm --time": "give it to sbatch: --sbatch=--time=12:00:00",
     "slurm --partition": "give it to sbatch: --sbatch=--partition=NAME",
     "slurm --env-partition": "write #SBATCH --partition=NAME under component 1 of the script",
@@ -85,7 +92,11 @@ def _refuse_removed(typed: Sequence[str]) -> None:
     Raises:
         ConfigError: saying what to use instead.
     """
-    for word in typed:
+    for before, word in pairwise(("", *typed)):
+        if word == "--":
+            return
+        if before == "--sbatch":  # whose value is an option
+            continue
         name = word.partition("=")[0]
         named = typed[0] if word is typed[0] else f"{typed[0]} {name}"
         if named in _REMOVED:

@@ -175,7 +175,7 @@ def track(target: Target = None, set_: Set = None) -> None:
 
       murmur track runs/spread-20260101-120000 --set tracking.loggers=[wandb]
     """
-    from learner_service.telemetry.tracking.forwarder import Forwarder, require_trackers
+    from learner_service.telemetry.tracking import Forwarder, require_trackers
 
     run = begun(target)
     config = run.config(set_ or []).tracking
@@ -188,7 +188,7 @@ def track(target: Target = None, set_: Set = None) -> None:
     console = Console()
     for name in config.services:
         forwarder = Forwarder(run.path, name, config)
-        with forwarder.holding(0.0):
+        with forwarder.holding(wait=False):
             message = "nothing new"
             if forwarder.has_news:
                 try:

@@ -9,6 +9,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from env_service.adapters.actions import ActionLayout
+from env_service.adapters.factory import AdapterConfig
 from env_service.adapters.kinds import recognise
 from env_service.adapters.observations import ObservationLayout, state_layout
 from env_service.adapters.seeds import fold_seed
@@ -23,6 +24,8 @@ from shared.process.errors import ConfigError, EnvironmentFault
 from shared.wire import spec as contract
 from shared.wire.spec import ACTION_MASK
 from shared.wire.timestep import StepType
+
+CONFIG = AdapterConfig(factory="some:factory")
 
 
 def plugin(factory: str = "gymnasium:make", **options: Any) -> PluginConfig:
@@ -149,7 +152,7 @@ def test_two_images_of_one_name_are_refused() -> None:
     picture = Box(0, 255, (4, 4, 3), np.uint8)
     space = Dict({"observation": Dict({"left": picture}), "left": picture})
     with pytest.raises(ConfigError, match=r"'agent' observes 2 images .* named 'image\.left'; "):
-        ObservationLayout({"agent": space}, "uint8", "auto")
+        ObservationLayout({"agent": space}, CONFIG)
 
 
 def test_agents_that_see_images_of_different_size() -> None:
@@ -157,11 +160,11 @@ def test_agents_that_see_images_of_different_size() -> None:
     with pytest.raises(
         ConfigError, match=r"'b' sees 'image' as uint8 \[3, 7, 9\], .*set environment\.resize"
     ):
-        ObservationLayout(spaces, "uint8", "auto")
+        ObservationLayout(spaces, CONFIG)
 
 
 def test_a_picture_as_state() -> None:
-    spec, write, view, _ = state_layout(Box(0, 255, (4, 5, 3), np.uint8), "uint8", "auto")
+    spec, write, view, _ = state_layout(Box(0, 255, (4, 5, 3), np.uint8), CONFIG)
     assert (spec.dtype, spec.shape, spec.per_agent) == ("uint8", (3, 4, 5), False)
     place, picture = np.zeros(spec.shape, np.uint8), np.arange(60, dtype=np.uint8)
     write(view(place), picture.reshape(4, 5, 3))
@@ -169,12 +172,12 @@ def test_a_picture_as_state() -> None:
 
 
 def test_2d_bytes_are_a_picture_only_with_bound_255() -> None:
-    (board,) = ObservationLayout({"agent": Box(0, 4, (8, 9), np.uint8)}, "uint8", "auto").arrays
+    (board,) = ObservationLayout({"agent": Box(0, 4, (8, 9), np.uint8)}, CONFIG).arrays
     assert (board.name, board.shape, board.dtype) == ("observation", (72,), "float32")
 
 
 def test_floats_are_not_cut_to_bytes() -> None:
-    layout = ObservationLayout({"agent": Box(0, 255, (4, 4, 3), np.uint8)}, "uint8", "auto")
+    layout = ObservationLayout({"agent": Box(0, 255, (4, 4, 3), np.uint8)}, CONFIG)
     ((_, write, place),) = layout.parts({"image": np.zeros((1, 1, 3, 4, 4), np.uint8)}, 0, 0)
     with pytest.raises(ValueError, match="has dtype float64, its space says uint8"):
         write(place, np.full((4, 4, 3), 0.5))
@@ -182,7 +185,7 @@ def test_floats_are_not_cut_to_bytes() -> None:
 
 def test_a_part_of_size_zero_beside_a_picture() -> None:
     space = Dict({"camera": Box(0, 255, (4, 4, 3), np.uint8), "nothing": Box(-1, 1, (0,))})
-    layout = ObservationLayout({"agent": space}, "uint8", "auto")
+    layout = ObservationLayout({"agent": space}, CONFIG)
     (picture,) = layout.arrays
     parts = layout.parts({picture.name: np.zeros((1, 1, *picture.shape), np.uint8)}, 0, 0)
     assert [path for path, _, _ in parts] == [("camera",)]
@@ -233,7 +236,7 @@ def test_too_many_combinations_of_actions_are_refused() -> None:
     ],
 )
 def test_integers_become_one_hot(space: Any, seen: Any, wanted: list[int]) -> None:
-    layout = ObservationLayout({"agent": space}, "uint8", "auto")
+    layout = ObservationLayout({"agent": space}, CONFIG)
     (vector,) = layout.arrays
     arrays = {vector.name: np.zeros((1, 1, *vector.shape), np.float32)}
     ((_, write, place),) = layout.parts(arrays, 0, 0)

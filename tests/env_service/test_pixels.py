@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
+from env_service.adapters.factory import AdapterConfig
 from env_service.adapters.observations import ObservationLayout, state_layout
 from env_service.adapters.pixels import Reduction, Resize
 from env_service.environment import make_environment
@@ -101,8 +102,9 @@ def test_without_opencv_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_layouts_hold_the_reduced_image() -> None:
-    space, reduction = Box(0, 255, (40, 60, 3), np.uint8), Reduction((10, 20), gray=True)
-    layout = ObservationLayout({"a": space, "b": space}, "uint8", "auto", reduction)
+    space = Box(0, 255, (40, 60, 3), np.uint8)
+    config = AdapterConfig(factory="some:factory", resize=(10, 20), gray=True)
+    layout = ObservationLayout({"a": space, "b": space}, config)
     (array,) = layout.arrays
     assert (array.name, array.dtype, array.shape) == ("image", "uint8", (1, 10, 20))
     assert layout.reduced == ["image [40, 60, 3] travels as uint8 [1, 10, 20]"]
@@ -112,7 +114,7 @@ def test_layouts_hold_the_reduced_image() -> None:
         assert path == ()
         write(place, image)
     np.testing.assert_array_equal(arrays["image"][1, 0], reduced(image, (10, 20), gray=True))
-    spec, write, view, _ = state_layout(space, "uint8", "auto", reduction)
+    spec, write, view, _ = state_layout(space, config)
     assert spec.shape == (1, 10, 20)
     write(view(arrays["image"][0, 0]), image)
     np.testing.assert_array_equal(arrays["image"][0, 0], arrays["image"][1, 0])
@@ -120,7 +122,8 @@ def test_layouts_hold_the_reduced_image() -> None:
 
 def test_floating_point_images_stay_as_they_are() -> None:
     space = Box(0, 1, (200, 200, 3), np.float32)
-    (array,) = ObservationLayout({"a": space}, "all", "auto", Reduction("auto")).arrays
+    config = AdapterConfig(factory="some:factory", images="all")
+    (array,) = ObservationLayout({"a": space}, config).arrays
     assert (array.dtype, array.shape) == ("float32", (3, 200, 200))
 
 

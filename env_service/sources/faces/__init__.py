@@ -12,7 +12,7 @@ import hashlib
 import numpy as np
 from pydantic import Field, field_validator
 
-from env_service.sources.decode import resize
+from env_service.sources.decode import planes, resize
 from env_service.sources.faces.camera import Camera, middle
 from env_service.sources.faces.canvas import Canvas
 from env_service.sources.faces.classes import CLASSES, FLIP_PAIRS
@@ -70,16 +70,12 @@ class Faces:
 
     def read(self, split: str, index: int) -> dict[str, Array]:
         """Draw a portrait, uint8 [3, H, W] in RGB, and its mask, uint8 [H, W] of classes."""
-        import cv2
-
         rng = np.random.default_rng([self._seed, SPLITS.index(split), index])
         canvas = Canvas(self._drawn)
         head = draw_portrait(canvas, rng, self._textures)
         image = Camera(rng, self._textures).take(canvas, head, self._size)
-        out = np.empty((3, *self._size), np.uint8)
-        cv2.split(image, [out[2], out[1], out[0]])
         mask = resize(middle(canvas.mask, self._size), self._size, nearest=True)
-        return {"image": out, "mask": mask}
+        return {"image": planes(image), "mask": mask}
 
 
 def build(config: Config) -> Faces:

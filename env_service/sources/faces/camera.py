@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env_service.sources.faces.canvas import Canvas
-from env_service.sources.faces.head import Head
+from env_service.sources.faces.person import Head
 from env_service.sources.faces.textures import Textures
 
 _LIGHT_CELLS = 48

@@ -61,9 +61,13 @@ class Canvas:
         far = 4 * self.size << _SHIFT
         return pixels.clip(-far, far).astype(np.int32)
 
-    def width(self, width: float) -> int:
-        """Convert a line's width to a number of pixels, at least 1."""
-        return max(1, round(width * self.size))
+    def within(self, outline: Points) -> NDArray[np.uint8]:
+        """Return [S, S], 1 for pixels within an outline, else 0."""
+        import cv2
+
+        within = np.zeros_like(self.mask)
+        cv2.fillPoly(within, [(np.clip(outline, -4, 5) * self.size).astype(np.int32)], 1)
+        return within
 
     def fill(self, part: int | None, points: Points, colour: Colour) -> None:
         """Fill a polygon; `part` None leaves the mask."""
@@ -82,21 +86,14 @@ class Canvas:
         width: float,
         closed: bool = False,
     ) -> None:
-        """Draw a line through points."""
+        """Draw a line through points [K, 2], or many lines [N, K, 2] at once."""
         import cv2
 
-        fixed, thick = [self._fixed(points)], self.width(width)
+        fixed = list(self._fixed(points).reshape(-1, *points.shape[-2:]))
+        thick = max(1, round(width * self.size))
         cv2.polylines(self.image, fixed, closed, colour, thick, cv2.LINE_AA, _SHIFT)
         if part is not None:
             cv2.polylines(self.mask, fixed, closed, part, thick, cv2.LINE_8, _SHIFT)
-
-    def strands(self, part: int, lines: NDArray[np.float64], colour: Colour, width: float) -> None:
-        """Draw many lines, [N, K, 2], at once."""
-        import cv2
-
-        fixed, thick = list(self._fixed(lines)), self.width(width)
-        cv2.polylines(self.image, fixed, False, colour, thick, cv2.LINE_AA, _SHIFT)
-        cv2.polylines(self.mask, fixed, False, part, thick, cv2.LINE_8, _SHIFT)
 
     def disc(self, part: int | None, centre: Points, radius: float, colour: Colour) -> None:
         """Fill a circle."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env_service.sources.faces.canvas import Canvas
-from env_service.sources.faces.look import Look
+from env_service.sources.faces.person import Look
 
 Tile = NDArray[np.uint8]  # [T, T], 128 leaves what it is laid on unchanged
 

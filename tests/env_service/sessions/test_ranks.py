@@ -14,8 +14,7 @@ from prometheus_client import CollectorRegistry
 from env_service.environment import make_environment
 from env_service.metrics import MOVES, WorkerMetrics
 from env_service.sessions.expert import Expert
-from env_service.sessions.rank import Rank
-from env_service.sessions.ranks import LearnerChoice, Ranks, look_up, worth_moving
+from env_service.sessions.ranks import LearnerChoice, Rank, Ranks, look_up, worth_moving
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.supply import run_supply
 from env_service.sessions.worker import WorkerSession, run_sessions, run_until

@@ -15,7 +15,7 @@ from env_service.sources.faces.classes import (
     R_EAR,
     R_EYE,
 )
-from env_service.sources.faces.head import Head, rotation
+from env_service.sources.faces.person import Head, rotation
 from env_service.sources.source import make_source, read_sample
 from shared.config import PluginConfig
 from shared.process.errors import ConfigError

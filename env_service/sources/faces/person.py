@@ -1,11 +1,103 @@
-"""The look of a person: colors, hair, clothes, accessories."""
+"""A person: shape and pose of the head, colors, hair, clothes, accessories.
+
+Head coordinates: x to the right, y down, z towards the viewer; the crown is at y = -1, the chin at
+y = 1.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from env_service.sources.faces.canvas import Colour, mix, shade
+from env_service.sources.faces.canvas import Colour, Points, mix, shade
+
+Space = NDArray[np.float64]  # [N, 3] x, y, z
+
+_AT = np.array([-1.0, -0.93, -0.75, -0.45, -0.1, 0.25, 0.55, 0.8, 0.93, 1.0])
+_HALF_WIDTH = np.array([0.05, 0.34, 0.57, 0.69, 0.71, 0.68, 0.58, 0.42, 0.28, 0.14])
+_HALF_DEPTH = np.array([0.05, 0.42, 0.68, 0.83, 0.86, 0.8, 0.7, 0.62, 0.56, 0.5])
+
+
+def rotation(yaw: float, pitch: float, roll: float) -> NDArray[np.float64]:
+    """Return the rotation [3, 3] by angles in rad: yaw about y, pitch about x, roll about z."""
+    cy, sy, cp, sp, cr, sr = (f(a) for a in (yaw, pitch, roll) for f in (np.cos, np.sin))
+    about_y = np.array([[cy, 0, sy], [0, 1, 0], [-sy, 0, cy]])
+    about_x = np.array([[1, 0, 0], [0, cp, -sp], [0, sp, cp]])
+    about_z = np.array([[cr, -sr, 0], [sr, cr, 0], [0, 0, 1]])
+    turned: NDArray[np.float64] = about_z @ about_x @ about_y
+    return turned
+
+
+class Head:
+    """A head of random shape and pose.
+
+    Attributes:
+        centre: [2] center of the head in the picture.
+        scale: half the head's height, in the picture.
+        yaw, pitch, roll: angles, radians; yaw > 0 looks to the right of the picture.
+    """
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        """Draw shape and pose."""
+        self.scale = float(rng.uniform(0.23, 0.4))
+        self.centre = np.array([rng.normal(0.5, 0.06), rng.normal(0.46, 0.04)])
+        self.yaw = float(np.clip(rng.normal(0, 0.42), -0.95, 0.95))
+        self.pitch = float(np.clip(rng.normal(0, 0.16), -0.4, 0.4))
+        self.roll = float(np.clip(rng.normal(0, 0.2), -0.6, 0.6))
+        broad, jaw, chin = rng.uniform(0.9, 1.12), rng.uniform(0.82, 1.15), rng.uniform(0.6, 1.4)
+        lower = np.clip(_AT, 0, 1)
+        self._half_width = _HALF_WIDTH * broad * (1 + (jaw - 1) * np.minimum(1, lower * 1.6))
+        self._half_width[-1] *= chin
+        self._half_depth = _HALF_DEPTH * rng.uniform(0.92, 1.05)
+        self._head = rotation(self.yaw, self.pitch, self.roll)
+        self._body = rotation(0.45 * self.yaw, 0.2 * self.pitch, 0.2 * self.roll)
+
+    def project(self, points: Space) -> Points:
+        """Project points of the head into the picture; near parts are slightly larger."""
+        turned = points @ self._head.T
+        placed: Points = self.centre + self.scale * turned[:, :2] / (1.12 - 0.12 * turned[:, 2:])
+        return placed
+
+    def project_body(self, points: Space) -> Points:
+        """Project points of neck and shoulders, which turn less than the head."""
+        placed: Points = self.centre + self.scale * (points @ self._body.T)[:, :2]
+        return placed
+
+    def half_width(self, y: NDArray[np.float64] | float) -> NDArray[np.float64]:
+        """Return half the head's width at height y."""
+        width: NDArray[np.float64] = np.interp(y, _AT, self._half_width)
+        return width
+
+    def face(self, points: Points, lift: float = 0.0) -> Space:
+        """Place points (x, y) on the front of the head, at a distance `lift` from it."""
+        x, y = points[:, 0], points[:, 1]
+        across = np.clip(x / np.maximum(self.half_width(y), 0.05), -1, 1)
+        z = np.interp(y, _AT, self._half_depth) * np.sqrt(1 - across**2)
+        return np.stack([x, y, z + lift], 1)
+
+    def rings(self, top: float, bottom: float, angle: float, grown: float = 1.0) -> Space:
+        """Return points around the head, for the outline of a part of it.
+
+        Args:
+            top: height y of the highest points.
+            bottom: height y of the lowest points.
+            angle: largest angle from the front, to both sides, radians; pi: all around.
+            grown: scale, larger than 1 for parts that lie on the head.
+        """
+        y = np.linspace(top, bottom, 12)[:, None]
+        a = np.linspace(-angle, angle, 25)[None]
+        width = np.interp(y, _AT, self._half_width) * grown
+        depth = np.interp(y, _AT, self._half_depth) * grown
+        points = np.broadcast_arrays(
+            width * np.sin(a), y * np.where(y < 0, grown, 1), depth * np.cos(a)
+        )
+        return np.stack(points, -1).reshape(-1, 3)
+
+    def depth(self, point: tuple[float, float, float]) -> float:
+        """Return a point's depth towards the viewer; below 0 it is behind the outline."""
+        return float((self._head @ np.array(point))[2])
+
 
 HairStyle = Literal["bald", "short", "curly", "bob", "long", "bun", "side"]
 _STYLES: tuple[HairStyle, ...] = ("bald", "short", "curly", "bob", "long", "bun", "side")
