@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from env_service.environment import VectorEnvironment as VectorEnvironment
     from env_service.sessions.evaluation_result import EvaluationResult as EvaluationResult
+    from murmur.api import compare as compare
     from murmur.api import config as config
     from murmur.api import make_env as make_env
+    from murmur.api import sweep as sweep
     from murmur.api import train as train
-    from murmur.runs.many import compare as compare
-    from murmur.runs.many import sweep as sweep
     from murmur.runs.policy import Policy as Policy
     from murmur.runs.policy import load as load
     from murmur.runs.run import Run as Run
@@ -29,23 +29,6 @@ if TYPE_CHECKING:
     from shared.process.errors import MurmurError as MurmurError
     from shared.wire.timestep import StepType as StepType
     from shared.wire.timestep import TimeStep as TimeStep
-
-__all__ = [
-    "EvaluationResult",
-    "ExperimentConfig",
-    "MurmurError",
-    "Policy",
-    "Run",
-    "StepType",
-    "TimeStep",
-    "VectorEnvironment",
-    "compare",
-    "config",
-    "load",
-    "make_env",
-    "sweep",
-    "train",
-]
 
 _HOMES = {
     "EvaluationResult": "env_service.sessions.evaluation_result",
@@ -56,13 +39,14 @@ _HOMES = {
     "StepType": "shared.wire.timestep",
     "TimeStep": "shared.wire.timestep",
     "VectorEnvironment": "env_service.environment",
-    "compare": "murmur.runs.many",
+    "compare": "murmur.api",
     "config": "murmur.api",
     "load": "murmur.runs.policy",
     "make_env": "murmur.api",
-    "sweep": "murmur.runs.many",
+    "sweep": "murmur.api",
     "train": "murmur.api",
 }
+__all__ = sorted(_HOMES)
 _OWN = ("shared", "env_service", "learner_service")
 
 # How a connection ends is said in murmur's own lines. gRPC reads this when it is imported.

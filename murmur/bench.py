@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -135,6 +136,7 @@ def run_benchmark(
     dirty: bool = False,
     folder: Path | None = None,
     chosen: Sequence[str] = (),
+    dry_run: bool = False,
 ) -> Path | None:
     """Run one benchmark, print its result and, if asked, keep it.
 
@@ -146,67 +148,36 @@ def run_benchmark(
         dirty: flag to write it even if the source differs from its commit.
         folder: folder of the result; None: benchmarks/results.
         chosen: topics of a benchmark that has topics; none: all.
+        dry_run: flag to measure nothing: the result, `<name>-expected`, says what would be measured
+            and what to expect of it.
 
     Returns:
         file of the result, None if it is not saved.
 
     Raises:
         ConfigError: for an unknown name, for what is not installed, for source that differs, for
-            topics of a benchmark that has none.
+            topics or a plan of a benchmark that has none.
     """
     topic = find_topic(name)
     if save:
         require_clean_source(dirty)
-    measure = _import(topic).run
+    module = _import(topic)
+    if dry_run and not hasattr(module, "dry_run"):
+        raise ConfigError(f"--dry-run: benchmark '{name}' has no plan to print; `gpu` has one")
+    measure = module.dry_run if dry_run else partial(module.run, effort)
     if chosen and "chosen" not in inspect.signature(measure).parameters:
         raise ConfigError(f"--topics: benchmark '{name}' has no topics; `gpu` has some")
     origin = provenance()
-    console.print(plain(name, "bold"), plain(f": {topic.description}"), sep="")
-    result = measure(effort, tuple(chosen)) if chosen else measure(effort)
+    if not dry_run:
+        console.print(plain(name, "bold"), plain(f": {topic.description}"), sep="")
+    result = measure(tuple(chosen)) if chosen else measure()
     for table in result_tables(result, width=console.width):
         console.print(table, "")
     if not save:
         return None
-    file = save_result(name, result, origin, quick=effort is not Effort.FULL, folder=folder)
-    console.print(plain(f"written: {file}"))
-    return file
-
-
-def plan_benchmark(
-    name: str,
-    console: Console,
-    *,
-    save: bool = False,
-    dirty: bool = False,
-    chosen: Sequence[str] = (),
-) -> Path | None:
-    """Print what a benchmark would measure, without measuring, and if asked, keep it.
-
-    Args:
-        name: name of the benchmark.
-        console: console that prints the plan.
-        save: flag to write the plan as a result, `<name>-expected`.
-        dirty: flag to write it even if the source differs from its commit.
-        chosen: topics of the benchmark; none: all.
-
-    Returns:
-        file of the plan, None if it is not saved.
-
-    Raises:
-        ConfigError: for an unknown name or topic, a benchmark that has no plan, source that
-            differs.
-    """
-    plan = getattr(_import(find_topic(name)), "dry_run", None)
-    if plan is None:
-        raise ConfigError(f"--dry-run: benchmark '{name}' has no plan to print; `gpu` has one")
-    if save:
-        require_clean_source(dirty)
-    expected = plan(tuple(chosen)) if chosen else plan()
-    for table in result_tables(expected, width=console.width):
-        console.print(table, "")
-    if not save:
-        return None
-    file = save_result(f"{name}-expected", expected, provenance())
+    quick = effort is not Effort.FULL and not dry_run
+    kept = f"{name}-expected" if dry_run else name
+    file = save_result(kept, result, origin, quick=quick, folder=folder)
     console.print(plain(f"written: {file}"))
     return file
 

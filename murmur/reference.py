@@ -2,20 +2,19 @@
 
 import inspect
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
 import yaml
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, TypeAdapter
 
 import murmur
 from env_service.metrics import METRICS as ENV_METRICS
 from learner_service.telemetry.metric_table import METRICS as LEARNER_METRICS
 from murmur.doctor.machine import ROOT
+from murmur.runs.settings import default_of, fields
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
 from shared.config.plugins import load_plugin, plugin_names
@@ -29,7 +28,11 @@ learner also serves the `process_*` metrics of Prometheus's Python client. A his
 as `x_bucket`, `x_sum` and `x_count`. [reliability.md](../reliability.md#the-balance) shows how the
 counters of time steps (rows) balance.
 """
-_BOUNDS = {Ge: "≥", Gt: ">", Le: "≤", Lt: "<"}
+_TYPES = {
+    **{"integer": "int", "number": "float", "string": "str", "boolean": "bool"},
+    **{"object": "mapping", "null": "empty", "": "object"},
+}
+_BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
 def pages() -> dict[str, Callable[[], str]]:
@@ -70,11 +73,12 @@ def _configuration() -> str:
     parts = [
         "`murmur config NAME --explain` prints the same for one configuration, with its values."
     ]
+    options = list(_options(ExperimentConfig))
     for name, field in ExperimentConfig.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, PluginConfig):
             continue
-        rows = list(_options(kind, f"{name}.") if _is_section(kind) else [_option(name, field)])
+        rows = [row for row in options if row[0].strip("`").partition(".")[0] == name]
         parts += [f"## {name}", _table(("option", "default", "values", "meaning"), rows)]
     return _page("Configuration reference", *parts)
 
@@ -87,10 +91,10 @@ def _plugins(title: str, kind: str) -> str:
         config: type[BaseModel] = module.Config
         text = module.__doc__ or ""
         parts += [f"## {name}", text if kind == "algorithm" else text.partition("\n")[0]]
-        rows = list(_options(config, ""))
+        rows = list(_options(config))
         base = next((n for n, m in found.items() if n != name and m.Config in config.__mro__), None)
         if base and (config is not found[base].Config or base < name):
-            same = set(_options(found[base].Config, ""))
+            same = set(_options(found[base].Config))
             rows = [row for row in rows if row not in same]
             but = ", but:" if rows else "."
             parts.append(f"Its options are those of [{base}](#{base}){but}")
@@ -99,28 +103,11 @@ def _plugins(title: str, kind: str) -> str:
     return _page(title, *parts)
 
 
-def _is_section(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def _options(model: Any, prefix: str) -> Iterator[tuple[str, ...]]:  # noqa: ANN401 - a model class
-    for name, field in model.model_fields.items():
-        if _is_section(field.annotation):
-            yield from _options(field.annotation, f"{prefix}{name}.")
-        else:
-            yield _option(f"{prefix}{name}", field)
-
-
-def _option(name: str, field: FieldInfo) -> tuple[str, ...]:
-    default = "" if field.is_required() else _value(field.get_default(call_default_factory=True))
-    kinds = _kind(field.annotation)
-    bounds = [f"{_BOUNDS[type(m)]} {_bound(m)}" for m in field.metadata if type(m) in _BOUNDS]
-    return f"`{name}`", default, " ".join([kinds, *bounds]), field.description or ""
-
-
-def _bound(limit: Any) -> str:  # noqa: ANN401 - one of _BOUNDS
-    (value,) = (getattr(limit, name) for name in ("ge", "gt", "le", "lt") if hasattr(limit, name))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _options(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, ...]]:
+    for key, field in fields(model, prefix):
+        default = "" if field.is_required() else _value(default_of(field))
+        kind: Any = Annotated[field.annotation, field, *field.metadata]
+        yield f"`{key}`", default, _kind(TypeAdapter(kind).json_schema()), field.description or ""
 
 
 def _value(value: object) -> str:
@@ -135,29 +122,18 @@ def _value(value: object) -> str:
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
-def _kind(annotation: Any) -> str:  # noqa: ANN401 - a type annotation
-    """Return the type of an option as text: "int", "`a`, `b`", "list of str"."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _kind(arguments[0])
-    if origin is Literal:
-        return ", ".join(f"`{_plain(x)}`" for x in arguments)
-    if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_kind(x) for x in arguments))
-    if origin in (tuple, list, frozenset, set):
-        inner = dict.fromkeys(_kind(x) for x in arguments if x is not Ellipsis)
-        return "list of " + " or ".join(inner)
-    if origin is not None:
-        return (
-            "mapping" if issubclass(origin, dict) or origin.__name__ == "Mapping" else str(origin)
-        )
-    if annotation is type(None):
-        return "empty"
-    return "path" if annotation is Path else str(getattr(annotation, "__name__", annotation))
-
-
-def _plain(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _kind(schema: Mapping[str, Any]) -> str:
+    """Return the type of an option as text: "int > 0", "`a`, `b`", "list of str"."""
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(map(_kind, schema["anyOf"])))
+    if values := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
+        return ", ".join(f"`{str(x).lower() if isinstance(x, bool) else x}`" for x in values)
+    if schema.get("type") == "array":
+        inner = schema.get("prefixItems") or [schema["items"]]
+        return "list of " + " or ".join(dict.fromkeys(map(_kind, inner)))
+    kind = "path" if schema.get("format") == "path" else _TYPES[schema.get("type", "")]
+    bounds = [f"{sign} {schema[name]:g}" for name, sign in _BOUNDS.items() if name in schema]
+    return " ".join([kind, *bounds])
 
 
 def _commands() -> str:
@@ -209,29 +185,21 @@ def _described(name: str, member: Any, level: int = 2) -> list[str]:  # noqa: AN
 
 
 def _metrics() -> str:
+    head = ("metric", "kind", "labels", "meaning", "if it looks wrong")
+
+    def table(prefix: str, metrics: Iterable[tuple[str, str, tuple[str, ...], str, str]]) -> str:
+        rows = []
+        for name, kind, labels, meaning, remedy in metrics:
+            shown = ", ".join(f"`{label}`" for label in labels)
+            rows.append((f"`{prefix}{name}`", kind, shown, meaning, remedy))
+        return _table(head, rows)
+
     learner = (
-        (
-            f"murmur_learner_{m.name}" + ("_total" if m.kind == "counter" else ""),
-            m.kind,
-            m.labels,
-            m.meaning,
-            m.remedy,
-        )
+        (m.name + "_total" * (m.kind == "counter"), m.kind, m.labels, m.meaning, m.remedy)
         for m in LEARNER_METRICS
     )
-    parts = [_METRICS, "## Learner", _metric_table(learner)]
-    return _page("Metrics", *parts, "## Environment server", _metric_table(ENV_METRICS))
-
-
-def _metric_table(rows: Iterable[tuple[str, str, tuple[str, ...], str, str]]) -> str:
-    head = ("metric", "kind", "labels", "meaning", "if it looks wrong")
-    return _table(
-        head,
-        (
-            (f"`{name}`", kind, ", ".join(f"`{label}`" for label in labels), meaning, remedy)
-            for name, kind, labels, meaning, remedy in rows
-        ),
-    )
+    parts = [_METRICS, "## Learner", table("murmur_learner_", learner)]
+    return _page("Metrics", *parts, "## Environment server", table("", ENV_METRICS))
 
 
 def _alerts() -> str:

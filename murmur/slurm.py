@@ -8,188 +8,163 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from murmur.runs.run_folder import RunFolder
-from murmur.runs.settings import has_torch
-from shared.config.experiment import ExperimentConfig
+from murmur.runs.settings import TASK, has_torch, resolve
+from shared.config.files import load
 from shared.process.errors import ConfigError, ResourceError
 
 _TEMPLATE = Path(__file__).with_name("slurm_job.sh")
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-_NAME = re.compile(r"[\w.,+@=-]+", re.ASCII)
 _PLACES_KEPT = 2  # sessions that a rank has room for beyond its share
-_SPARE_DAYS = 30  # that the certificates outlast the job; the services warn in the last 14
-_NO_LIMIT_DAYS = 365
 
 
-@dataclass(frozen=True)
-class SlurmJob:
-    """Request of a job to Slurm.
+def job_script(
+    config: str,
+    overrides: Sequence[str],
+    run: Path,
+    *,
+    gpus: int = 1,
+    gpus_per_node: int = 8,
+    ranks: int = 1,
+    cpus_per_rank: int = 8,
+    env_nodes: int = 1,
+    cpus_per_node: int = 16,
+    sbatch: Sequence[str] = (),
+) -> str:
+    """Return the whole script of a job.
 
-    Attributes:
+    Args:
         config: name or file of the configuration.
         overrides: "key=value" items for it.
         run: the run's folder, on a file system that all nodes share.
         gpus: number of GPUs of the learner, which has one rank for each; 0: the learner uses CPUs.
         gpus_per_node: number of GPUs of a learner node.
         ranks: number of learner processes without GPUs.
+        cpus_per_rank: CPUs of each learner process.
         env_nodes: number of nodes with an environment server each; 0: they run on the learner's
             nodes.
         cpus_per_node: CPUs of the environment server of one node.
-        cpus_per_rank: CPUs of each learner process.
-        time: time limit of the job as Slurm writes it; empty: the partition's.
-        partition: partition of the learner's nodes; empty: the cluster's default.
-        env_partition: partition of the environment servers' nodes; empty: `partition`.
-        account: account to charge; empty: the user's default.
-        mem_per_cpu: memory as Slurm writes it, 4G; empty: the partition's default.
-        extra: further options of sbatch, for all nodes.
-        requeue: flag to queue the job again before its time limit and when a node fails.
-        save_before_s: time before the limit at which the learner is told to save [s].
-        max_restarts: number of times that a component that fails is started again.
-    """
-
-    config: str
-    overrides: tuple[str, ...]
-    run: Path
-    gpus: int = 1
-    gpus_per_node: int = 8
-    ranks: int = 1
-    env_nodes: int = 1
-    cpus_per_node: int = 16
-    cpus_per_rank: int = 8
-    time: str = ""
-    partition: str = ""
-    env_partition: str = ""
-    account: str = ""
-    mem_per_cpu: str = ""
-    extra: tuple[str, ...] = ()
-    requeue: bool = True
-    save_before_s: int = 180
-    max_restarts: int = 3
-
-    @property
-    def size(self) -> int:
-        """Number of learner processes."""
-        return self.gpus or self.ranks
-
-    @property
-    def ranks_per_node(self) -> int:
-        """Number of learner processes on one node."""
-        return min(self.gpus_per_node, self.gpus) if self.gpus else self.ranks
-
-    @property
-    def learner_nodes(self) -> int:
-        """Number of nodes of the learner."""
-        return self.size // self.ranks_per_node
-
-    @property
-    def servers(self) -> int:
-        """Number of environment servers, evaluators not counted."""
-        return self.env_nodes or self.learner_nodes
-
-    def check(self) -> None:
-        """Refuse options that sbatch or the script could not use.
-
-        Raises:
-            ConfigError: naming the option and the fix.
-        """
-        if self.gpus and self.ranks > 1:
-            raise ConfigError(
-                f"--ranks {self.ranks} with --gpus {self.gpus}: the learner has one rank for each "
-                "GPU; --ranks is for --gpus 0"
-            )
-        if self.gpus > self.gpus_per_node and self.gpus % self.gpus_per_node:
-            raise ConfigError(
-                f"--gpus {self.gpus} is no multiple of --gpus-per-node {self.gpus_per_node}: every "
-                "learner node needs the same number"
-            )
-        for option, value in (
-            ("--partition", self.partition),
-            ("--env-partition", self.env_partition),
-            ("--account", self.account),
-            ("--mem-per-cpu", self.mem_per_cpu),
-        ):
-            if value and not _NAME.fullmatch(value):
-                raise ConfigError(f"{option} {value!r} is no name that Slurm knows")
-        for item in self.extra:
-            if not item.startswith("-") or not item.isprintable():
-                raise ConfigError(
-                    f"--sbatch {item!r}: an option of sbatch begins with '-', as in "
-                    "--sbatch=--constraint=a100"
-                )
-        if not str(self.run).isprintable() or not self.config.isprintable():
-            raise ConfigError(f"{self.run}, {self.config}: control characters cannot be in a path")
-        limit = self.limit_s()
-        if limit is not None and limit <= self.save_before_s:
-            raise ConfigError(
-                f"--time {self.time} is not longer than --save-before {self.save_before_s} s: "
-                "raise --time, or lower --save-before"
-            )
-
-    def limit_s(self) -> int | None:
-        """Return the time limit in seconds; None: the partition's.
-
-        Raises:
-            ConfigError: if it is not written as Slurm writes it.
-        """
-        if not self.time:
-            return None
-        found = _TIME.fullmatch(self.time)
-        if not found:
-            raise ConfigError(
-                f"--time {self.time!r} is no time: write minutes, HOURS:MINUTES:SECONDS or "
-                "DAYS-HOURS:MINUTES:SECONDS"
-            )
-        days, *parts = (None if part is None else int(part) for part in found.groups())
-        numbers = [part for part in parts if part is not None]
-        if days is not None:  # D-H, D-H:M, D-H:M:S
-            units = [3600, 60, 1]
-        else:  # M, M:S, H:M:S
-            units = {1: [60], 2: [60, 1], 3: [3600, 60, 1]}[len(numbers)]
-        return 86400 * (days or 0) + sum(n * u for n, u in zip(numbers, units, strict=False))
-
-
-def job_script(job: SlurmJob, config: ExperimentConfig) -> str:
-    """Return the whole script of a job.
-
-    Args:
-        job: request of the job.
-        config: the experiment that `job.config` and `job.overrides` name.
+        sbatch: further options of sbatch, for all nodes.
 
     Raises:
-        ConfigError: for options that contradict each other.
+        ConfigError: for options that contradict each other, or what the ranks cannot share.
     """
-    job.check()
-    _check_shares(job, config)
-    values = _values(job, config)
+    settings = resolve(load(config, overrides), TASK)
+    _check(config, run, gpus, gpus_per_node, ranks, sbatch)
+    ranks = gpus or ranks
+    per_node = min(gpus_per_node, gpus) if gpus else ranks
+    nodes = ranks // per_node
+    servers = env_nodes or nodes
+    if ranks > 1 and has_torch():
+        from learner_service.learning.base import algorithm_config
+
+        algorithm_config(settings.algorithm).for_rank(ranks)
+    workers = settings.env_server.num_workers
+    if not workers:  # worker i of a sync run belongs to rank i modulo their number
+        sync = settings.learner.pipeline == "sync"
+        workers = math.ceil(ranks / servers) if sync else cpus_per_node
+    # What the configuration lacks for this job.
+    overrides = list(overrides)
+    if gpus and settings.learner.device == "auto":
+        overrides.append("learner.device=cuda")  # a node without one is an error, not a slow run
+    sessions = servers * workers * settings.env_server.sessions_per_worker
+    places = math.ceil(sessions / ranks) + _PLACES_KEPT
+    if places > settings.learner.max_sessions:
+        overrides.append(f"learner.max_sessions={places}")
+    evaluates = settings.evaluation.every_updates > 0 and not settings.supervised
+    # The #SBATCH lines of each component, and the options of its srun.
+    gres = [f"--gres=gpu:{per_node}"] if gpus else []
+    learner = [
+        f"--nodes={nodes}",
+        f"--ntasks={ranks}",
+        f"--ntasks-per-node={per_node}",
+        "--distribution=block",  # rank r runs on node r / ranks_per_node
+        "--cpu-bind=none",  # the ranks of a node share its CPUs, as under torchrun
+        *gres,
+    ]
+    server = ["--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none"]
+    if env_nodes:
+        learner = ["--het-group=0", *learner, f"--cpus-per-task={cpus_per_rank}"]
+        server = ["--het-group=1", *server]
+        components = [
+            "# Component 0, the learner. A line added here is for its nodes alone.",
+            *_request(nodes, per_node, cpus_per_rank, *gres, *sbatch),
+            "#SBATCH hetjob",
+            "# Component 1, the environment servers, one on each node. A line added here is for "
+            "them.",
+            *_request(env_nodes, 1, cpus_per_node, *sbatch),
+        ]
+    else:
+        learner.append("--overlap")
+        components = [
+            "# The learner's ranks, with an environment server on each of their nodes.",
+            *_request(nodes, 1, per_node * cpus_per_rank + cpus_per_node, *gres, *sbatch),
+        ]
+    file = Path(config)
+    values = {
+        "name": re.sub(r"[^\w.+@=-]", "-", f"murmur-{settings.run.name}", flags=re.ASCII),
+        "log": shlex.quote(str(run / "logs" / "job-").replace("%", "%%") + "%j.log"),
+        "folder": shlex.quote(str(Path.cwd())),
+        "components": "\n".join(components),
+        "murmur": shlex.join([sys.executable, "-P", "-m", "murmur"]),
+        "config": shlex.quote(str(file.resolve()) if file.is_file() else config),
+        "options": shlex.join(part for item in overrides for part in ("--set", item)),
+        "run": shlex.quote(str(run)),
+        "ranks": ranks,
+        "ranks_per_node": per_node,
+        "workers": workers,
+        "evaluates": "yes" if evaluates else "no",
+        "learner_step": shlex.join(learner),
+        "server_step": shlex.join(server),
+    }
     return re.sub(r"\{\{(\w+)\}\}", lambda gap: str(values[gap[1]]), _TEMPLATE.read_text())
 
 
-def _check_shares(job: SlurmJob, config: ExperimentConfig) -> None:
-    """Refuse what cannot be divided among the ranks, if the learner is installed here.
+def _request(nodes: int, tasks: int, cpus: int, *options: str) -> list[str]:
+    """Return the #SBATCH lines of one component."""
+    sizes = f"--nodes={nodes}", f"--ntasks-per-node={tasks}", f"--cpus-per-task={cpus}"
+    return [f"#SBATCH {option}" for option in (*sizes, *options)]
+
+
+def _check(
+    config: str, run: Path, gpus: int, gpus_per_node: int, ranks: int, sbatch: Sequence[str]
+) -> None:
+    """Refuse options that sbatch or the script could not use.
 
     Raises:
-        ConfigError: naming the option and the nearest value that can be divided.
+        ConfigError: naming the option and the fix.
     """
-    if job.size > 1 and has_torch():
-        from learner_service.learning.base import algorithm_config
+    if gpus and ranks > 1:
+        raise ConfigError(
+            f"--ranks {ranks} with --gpus {gpus}: the learner has one rank for each GPU; --ranks "
+            "is for --gpus 0"
+        )
+    if gpus > gpus_per_node and gpus % gpus_per_node:
+        raise ConfigError(
+            f"--gpus {gpus} is no multiple of --gpus-per-node {gpus_per_node}: every learner node "
+            "needs the same number"
+        )
+    for item in sbatch:
+        if not item.startswith("-") or not item.isprintable():
+            raise ConfigError(
+                f"--sbatch {item!r}: an option of sbatch begins with '-', as in "
+                "--sbatch=--constraint=a100"
+            )
+    if not str(run).isprintable() or not config.isprintable():
+        raise ConfigError(f"{run}, {config}: control characters cannot be in a path")
 
-        algorithm_config(config.algorithm).for_rank(job.size)
 
-
-def write_script(job: SlurmJob, config: ExperimentConfig, file: Path) -> None:
-    """Write the script, and make the run's folder, where Slurm writes the job's log.
+def write_script(script: str, run: Path, file: Path) -> None:
+    """Write a script, and make the run's folder, where Slurm writes the job's log.
 
     Raises:
-        ConfigError: for options that contradict each other, or if the file exists.
+        ConfigError: if the file exists.
         ResourceError: if it cannot be written.
     """
-    script = job_script(job, config)
     try:
-        RunFolder(job.run).logs.mkdir(parents=True, exist_ok=True)
+        RunFolder(run).logs.mkdir(parents=True, exist_ok=True)
         with file.open("x") as new:
             new.write(script)
         file.chmod(0o755)
@@ -199,112 +174,3 @@ def write_script(job: SlurmJob, config: ExperimentConfig, file: Path) -> None:
         ) from None
     except OSError as error:
         raise ResourceError(f"cannot write {error.filename or file}: {error.strerror}") from None
-
-
-def _values(job: SlurmJob, config: ExperimentConfig) -> dict[str, object]:
-    """Return what slurm_job.sh has gaps for, by name."""
-    limit = job.limit_s()
-    workers = _workers(job, config)
-    overrides = [*job.overrides, *_needed_options(job, config, workers)]
-    file = Path(job.config)
-    learner_step, server_step = _steps(job)
-    return {
-        "name": re.sub(r"[^\w.+@=-]", "-", f"murmur-{config.run.name}", flags=re.ASCII),
-        "log": shlex.quote(str(job.run / "logs" / "job-").replace("%", "%%") + "%j.log"),
-        "folder": shlex.quote(str(Path.cwd())),
-        "requeue_option": "requeue" if job.requeue else "no-requeue",
-        "save_before_s": job.save_before_s,
-        "components": "\n".join(_components(job)),
-        "murmur": shlex.join([sys.executable, "-P", "-m", "murmur"]),
-        "config": shlex.quote(str(file.resolve()) if file.is_file() else job.config),
-        "options": shlex.join(part for item in overrides for part in ("--set", item)),
-        "run": shlex.quote(str(job.run)),
-        "ranks": job.size,
-        "ranks_per_node": job.ranks_per_node,
-        "workers": workers,
-        "evaluates": _yes(config.evaluation.every_updates > 0 and not config.supervised),
-        "requeue": _yes(job.requeue),
-        "max_restarts": job.max_restarts,
-        "days": _NO_LIMIT_DAYS if limit is None else math.ceil(limit / 86400) + _SPARE_DAYS,
-        "learner_step": shlex.join(learner_step),
-        "server_step": shlex.join(server_step),
-    }
-
-
-def _components(job: SlurmJob) -> Iterator[str]:
-    """Yield the #SBATCH lines of the learner, and of environment servers with their own nodes."""
-    gpus = job.ranks_per_node if job.gpus else 0
-    nodes, partition = job.learner_nodes, job.partition
-    if not job.env_nodes:
-        yield "# The learner's ranks, with an environment server on each of their nodes."
-        cpus = job.ranks_per_node * job.cpus_per_rank + job.cpus_per_node
-        yield from _request(job, nodes, 1, cpus, gpus, partition)
-        return
-    yield "# Component 0, the learner."
-    yield from _request(job, nodes, job.ranks_per_node, job.cpus_per_rank, gpus, partition)
-    yield "#SBATCH hetjob"
-    yield "# Component 1, the environment servers: one on each node."
-    yield from _request(job, job.env_nodes, 1, job.cpus_per_node, 0, job.env_partition or partition)
-
-
-def _request(
-    job: SlurmJob, nodes: int, tasks: int, cpus: int, gpus: int, partition: str
-) -> Iterator[str]:
-    """Yield the #SBATCH lines of one component."""
-    options = {
-        "nodes": nodes,
-        "ntasks-per-node": tasks,
-        "cpus-per-task": cpus,
-        "gres": f"gpu:{gpus}" if gpus else "",
-        "partition": partition,
-        "time": job.time,
-        "account": job.account,
-        "mem-per-cpu": job.mem_per_cpu,
-    }
-    for name, value in options.items():
-        if value:
-            yield f"#SBATCH --{name}={value}"
-    for item in job.extra:
-        yield f"#SBATCH {item}"
-
-
-def _steps(job: SlurmJob) -> tuple[list[str], list[str]]:
-    """Return the options of each component's srun: of the learner, of a server."""
-    learner = [
-        f"--nodes={job.learner_nodes}",
-        f"--ntasks={job.size}",
-        f"--ntasks-per-node={job.ranks_per_node}",
-        "--distribution=block",  # rank r runs on node r / ranks_per_node
-        "--cpu-bind=none",  # the ranks of a node share its CPUs, as under torchrun
-    ]
-    gpus = [f"--gres=gpu:{job.ranks_per_node}"] if job.gpus else []
-    server = ["--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none"]
-    if not job.env_nodes:
-        return [*learner, "--overlap", *gpus], server
-    learner = ["--het-group=0", *learner, f"--cpus-per-task={job.cpus_per_rank}", *gpus]
-    return learner, ["--het-group=1", *server]
-
-
-def _workers(job: SlurmJob, config: ExperimentConfig) -> int:
-    """Return the number of worker processes of each environment server."""
-    if config.env_server.num_workers:
-        return config.env_server.num_workers
-    if config.learner.pipeline == "sync":  # worker i belongs to rank i modulo their number
-        return math.ceil(job.size / job.servers)
-    return job.cpus_per_node
-
-
-def _needed_options(job: SlurmJob, config: ExperimentConfig, workers: int) -> list[str]:
-    """Return settings that the configuration lacks for this job: a device, enough sessions."""
-    needed = []
-    if job.gpus and config.learner.device == "auto":
-        needed.append("learner.device=cuda")  # a node without one is an error, not a slow run
-    sessions = job.servers * workers * config.env_server.sessions_per_worker
-    places = math.ceil(sessions / job.size) + _PLACES_KEPT
-    if places > config.learner.max_sessions:
-        needed.append(f"learner.max_sessions={places}")
-    return needed
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"

@@ -11,8 +11,10 @@
 #SBATCH --output={{log}}
 #SBATCH --open-mode=append
 #SBATCH --chdir={{folder}}
-#SBATCH --{{requeue_option}}
-#SBATCH --signal=B:USR1@{{save_before_s}}
+# After a node failure or a preemption the job is queued again; --no-requeue: it ends.
+#SBATCH --requeue
+# Seconds before the time limit, which must be longer, at which the learner saves.
+#SBATCH --signal=B:USR1@180
 
 {{components}}
 
@@ -31,12 +33,10 @@ workers={{workers}}
 # yes: one more server plays the run's evaluations.
 evaluates={{evaluates}}
 # yes: queue the job again, once saved before the time limit.
-requeue={{requeue}}
+requeue=yes
 # Restarts of each component, in one start of the job, and the pause between two looks at them.
-max_restarts={{max_restarts}}
+max_restarts=3
 look_every_s=2
-# Days until the job's certificates end.
-days={{days}}
 # The options of each component's srun.
 learner_step=({{learner_step}})
 server_step=({{server_step}})
@@ -154,7 +154,7 @@ trap 'rm -rf "$certs"' EXIT
 # Certificates and tokens for this start of the job alone, in a folder that only you can read.
 (
     umask 077
-    "${murmur[@]}" certs "$certs" --force --days "$days" "${learner_nodes[@]/#/--host=}"
+    "${murmur[@]}" certs "$certs" --force --days 365 "${learner_nodes[@]/#/--host=}"
 ) > /dev/null || exit
 
 servers=()

@@ -5,6 +5,8 @@ import platform
 import shlex
 import sys
 import threading
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -13,7 +15,7 @@ from rich.console import Console
 from murmur.text import plain
 from shared.config.extras import DISTRIBUTION, extra_of, missing_advice
 from shared.config.plugin_folders import look_in
-from shared.process.errors import MurmurError
+from shared.process.errors import ConfigError, MurmurError
 from shared.process.files import disk_error
 from shared.process.process import FOREIGN_VARIABLES
 
@@ -56,6 +58,51 @@ def options(
     """Trains teams of agents: CPU environment servers stream to one learner over gRPC."""
 
 
+_NO_SEARCH = "let Optuna call murmur.train (docs/many-runs.md#search-with-optuna)"
+# A command, or a command and its option, that was removed -> what to use instead.
+_REMOVED = {
+    "check --config": "`murmur train NAME --set run.max_minutes=1` says how fast it is",
+    "conformance --learner": "the kit examines servers; docs/wire.md says what a learner does",
+    "csv": "murmur.Run(FOLDER).metrics().to_csv(FILE) and .evaluations().to_csv(FILE) write tables "
+    "(docs/tracking.md#csv)",
+    "profile --nsys": "docs/idle-gpu.md has the commands for Nsight Systems",
+    "doctor --prometheus": "give the learner's own address, --metrics http://HOST:9101, or the run",
+    "runs --algorithm": "give a pattern of folders, 'runs/NAME-*', or --json to jq",
+    "runs --environment": "give a pattern of folders, 'runs/NAME-*', or --json to jq",
+    "sweep --method": _NO_SEARCH,
+    "sweep --trials": _NO_SEARCH,
+    "slurm --time": "give it to sbatch: --sbatch=--time=12:00:00",
+    "slurm --partition": "give it to sbatch: --sbatch=--partition=NAME",
+    "slurm --env-partition": "write #SBATCH --partition=NAME under component 1 of the script",
+    "slurm --account": "give it to sbatch: --sbatch=--account=NAME",
+    "slurm --mem-per-cpu": "give it to sbatch: --sbatch=--mem-per-cpu=4G",
+    "slurm --requeue": "the job is queued again as it is",
+    "slurm --no-requeue": "write requeue=no in the script, and #SBATCH --no-requeue",
+    "slurm --save-before": "give it to sbatch: --sbatch=--signal=B:USR1@SECONDS",
+    "slurm --max-restarts": "write max_restarts=NUMBER in the script",
+}
+
+
+def _refuse_removed(typed: Sequence[str]) -> None:
+    """Refuse what was removed, by its name.
+
+    Args:
+        typed: words of the command line after `murmur`.
+
+    Raises:
+        ConfigError: saying what to use instead.
+    """
+    for before, word in pairwise(("", *typed)):
+        if word == "--":
+            return
+        if before == "--sbatch":  # whose value is an option
+            continue
+        name = word.partition("=")[0]
+        named = typed[0] if word is typed[0] else f"{typed[0]} {name}"
+        if named in _REMOVED:
+            raise ConfigError(f"`murmur {named}` was removed: {_REMOVED[named]}")
+
+
 def typed_command() -> str:
     """Return the command line of this process, as a shell takes it."""
     return shlex.join(["murmur", *sys.argv[1:]])
@@ -87,6 +134,7 @@ def _run() -> None:
         _fail("the working directory was deleted; change to another one")
     look_in()  # what is named as module:Name may lie in the working directory
     try:
+        _refuse_removed(sys.argv[1:])
         app(prog_name="murmur")
     except MurmurError as error:
         _fail(str(error))

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from murmur.cli.app import app
 from murmur.cli.completion import complete_config, complete_environment, complete_source
-from murmur.cli.options import Set, removed_option
+from murmur.cli.options import Set
 from murmur.text import plain
 from shared.process.errors import ConfigError
 from shared.process.process import logger
@@ -43,10 +43,6 @@ Credentials = Annotated[
         help="A learner's credentials, to examine with TLS and tokens.",
     ),
 ]
-RemovedLearner = Annotated[
-    bool,
-    removed_option("--learner", "the kit examines servers; docs/wire.md says what a learner does"),
-]
 
 
 @app.command()
@@ -75,12 +71,13 @@ def config(
     """
     from rich.table import Table
 
-    from murmur.runs.settings import explain, list_everything, resolved_text
+    from murmur.runs.settings import explain, list_everything, resolved_data
     from shared.config.files import load
+    from shared.config.text import to_yaml
 
     console = Console()
     if name is not None and not explain_:
-        print(resolved_text(load(name, set_ or [])), end="")
+        print(to_yaml(resolved_data(load(name, set_ or []))), end="")
         return
     if name is not None:
         _show_explained(explain(load(name, set_ or [])), console)
@@ -305,7 +302,6 @@ def conformance(
     patience: Annotated[
         float, typer.Option(min=1, help="Longest time that a step or a replay may take, s.")
     ] = 60.0,
-    learner: RemovedLearner = False,
 ) -> None:
     """Examine a server, in whatever language, against the contract of docs/wire.md.
 

@@ -1,19 +1,18 @@
 """Commands that examine a machine or a run: check, doctor, profile, bench."""
 
-import shlex
 import threading
+from functools import partial
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from murmur.cli.app import app
-from murmur.cli.options import Target, removed_option
+from murmur.cli.options import Target
+from murmur.cli.target import begun
 from murmur.live_page import PORT
 from murmur.text import plain, print_plain, reserve_stdout
 from shared.process.errors import ConfigError
-
-_NSYS_DELAY_S, _NSYS_S = 60, 20
 
 Metrics = Annotated[
     str | None,
@@ -40,10 +39,6 @@ DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="gpu: print what it measures and what to expect of it."),
 ]
-RemovedConfig = Annotated[
-    bool,
-    removed_option("--config", "`murmur train NAME --set run.max_minutes=1` says how fast it is"),
-]
 
 
 @app.command()
@@ -53,7 +48,6 @@ def check(
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave out the speed measurements.")
     ] = False,
-    config: RemovedConfig = False,
 ) -> None:
     """Check this machine: GPU and why not, speed, dependencies, cores, memory, disk, ports.
 
@@ -80,9 +74,6 @@ def check(
 def doctor(
     run: Target = None,
     metrics: Metrics = None,
-    prometheus: Annotated[
-        str | None, typer.Option(help="Read from a Prometheus instead: http://host:9090.")
-    ] = None,
     window: Annotated[
         float | None,
         typer.Option(min=1, help="Seconds to look at; default: 30, more for several updates."),
@@ -109,13 +100,13 @@ def doctor(
 
       murmur doctor --metrics http://learner:9101
     """
-    from murmur.doctor.page import as_json, examine, find_run, show
+    from murmur.doctor.page import as_json, examine, show
     from murmur.runs.drops import dropped_message
 
     stdout = reserve_stdout() if json_ else None
     console = Console()
-    folder = find_run(run, needed=metrics is None and prometheus is None)
-    seen = examine(folder, metrics, prometheus, window, probe, Console(stderr=True))
+    folder = None if run is None and metrics else begun(run)
+    seen = examine(folder, metrics, window, probe, Console(stderr=True))
     if json_:
         print(as_json(seen), file=stdout, flush=True)
     else:
@@ -144,12 +135,10 @@ def watch(
 
       murmur watch runs/spread-20260101-120000 --port 8080
     """
-    from murmur.doctor.page import find_run
     from murmur.live_page.server import LivePage
     from murmur.runs.interrupts import stopped_by_signals
 
-    folder = find_run(run, needed=True)
-    assert folder is not None
+    folder = begun(run)
     page, console = LivePage(folder, port), Console()
     try:
         print_plain(console, f"{folder.path}: {page.text}; Ctrl-C stops")
@@ -165,10 +154,6 @@ def profile(
     updates: Annotated[
         int, typer.Option(min=1, max=1000, help="Updates to record, after one to warm up.")
     ] = 5,
-    nsys: Annotated[
-        bool,
-        typer.Option("--nsys", help="Print the commands that record the run with Nsight Systems."),
-    ] = False,
 ) -> None:
     """Record what a running learner does in its next updates, operation by operation.
 
@@ -181,19 +166,10 @@ def profile(
       murmur profile
 
       murmur profile runs/spread-20260101-120000 --updates 20
-
-      murmur profile --nsys
     """
-    from murmur.doctor.page import find_run
-    from murmur.doctor.profile import nsys_commands, read, record, show
+    from murmur.doctor.profile import read, record, show
 
-    folder = find_run(run, needed=True)
-    assert folder is not None
-    if nsys:
-        trace_it, read_it = nsys_commands(folder, _NSYS_DELAY_S, _NSYS_S)
-        print(f"# stop the run first; the recording begins {_NSYS_DELAY_S} s after the start")
-        print(f"mkdir -p {shlex.quote(str(folder.path / 'profile'))}\n{trace_it}\n{read_it}")
-        return
+    folder = begun(run)
     trace = record(folder, updates, Console(stderr=True))
     console = Console()
     show(read(trace), console)
@@ -231,7 +207,7 @@ def bench(
 
       murmur bench gpu --topics terrain-reference,acting
     """
-    from murmur.bench import list_benchmarks, plan_benchmark, run_benchmark, topics
+    from murmur.bench import list_benchmarks, run_benchmark, topics
     from murmur.benchmarks.effort import Effort
 
     console = Console()
@@ -241,19 +217,13 @@ def bench(
     if save and smoke:
         raise ConfigError("--save keeps measurements; what --smoke prints is none: leave one out")
     wanted = [part.strip() for part in chosen.split(",") if part.strip()]
-    if dry_run:
-        plan_benchmark(name or "", console, save=save, dirty=dirty, chosen=wanted)
-        return
     effort = Effort.SMOKE if smoke else Effort.QUICK if quick else Effort.FULL
-    if not everything:
-        run_benchmark(name or "", effort, console, save=save, dirty=dirty, chosen=wanted)
+    keep = partial(run_benchmark, effort=effort, console=console, save=save, dirty=dirty)
+    if not everything or dry_run:
+        keep(name or "", chosen=wanted, dry_run=dry_run)
         return
-    for topic in topics().values():
-        missing = topic.missing()
-        if missing:
-            console.print(plain(f"{topic.name} is left out: {missing}"))
-        else:
-            try:
-                run_benchmark(topic.name, effort, console, save=save, dirty=dirty)
-            except ConfigError as error:  # it needs what this machine does not have
-                console.print(plain(f"{topic.name} is left out: {error}"))
+    for topic in topics():
+        try:
+            keep(topic)
+        except ConfigError as error:  # it needs what this machine does not have
+            console.print(plain(f"{topic} is left out: {error}"))

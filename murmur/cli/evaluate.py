@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,15 +16,13 @@ from murmur.cli.options import (
     Set,
     Target,
 )
-from murmur.cli.target import chosen_environment, supervised, trained
+from murmur.cli.target import chosen_environment, trained
 from murmur.text import print_plain, reserve_stdout
 from shared.process.errors import ConfigError
 from shared.process.files import write_json
 
 if TYPE_CHECKING:
-    from env_service.sessions.evaluation_result import EvaluationResult
     from murmur.runs.run_folder import RunFolder
-    from shared.config.experiment import ExperimentConfig
 
 Episodes = Annotated[int, typer.Option(min=1, help="Episodes to run.")]
 ServingLearner = Annotated[
@@ -80,118 +78,66 @@ def evaluate(
       murmur evaluate --learner gpu-host:50051 --config terrain-reference \
         --set security.folder=certs/evaluator
     """
-    out_alone = reserve_stdout() if str(json_file) == "-" else None
-    console = Console(stderr=out_alone is not None)
-    if not (baseline or learner) and (run := supervised(target, config)):
-        _evaluate_masks(run, checkpoint, folder, out, json_file, console, out_alone)
-        return
-    if folder or out:
+    stdout = reserve_stdout() if str(json_file) == "-" else None
+    console = Console(stderr=stdout is not None)
+    run = None if baseline or learner else trained(target, config)
+    if run is not None and run.config().supervised:
+        record = _evaluate_masks(run, checkpoint, folder, out, console)
+    elif folder or out:
         raise ConfigError("--folder and --out are for runs with a source, which predict masks")
-    if baseline or learner:
-        settings, note = chosen_environment(target, config, set_, console), ""
-        title, result = _play(settings, baseline, learner, episodes, first_seed, console)
     else:
-        run = trained(target, config)
-        title, result, note = _play_run(run, checkpoint, episodes, first_seed, set_, console)
-    _show(title, result, note, json_file, console, out_alone)
+        from env_service.sessions.evaluate import run_baseline, run_policy
+        from murmur.runs.evaluation import evaluate_run, optimism, result_table, to_record
+        from murmur.text import duration
 
-
-def _show(
-    title: str,
-    result: "EvaluationResult",
-    note: str,
-    file: Path | None,
-    console: Console,
-    stdout: TextIO | None,
-) -> None:
-    """Print a result as a table with its note, and write it if a file is named."""
-    from murmur.runs.evaluation import result_table, to_record
-
-    console.print(result_table(title, result))
-    if note:
-        print_plain(console, note)
-    _write_record(to_record(title, result), file, console, stdout)
-
-
-def _write_record(
-    record: dict[str, Any], file: Path | None, console: Console, stdout: TextIO | None
-) -> None:
-    """Write a result as JSON to a file, or to standard output if its name is "-"."""
-    if file is not None:
-        write_json(file, record, stdout)
-        if str(file) != "-":
-            print_plain(console, f"written: {file}")
+        note, say = "", partial(print_plain, console)
+        if run is not None:
+            file = run.checkpoint(checkpoint)
+            title = f"{run.path.name}, {file.name}"
+            result = evaluate_run(run, file, episodes, first_seed, say=say, overrides=set_ or [])
+            note = optimism(run, file.name, episodes, first_seed)
+        else:
+            settings = chosen_environment(target, config, set_, console)
+            if baseline:
+                title = f"baseline {baseline}"
+                result = run_baseline(settings, baseline, episodes, first_seed)
+            else:
+                assert learner is not None
+                patience = duration(settings.env_server.give_up_after_s)
+                say(f"waiting for the learner at {learner}, at most {patience} …")
+                title = f"policy of the learner at {learner}"
+                result = run_policy(settings, learner, episodes, first_seed)
+        console.print(result_table(title, result))
+        if note:
+            say(note)
+        record = to_record(title, result)
+    if json_file is not None and record is not None:
+        write_json(json_file, record, stdout)
+        if stdout is None:
+            print_plain(console, f"written: {json_file}")
 
 
 def _evaluate_masks(
-    run: "RunFolder",
-    checkpoint: str,
-    folder: Path | None,
-    out: Path | None,
-    json_file: Path | None,
-    console: Console,
-    stdout: TextIO | None,
-) -> None:
-    """Measure a segmentation network, or let it predict the masks of a folder."""
-    from murmur.comparison.segmentation import (
-        load_trained,
-        measure,
-        measured_table,
-        open_source,
-        segment_folder,
-    )
+    run: "RunFolder", checkpoint: str, folder: Path | None, out: Path | None, console: Console
+) -> dict[str, Any] | None:
+    """Measure a segmentation network, or let it predict the masks of a folder.
 
-    trained, file = load_trained(run, checkpoint)
+    Returns:
+        the result as JSON values; None if it predicted masks.
+    """
+    from murmur.comparison import segmentation
+
+    network, file = segmentation.load_trained(run, checkpoint)
     if folder is not None:
         to = out or run.path / f"masks-{folder.resolve().name}"
-        count = segment_folder(trained, folder, to, partial(print_plain, console))
+        count = segmentation.segment_folder(network, folder, to, partial(print_plain, console))
         print_plain(console, f"written: {count} masks of class indices to {to}")
-        return
+        return None
     if out is not None:
         raise ConfigError(f"--out {out} needs --folder: which pictures?")
-    measured = measure(trained, open_source(trained))
+    measured = segmentation.measure(network, segmentation.open_source(network))
     title = f"{run.path.name}, {file.name}"
-    console.print(measured_table(title, measured))
+    console.print(segmentation.measured_table(title, measured))
     if measured.broken:
         print_plain(console, f"{measured.broken} broken samples are left out")
-    _write_record(measured.record(title), json_file, console, stdout)
-
-
-def _play(
-    settings: "ExperimentConfig",
-    baseline: str | None,
-    address: str | None,
-    episodes: int,
-    first_seed: int,
-    console: Console,
-) -> tuple[str, "EvaluationResult"]:
-    """Play a scripted baseline, or the policy that a learner serves; return title and result."""
-    from murmur.runs.evaluation import evaluate_baseline, evaluate_served
-    from murmur.text import duration
-
-    if baseline:
-        played = evaluate_baseline(settings, baseline, episodes, first_seed)
-        return f"baseline {baseline}", played
-    assert address is not None
-    patience = duration(settings.env_server.give_up_after_s)
-    print_plain(console, f"waiting for the learner at {address}, at most {patience} …")
-    played = evaluate_served(settings, address, episodes, first_seed)
-    return f"policy of the learner at {address}", played
-
-
-def _play_run(
-    run: "RunFolder",
-    checkpoint: str,
-    episodes: int,
-    first_seed: int,
-    set_: list[str] | None,
-    console: Console,
-) -> tuple[str, "EvaluationResult", str]:
-    """Play a run's policy; return title, result, and a note on how to read it."""
-    from murmur.runs.evaluation import evaluate_run, optimism
-
-    file = run.checkpoint(checkpoint)
-    say = partial(print_plain, console)
-    result = evaluate_run(run, file, episodes, first_seed, say=say, overrides=set_ or [])
-    title = f"{run.path.name}, {file.name}"
-    return title, result, optimism(run, file.name, episodes, first_seed)
+    return measured.record(title)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from murmur.cli.app import app, typed_command
 from murmur.cli.completion import complete_config, complete_run
-from murmur.cli.options import Set, removed_option
+from murmur.cli.options import Set
 from murmur.text import print_plain
 from shared.process.errors import ConfigError
 from shared.process.files import size_text, write_json, write_output
@@ -34,9 +34,6 @@ Parallel = Annotated[
     int | None,
     typer.Option(min=0, help="Runs at once; default: as many as the machine holds."),
 ]
-_NO_SEARCH = "let Optuna call murmur.train (docs/many-runs.md#search-with-optuna)"
-RemovedMethod = Annotated[str | None, removed_option("--method", _NO_SEARCH)]
-RemovedTrials = Annotated[str | None, removed_option("--trials", _NO_SEARCH)]
 Resume = Annotated[
     bool,
     typer.Option("--resume", help="Continue the sweep in a folder, or else the newest one."),
@@ -99,9 +96,6 @@ Listed = Annotated[
     ),
 ]
 
-Source = Annotated[
-    str | None, typer.Option(help="Only runs in this environment, or with this source.")
-]
 ListFile = Annotated[
     Path | None, typer.Option("--json", help="Write the list here; -: to standard output.")
 ]
@@ -120,8 +114,6 @@ def sweep(
         Path | None, typer.Option(help="The sweep's folder; default: runs/sweep-<name>-<time>.")
     ] = None,
     resume: Resume = False,
-    method: RemovedMethod = None,
-    trials: RemovedTrials = None,
 ) -> None:
     """Train many runs on this machine: seeds, settings, several configurations.
 
@@ -219,8 +211,6 @@ def runs(
     targets: Listed = None,
     sort: SortedBy = "date",
     state: State = None,
-    algorithm: Annotated[str | None, typer.Option(help="Only runs of this algorithm.")] = None,
-    environment: Source = None,
     json_file: ListFile = None,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete what is listed, after a question.")
@@ -239,15 +229,13 @@ def runs(
 
       murmur runs runs/sweep-formation-20260101-120000 --sort score
 
-      murmur runs --environment spread --state begun --delete
+      murmur runs 'runs/spread-*' --state begun --delete
     """
     from murmur.runs.run_list import delete_runs, list_runs, runs_table
 
     to_stdout = str(json_file) == "-"
     console = Console(stderr=to_stdout)
-    found = list_runs(
-        targets or ["runs"], sort=sort, state=state, algorithm=algorithm, environment=environment
-    )
+    found = list_runs(targets or ["runs"], sort=sort, state=state)
     table = runs_table(found)
     whole = console.options.update(max_width=_WIDEST)
     # One line for each run, however narrow the screen is: it can be searched and copied.

@@ -1,4 +1,4 @@
-"""Commands that show a trained policy and its results: render, report, export."""
+"""Commands that show a trained policy and its results: render, report, export, track."""
 
 from functools import partial
 from pathlib import Path
@@ -8,10 +8,10 @@ import typer
 from rich.console import Console
 
 from murmur.cli.app import app
-from murmur.cli.options import BaselineName, Checkpoint, EnvironmentConfig, FirstSeed, Target
-from murmur.cli.target import chosen_environment, supervised, trained
+from murmur.cli.options import BaselineName, Checkpoint, EnvironmentConfig, FirstSeed, Set, Target
+from murmur.cli.target import begun, chosen_environment, trained
 from murmur.text import print_plain
-from shared.process.errors import ConfigError
+from shared.process.errors import ConfigError, ResourceError
 
 
 @app.command()
@@ -37,28 +37,29 @@ def render(
       murmur render --baseline information-gain --config terrain-reference --seed 7
     """
     from env_service.adapters.frames import DRAWING, with_frames
-    from murmur.runs.evaluation import evaluate_baseline, evaluate_run
+    from env_service.sessions.evaluate import run_baseline
+    from murmur.runs.evaluation import evaluate_run
     from murmur.runs.render import recorded_movie
 
     console = Console()
-    if not baseline and (masks := supervised(target, config)):
-        from murmur.comparison.segmentation_report import SHOWN, draw_samples
-
-        file = out or masks.path / "masks.png"
-        draw_samples(masks, file, checkpoint=checkpoint, count=SHOWN)
-        print_plain(console, f"written: {file}")
-        return
     if baseline:
         settings = chosen_environment(target, config, None, console)
         title, file = baseline, out or Path(f"{settings.environment.name}-{baseline}-{seed}.gif")
     else:
         run = trained(target, config)
         settings = run.config()
+        if settings.supervised:
+            from murmur.comparison.segmentation_report import SHOWN, draw_samples
+
+            file = out or run.path / "masks.png"
+            draw_samples(run, file, checkpoint=checkpoint, count=SHOWN)
+            print_plain(console, f"written: {file}")
+            return
         title, file = settings.run.name, out or run.path / f"episode-{seed}.gif"
         weights = run.checkpoint(checkpoint)
     with recorded_movie(file, settings, title) as take:
         if baseline:
-            evaluate_baseline(with_frames(settings), baseline, 1, seed, take)
+            run_baseline(with_frames(settings), baseline, 1, seed, take)
         else:
             say = partial(print_plain, console)
             drawn = settings.environment.name in DRAWING
@@ -160,3 +161,41 @@ def export(
     print_plain(console, f"gives {', '.join(done.about['outputs'])}")
     console.print(f"checked: at most {done.difference:.1g} from what the policy itself gives")
     print_plain(console, f"written: {file}")
+
+
+@app.command()
+def track(target: Target = None, set_: Set = None) -> None:
+    """Send a run to the W&B or MLflow of its configuration: what was not sent while it trained.
+
+    Pictures that `murmur render` and `murmur report` wrote since then are sent too.
+
+    [bold]Examples[/]
+
+      murmur track
+
+      murmur track runs/spread-20260101-120000 --set tracking.loggers=[wandb]
+    """
+    from learner_service.telemetry.tracking import Forwarder, require_trackers
+
+    run = begun(target)
+    config = run.config(set_ or []).tracking
+    if not config.services:
+        raise ConfigError(
+            f"'{run.path}' has tracking.loggers={list(config.loggers)}: name one to send it to, "
+            "such as --set tracking.loggers=[wandb]"
+        )
+    require_trackers(config.services)
+    console = Console()
+    for name in config.services:
+        forwarder = Forwarder(run.path, name, config)
+        with forwarder.holding(wait=False):
+            message = "nothing new"
+            if forwarder.has_news:
+                try:
+                    forwarder.finish(complete=True)
+                except Exception as error:  # whatever the tracker's client raises
+                    forwarder.note(error)
+                    raise ResourceError(f"{name}: {forwarder.state.trouble}") from None
+                message = f"{forwarder.points} points and {forwarder.files} pictures sent"
+            where = forwarder.state.where
+            print_plain(console, f"{name}: {message}; {where}")

@@ -1,6 +1,7 @@
-"""Commands that train: train, learner, env-server."""
+"""Commands that train: train, learner, env-server, slurm."""
 
 import os
+import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -77,6 +78,35 @@ AutoResume = Annotated[
         help="Continue if --run holds a checkpoint, else begin: for whatever starts containers.",
     ),
 ]
+EnvNodes = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Nodes with an environment server each; 0: they share the learner's nodes, and "
+        "the job is not heterogeneous.",
+    ),
+]
+CpusPerNode = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="CPUs of each environment server; without env_server.num_workers also its workers.",
+    ),
+]
+Sbatch = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OPTION",
+        help="An option of sbatch for all nodes, e.g. --sbatch=--partition=gpu. Repeatable.",
+    ),
+]
+SharedRun = Annotated[
+    Path | None,
+    typer.Option(
+        help="The run's folder, which all nodes must see; default: runs/<name>-<time>. A run "
+        "in it is resumed."
+    ),
+]
 
 
 @app.command()
@@ -109,8 +139,8 @@ def train(
       murmur train spread --from runs/spread-20260101-120000 --set environment.num_agents=5
     """
     from murmur.runs.child import join_supervisor
-    from murmur.runs.preparing import prepare
     from murmur.runs.settings import setting
+    from murmur.runs.training import prepare
     from murmur.runs.training import train as train_here
 
     join_supervisor()  # a run of a sweep ends with the sweep
@@ -227,3 +257,62 @@ def env_server(
     raise SystemExit(
         run_env_server(settings, first_worker=first_worker, stop=stop, evaluate=evaluate)
     )
+
+
+@app.command()
+def slurm(
+    config: Config,
+    set_: Set = None,
+    gpus: Annotated[
+        int, typer.Option(min=0, help="GPUs of the learner, one rank on each; 0: it uses CPUs.")
+    ] = 1,
+    gpus_per_node: Annotated[
+        int, typer.Option(min=1, help="GPUs of one learner node; more GPUs take more nodes.")
+    ] = 8,
+    ranks: Annotated[
+        int, typer.Option(min=1, help="With --gpus 0: learner processes, all on one node.")
+    ] = 1,
+    cpus_per_rank: Annotated[int, typer.Option(min=1, help="CPUs of each learner process.")] = 8,
+    env_nodes: EnvNodes = 1,
+    cpus_per_node: CpusPerNode = 16,
+    sbatch: Sbatch = None,
+    run: SharedRun = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The script; default: job.sh in the run's folder.")
+    ] = None,
+) -> None:
+    """Write a Slurm job script: a learner on GPU nodes, environment servers on CPU nodes.
+
+    Read it, change it, submit it with sbatch. The job makes its own certificates, saves before
+    its time limit, is queued again, and continues until the run is complete. See docs/slurm.md.
+
+    [bold]Examples[/]
+
+      murmur slurm terrain-reference --gpus 1 --env-nodes 2 --sbatch=--time=12:00:00
+
+      murmur slurm formation --gpus 2 --env-nodes 4 --cpus-per-node 32 \
+        --sbatch=--partition=gpu --sbatch=--account=my-project
+
+      murmur slurm spread --gpus 0 --env-nodes 0 --cpus-per-node 4 --output spread.sh
+    """
+    from murmur.slurm import job_script, write_script
+    from shared.config.files import load
+
+    settings = load(config, set_ or []).run
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder = (run or Path(settings.directory) / f"{settings.name}-{stamp}").absolute()
+    script = job_script(
+        config,
+        set_ or [],
+        folder,
+        gpus=gpus,
+        gpus_per_node=gpus_per_node,
+        ranks=ranks,
+        cpus_per_rank=cpus_per_rank,
+        env_nodes=env_nodes,
+        cpus_per_node=cpus_per_node,
+        sbatch=sbatch or [],
+    )
+    file = output or folder / "job.sh"
+    write_script(script, folder, file)
+    print_plain(Console(), f"written: {file}\nnext: read it, then  sbatch {file}")

@@ -26,6 +26,13 @@ def trained(target: Path | None, config: str | None = None) -> "RunFolder":
     return RunFolder.newest(Path("runs"), load(config).run.name)
 
 
+def begun(target: Path | None) -> "RunFolder":
+    """Return the run that is meant, also one without a checkpoint: `target`, or the newest."""
+    from murmur.runs.run_folder import RunFolder
+
+    return RunFolder.open(target) if target else RunFolder.newest(Path("runs"), begun=True)
+
+
 def chosen_environment(
     target: Path | None, config: str | None, set_: list[str] | None, console: Console
 ) -> "ExperimentConfig":
@@ -59,9 +66,3 @@ def chosen_environment(
 def _one_of(target: Path | None, config: str | None) -> None:
     if target is not None and config is not None:
         raise ConfigError(f"a run's folder ('{target}') and --config {config}: give one of them")
-
-
-def supervised(target: Path | None, config: str | None) -> "RunFolder | None":
-    """Return the run that is meant, if it learned from a source."""
-    run = trained(target, config)
-    return run if run.config().supervised else None

@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 
 from env_service.pictures import Snapshot, find_painter
+from env_service.sessions.evaluate import run_baseline
 from murmur.comparison.report_charts import (
     LEARNED,
     evaluation_charts,
@@ -23,7 +24,6 @@ from murmur.runs.drops import dropped_message
 from murmur.runs.evaluation import (
     Recorder,
     baseline_names,
-    evaluate_baseline,
     evaluate_run,
     optimism,
     to_record,
@@ -92,7 +92,7 @@ def evaluate_all(
         if name == LEARNED:
             result = evaluate_run(run, weights, episodes, first_seed, say=say, on_row=recorder.take)
         else:
-            result = evaluate_baseline(config, name, episodes, first_seed, recorder.take)
+            result = run_baseline(config, name, episodes, first_seed, recorder.take)
         snapshots = [Snapshot(state, metrics) for state, metrics in recorder.rows]
         painter = find_painter(snapshots)
         if painter:

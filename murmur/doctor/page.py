@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import psutil
 from rich.console import Console
@@ -19,7 +18,6 @@ from murmur.runs.snapshots import (
     WINDOW_S,
     Snapshot,
     from_metrics,
-    from_prometheus,
     from_run,
     learners_of,
 )
@@ -72,17 +70,15 @@ _LAG_HINT = (
 def examine(
     run: RunFolder | None,
     metrics: str | None,
-    prometheus: str | None,
     window_s: float | None,
     probe: bool | None,
     console: Console,
 ) -> Diagnosis:
-    """Diagnose a run by its folder, a live learner by its metrics, or one that Prometheus scrapes.
+    """Diagnose a run by its folder, or a live learner by its metrics.
 
     Args:
         run: folder of the run; may be given beside an address, for remedies that need its settings.
         metrics: address of a learner's metrics port; of several that share a run, with commas.
-        prometheus: address of a Prometheus.
         window_s: length of the window [s]; None: several updates.
         probe: flag to measure the gain of changed settings of the learning (needs `run` and its
             checkpoint); None: if that takes less than PROBE_S and the memory suffices.
@@ -91,11 +87,9 @@ def examine(
     Raises:
         MurmurError: if there is nothing to read, or nothing happens.
     """
-    if metrics is None and prometheus is None and run is not None:
+    if metrics is None and run is not None:
         metrics = learners_of(run) or None  # the run's folder tells of the first learner alone
-    if prometheus is not None:
-        looks = from_prometheus(prometheus, window_s)
-    elif metrics is not None:
+    if metrics is not None:
         with _busy(console, f"watching {metrics} for {window_s or WINDOW_S:.0f} s"):
             looks = from_metrics(metrics, window_s, lambda line: console.print(plain(line)))
     else:
@@ -285,10 +279,3 @@ def _show_ranks(ranks: Sequence[RankFigures], advice: Sequence[str], console: Co
 def as_json(seen: Diagnosis) -> str:
     """Return the diagnosis as JSON values, for scripts."""
     return json.dumps(asdict(seen), indent=2)
-
-
-def find_run(run: Path | None, needed: bool) -> RunFolder | None:
-    """Return the run's folder: the one given, or the newest if one is needed."""
-    if run is not None:
-        return RunFolder.open(run)
-    return RunFolder.newest(Path("runs"), begun=True) if needed else None

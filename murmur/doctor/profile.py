@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from rich.table import Table
 from learner_service.telemetry.profile_files import (
     FOLDER,
     METADATA,
-    NVTX_VARIABLE,
     REQUEST,
     RUNNING,
     TRACE,
@@ -29,10 +27,6 @@ from shared.process.errors import ResourceError
 _TAKEN_S = 120.0  # until the learner, perhaps in the middle of a long update, sees the request
 _SILENT_S = 300.0  # without a line of progress, then it is dead or hangs
 _TICK_S = 0.2
-_NSYS_REPORTS = (
-    *("nvtx_pushpop_sum", "nvtx_gpu_proj_sum", "cuda_api_sum"),
-    *("cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum"),
-)
 _OF_CUDA = ("cuda_runtime", "cuda_driver")  # cudaLaunchKernel, cudaGraphLaunch, cudaMemcpyAsync ...
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
@@ -71,28 +65,6 @@ class Profile:
     operations: Mapping[str, Operation]
     kernels: Mapping[str, Operation]
     calls: Mapping[str, Operation]
-
-
-def nsys_commands(run: RunFolder, delay_s: int, seconds: int) -> tuple[str, str]:
-    """Return commands that record a run with Nsight Systems, and that summarize the recording.
-
-    The learner and its environment servers run below `nsys profile`, which follows processes that
-    its target starts. Kernels of CUDA graphs are traced one by one. When the recording ends the
-    training continues.
-
-    Args:
-        run: run that does not train at present.
-        delay_s: seconds from the start to the recording, for networks to be built and graphs
-            captured.
-        seconds: length of the recording [s].
-    """
-    report = shlex.quote(str(run.path / FOLDER / "nsys"))
-    options = (
-        "--trace=cuda,nvtx,osrt --cuda-graph-trace=node --sample=none --cpuctxsw=none "
-        f"--delay={delay_s} --duration={seconds} --kill=none --wait=primary --force-overwrite=true"
-    )
-    first = f"{NVTX_VARIABLE}=1 nsys profile {options} --output={report} {run.again()}"
-    return first, f"nsys stats --report={','.join(_NSYS_REPORTS)} {report}.nsys-rep"
 
 
 def record(run: RunFolder, updates: int, console: Console) -> Path:

@@ -18,8 +18,7 @@ from murmur.live_page.curves import Curves
 from murmur.live_page.episode import EpisodePictures
 from murmur.live_page.ledger_states import STATES
 from murmur.runs.run_folder import ProgressTail, RunFolder
-from murmur.runs.scores import Metric, state_of
-from murmur.runs.training import completion
+from murmur.runs.scores import Metric, completion, state_of
 from murmur.text import duration, number
 
 READ_S = 0.25  # the longest that one answer reads for; a long run's page loads in several

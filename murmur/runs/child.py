@@ -141,7 +141,8 @@ class Child:
             exit code if it ended since the last look, else None.
 
         Raises:
-            ChildError: if it exited with 2.
+            ChildError: if it exited with 2, or failed twice with the same message before the run
+                made progress.
             ResourceError: if it keeps dying.
         """
         now = time.monotonic()
@@ -156,7 +157,12 @@ class Child:
         message = last_error(self.log, self._log_start)
         if code == 2:
             raise ChildError(message or f"{self.name} failed; see {self.log}")
-        self._stop_if_repeated(code, message)
+        # A signal comes from outside: try again.
+        own = code > 0 and code != LOST and not self.settled
+        failure = re.sub(r"0x[0-9a-f]+|\d+", "#", message) if own else ""
+        if failure and failure == self._failure:
+            raise ChildError(f"{self.name} failed twice at its start: {message}; see {self.log}")
+        self._failure = failure
         if now - self.started > HEALTHY_AFTER_S:
             self.deaths_in_a_row = 0
             self.backoff.reset()
@@ -173,21 +179,6 @@ class Child:
                 )
             say(f"{self.name} ended ({how}); starting it again in {pause:.0f} s")
         return code
-
-    def _stop_if_repeated(self, code: int, message: str) -> None:
-        """End the run if another start cannot help.
-
-        Raises:
-            ChildError: if it failed twice with the same message before the run made progress.
-        """
-        # A signal comes from outside: try again.
-        if code <= 0 or code == LOST or self.settled or not message:
-            self._failure = ""
-            return
-        failure = re.sub(r"0x[0-9a-f]+|\d+", "#", message)
-        if failure == self._failure:
-            raise ChildError(f"{self.name} failed twice at its start: {message}; see {self.log}")
-        self._failure = failure
 
     def signal(self, number: int) -> None:
         """Send a signal if it is running."""

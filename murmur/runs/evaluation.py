@@ -14,7 +14,7 @@ from rich.table import Table
 
 from env_service.adapters.frames import with_frames
 from env_service.environment import VectorEnvironment, baselines
-from env_service.sessions.evaluate import OnRow, run_baseline, run_policy
+from env_service.sessions.evaluate import OnRow, run_policy
 from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.runs.child import Child, murmur_command
 from murmur.runs.run_folder import RunFolder
@@ -25,8 +25,6 @@ from shared.config.files import Overrides
 from shared.wire.timestep import StepType, TimeStep
 
 Say = Callable[[str], None]
-evaluate_baseline = run_baseline
-evaluate_served = run_policy
 
 
 def baseline_names(config: ExperimentConfig) -> list[str]:

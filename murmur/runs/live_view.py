@@ -1,12 +1,27 @@
-"""A view of work under way: drawn on a terminal, else lines now and then."""
+"""Views of work under way: drawn on a terminal, else lines now and then."""
 
+import math
 import time
-from typing import ClassVar, Self
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
-from rich.console import Console, RenderableType
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
 
-from murmur.text import print_plain
+from murmur.doctor.device_report import gpu_figures
+from murmur.runs.drops import dropped_message, rollout_message
+from murmur.runs.scores import completion
+from murmur.text import duration, in_rows, number, plain, print_plain
+from shared.config.experiment import RunConfig
+
+TROUBLE_SHOWN = 240  # characters of a log's line; the log has it all
+_RATE, _SAMPLE_RATE = "agent-steps/s", "samples/s"
+METRICS_SHOWN = 4  # of the environment's
+_PACE_S = 600.0  # whose pace foretells the end
 
 
 class LiveView:
@@ -47,3 +62,127 @@ class LiveView:
             return False
         self._printed = now
         return True
+
+
+class TrainingView(LiveView):
+    """Progress of a training: a live bar on a terminal, else a plain line every ten seconds."""
+
+    def __init__(self, run: RunConfig, console: Console) -> None:
+        """Show the progress of `run` on `console`."""
+        self._run = run
+        self._last: dict[str, Any] = {}
+        self._troubles, self._newest = 0, ""
+        self._untold = False  # the newest trouble
+        self._told = -math.inf
+        self._said: set[str] = set()
+        self._bar = Progress(
+            TextColumn("{task.description}", "bold", markup=False),
+            BarColumn(None),
+            TextColumn("{task.fields[eta]}"),
+            speed_estimate_period=_PACE_S,
+        )
+        self._task = self._bar.add_task(run.name, total=1.0, eta="starting …")
+        super().__init__(console, self._bar)
+
+    def __exit__(self, *error: object) -> None:
+        """Stop drawing."""
+        super().__exit__(*error)
+        self._tell_trouble()
+
+    def update(self, record: dict[str, Any]) -> None:
+        """Show a record of progress.jsonl."""
+        if record.get("kind") == "evaluation":
+            means = list(record.get("metrics", {}).items())[:METRICS_SHOWN]
+            shown = ", ".join(f"{name} {number(metric['mean'])}" for name, metric in means)
+            after = f"evaluation after {record.get('updates', 0)} updates"
+            print_plain(self._console, f"{after}: {shown}")
+            return
+        self._last = record
+        for message in (rollout_message(record), dropped_message(record)):
+            if message and (key := message.rpartition(" %")[2]) not in self._said:
+                self._said.add(key)  # once, whatever the share becomes
+                self.say(message)
+        share = completion(self._run, record)
+        self._bar.update(self._task, completed=share or 0.0)
+        if self._plain:
+            if self._line_due():
+                print_plain(self._console, self._line(share))
+                self._tell_trouble()
+            return
+        self._bar.update(self._task, eta=self._eta(share))
+        self._draw()
+
+    def trouble(self, log: Path, line: str) -> None:
+        """Note a warning or an error of a log; the newest is shown."""
+        self._troubles += 1
+        before = f" ({self._troubles - 1} before it)" if self._troubles > 1 else ""
+        line = line if len(line) <= TROUBLE_SHOWN else line[: TROUBLE_SHOWN - 2] + " …"
+        self._newest = f"{log}{before}: {line}"
+        if not self._plain:
+            self._draw()
+            return
+        self._untold = True
+        if time.monotonic() - self._told >= self.line_every_s:
+            self._tell_trouble()
+
+    def _tell_trouble(self) -> None:
+        """Print the newest trouble once if there is no terminal."""
+        if self._untold:
+            self._untold, self._told = False, time.monotonic()
+            print_plain(self._console, self._newest, "yellow")
+
+    def _draw(self) -> None:
+        parts: list[RenderableType] = [self._bar]
+        if self._last:
+            cells = [
+                Text("\n").join([plain(name, "dim"), plain(value)])
+                for name, value in _figures(self._last).items()
+            ]
+            parts.append(Columns(cells, padding=(0, 3), equal=True))
+        if self._newest:
+            parts.append(plain(self._newest, "yellow"))
+        self._live.update(Group(*parts))
+
+    def _eta(self, share: float | None) -> str:
+        if self._last.get("rows_received") == 0 and "samples" not in self._last:
+            return "environments start; compiling may take minutes"
+        if share is None:
+            return "no end set; Ctrl-C stops"
+        left = self._bar.tasks[0].time_remaining
+        return f"{100 * share:.0f} %" + ("" if left is None else f", {duration(left)} left")
+
+    def _line(self, share: float | None) -> str:
+        """Return the figures as text, in lines of the console's width, indented by the time."""
+        at = f"{duration(self._last.get('seconds', 0))}  "
+        parts = [self._eta(share)]
+        for name, value in _figures(self._last).items():
+            parts.append(f"{value} {name}" if name in (_RATE, _SAMPLE_RATE) else f"{name} {value}")
+        lines = in_rows(parts, len, gap=2, limit=self._console.width - len(at))
+        return at + ("\n" + " " * len(at)).join("  ".join(line) for line in lines)
+
+
+def _figures(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the figures that are shown of a record of progress, by name."""
+    updates = {"updates": number(record.get("updates", 0))}
+    rate, gpu = number(record.get("agent_steps_per_s")), gpu_figures(record.get("device", {}))
+    if samples := record.get("samples"):
+        seen = samples["trained"] + samples["remaining"]
+        figures = {
+            "epoch": f"{samples['epoch']} of {samples['epochs']}",
+            "of this epoch": f"{samples['trained']} of {seen}",
+            _SAMPLE_RATE: rate,
+            "loss": number(record.get("losses", {}).get("loss")),
+        }
+        if samples["broken"]:
+            figures["broken samples"] = number(samples["broken"])
+        return updates | figures | gpu
+    figures = {
+        "env steps": number(record.get("env_steps", 0)),
+        _RATE: rate,
+        "policy lag": number(record.get("policy_lag")),
+        "return": number(record.get("return")),
+    }
+    if skipped := record.get("updates_skipped"):
+        figures["skipped updates"] = number(skipped)
+    metrics = list(record.get("metrics", {}).items())[:METRICS_SHOWN]
+    return updates | figures | gpu | {name: number(value) for name, value in metrics}

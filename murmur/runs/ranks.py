@@ -1,9 +1,5 @@
 """Several learners of one run on this machine: `murmur learner --learners COUNT`.
 
-As the learner of `murmur train`:
-
-    python -m murmur.runs.ranks COUNT RUN ARGUMENT...    runs `murmur learner ARGUMENT...` COUNT times
-
 It sets the variables that torchrun would set, without torchrun's rendezvous: that listens on all
 interfaces and unpickles what any client writes. Here the ranks meet on a socket of 127.0.0.1.
 
@@ -17,14 +13,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from learner_service.ranks import MEETING_VARIABLE
-from murmur.runs.child import LOST, PARENT_VARIABLE, exit_message, join_supervisor, murmur_command
+from murmur.runs.child import LOST, PARENT_VARIABLE, exit_message, murmur_command
 from shared.process.process import configure_logging, logger, stop_on_signals
 from shared.process.run_lock import RunLock
 
@@ -110,8 +105,3 @@ def _await(ranks: Sequence[subprocess.Popen[bytes]], stop: threading.Event) -> i
     if any(code < 0 and not (told and code == -signal.SIGTERM) for code in ends):
         return LOST
     return int(any(code > 0 for code in ends))
-
-
-if __name__ == "__main__":
-    join_supervisor()
-    raise SystemExit(run_ranks(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))

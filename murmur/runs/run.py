@@ -4,6 +4,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.runs.interrupts import end_before_signals
-from murmur.runs.preparing import Prepared
+from murmur.runs.training import Prepared
 from murmur.runs.run_folder import RunFolder
 from murmur.text import print_plain
 from shared.config.experiment import ExperimentConfig
@@ -196,10 +197,7 @@ class Run:
                 "its network on the validation split"
             )
         weights = self._folder.checkpoint(str(checkpoint))
-
-        def say(line: str) -> None:
-            print_plain(Console(), line)
-
+        say = partial(print_plain, Console())
         return evaluate_run(
             self._folder, weights, episodes, first_seed, say=say, overrides=overrides
         )

@@ -55,12 +55,7 @@ class ListedRun:
 
 
 def list_runs(
-    targets: Sequence[str],
-    *,
-    sort: str = "date",
-    state: str | None = None,
-    algorithm: str | None = None,
-    environment: str | None = None,
+    targets: Sequence[str], *, sort: str = "date", state: str | None = None
 ) -> list[ListedRun]:
     """Return the runs at these paths, those of sweeps too.
 
@@ -68,20 +63,12 @@ def list_runs(
         targets: folders of runs or sweeps, folders that hold them, or patterns.
         sort: a field of ListedRun, or "name".
         state: state of the runs to list.
-        algorithm: algorithm of the runs to list.
-        environment: environment of the runs to list.
 
     Raises:
         ConfigError: if a path means no run.
     """
     folders, _ = find_runs(targets)
-    wanted = {"state": state, "algorithm": algorithm, "environment": environment}
-    found = [
-        run
-        for run in map(_read, folders)
-        if all(value is None or getattr(run, key) == value for key, value in wanted.items())
-    ]
-    numeric = sort in ("date", "steps", "score", "size")
+    found = [run for run in map(_read, folders) if state in (None, run.state)]
 
     def key(run: ListedRun) -> Any:  # noqa: ANN401 - a number or text
         if sort == "name":
@@ -89,7 +76,7 @@ def list_runs(
         value = getattr(run, sort)
         return float("-inf") if value is None else value
 
-    return sorted(found, key=key, reverse=numeric)
+    return sorted(found, key=key, reverse=sort in ("date", "steps", "score", "size"))
 
 
 def _read(folder: RunFolder) -> ListedRun:
@@ -103,6 +90,7 @@ def _read(folder: RunFolder) -> ListedRun:
         config = folder.config()
     except ConfigError:  # of a version of murmur that had other options
         return ListedRun(folder.path, date, "unreadable", "–", "–", None, 0, "–", None, size)
+    plugin = config.source if config.supervised else config.environment
     last = last_progress(folder)
     metric = Metric.parse(config.evaluation.best_metric)
     return ListedRun(
@@ -110,18 +98,13 @@ def _read(folder: RunFolder) -> ListedRun:
         date,
         state_of(folder, config, last),
         config.algorithm.name,
-        _environment(config),
+        str(plugin.options.get("factory", plugin.name)),
         config.run.seed,
         int(last.get("env_steps") or 0),
         metric.name,
         read_curve(folder, metric).best,
         size,
     )
-
-
-def _environment(config: ExperimentConfig) -> str:
-    plugin = config.source if config.supervised else config.environment
-    return str(plugin.options.get("factory", plugin.name))
 
 
 def _size(folder: Path) -> int:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from murmur.runs.run_folder import RunFolder
-from murmur.runs.training import completion
-from shared.config.experiment import ExperimentConfig
+from shared.config.experiment import ExperimentConfig, RunConfig
 
 
 @dataclass(frozen=True)
@@ -114,3 +113,20 @@ def state_of(run: RunFolder, config: ExperimentConfig, last: Mapping[str, Any]) 
 def last_progress(run: RunFolder) -> dict[str, Any]:
     """Return the last record of progress; empty if there is none."""
     return next(run.newest_records("progress"), {})
+
+
+def completion(run: RunConfig, record: Mapping[str, Any]) -> float | None:
+    """Return the completed share of the run, 0 to 1; None if it has no end."""
+    shares = [
+        record.get(key, 0) / limit
+        for key, limit in (
+            ("updates", run.max_updates),
+            ("env_steps", run.max_env_steps),
+            ("seconds", 60 * run.max_minutes),
+        )
+        if limit
+    ]
+    if samples := record.get("samples"):
+        seen = max(1, samples["trained"] + samples["remaining"])
+        shares.append((samples["epoch"] + samples["trained"] / seen) / samples["epochs"])
+    return min(1.0, max(shares)) if shares else None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from env_service.adapters.kinds import recognise
 from env_service.environment import VectorEnvironment, environment_module, make_environment
@@ -22,7 +23,7 @@ from shared.config.extras import install_command
 from shared.config.files import Overrides, changes_of, config_names, find_config, load, set_value
 from shared.config.plugins import KINDS, load_plugin, plugin_names, require_plugin, resolve_plugin
 from shared.config.section import validate
-from shared.config.text import one_line, plain_data, to_yaml
+from shared.config.text import one_line, plain_data
 from shared.process.errors import ConfigError
 
 TASK = ("environment", "source")  # kinds of plug-ins: a configuration names one of them
@@ -182,25 +183,20 @@ def config_summary(name: str) -> str:
 
 def list_everything() -> dict[str, dict[str, str]]:
     """Return all names that a configuration can use, by kind, each with a sentence."""
-    environments = {name: load_plugin("environment", name) for name in plugin_names("environment")}
-    found = {
-        "configurations": {name: config_summary(name) for name in config_names()},
-        "environments": {name: first_line(m) for name, m in environments.items()},
-        "baselines": {
-            f"{name}: {baseline}": first_line(factory)
-            for name, module in environments.items()
-            for baseline, factory in module.BASELINES.items()
-        },
-    }
-    names = plugin_names("source")
-    found["sources"] = {name: first_line(load_plugin("source", name)) for name in names}
-    for kind in ("algorithm", "network"):
-        if has_torch():
-            names = plugin_names(kind)
-            found[f"{kind}s"] = {name: first_line(load_plugin(kind, name)) for name in names}
-        else:
+    found = {"configurations": {name: config_summary(name) for name in config_names()}}
+    for kind in KINDS:
+        if kind not in TASK and not has_torch():
             command = install_command("learner")
             found[f"{kind}s"] = {"": f"not listed: torch is not installed here ({command})"}
+            continue
+        modules = {name: load_plugin(kind, name) for name in plugin_names(kind)}
+        found[f"{kind}s"] = {name: first_line(module) for name, module in modules.items()}
+        if kind == "environment":
+            found["baselines"] = {
+                f"{name}: {baseline}": first_line(factory)
+                for name, module in modules.items()
+                for baseline, factory in module.BASELINES.items()
+            }
     return found
 
 
@@ -217,11 +213,6 @@ def plugin_model(kind: str, plugin: PluginConfig) -> type[BaseModel] | None:
     return model
 
 
-def _kinds(config: ExperimentConfig) -> tuple[str, ...]:
-    """Return the kinds of plug-ins that a configuration names."""
-    return ("source" if config.supervised else "environment", "algorithm", "network")
-
-
 def resolve(config: ExperimentConfig, kinds: Sequence[str] | None = None) -> ExperimentConfig:
     """Complete the configuration with every default of its plug-ins.
 
@@ -234,7 +225,7 @@ def resolve(config: ExperimentConfig, kinds: Sequence[str] | None = None) -> Exp
         ConfigError: for a plug-in that does not exist or an option that it does not have.
     """
     whole = {}
-    for kind in _kinds(config):
+    for kind in ("source" if config.supervised else "environment", "algorithm", "network"):
         plugin: PluginConfig = getattr(config, kind)
         if kinds is not None and kind not in kinds:
             if plugin.name != "auto":
@@ -261,26 +252,23 @@ def resolved_data(config: ExperimentConfig) -> dict[str, Any]:
 
 def changed(config: ExperimentConfig) -> dict[str, Any]:
     """Return the options that differ from the defaults or have none, as dotted keys."""
-    defaults = resolved_data(
-        ExperimentConfig(**{kind: _bare(kind, getattr(config, kind)) for kind in _kinds(config)})
-    )
-    base = dict(flatten(defaults))
-    plugins = {f"{kind}.name" for kind in _kinds(config)}
-    for kind in _kinds(config):
-        needed = _bare(kind, getattr(config, kind)).options
-        plugins |= {f"{kind}.{key}" for key, _ in flatten(needed)}
+    whole = resolved_data(config)
+    bare = {kind: _bare(kind, getattr(config, kind)) for kind in KINDS if kind in whole}
+    base = dict(flatten(resolved_data(ExperimentConfig(**bare))))
+    needed = {f"{kind}.name" for kind in bare}
+    needed |= {f"{kind}.{key}" for kind in bare for key, _ in flatten(bare[kind].options)}
     return {
         key: value
-        for key, value in flatten(resolved_data(config))
-        if key in plugins or value != base.get(key)
+        for key, value in flatten(whole)
+        if key in needed or value != base.get(key)
     }
 
 
 def _bare(kind: str, plugin: PluginConfig) -> PluginConfig:
     """Return a plug-in with its required options, and no others."""
     model = plugin_model(kind, plugin)
-    fields = model.model_fields if model else {}
-    needed = {k: v for k, v in plugin.options.items() if k in fields and fields[k].is_required()}
+    known = model.model_fields if model else {}
+    needed = {k: v for k, v in plugin.options.items() if k in known and known[k].is_required()}
     return PluginConfig(name=plugin.name, **needed)
 
 
@@ -292,11 +280,6 @@ def flatten(data: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def resolved_text(config: ExperimentConfig) -> str:
-    """Return the whole configuration, with every default, as a file that `murmur train` takes."""
-    return to_yaml(resolved_data(config))
 
 
 def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
@@ -312,32 +295,37 @@ def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
         "env_server.num_workers": choice.num_workers,
         "learner.num_threads": choice.num_threads,
     }
-    for key, default, meaning in _fields(ExperimentConfig):
+    for key, field in fields(ExperimentConfig):
         section = key.partition(".")[0]
         if section in KINDS or section not in values:
             continue
-        value = _at(values, key)
+        value, default = _at(values, key), default_of(field)
         if key in chosen and value == 0:
             value = default = f"auto: {chosen[key]} here"
-        rows.append((key, value, default, meaning))
-    for kind in _kinds(config):
+        rows.append((key, value, default, field.description or ""))
+    for kind in (kind for kind in KINDS if kind in values):
         plugin: PluginConfig = getattr(config, kind)
         rows.append((f"{kind}.name", plugin.name, None, f"which {kind}; see `murmur config`"))
         model = plugin_model(kind, plugin)
-        if model is not None:
-            for key, default, meaning in _fields(model):
-                rows.append((f"{kind}.{key}", _at(values[kind], key), default, meaning))
+        for key, field in fields(model) if model is not None else ():
+            value = _at(values[kind], key)
+            rows.append((f"{kind}.{key}", value, default_of(field), field.description or ""))
     return rows
 
 
-def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every option of a model, those of its sections too, by its dotted key."""
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _fields(kind, f"{prefix}{name}.")
+            yield from fields(kind, f"{prefix}{name}.")
         else:
-            default = None if field.is_required() else field.get_default(call_default_factory=True)
-            yield f"{prefix}{name}", default, field.description or ""
+            yield f"{prefix}{name}", field
+
+
+def default_of(field: FieldInfo) -> Any:  # noqa: ANN401 - a YAML value
+    """Return the default of an option; None if it has none."""
+    return None if field.is_required() else field.get_default(call_default_factory=True)
 
 
 def _at(data: dict[str, Any], key: str) -> Any:  # noqa: ANN401 - a YAML value

@@ -12,9 +12,10 @@ same message before the run made progress. Children die with the supervisor.
 
 import shlex
 import signal
-import sys
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from murmur.runs.child import Child, murmur_command
 from murmur.runs.log_errors import TROUBLE
 from murmur.runs.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
 from murmur.runs.settings import setting
-from murmur.runs.starting import Startup
 from shared.process.addresses import host_and_port, own_client_host, port_or_any
 from shared.config.experiment import ExperimentConfig
 from shared.process.errors import ResourceError
@@ -33,20 +33,12 @@ from shared.wire.notices import PREFIX
 TICK_S = 0.25
 STOP_LEARNER_S = 60.0  # its final checkpoint
 STOP_OTHERS_S = 15.0
+START_LIMIT_S = 1800.0  # seconds are usual; minutes on a machine whose processors others use
+SAY_EVERY_S = 30.0
 
 
 class LearnerEndedError(ResourceError):
     """Orderly end of a learner before it listened."""
-
-
-class FolderMovedError(ResourceError):
-    """Rename of the run's folder while it trains."""
-
-    def __init__(self, before: Path, now: Path) -> None:
-        super().__init__(
-            f"run folder {before} was moved to {now} while the run trains; it is stopped. Continue "
-            f"with: murmur train --resume --run {shlex.quote(str(now))}"
-        )
 
 
 class StopRequested(Exception):  # noqa: N818 - an event
@@ -106,7 +98,8 @@ class Supervisor:
         self.learner.lock = run.lock
         self.others = [self._child("env-server", self._env_server_command)]
         if config.evaluation.every_updates > 0 and not config.supervised:
-            self.others.append(self._child("evaluator", self._evaluator_command))
+            evaluator = partial(self._env_server_command, evaluate=True)
+            self.others.append(self._child("evaluator", evaluator))
         logs = [child.log for child in [self.learner, *self.others]]
         self._logs = {log: LineTail(log, skip=True) for log in logs}
 
@@ -140,7 +133,11 @@ class Supervisor:
                 for child in self.others:
                     child.tend(self._say)
                 if moved := self._run.lock.moved_to():
-                    raise FolderMovedError(self._run.path, moved)
+                    raise ResourceError(
+                        f"run folder {self._run.path} was moved to {moved} while the run trains; "
+                        "it is stopped. Continue with: murmur train --resume --run "
+                        f"{shlex.quote(str(moved))}"
+                    )
                 if self._stopping.wait(TICK_S):
                     raise StopRequested
         except (KeyboardInterrupt, StopRequested):
@@ -174,11 +171,8 @@ class Supervisor:
         self.learner.start()
         files = ["learner.json", *(f"learner-{rank}.json" for rank in range(1, self._learners))]
         try:
-            several = len(files) > 1
             self._ports = [
-                wait_for_port(
-                    self._run, self.learner, self._say, file, several=several, stop=self._stopping
-                )
+                wait_for_port(self._run, self.learner, self._say, file, stop=self._stopping)
                 for file in files
             ]
         except LearnerEndedError:
@@ -235,10 +229,7 @@ class Supervisor:
             *("--set", f"learner.port={port}"),
             *("--set", f"learner.metrics_port={metrics_port}"),
         ]
-        if self._learners == 1:
-            return murmur_command("learner", *arguments)
-        ranks = [sys.executable, "-P", "-m", "murmur.runs.ranks"]
-        return [*ranks, str(self._learners), str(self._run.path), *arguments]
+        return murmur_command("learner", *arguments, "--learners", str(self._learners))
 
     def _env_server_command(self, _: Child, evaluate: bool = False) -> list[str]:
         server = self._config.env_server
@@ -246,29 +237,18 @@ class Supervisor:
         ports = self._ports[:1] if evaluate else self._ports  # rank 0 evaluates
         host = own_client_host(self._config.learner.host)
         learners = ",".join(host_and_port(host, port) for port in ports)
+        # JSON: YAML would take the bracket of an IPv6 address for a list.
+        settings = [setting("env_server.learner", learners), f"env_server.metrics_port={port}"]
+        # An environment that draws itself would slow evaluations down.
+        if evaluate and self._config.environment.name not in DRAWING:
+            file = str((self._run.path / EPISODE).resolve())
+            settings.append(setting("evaluation.episode_file", file))
         return murmur_command(
             "env-server",
             self._config_file,
-            *(["--evaluate", *self._episode_file()] if evaluate else []),
-            *("--set", _address_setting(learners)),
-            *("--set", f"env_server.metrics_port={port}"),
+            *(["--evaluate"] if evaluate else []),
+            *(part for item in settings for part in ("--set", item)),
         )
-
-    def _episode_file(self) -> list[str]:
-        """Return the setting with the file of the evaluator's newest episode."""
-        if self._config.environment.name in DRAWING:  # rendering would slow evaluations down
-            return []
-        file = str((self._run.path / EPISODE).resolve())
-        return ["--set", setting("evaluation.episode_file", file)]
-
-    def _evaluator_command(self, child: Child) -> list[str]:
-        return self._env_server_command(child, evaluate=True)
-
-
-def _address_setting(learners: str) -> str:
-    """Return the setting with the learners' addresses; YAML would take a bracket for a list."""
-    key = "env_server.learner"
-    return setting(key, learners) if "[" in learners else f"{key}={learners}"
 
 
 def _first_port(host: str, port: int, count: int) -> int:
@@ -283,7 +263,6 @@ def wait_for_port(
     say: Callable[[str], None],
     file: str = "learner.json",
     *,
-    several: bool = False,
     stop: threading.Event | None = None,
 ) -> int:
     """Wait for the port of a new learner, which writes it to `file` once it listens.
@@ -291,26 +270,31 @@ def wait_for_port(
     Args:
         run: the run's folder.
         learner: process of the learner.
-        say: function called with lines about it.
+        say: function called with lines about it, now and then.
         file: file of this learner.
-        several: True if it is one of several that the process has started.
         stop: event that ends the wait when it is set.
 
     Raises:
         StopRequested: if `stop` is set.
         ChildError: if it exits with 2 before it listens.
         LearnerEndedError: if it exits with 0 before it listens.
-        ResourceError: if it keeps dying, or does nothing for too long.
+        ResourceError: if it keeps dying, or does not listen within START_LIMIT_S.
     """
-    startup = Startup(learner.name, learner.log, say, several=several)
     stop = stop or threading.Event()
+    began = said = time.monotonic()
     while True:
         if learner.tend(say) == 0:
             raise LearnerEndedError(f"the learner ended before it listened; see {learner.log}")
         info = run.read_json(file)
         if info.get("port"):
             return int(info["port"])
-        if learner.process is not None:
-            startup.look(learner.process.pid)
+        now = time.monotonic()
+        if now - began > START_LIMIT_S:
+            raise ResourceError(
+                f"the {learner.name} did not listen within {START_LIMIT_S:.0f} s; see {learner.log}"
+            )
+        if now - said >= SAY_EVERY_S:
+            said = now
+            say(f"the {learner.name} does not listen yet after {now - began:.0f} s; Ctrl-C stops")
         if stop.wait(0.1):
             raise StopRequested

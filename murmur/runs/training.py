@@ -1,204 +1,158 @@
-"""`murmur train`: the display of a training while the supervisor runs it, and at the end."""
+"""`murmur train`: a training is prepared, shown while the supervisor runs it, and summed up."""
 
-import math
+import json
+import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from env_service.adapters.frames import DRAWING
 from env_service.pictures import DRAWN
+from murmur.doctor.machine import commit, describe_machine, versions
 from murmur.runs.child import ChildError
-from murmur.doctor.device_report import gpu_figures
-from murmur.runs.drops import dropped_message, rollout_message
+from murmur.runs.drops import dropped_message
 from murmur.runs.interrupts import stopped_by_signals
-from murmur.runs.live_view import LiveView
-from murmur.runs.preparing import Prepared
+from murmur.runs.live_view import TrainingView
 from murmur.runs.run_folder import RunFolder
+from murmur.runs.scores import Metric
+from murmur.runs.settings import TASK, resolve
 from murmur.runs.supervisor import StopRequested, Supervisor
-from murmur.text import duration, in_rows, number, plain, print_plain
-from shared.config.experiment import ExperimentConfig, RunConfig
-from shared.process.errors import ResourceError
+from murmur.text import duration, number, plain, print_plain
+from shared.config.cores import with_threads, with_workers
+from shared.config.experiment import ExperimentConfig
+from shared.config.files import Overrides, changes_of, config_names, load
+from shared.config.text import without_secrets
+from shared.process.errors import ConfigError, ResourceError
+from shared.process.files import write_whole
+from shared.process.process import process_began
 
-TROUBLE_SHOWN = 240  # characters of a log's line; the log has it all
-_RATE, _SAMPLE_RATE = "agent-steps/s", "samples/s"
-METRICS_SHOWN = 4  # of the environment's
-COLUMN = 10  # least width, so that columns stay where they are when figures grow
-
-
-def completion(run: RunConfig, record: Mapping[str, Any]) -> float | None:
-    """Return the completed share of the run, 0 to 1; None if it has no end."""
-    shares = [
-        record.get(key, 0) / limit
-        for key, limit in (
-            ("updates", run.max_updates),
-            ("env_steps", run.max_env_steps),
-            ("seconds", 60 * run.max_minutes),
-        )
-        if limit
-    ]
-    if samples := record.get("samples"):
-        seen = max(1, samples["trained"] + samples["remaining"])
-        shares.append((samples["epoch"] + samples["trained"] / seen) / samples["epochs"])
-    return min(1.0, max(shares)) if shares else None
+Source = str | Mapping[str, Any]
 
 
-class TrainingView(LiveView):
-    """Progress of a training: a live bar on a terminal, else a plain line every ten seconds."""
+@dataclass(frozen=True)
+class Prepared:
+    """A training that is ready to start.
 
-    def __init__(self, run: RunConfig, console: Console) -> None:
-        """Show the progress of `run` on `console`."""
-        self._run = run
-        self._last: dict[str, Any] = {}
-        self._first: tuple[float, float] | None = None  # (time, share) of this session
-        self._troubles, self._newest = 0, ""
-        self._untold = False  # the newest trouble
-        self._told = -math.inf
-        self._said: set[str] = set()
-        self._bar = Progress(
-            TextColumn("{task.description}", "bold", markup=False),
-            BarColumn(None),
-            TextColumn("{task.fields[eta]}"),
-        )
-        self._task = self._bar.add_task(run.name, total=1.0, eta="starting …")
-        super().__init__(console, self._bar)
+    Attributes:
+        config: the experiment, with workers and threads chosen for this machine.
+        folder: folder of the run, locked by this process; the configuration is in it.
+        resume: flag to continue from the last checkpoint.
+        learners: number of learners that train together on this machine.
+    """
 
-    def __exit__(self, *error: object) -> None:
-        """Stop drawing."""
-        super().__exit__(*error)
-        self._tell_trouble()
+    config: ExperimentConfig
+    folder: RunFolder
+    resume: bool
+    learners: int
 
-    def update(self, record: dict[str, Any]) -> None:
-        """Show a record of progress.jsonl."""
-        if record.get("kind") == "evaluation":
-            means = {name: m["mean"] for name, m in record.get("metrics", {}).items()}
-            self._console.print(
-                plain(f"evaluation after {record.get('updates', 0)} updates: {_pairs(means)}"),
-                soft_wrap=True,
+
+def prepare(
+    config: Source | None,
+    overrides: Overrides = (),
+    *,
+    run: Path | None,
+    resume: bool,
+    learners: int | None,
+    command: str,
+    environ: Mapping[str, str] | None = None,
+) -> Prepared:
+    """Check a training, then make and lock its folder; starts no process.
+
+    Args:
+        config: a path, a name, or sections; with `resume`: a name, a run's folder, or None.
+        overrides: changes of the configuration.
+        run: folder of the run; None: a new folder, or with `resume` the newest run.
+        resume: flag to continue a run.
+        learners: number of learners; None: 1, or that of the resumed run.
+        command: the user's command or call, for the run's command.json.
+        environ: variables MURMUR__A__B=value; None: those of the process.
+
+    Raises:
+        MurmurError: for an error the user can fix.
+    """
+    if not isinstance(overrides, str | Mapping):
+        overrides = list(overrides)  # it is read more than once
+    if resume:
+        if any(path == ["run", "start_from"] for path, _, _ in changes_of(overrides)):
+            raise ConfigError(
+                "run.start_from (--from) starts a new run, resuming continues one with its own "
+                "weights; leave one out"
             )
-            return
-        self._last = record
-        for message in (rollout_message(record), dropped_message(record)):
-            if message and (key := message.rpartition(" %")[2]) not in self._said:
-                self._said.add(key)  # once, whatever the share becomes
-                self.say(message)
-        share = completion(self._run, record)
-        if self._first is None:
-            self._first = (time.monotonic(), share or 0.0)
-        if self._plain:
-            if self._line_due():
-                print_plain(self._console, self._line(share))
-                self._tell_trouble()
-            return
-        self._bar.update(self._task, completed=share or 0.0, eta=self._eta(share))
-        self._draw()
-
-    def trouble(self, log: Path, line: str) -> None:
-        """Note a warning or an error of a log; the newest is shown."""
-        self._troubles += 1
-        before = f" ({self._troubles - 1} before it)" if self._troubles > 1 else ""
-        line = line if len(line) <= TROUBLE_SHOWN else line[: TROUBLE_SHOWN - 2] + " …"
-        self._newest = f"{log}{before}: {line}"
-        if not self._plain:
-            self._draw()
-            return
-        self._untold = True
-        if time.monotonic() - self._told >= self.line_every_s:
-            self._tell_trouble()
-
-    def _tell_trouble(self) -> None:
-        """Print the newest trouble once if there is no terminal."""
-        if self._untold:
-            self._untold, self._told = False, time.monotonic()
-            print_plain(self._console, self._newest, "yellow")
-
-    def _draw(self) -> None:
-        parts: list[RenderableType] = [self._bar, self._figures()] if self._last else [self._bar]
-        if self._newest:
-            parts.append(plain(self._newest, "yellow"))
-        self._live.update(Group(*parts))
-
-    def _eta(self, share: float | None) -> str:
-        if self._last.get("rows_received") == 0 and "samples" not in self._last:
-            return "environments start; compiling may take minutes"
-        if share is None or self._first is None:
-            return "no end set; Ctrl-C stops"
-        since, done = time.monotonic() - self._first[0], share - self._first[1]
-        left = f", {duration((1 - share) * since / done)} left" if done > 0 and since > 3 else ""
-        return f"{100 * share:.0f} %{left}"
-
-    def _line(self, share: float | None) -> str:
-        """Return the figures as text, in lines of the console's width, indented by the time."""
-        r = self._last
-        at = f"{duration(r.get('seconds', 0))}  "
-        figures = [item for part in self._shown() for item in part.items()]
-        parts = [
-            self._eta(share),
-            *(f"{v} {k}" if k in (_RATE, _SAMPLE_RATE) else f"{k} {v}" for k, v in figures),
-        ]
-        lines = in_rows(parts, len, gap=2, limit=self._console.width - len(at))
-        return at + ("\n" + " " * len(at)).join("  ".join(line) for line in lines)
-
-    def _shown(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the figures of the training, and those of the environment."""
-        r = self._last
-        gpu = gpu_figures(r.get("device", {}))
-        if samples := r.get("samples"):
-            return _sample_figures(r, samples) | gpu, {}
-        training = {
-            "updates": number(r.get("updates", 0)),
-            "env steps": number(r.get("env_steps", 0)),
-            _RATE: number(r.get("agent_steps_per_s")),
-            "policy lag": number(r.get("policy_lag")),
-            "return": number(r.get("return")),
-        }
-        if skipped := r.get("updates_skipped"):
-            training["skipped updates"] = number(skipped)
-        training |= gpu
-        metrics = list(r.get("metrics", {}).items())[:METRICS_SHOWN]
-        return training, {name: number(value) for name, value in metrics}
-
-    def _figures(self) -> Group:
-        """Return the figures as tables: the training's, below them the environment's."""
-
-        def rows(columns: Mapping[str, str]) -> list[list[tuple[str, str]]]:
-            limit = self._console.width
-            return in_rows(columns.items(), lambda c: max(COLUMN, *map(len, c)), gap=3, limit=limit)
-
-        tables = []
-        for row in [r for figures in self._shown() for r in rows(figures)]:
-            table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
-            for name, _ in row:
-                table.add_column(plain(name), min_width=COLUMN)
-            table.add_row(*(plain(value) for _, value in row))
-            tables.append(table)
-        return Group(*tables)
+        folder = run_to_resume(config, run, overrides)
+        if not folder.has_checkpoint():
+            raise ConfigError(
+                f"run '{folder.path}' has no checkpoint to resume from; start it again: "
+                f"{folder.again()}"
+            )
+        before = folder.read_json("command.json").get("learners")
+        learners = learners or (before if isinstance(before, int) and before > 0 else 1)
+        config = str(folder.path / "config.yaml")
+    elif config is None:
+        raise ConfigError("which configuration? `murmur config` lists those that come with murmur")
+    learners = learners or 1
+    settings = resolve(load(config, overrides, environ), TASK)
+    settings = with_workers(with_threads(settings, learners), learners)
+    server = settings.env_server
+    # A worker of a sync run has one learner, that of a source one session.
+    one = settings.learner.pipeline == "sync" or settings.supervised
+    if server.num_workers * (1 if one else server.sessions_per_worker) < learners:
+        raise ConfigError(
+            f"{learners} learners with env_server.num_workers={server.num_workers} leaves a "
+            f"learner without a session; set env_server.num_workers={learners} or more"
+        )
+    if resume:
+        folder.acquire()
+    else:
+        folder = RunFolder.create(settings, run)
+    try:
+        folder.logs.mkdir(exist_ok=True)
+        folder.write_config(settings, resume=resume)
+        if not resume:
+            _write_command(folder, command, learners)
+    except BaseException:
+        folder.lock.release()
+        raise
+    return Prepared(settings, folder, resume, learners)
 
 
-def _sample_figures(record: Mapping[str, Any], samples: Mapping[str, Any]) -> dict[str, str]:
-    """Return the figures of a run that learns from a source."""
-    seen = samples["trained"] + samples["remaining"]
-    figures = {
-        "updates": number(record.get("updates", 0)),
-        "epoch": f"{samples['epoch']} of {samples['epochs']}",
-        "of this epoch": f"{samples['trained']} of {seen}",
-        _SAMPLE_RATE: number(record.get("agent_steps_per_s")),
-        "loss": number(record.get("losses", {}).get("loss")),
+def run_to_resume(config: Source | None, run: Path | None, overrides: Overrides) -> RunFolder:
+    """Find the run to resume: the given folder, else the configuration's newest run, or any."""
+    if isinstance(config, Mapping):
+        raise ConfigError(
+            "a resumed run has its own config.yaml: name the run's folder, and give changes as "
+            "overrides"
+        )
+    if run is None and config is not None and config not in config_names():
+        run = Path(config) if Path(config).is_dir() else None
+    if run is not None:
+        return RunFolder.open(run)
+    if config is None:
+        return RunFolder.newest(Path("runs"))
+    of_run = {".".join(p): value for p, value, _ in changes_of(overrides) if p[0] == "run"}
+    wanted = load(config, of_run).run
+    return RunFolder.newest(Path(wanted.directory), wanted.name)
+
+
+def _write_command(run: RunFolder, command: str, learners: int) -> None:
+    """Write command.json: how, where, when and by which process the run was started."""
+    start = {
+        "command": without_secrets(command),
+        "pid": os.getpid(),
+        "began": process_began(os.getpid()),
+        "learners": learners,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": describe_machine(),
+        "versions": versions(),
     }
-    if samples["broken"]:
-        figures["broken samples"] = number(samples["broken"])
-    return figures
-
-
-def _pairs(values: Mapping[str, Any]) -> str:
-    shown = list(values.items())[:METRICS_SHOWN]
-    return ", ".join(f"{name} {number(value)}" for name, value in shown)
+    write_whole(run.path / "command.json", json.dumps(start, indent=1))
 
 
 def train(
@@ -221,7 +175,16 @@ def train(
         MurmurError: for an error the user can fix, a last checkpoint that fails among them.
     """
     config, run, resume = prepared.config, prepared.folder, prepared.resume
-    _announce(config, run, prepared.learners, console)
+    name = plain(config.run.name, "bold")
+    console.print("training", name, plain(f"in {run.path}"), soft_wrap=True)
+    server = config.env_server
+    inside = "" if config.supervised else f", environments in each: {server.envs_per_worker}"
+    several = f"learners: {prepared.learners}, " if prepared.learners > 1 else ""
+    print_plain(
+        console,
+        f"{several}workers: {server.num_workers}{inside}, "
+        f"torch threads of the learner: {config.learner.num_threads}",
+    )
     view = TrainingView(config.run, console)
 
     def take(record: dict[str, Any]) -> None:
@@ -242,15 +205,21 @@ def train(
         with stopped_by_signals(), view:
             supervisor.run()
     except (KeyboardInterrupt, StopRequested) as error:
-        if supervisor.stop_failure:
-            raise _no_last_checkpoint(run, supervisor.stop_failure) from None
-        how = "; resume" if run.has_checkpoint() else " before its first checkpoint; restart"
+        saved = run.has_checkpoint()
+        if failure := supervisor.stop_failure:
+            lost = "what came since its last checkpoint" if saved else "all of it"
+            raise ResourceError(
+                f"the run stopped without a last checkpoint, {lost} is lost: {failure}. "
+                f"{'Resume' if saved else 'Restart'} with: {run.again()}"
+            ) from None
+        how = "; resume" if saved else " before its first checkpoint; restart"
         print_plain(console, f"\nstopped{how} with:  {run.again()}")
         if isinstance(error, KeyboardInterrupt):
             raise
         return
     except ChildError:
-        if not resume and not supervisor.listened and not _traceback_in(supervisor.learner.log):
+        crashed = "\nTraceback (" in f"\n{supervisor.learner.log.read_text(errors='replace')}"
+        if not resume and not supervisor.listened and not crashed:
             run.discard()  # a wrong option of algorithm or network: nothing began
         raise
     finally:
@@ -258,61 +227,6 @@ def train(
             run.config_file(resume=True).unlink(missing_ok=True)
         run.lock.release()
     print_end(run, supervisor.deaths, console)
-
-
-def _no_last_checkpoint(run: RunFolder, failure: str) -> ResourceError:
-    """Return the error of a run that stopped without the checkpoint that the end writes."""
-    lost = "what came since its last checkpoint" if run.has_checkpoint() else "all of it"
-    how = "Resume" if run.has_checkpoint() else "Restart"
-    return ResourceError(
-        f"the run stopped without a last checkpoint, {lost} is lost: {failure}. {how} with: "
-        f"{run.again()}"
-    )
-
-
-def _announce(config: ExperimentConfig, run: RunFolder, learners: int, console: Console) -> None:
-    """Print what is trained, where, and by how many processes."""
-    name = plain(config.run.name, "bold")
-    console.print("training", name, plain(f"in {run.path}"), soft_wrap=True)
-    server = config.env_server
-    inside = "" if config.supervised else f", environments in each: {server.envs_per_worker}"
-    several = f"learners: {learners}, " if learners > 1 else ""
-    console.print(
-        f"{several}workers: {server.num_workers}{inside}, "
-        f"torch threads of the learner: {config.learner.num_threads}",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def _traceback_in(log: Path) -> bool:
-    return "\nTraceback (" in f"\n{log.read_text(errors='replace')}"
-
-
-def _evaluations_table(first: Mapping[str, Any], last: Mapping[str, Any]) -> Table:
-    headings = (f"evaluated after {number(record['updates'])} updates" for record in (first, last))
-    table = Table("metric", *headings, box=None, padding=(0, 3, 0, 0))
-    for name, result in last["metrics"].items():
-        before = first["metrics"].get(name, {}).get("mean")
-        table.add_row(plain(name), plain(number(before)), plain(number(result["mean"])))
-    return table
-
-
-def best_message(evaluations: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """Return which evaluation chose best.pt; "" if none has the metric, as in supervised runs.
-
-    Args:
-        evaluations: lines of progress.jsonl.
-        metric: value of evaluation.best_metric.
-    """
-    name = metric.removeprefix("-")
-    pick = min if metric.startswith("-") else max
-    having = [record for record in evaluations if name in record["metrics"]]
-    if not having:
-        return ""
-    best = pick(having, key=lambda record: record["metrics"][name]["mean"])
-    value = number(best["metrics"][name]["mean"])
-    return f"best.pt: {name} {value}, after {number(best['updates'])} updates"
 
 
 def print_end(run: RunFolder, deaths: int, console: Console) -> None:
@@ -323,6 +237,7 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
         deaths: number of times that a process was started again.
         console: console that prints the text.
     """
+    config = run.config()
     progress, evaluations = run.records("progress"), run.records("evaluation")
     last = progress[-1] if progress else {}
     if samples := last.get("samples"):
@@ -338,12 +253,25 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
         highlight=False,
     )
     if evaluations and evaluations[0]["updates"] != evaluations[-1]["updates"]:
-        console.print(_evaluations_table(evaluations[0], evaluations[-1]))
-        if message := best_message(evaluations, run.config().evaluation.best_metric):
-            console.print(plain(message))
+        first, newest = evaluations[0], evaluations[-1]
+        headings = (f"evaluated after {number(e['updates'])} updates" for e in (first, newest))
+        table = Table("metric", *headings, box=None, padding=(0, 3, 0, 0))
+        for name, result in newest["metrics"].items():
+            before = first["metrics"].get(name, {}).get("mean")
+            table.add_row(plain(name), plain(number(before)), plain(number(result["mean"])))
+        console.print(table)
+        metric = Metric.parse(config.evaluation.best_metric)
+        values = {
+            number(e["updates"]): e["metrics"][metric.name]["mean"]
+            for e in evaluations
+            if metric.name in e["metrics"]
+        }
+        if best := metric.best_name(values):  # of a supervised run another metric chose it
+            found = number(values[best])
+            console.print(plain(f"best.pt: {metric.name} {found}, after {best} updates"))
     elif last.get("return") is not None:
         console.print(plain(f"return of the last episodes: {number(last['return'])}"))
-    for tracker in run.config().tracking.services:
+    for tracker in config.tracking.services:
         state = run.read_json(f"tracking/{tracker}.json")
         where = state.get("trouble") or state.get("where") or "nothing was sent"
         print_plain(console, f"{tracker}: {where}")
@@ -351,12 +279,11 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
         print_plain(console, message, "yellow")
     if deaths:
         console.print(plain(f"processes restarted: {deaths}; see {run.logs}", "yellow"))
-    console.print(_next_steps(run), soft_wrap=True)
+    console.print(_next_steps(run, config), soft_wrap=True)
 
 
-def _next_steps(run: RunFolder) -> Text:
+def _next_steps(run: RunFolder, config: ExperimentConfig) -> Text:
     """Return commands for a complete run, with a word on each."""
-    config = run.config()
     name = config.environment.name
     page = "curves, confusion and pictures" if config.supervised else "curves, baselines and paths"
     if_drawn = "" if name in DRAWN else ", if the environment can render itself"

@@ -7,8 +7,7 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from murmur.runs.live_view import LiveView
-from murmur.runs.scores import Metric
-from murmur.runs.training import completion
+from murmur.runs.scores import Metric, completion
 from murmur.sweeps.folder import SweepFolder, SweepRun
 from murmur.sweeps.scheduler import Active
 from murmur.text import duration, number, plain, print_plain

@@ -34,6 +34,7 @@ EXPERIMENT = {
     "learner": {"num_threads": 1, "checkpoint_every_updates": 3, "log_every_s": 0.000001},
     "evaluation": {"every_updates": 5, "episodes": 2},
 }
+SIZES = ["--gpus=0", "--cpus-per-rank=1", "--cpus-per-node=1"]
 
 
 class Job:
@@ -44,7 +45,14 @@ class Job:
         self.write_config(0)
         text = [sys.executable, "-m", "murmur", "slurm", str(self.config), "--run", str(self.run)]
         made = subprocess.run(
-            [*text, "--gpus=0", "--cpus-per-rank=1", "--cpus-per-node=1", "--time=30", *options],
+            [
+                *text,
+                "--gpus=0",
+                "--cpus-per-rank=1",
+                "--cpus-per-node=1",
+                "--sbatch=--time=30",
+                *options,
+            ],
             env=cluster.environment,
             cwd=ROOT,
             capture_output=True,
@@ -165,7 +173,7 @@ def test_a_job_is_saved_queued_again_and_resumed(
 def test_a_job_restarts_what_dies_and_saves_before_its_limit(
     cluster: Cluster, submit: Callable[..., Job]
 ) -> None:
-    job = submit("--env-nodes=0", "--save-before=60")
+    job = submit("--env-nodes=0", "--sbatch=--signal=B:USR1@60")
     wait_until(lambda: job.updates() >= 5, job.text, 180)
     # The log names both as they end, and the run continues from a checkpoint.
     os.kill(json.loads((job.run / "learner.json").read_text())["pid"], signal.SIGKILL)

@@ -13,9 +13,9 @@ import yaml
 
 from murmur.cli import main
 from murmur.doctor.machine import ROOT
-from murmur.runs.preparing import run_to_resume
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.settings import explain, list_everything
+from murmur.runs.training import run_to_resume
 from shared.config.extras import install_command
 from shared.config.files import load
 
@@ -147,6 +147,12 @@ def test_an_explained_key_is_whole_at_80_columns(
         (["evaluate", "--baseline", "radnom", "--config", "spread"], ["did you mean 'random'?"]),
         (["bench", "nothing-of-this-name"], ["no benchmark"]),
         (["check-env", "no_such_module:make"], ["no_such_module"]),
+        (["csv", "runs/one", "--out", "x"], ["`murmur csv` was removed", "metrics().to_csv("]),
+        (["sweep", "spread", "--trials", "3"], ["removed: let Optuna call murmur.train"]),
+        (["check", "--config", "spread"], ["check --config` was removed"]),
+        (["doctor", "--prometheus=http://host:9090"], ["--prometheus` was removed", "--metrics"]),
+        (["slurm", "spread", "--sbatch", "--time=9", "--gpus", "9"], ["--gpus-per-node 8"]),
+        (["slurm", "spread", "--time", "9"], ["slurm --time` was removed", "--sbatch=--time="]),
         (["config", "spread", "--set", "run=5"], ["'run' = 5: it is a section with keys: name,"]),
         (["config", "spread", "--set", "environment=spread"], ["a section with keys: name"]),
     ],
@@ -416,10 +422,3 @@ def test_a_run_is_fine_tuned_or_resumed_but_not_both(
         code, _, error = murmur(monkeypatch, capsys, "train", "--resume", *arguments)
         assert code == 2
         assert "run.start_from (--from) starts a new run, resuming continues one" in error
-
-
-def test_a_removed_command_names_what_to_use(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = murmur(monkeypatch, capsys, "csv", "runs/one", "--out", "tables")
-    assert (code, "murmur csv was removed" in err, "metrics().to_csv(" in err) == (2, True, True)

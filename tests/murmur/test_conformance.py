@@ -202,4 +202,4 @@ def test_the_command_says_what_is_wrong(
     assert "'50051' is no address: write it as host:port" in err
     code, _, err = murmur(monkeypatch, capsys, "conformance", "127.0.0.1:0", "--learner")
     assert code == 2
-    assert "--learner was removed: the kit examines servers" in err
+    assert "--learner` was removed: the kit examines servers" in err

@@ -17,9 +17,9 @@ from murmur.doctor.profile import Operation, Profile
 from murmur.doctor.profile import show as show_profile
 from murmur.kit.check import Finding, findings_table
 from murmur.runs.evaluation import result_table
-from murmur.runs.live_view import LiveView
+from murmur.runs.live_view import LiveView, TrainingView
 from murmur.runs.run_folder import RunFolder
-from murmur.runs.training import TrainingView, print_end
+from murmur.runs.training import print_end
 from murmur.text import plain
 from shared.config.experiment import RunConfig
 from shared.config.files import load

@@ -15,19 +15,13 @@ from typing import Any
 
 import pytest
 
-from murmur.slurm import SlurmJob, job_script, write_script
-from shared.config.files import load
+from murmur.slurm import job_script, write_script
 from shared.process.errors import ConfigError
 from tests.waiting import wait_until
 
 
-def job(tmp_path: Path, **options: Any) -> SlurmJob:
-    overrides = tuple(options.pop("overrides", ()))
-    return SlurmJob("spread", overrides, tmp_path / "run", **options)
-
-
-def script(one: SlurmJob) -> str:
-    return job_script(one, load(one.config, one.overrides))
+def script(tmp_path: Path, **options: Any) -> str:
+    return job_script("spread", options.pop("overrides", ()), tmp_path / "run", **options)
 
 
 def asked(text: str) -> list[list[str]]:
@@ -46,27 +40,12 @@ def settings(text: str) -> dict[str, str]:
 
 
 def test_components_ask_for_gpus_and_for_cpus(tmp_path: Path) -> None:
-    one = job(
-        tmp_path,
-        gpus=16,
-        env_nodes=4,
-        cpus_per_node=32,
-        partition="gpu",
-        env_partition="cpu",
-        account="sea",
-        time="1-00:00:00",
-        mem_per_cpu="4G",
-        extra=("--constraint=a100",),
-    )
-    text = script(one)
+    options = ("--partition=gpu", "--time=1-00:00:00")
+    text = script(tmp_path, gpus=16, env_nodes=4, cpus_per_node=32, sbatch=options)
     learner, servers = asked(text)
-    common = ["--time=1-00:00:00", "--account=sea", "--mem-per-cpu=4G", "--constraint=a100"]
     size = ["--nodes=2", "--ntasks-per-node=8", "--cpus-per-task=8", "--gres=gpu:8"]
-    assert learner[6:] == [*size, "--partition=gpu", *common]
-    assert servers == [
-        *("--nodes=4", "--ntasks-per-node=1", "--cpus-per-task=32", "--partition=cpu"),
-        *common,
-    ]
+    assert learner[6:] == [*size, *options]
+    assert servers == ["--nodes=4", "--ntasks-per-node=1", "--cpus-per-task=32", *options]
     assert learner[:6] == [
         "--job-name=murmur-spread",
         f"--output={tmp_path}/run/logs/job-%j.log",
@@ -77,13 +56,12 @@ def test_components_ask_for_gpus_and_for_cpus(tmp_path: Path) -> None:
     ]
     found = settings(text)
     assert (found["ranks"], found["ranks_per_node"], found["workers"]) == ("16", "8", "32")
-    assert found["days"] == "31"  # a day, and thirty to spare
     assert "--ntasks=16 --ntasks-per-node=8" in found["learner_step"]
     assert "learner.device=cuda" in found["options"]
 
 
 def test_servers_without_own_nodes_share_the_learners(tmp_path: Path) -> None:
-    text = script(job(tmp_path, gpus=0, ranks=2, env_nodes=0, cpus_per_node=6, cpus_per_rank=3))
+    text = script(tmp_path, gpus=0, ranks=2, env_nodes=0, cpus_per_node=6, cpus_per_rank=3)
     (both,) = asked(text)
     assert both[6:] == ["--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=12"]
     found = settings(text)
@@ -103,40 +81,22 @@ def test_servers_without_own_nodes_share_the_learners(tmp_path: Path) -> None:
 def test_workers_are_the_configured_or_one_per_cpu(
     overrides: list[str], expected: str, tmp_path: Path
 ) -> None:
-    text = script(job(tmp_path, cpus_per_node=8, overrides=overrides))
+    text = script(tmp_path, cpus_per_node=8, overrides=overrides)
     assert settings(text)["workers"] == expected
 
 
 def test_each_rank_of_a_sync_run_has_a_worker(tmp_path: Path) -> None:
     sync = ["learner.pipeline=sync"]
-    text = script(job(tmp_path, gpus=8, env_nodes=3, overrides=sync))
+    text = script(tmp_path, gpus=8, env_nodes=3, overrides=sync)
     assert settings(text)["workers"] == "3"  # nine for eight ranks
 
 
 def test_a_learner_makes_room_for_all_sessions(tmp_path: Path) -> None:
     # 4 servers x 32 workers x 2 sessions on 2 ranks: 128 for each, and 2 to spare.
-    text = script(job(tmp_path, gpus=2, env_nodes=4, cpus_per_node=32))
+    text = script(tmp_path, gpus=2, env_nodes=4, cpus_per_node=32)
     assert "learner.max_sessions=130" in settings(text)["options"]
-    few = script(job(tmp_path, gpus=2, env_nodes=1, cpus_per_node=32))
+    few = script(tmp_path, gpus=2, env_nodes=1, cpus_per_node=32)
     assert "max_sessions" not in settings(few)["options"]
-
-
-@pytest.mark.parametrize(
-    ("time", "seconds"),
-    [
-        ("90", 5400),
-        ("90:30", 5430),
-        ("2:00:10", 7210),
-        ("1-6", 108_000),
-        ("1-6:30", 109_800),
-        ("2-00:00:01", 172_801),
-        ("", None),
-    ],
-)
-def test_time_limits_are_read_as_slurm_reads_them(
-    time: str, seconds: int | None, tmp_path: Path
-) -> None:
-    assert job(tmp_path, time=time).limit_s() == seconds
 
 
 @pytest.mark.parametrize(
@@ -145,29 +105,26 @@ def test_time_limits_are_read_as_slurm_reads_them(
         ({"gpus": 12}, ["--gpus 12", "--gpus-per-node 8"]),
         ({"gpus": 2, "ranks": 2}, ["--ranks 2", "--gpus 0"]),
         ({"gpus": 7}, ["batch_size", "all 7 learners"]),
-        ({"time": "soon"}, ["'soon'", "DAYS-HOURS"]),
-        ({"time": "3"}, ["--time 3", "--save-before 180"]),
-        ({"partition": "gpu\n#SBATCH --qos=free"}, ["--partition"]),
-        ({"extra": ("qos=long",)}, ["begins with '-'"]),
-        ({"extra": ("--qos=long\nrm",)}, ["--sbatch"]),
+        ({"sbatch": ("qos=long",)}, ["begins with '-'"]),
+        ({"sbatch": ("--qos=long\nrm",)}, ["--sbatch"]),
     ],
 )
 def test_what_slurm_cannot_use_is_refused(
     options: dict[str, Any], words: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        script(job(tmp_path, **options))
+        script(tmp_path, **options)
     for word in words:
         assert word in str(error.value)
 
 
 def test_a_script_is_not_overwritten(tmp_path: Path) -> None:
-    one, file = job(tmp_path), tmp_path / "job.sh"
-    write_script(one, load("spread"), file)
+    file, run = tmp_path / "job.sh", tmp_path / "run"
+    write_script(script(tmp_path), run, file)
     assert os.access(file, os.X_OK)
     assert (tmp_path / "run" / "logs").is_dir()  # Slurm does not make its log's folder
     with pytest.raises(ConfigError, match="exists"):
-        write_script(one, load("spread"), file)
+        write_script("", run, file)
 
 
 # Runs its command once for each task. It hands SIGUSR1 on, and ends with the largest exit code.
@@ -251,10 +208,13 @@ class Job:
 def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     jobs = []
 
-    def begin(plans: dict[str, list[str]], **options: Any) -> Job:
-        one = job(tmp_path, **{"gpus": 0, "env_nodes": 0, "cpus_per_node": 3} | options)
-        write_script(one, load(one.config, one.overrides), tmp_path / "written.sh")
-        jobs.append(Job(tmp_path, (tmp_path / "written.sh").read_text(), plans))
+    def begin(plans: dict[str, list[str]], change: str = "", **options: Any) -> Job:
+        text = script(tmp_path, **{"gpus": 0, "env_nodes": 0, "cpus_per_node": 3} | options)
+        write_script(text, tmp_path / "run", tmp_path / "written.sh")
+        if change:  # a line of the script
+            text, changed = re.subn(rf"^{change.partition('=')[0]}=.*$", change, text, flags=re.M)
+            assert changed == 1
+        jobs.append(Job(tmp_path, text, plans))
         return jobs[-1]
 
     yield begin
@@ -307,7 +267,7 @@ def test_ranks_know_who_they_are(start: Callable[..., Job]) -> None:
 def test_a_learner_is_restarted_after_a_crash(
     start: Callable[..., Job], codes: list[str], starts: int, code: int
 ) -> None:
-    one = start({"learner": codes, "env-server": ["stays"]}, max_restarts=2)
+    one = start({"learner": codes, "env-server": ["stays"]}, "max_restarts=2")
     assert one.end()[0] == code
     assert len(one.calls("learner")) == starts
 
@@ -324,7 +284,8 @@ def test_server_restarts_and_an_impossible_one_ends_the_job(
 
 @pytest.mark.parametrize("requeue", [True, False])
 def test_sigusr1_saves_and_queues_the_job_again(start: Callable[..., Job], requeue: bool) -> None:
-    one = start({"learner": ["stays"], "env-server": ["stays"]}, requeue=requeue)
+    change = "" if requeue else "requeue=no"
+    one = start({"learner": ["stays"], "env-server": ["stays"]}, change)
     wait_until(lambda: one.calls("learner") and one.calls("env-server"), "both at work")
     one.process.send_signal(signal.SIGUSR1)
     code, out = one.end()

@@ -18,7 +18,7 @@ from benchmarks.launches import PRESETS
 from learner_service.app import _SWITCH_INTERVAL_S
 from learner_service.layers.building import resolve_network
 from learner_service.storage.rollout import RolloutStorage
-from murmur.bench import plan_benchmark
+from murmur.bench import run_benchmark
 from murmur.benchmarks import gpu
 from murmur.benchmarks._processes import Scrape
 from murmur.benchmarks.effort import Effort
@@ -146,7 +146,7 @@ def test_the_plan_names_every_goal() -> None:
     result = CliRunner().invoke(app, ["bench", "gpu", "--dry-run"])
     assert result.exit_code == 0
     with pytest.raises(ConfigError, match="'replay' has no plan"):
-        plan_benchmark("replay", Console())
+        run_benchmark("replay", Effort.SMOKE, Console(), dry_run=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")

@@ -14,6 +14,7 @@ import pytest
 
 from env_service.environment import RandomPolicy, make_environment
 from env_service.pictures import DRAWN, Snapshot, find_painter
+from env_service.sessions.evaluate import run_baseline
 from murmur.cli.evaluate import evaluate
 from murmur.cli.results import report
 from murmur.comparison.charts import Series, line_chart
@@ -24,12 +25,11 @@ from murmur.comparison.report_charts import (
     evaluation_charts,
     mission_charts,
 )
-from murmur.runs.evaluation import Recorder, carried_forward, evaluate_baseline, optimism, to_record
+from murmur.runs.evaluation import Recorder, carried_forward, optimism, to_record
 from murmur.runs.render import draw_episode, write_movie
 from murmur.runs.run_folder import ProgressTail, RunFolder
-from murmur.runs.scores import Metric
+from murmur.runs.scores import Metric, completion
 from murmur.runs.settings import changed
-from murmur.runs.training import completion
 from murmur.text import duration, number
 from shared.config import PluginConfig
 from shared.config.experiment import RunConfig
@@ -152,7 +152,7 @@ def test_a_page_says_that_its_figures_are_optimistic(run: RunFolder, tmp_path: P
     (folder / "best.pt").touch()
     seed = run.config().evaluation.first_seed
     key = evaluation_key(run.config(), 2, seed, folder / "best.pt")
-    result = to_record(LEARNED, evaluate_baseline(run.config(), "random", 2, seed))
+    result = to_record(LEARNED, run_baseline(run.config(), "random", 2, seed))
     kept = run.path / "evaluations"
     kept.mkdir()
     write_json(kept / "learned-policy.json", result | {"key": key, "picture": ""})

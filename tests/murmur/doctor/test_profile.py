@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import os
-import shlex
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ from rich.console import Console
 import murmur.doctor.profile
 from learner_service.telemetry.profile_files import FOLDER
 from learner_service.telemetry.profiling import Profiling
-from murmur.doctor.profile import nsys_commands, read, record, self_seconds, show
+from murmur.doctor.profile import read, record, self_seconds, show
 from murmur.runs.run_folder import RunFolder
 from shared.process.errors import ResourceError
 from tests.system.conftest import PACED, Training, train
@@ -39,20 +38,6 @@ def test_time_of_an_operation_is_without_what_it_calls() -> None:
     ]
     seen = {name: (o.calls, round(1e6 * o.seconds, 6)) for name, o in self_seconds(spans).items()}
     assert seen == {"linear": (2, 10 - 3 - 2 + 4), "copy": (2, 3 - 1 + 2), "empty": (2, 2)}
-
-
-def test_nsys_commands_name_the_run_and_resume_it(tmp_path: Path) -> None:
-    folder = tmp_path / "my run"
-    folder.mkdir()
-    (folder / "config.yaml").write_text("{}")
-    run = RunFolder.open(folder)
-    trace_it, read_it = nsys_commands(run, delay_s=60, seconds=20)
-    words = shlex.split(trace_it)
-    assert words[:3] == ["MURMUR_NVTX=1", "nsys", "profile"]
-    assert {"--trace=cuda,nvtx,osrt", "--delay=60", "--duration=20", "--kill=none"} <= set(words)
-    assert f"--output={folder}/profile/nsys" in words
-    assert trace_it.endswith(run.again())
-    assert shlex.split(read_it)[-1] == f"{folder}/profile/nsys.nsys-rep"
 
 
 def test_launches_of_kernels_and_graphs_are_counted(tmp_path: Path) -> None:

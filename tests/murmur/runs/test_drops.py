@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from murmur.runs.drops import dropped_message, rollout_message
-from murmur.runs.training import TrainingView
+from murmur.runs.live_view import TrainingView
 from shared.config.experiment import RunConfig
 
 

@@ -194,7 +194,7 @@ def test_a_run_survives_its_learners_death(
     assert "--resume" in second
     assert "learner.port=4242" in second  # the environment servers know this port
     servers = (run.path / "env-server.arguments").read_text().splitlines()
-    assert all("env_server.learner=127.0.0.1:4242" in line for line in servers)
+    assert all('env_server.learner=\\"127.0.0.1:4242' in line for line in servers)
     assert sum("--evaluate" in line for line in servers) == 1
     assert all(child.process is None for child in others)  # and all were stopped
 

@@ -13,11 +13,10 @@ from rich.console import Console
 
 from murmur.runs import supervisor
 from murmur.runs.child import ChildError, child_environment
-from murmur.runs.live_view import LiveView
-from murmur.runs.preparing import prepare
+from murmur.runs.live_view import LiveView, TrainingView
 from murmur.runs.run_folder import RunFolder
 from murmur.text import in_rows
-from murmur.runs.training import TrainingView, print_end, train
+from murmur.runs.training import prepare, print_end, train
 from shared.config.experiment import RunConfig
 from shared.config.files import load
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from murmur.cli import app
 from murmur.cli.many import _changes
 from murmur.sweeps.capacity import Gpu, cores_of, measure_capacity, shares
 from murmur.sweeps.folder import SweepFolder
@@ -177,9 +176,3 @@ def test_a_sweep_of_former_versions_opens(tmp_path: Path) -> None:
         assert ([run.state for run in again.runs], again.parallel) == (["pruned", "waiting"], 3)
     with pytest.raises(ConfigError, match=r"is a search .* by Optuna, which cannot be continued"):
         SweepFolder.open(sweep.path, lock=True)
-
-
-@pytest.mark.parametrize("option", ["--method", "--trials"])
-def test_options_of_the_search_are_refused(option: str) -> None:
-    with pytest.raises(ConfigError, match=f"{option} was removed: let Optuna call murmur.train"):
-        app(["sweep", "spread", option, "3"], standalone_mode=False)
