@@ -9,8 +9,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from env_service.envs.terrain import Config, make
-from env_service.envs.terrain.raster import RasterWorld, load_raster, resample
-from env_service.envs.terrain.world import GaussianField, half_plane, world
+from env_service.envs.terrain.world import (
+    GaussianField,
+    RasterWorld,
+    half_plane,
+    load_raster,
+    resample,
+    world,
+)
 from shared.process.errors import RasterError
 
 SHAPE = (100, 120)
