@@ -11,12 +11,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from murmur.comparison.analysis import Line
-from murmur.comparison.charts import COLOURS, INK, STYLE, furnish, write_svg
+from murmur.comparison.charts import COLOURS, INK, STYLE, furnish, svg_of
 
 _COLUMNS = 3
 _WIDTH, _HEIGHT = 4.6, 3.0  # of a panel, in inches
 _NAME_SIZE = 9  # points
 _NAME_GAP = 0.075  # between names, in heights of a panel
+_FOLLOW_SCHEME = (
+    "<style>svg{color:#1f2328}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>"
+)
 _LEVELS = 3  # baselines that a panel has room for
 
 
@@ -51,7 +54,16 @@ def draw(panels: Sequence[Panel], file: Path) -> None:
             _draw(axis, panel)
         for axis in axes[len(panels) :]:
             axis.remove()
-        write_svg(figure, ", ".join(panel.title for panel in panels), file)
+        _write(figure, ", ".join(panel.title for panel in panels), file)
+
+
+def _write(figure: Figure, label: str, file: Path) -> None:
+    """Write a figure as a file of its own, light or dark as its reader has chosen."""
+    svg = svg_of(figure, label)
+    width, height = (72 * side for side in figure.get_size_inches())
+    head, tag, rest = svg.partition(">")
+    size = f' width="{width:.0f}" height="{height:.0f}"'
+    file.write_text(head + size + tag + _FOLLOW_SCHEME + rest + "\n")
 
 
 def mean_and_range(curves: Sequence[Sequence[Mapping[str, float]]], x: str, y: str) -> Line:

@@ -19,13 +19,13 @@ from typing import Any
 
 import psutil
 
-from murmur.benchmarks._cores import two_cores
-from murmur.benchmarks._rank_messages import Learners
+from benchmarks._cores import two_cores
+from benchmarks._rank_messages import Learners
 from murmur.benchmarks.effort import Effort
 from murmur.plan.costs import Window
 from murmur.plan.forecast import Basis, forecast, scaled
 from murmur.plan.model import Costs
-from murmur.plan.probe import Probe, machine_s, measure
+from murmur.plan.probe import machine_s, measure
 from murmur.plan.setup import (
     Size,
     calibrated,
@@ -101,18 +101,18 @@ def compare(
     config = plan_config(validate(ExperimentConfig, load))
     spec = environment_spec(config, None)
     task = task_of(config, spec)
-    probes = {p.workers: p for p in measure(config, servers, seconds)}
-    known = [probes[n] for n in MEASURED_WITH if n in probes]
-    costs = calibrated(config, task, [p.window for p in known], [p.workers for p in known])
+    windows = measure(config, servers, seconds)
+    known = {n: windows[n] for n in MEASURED_WITH if n in windows}
+    costs = calibrated(config, task, known)
     cores = max(1, round(available_cores()))
     rows = {}
     for n in FORECAST:
-        if n in probes:
-            seen = probes[n].window
-            slower = _learn_row_s(seen) / statistics.mean(_learn_row_s(p.window) for p in known)
+        if n in windows:
+            seen = windows[n]
+            slower = _learn_row_s(seen) / statistics.mean(map(_learn_row_s, known.values()))
             now = at_speed(costs, slower)
             basis = Basis(config, now, task, LOOPBACK, others=seen.others)
-            rows[f"{n} servers"] = _row(basis, Size(1, cores, n), probes[n], slower)
+            rows[f"{n} servers"] = _row(basis, Size(1, cores, n), seen, slower)
     if group:
         with_weights = replace(costs, parameters=parameters_of(config, spec))
         rows["2 learners"] = _two_learners(Basis(config, with_weights, task, LOOPBACK), seconds)
@@ -158,8 +158,8 @@ def at_speed(costs: Costs, slower: float) -> Costs:
     return replace(costs, **times)
 
 
-def _row(basis: Basis, size: Size, probe: Probe, slower: float) -> dict[str, Any]:
-    seen, window = forecast(basis, size), probe.window
+def _row(basis: Basis, size: Size, window: Window, slower: float) -> dict[str, Any]:
+    seen = forecast(basis, size)
     measured = window.env_steps / window.seconds
     return {
         "forecast": seen.env_rate,

@@ -29,7 +29,7 @@ from learner_service.run import Run
 from learner_service.serving.admission import Admission
 from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.progress import reached_limit
-from learner_service.telemetry.tracking.forwarder import require_trackers
+from learner_service.telemetry.tracking import require_trackers
 from learner_service.tuning.batch_size import require_nothing_measured
 from learner_service.tuning.fit import share_of
 from learner_service.tuning.resolve import resolve

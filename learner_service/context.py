@@ -28,9 +28,8 @@ from learner_service.telemetry.device_info import describe_device, device_text, 
 from learner_service.telemetry.gpu import Gpu
 from learner_service.telemetry.liveness import Liveness
 from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.telemetry.nvtx import nvtx_ranges
 from learner_service.telemetry.persistent_counters import counters_of
-from learner_service.telemetry.profiling import Profiling
+from learner_service.telemetry.profiling import Profiling, nvtx_ranges
 from learner_service.telemetry.progress import Progress, ProgressLog
 from shared.config.experiment import ExperimentConfig
 from shared.config.plugin_folders import plugin_files

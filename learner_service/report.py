@@ -23,11 +23,9 @@ from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog
-from learner_service.telemetry.tensorboard_distributions import distributions
 from learner_service.telemetry.work import work_done
 from shared.config.experiment import ExperimentConfig
 from shared.process.errors import CheckpointError, MurmurError
-from shared.process.ledger import enter
 from shared.process.process import logger
 
 _NVML_EVERY_S = 5.0  # asking takes milliseconds
@@ -89,7 +87,6 @@ class Report:
         self._profiling = profiling
         self._figures = figures
         self._log_every_s = config.learner.log_every_s
-        self._draw_every = config.tracking.histograms_every_updates
         self._max_skipped = config.learner.max_skipped_updates
         self._process = psutil.Process()
         psutil.cpu_percent()
@@ -141,16 +138,7 @@ class Report:
                 m.histogram("policy_lag").observe(lag)
         for name, value in losses.items():
             m.gauge("loss", name=name).set(value)
-        if self._log is not None and self._draw_every and p.updates % self._draw_every == 0:
-            self._draw_distributions(self._log, batch)
         self._profiling.updated()
-
-    def _draw_distributions(self, log: ProgressLog, batch: Batch) -> None:
-        """Draw histograms of weights and actions: they alone wait for the device a second time."""
-        enter("log")
-        log.draw_distributions(
-            distributions(self._algorithm.parts, batch.arrays.get("action"), to_host)
-        )
 
     def _note_scaler(self, losses: dict[str, float]) -> None:
         """fp16: report the loss's scale, which stays among the losses, and skipped steps."""

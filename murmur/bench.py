@@ -32,8 +32,11 @@ _PACKAGES = {
     "murmur.benchmarks": ROOT / "murmur" / "benchmarks",
     **(_CHECKOUT if (ROOT / "pyproject.toml").is_file() else {}),
 }
-# Of tests.chaos: listed where it is missing, too.
-_OF_A_CHECKOUT = ("faults", "kills", "kills_ranks")
+# Listed where they are missing, too.
+_OF_A_CHECKOUT = (
+    *("faults", "kills", "kills_ranks", "launches", "ledger", "memory", "ranks", "replay"),
+    *("sources", "supply"),
+)
 _BASE = ("numba", "torch", "grpc_health")  # of the extras env and learner, which all need
 
 
@@ -58,7 +61,7 @@ class Topic:
         if not self.module:
             return (
                 "it needs murmur installed from a checkout, with pip install -e or `make install` "
-                "there: it breaks things with tests/chaos, which the package does not hold"
+                "there: the package does not hold it"
             )
         absent = [name for name in (*_BASE, *self.needs) if find_spec(name) is None]
         if not absent:
@@ -76,7 +79,7 @@ def topics() -> dict[str, Topic]:
             if topic is not None:
                 found[topic.name] = topic
     for name in _OF_A_CHECKOUT:
-        found.setdefault(name, Topic(name, "", "what faults cost (a checkout only)"))
+        found.setdefault(name, Topic(name, "", "a checkout only"))
     return dict(sorted(found.items()))
 
 

@@ -1,6 +1,7 @@
 """Pages of the acceptance results: one for each test, a list, and a table of all."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,14 +117,18 @@ def _goals(name: str) -> dict[tuple[str, int], str]:
     }
 
 
-def overview() -> str:
-    """Return all results as one table, for docs/results.md."""
+def overview(names: Sequence[str]) -> str:
+    """Return the results of tests as one Markdown table.
+
+    Args:
+        names: names of the tests.
+    """
     lines = [
         "| | task | algorithm | seeds | steps | goal | score | S | normalised | |",
         "|---" * 10 + "|",
     ]
     missing: dict[str, list[str]] = {}
-    for name in task_names():
+    for name in names:
         file = RESULTS / f"acceptance-{name}.json"
         results = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
         goals = _goals(name)

@@ -16,6 +16,8 @@ as published, which is S / divisor. A seed's score is its mean over episodes, th
 the interquartile mean of theirs, with a 95 % bootstrap interval; normalized, (score - random) /
 (scripted - random).
 
+Tests D1 to D8 are of default options: `algorithm: {name}` alone, and what a task needs.
+
 Results go to benchmarks/results/acceptance-<id>.json with a page (.md) beside it. An algorithm that
 is not built yet is reported so; what other algorithms have reached stays in the file.
 """
@@ -34,7 +36,7 @@ from benchmarks._stacked import stacked_against_loop
 from benchmarks._trainings import children_cpu_s, run_training
 from benchmarks.acceptance.page import list_tasks, overview, page, write
 from benchmarks.acceptance.scores import bootstrap_interval, interquartile_mean, scores
-from benchmarks.acceptance.task import STACKED, Task, built, experiment, load_task
+from benchmarks.acceptance.task import STACKED, Task, built, experiment, load_task, published
 from env_service.sessions.evaluate import run_baseline
 from murmur.doctor.machine import RESULTS
 from murmur.results import provenance, require_clean_source
@@ -47,7 +49,7 @@ from shared.config.files import load
 from shared.config.plugins import plugin_names
 from shared.process.errors import ConfigError
 
-DESCRIPTION = "train the acceptance tests A1 to A9 and compare with what they have to reach"
+DESCRIPTION = "train the acceptance tests and compare with what they have to reach"
 
 _MODULE = "benchmarks.acceptance"
 _COSTS = "costs-by-steps.json"
@@ -295,16 +297,20 @@ def run_stacked(wanted: list[str]) -> bool:
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=DESCRIPTION)
-    parser.add_argument("tests", nargs="*", metavar="TEST", help="A1 ... A9")
+    parser.add_argument("tests", nargs="*", metavar="TEST", help="A1 ... A9, D1 ... D8")
     parser.add_argument("--list", action="store_true", help="the tests and what was reached")
-    parser.add_argument("--table", action="store_true", help="all results as a Markdown table")
+    parser.add_argument(
+        "--table",
+        action="store_true",
+        help="results as a Markdown table; without TEST those with published figures",
+    )
     parser.add_argument("--algorithms", nargs="+", default=[], help="default: all of the test")
     parser.add_argument("--seeds", type=int, nargs="+", default=[], help="default: the test's")
     parser.add_argument("--long", action="store_true", help="also the goals that take an hour")
     parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
     if arguments.table:
-        print(overview())
+        print(overview([name.upper() for name in arguments.tests] or published()))
         return 0
     if arguments.list or not arguments.tests:
         list_tasks()

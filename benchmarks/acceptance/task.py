@@ -108,8 +108,13 @@ class Task(Section):
 
 
 def task_names() -> list[str]:
-    """Return the names A1, A2, ... that --list lists."""
+    """Return the names A1, A2, ... D1, ... that --list lists."""
     return [*sorted(path.stem.upper() for path in TESTS.glob("*.yaml")), "A9"]
+
+
+def published() -> list[str]:
+    """Return the names of the tests whose goals rest on published figures: A1, A2, ..."""
+    return [name for name in task_names() if name.startswith("A")]
 
 
 def load_task(name: str) -> Task:

@@ -73,19 +73,21 @@ class Gpu:
             return []
         n, gpu = self._nvml, self._handle
         return [
-            *self._ask(lambda: _utilization(n.nvmlDeviceGetUtilizationRates(gpu))),
-            *self._ask(lambda: _memory(n.nvmlDeviceGetMemoryInfo(gpu))),
-            *self._ask_one(
+            *self._ask("gpu_utilization_ratio", lambda: self._utilization().gpu / 100),
+            *self._ask("gpu_memory_utilization_ratio", lambda: self._utilization().memory / 100),
+            *self._ask("gpu_memory_used_bytes", lambda: n.nvmlDeviceGetMemoryInfo(gpu).used),
+            *self._ask("gpu_memory_total_bytes", lambda: n.nvmlDeviceGetMemoryInfo(gpu).total),
+            *self._ask(
                 "gpu_temperature_celsius",
                 lambda: n.nvmlDeviceGetTemperature(gpu, n.NVML_TEMPERATURE_GPU),
             ),
-            *self._ask_one("gpu_power_watts", lambda: n.nvmlDeviceGetPowerUsage(gpu) / 1e3),
-            *self._ask_one(
+            *self._ask("gpu_power_watts", lambda: n.nvmlDeviceGetPowerUsage(gpu) / 1e3),
+            *self._ask(
                 "gpu_power_limit_watts", lambda: n.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
             ),
             *self._clock("sm", n.NVML_CLOCK_SM),
             *self._clock("memory", n.NVML_CLOCK_MEM),
-            *self._ask(lambda: self._limits(self._reasons())),
+            *self._limits(),
         ]
 
     def recent(self, max_age_s: float) -> dict[str, float]:
@@ -99,10 +101,15 @@ class Gpu:
         """Bytes a second over PCIe, averaged over 20 ms; takes these 20 ms for each direction."""
         if self.trouble:
             return []
-        n = self._nvml
+        n, gpu = self._nvml, self._handle
+
+        def bytes_per_second(counter: int) -> float:  # NVML counts KiB a second
+            return float(n.nvmlDeviceGetPcieThroughput(gpu, counter)) * 1024
+
+        metric = "gpu_pcie_bytes_per_second"
         return [
-            *self._pcie("to_device", n.NVML_PCIE_UTIL_RX_BYTES),
-            *self._pcie("to_host", n.NVML_PCIE_UTIL_TX_BYTES),
+            *self._ask(metric, lambda: bytes_per_second(n.NVML_PCIE_UTIL_RX_BYTES), "to_device"),
+            *self._ask(metric, lambda: bytes_per_second(n.NVML_PCIE_UTIL_TX_BYTES), "to_host"),
         ]
 
     def describe(self) -> dict[str, str]:
@@ -132,7 +139,12 @@ class Gpu:
         except (AttributeError, n.NVMLError):  # the name before driver 535 and nvidia-ml-py 12.535
             return int(n.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
 
-    def _limits(self, reasons: int) -> list[Figure]:
+    def _limits(self) -> list[Figure]:
+        """Whether each limit keeps the clocks down."""
+        try:
+            reasons = self._reasons()
+        except self._nvml.NVMLError:
+            return []
         return [
             Figure("gpu_throttled", float(bool(reasons & getattr(self._nvml, constant))), (label,))
             for label, constant in _LIMITS.items()
@@ -142,30 +154,21 @@ class Gpu:
         """A clock and its highest; NVML counts MHz."""
         n, gpu = self._nvml, self._handle
         return [
-            *self._ask_one(
+            *self._ask(
                 "gpu_clock_hertz", lambda: n.nvmlDeviceGetClockInfo(gpu, clock) * 1e6, label
             ),
-            *self._ask_one(
+            *self._ask(
                 "gpu_clock_max_hertz", lambda: n.nvmlDeviceGetMaxClockInfo(gpu, clock) * 1e6, label
             ),
         ]
 
-    def _pcie(self, label: str, counter: int) -> list[Figure]:
-        """Traffic in one direction; NVML counts KiB a second."""
-        n, gpu = self._nvml, self._handle
-        return self._ask_one(
-            "gpu_pcie_bytes_per_second",
-            lambda: n.nvmlDeviceGetPcieThroughput(gpu, counter) * 1024,
-            label,
-        )
+    def _utilization(self) -> Any:  # noqa: ANN401 - a structure of NVML
+        return self._nvml.nvmlDeviceGetUtilizationRates(self._handle)
 
-    def _ask_one(self, metric: str, ask: Callable[[], float], *labels: str) -> list[Figure]:
-        return self._ask(lambda: [Figure(metric, float(ask()), labels)])
-
-    def _ask(self, ask: Callable[[], list[Figure]]) -> list[Figure]:
-        """Return figures of `ask`; none if unsupported, or while the driver is being restarted."""
+    def _ask(self, metric: str, ask: Callable[[], float], *labels: str) -> list[Figure]:
+        """Return a figure; none if unsupported, or while the driver is being restarted."""
         try:
-            return ask()
+            return [Figure(metric, float(ask()), labels)]
         except self._nvml.NVMLError:
             return []
 
@@ -173,17 +176,3 @@ class Gpu:
 def by_name(figures: list[Figure]) -> dict[str, float]:
     """Figures by one name each, labels joined to it, without the prefix `gpu_`."""
     return {"_".join((f.metric, *f.labels)).removeprefix("gpu_"): f.value for f in figures}
-
-
-def _utilization(rates: Any) -> list[Figure]:  # noqa: ANN401 - a structure of NVML
-    return [
-        Figure("gpu_utilization_ratio", rates.gpu / 100),
-        Figure("gpu_memory_utilization_ratio", rates.memory / 100),
-    ]
-
-
-def _memory(memory: Any) -> list[Figure]:  # noqa: ANN401 - a structure of NVML
-    return [
-        Figure("gpu_memory_used_bytes", memory.used),
-        Figure("gpu_memory_total_bytes", memory.total),
-    ]

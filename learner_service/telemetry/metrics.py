@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client import Metric as Family
@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from learner_service.telemetry.copied import Copied
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.gpu import Gpu
-from learner_service.telemetry.metric_table import METRICS
+from learner_service.telemetry.metric_table import KEPT, OBSERVED
 from learner_service.telemetry.notices import NoticeLog
 from learner_service.telemetry.persistent_counters import PersistentCounters
 from shared.process.ledger import Ledger, ThreadClock
@@ -62,10 +62,10 @@ class RankRegistry(CollectorRegistry):
             yield family
 
 
-class LearnerMetrics:
-    """All of METRICS, by name, in a registry of their own, and those of the process.
+class LearnerMetrics(Collector):
+    """All metrics of the table, by name, in a registry of their own, and those of the process.
 
-    Names are strings: a test compares those in the code with METRICS.
+    Names are strings: a test compares those in the code with the table.
 
     With persistent counters, counts never go back, however often the process is started again.
 
@@ -90,9 +90,7 @@ class LearnerMetrics:
         ProcessCollector(registry=self.registry)  # process_cpu_seconds_total and its like
         self._by_name: dict[str, Counter | Gauge | Histogram] = {}
         self._made: dict[tuple[object, ...], Counter | KeptCounter | Gauge | Histogram] = {}
-        for m in METRICS:
-            if m.observed:
-                continue
+        for m in KEPT:
             name = f"murmur_learner_{m.name}"
             if m.kind == "histogram":
                 made: Counter | Gauge | Histogram = Histogram(
@@ -108,7 +106,7 @@ class LearnerMetrics:
         self.log: Counted | None = None
         self.notices = NoticeLog(lambda kind: self.counter("notices", kind=kind).inc())
         self._ledgers: list[Ledger | ThreadClock] = []
-        self.registry.register(_Observed(self))
+        self.registry.register(self)
         for name in kept.items() if kept else ():
             metric, labels = json.loads(name)
             if metric in self._by_name:
@@ -130,7 +128,7 @@ class LearnerMetrics:
     def graph_calls(self) -> dict[str, dict[tuple[str, ...], float]]:
         """Sum the counts of CUDA graphs: metric -> labels -> sum over all threads."""
         sums: dict[str, dict[tuple[str, ...], float]] = {
-            metric.name: {} for metric in METRICS if metric.observed and "graph" in metric.labels
+            metric.name: {} for metric in OBSERVED if "graph" in metric.labels
         }
         for graphs in self._graphs:
             for metric, counts in graphs.counts().items():
@@ -179,6 +177,46 @@ class LearnerMetrics:
                     of[s.labels["le"]] = s.value
         return found
 
+    def collect(self) -> Iterable[Family]:
+        """Yield the observed metrics, as far as there is something to read."""
+        found = self._observed()
+        for m in OBSERVED:
+            if m.name in found:
+                kind = CounterMetricFamily if m.kind == "counter" else GaugeMetricFamily
+                family = kind(f"murmur_learner_{m.name}", m.meaning, labels=m.labels)
+                for labels, value in found[m.name].items():
+                    family.add_metric(labels, value)
+                yield family
+
+    def _observed(self) -> Mapping[str, Mapping[tuple[str, ...], float]]:
+        """Read ledgers, CUDA graphs, trackers, the device's clock and NVML.
+
+        Returns:
+            metric -> values of its labels -> value.
+        """
+        found: dict[str, Mapping[tuple[str, ...], float]] = {
+            **self.graph_calls(),
+            **(self.log.counts() if self.log else {}),
+            "state_seconds": {
+                (thread, state): seconds
+                for thread, states in self.ledger_seconds().items()
+                for state, seconds in states.items()
+            },
+            "device_copied_bytes": {
+                ("to_device",): self.copied.to_device,
+                ("to_host",): self.copied.to_host,
+            },
+        }
+        if self.clock is not None:
+            busy, kinds = self.clock.seconds()
+            found["device_busy_seconds"] = {(): busy}
+            found["device_work_seconds"] = {(kind,): seconds for kind, seconds in kinds.items()}
+            found["device_beside_seconds"] = {(): self.clock.beside()}
+        of_gpu: dict[str, dict[tuple[str, ...], float]] = {}
+        for figure in [*self.gpu.read(), *self.gpu.read_pcie()] if self.gpu else ():
+            of_gpu.setdefault(figure.metric, {})[figure.labels] = figure.value
+        return found | of_gpu
+
     def _get(self, name: str, labels: dict[str, str]) -> Counter | KeptCounter | Gauge | Histogram:
         key = (name, *labels.items())
         made = self._made.get(key)
@@ -189,54 +227,3 @@ class LearnerMetrics:
                 made = KeptCounter(made, self._kept, json.dumps([name, labels]))
             self._made[key] = made
         return made
-
-
-class _Observed(Collector):
-    """Collector of figures read only when scraped: ledgers, the device's clock, NVML."""
-
-    def __init__(self, metrics: LearnerMetrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> list[Any]:
-        """Counters and gauges, as far as there is something to read."""
-        families: list[Any] = []
-        spent = self._family("state_seconds")
-        for thread, seconds in self._metrics.ledger_seconds().items():
-            for state, value in seconds.items():
-                spent.add_metric([thread, state], value)
-        families.append(spent)
-        log = self._metrics.log.counts() if self._metrics.log else {}
-        for metric, counts in {**self._metrics.graph_calls(), **log}.items():
-            calls = self._family(metric)
-            for labels, count in counts.items():
-                calls.add_metric(labels, count)
-            families.append(calls)
-        if self._metrics.clock is not None:
-            busy, kinds = self._metrics.clock.seconds()
-            total, work = self._family("device_busy_seconds"), self._family("device_work_seconds")
-            total.add_metric([], busy)
-            for kind, value in kinds.items():
-                work.add_metric([kind], value)
-            beside = self._family("device_beside_seconds")
-            beside.add_metric([], self._metrics.clock.beside())
-            families += [total, work, beside]
-        copied = self._family("device_copied_bytes")
-        copied.add_metric(["to_device"], self._metrics.copied.to_device)
-        copied.add_metric(["to_host"], self._metrics.copied.to_host)
-        return [*families, copied, *self._gpu_families()]
-
-    def _gpu_families(self) -> list[Any]:
-        """NVML's figures, a family for each metric."""
-        gpu = self._metrics.gpu
-        families: dict[str, Any] = {}
-        for figure in [*gpu.read(), *gpu.read_pcie()] if gpu else ():
-            family = families.get(figure.metric)
-            if family is None:
-                family = families[figure.metric] = self._family(figure.metric)
-            family.add_metric(list(figure.labels), figure.value)
-        return list(families.values())
-
-    def _family(self, name: str) -> Any:  # noqa: ANN401 - a family of either kind
-        m = next(m for m in METRICS if m.name == name)
-        kind = CounterMetricFamily if m.kind == "counter" else GaugeMetricFamily
-        return kind(f"murmur_learner_{name}", m.meaning, labels=m.labels)

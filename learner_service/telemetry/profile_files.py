@@ -3,4 +3,4 @@
 FOLDER = "profile"
 REQUEST, RUNNING, TRACE = ".request", ".running", ".pt.trace.json.gz"
 METADATA = "murmur"  # the trace's own key for what the learner adds to it
-NVTX_VARIABLE = "MURMUR_NVTX"  # environment variable: 1: see nvtx.py
+NVTX_VARIABLE = "MURMUR_NVTX"  # environment variable: 1: see profiling.nvtx_ranges

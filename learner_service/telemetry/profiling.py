@@ -5,8 +5,10 @@ renames it to <name>.running, records that many updates on all its threads, writ
 <name>.pt.trace.json.gz (for Perfetto and TensorBoard) and removes the .running file.
 """
 
+import contextlib
 import gzip
 import json
+import os
 import re
 import threading
 import time
@@ -16,7 +18,14 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from learner_service.telemetry.profile_files import FOLDER, METADATA, REQUEST, RUNNING, TRACE
+from learner_service.telemetry.profile_files import (
+    FOLDER,
+    METADATA,
+    NVTX_VARIABLE,
+    REQUEST,
+    RUNNING,
+    TRACE,
+)
 from shared.process.ledger import Ledger, since
 from shared.process.process import logger
 
@@ -24,16 +33,34 @@ MAX_UPDATES = 1000  # a trace is kept in memory
 
 
 class _Ranges:
-    """Draws a thread's states into the trace. Used by that thread."""
+    """Draws a thread's present state as a range. Used by that thread."""
 
-    def __init__(self) -> None:
-        self._range: record_function | None = None
+    def __init__(self, made: Callable[[str], contextlib.AbstractContextManager[object]]) -> None:
+        """Draw ranges that `made` makes of a state's name."""
+        self._made = made
+        self._open = contextlib.ExitStack()
 
     def __call__(self, state: str) -> None:
-        if self._range is not None:
-            self._range.__exit__(None, None, None)
-        self._range = record_function(state)
-        self._range.__enter__()  # type: ignore[no-untyped-call]
+        self._open.close()
+        self._open.enter_context(self._made(state))
+
+
+def nvtx_ranges() -> Callable[[str], None] | None:
+    """A ledger's watcher for Nsight Systems: states are drawn beside kernels and graph launches.
+
+    `murmur profile --nsys` prints the command that sets NVTX_VARIABLE.
+
+    Returns:
+        None unless NVTX_VARIABLE is set to 1.
+    """
+    if os.environ.get(NVTX_VARIABLE) != "1":
+        return None
+    try:
+        torch.cuda.nvtx.mark("murmur")  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        logger.warning("%s=1 has no effect: %s", NVTX_VARIABLE, error)
+        return None
+    return _Ranges(torch.cuda.nvtx.range)
 
 
 class Profiling:
@@ -99,7 +126,7 @@ class Profiling:
             self._started, self._before = time.perf_counter(), self._seconds()
             for ledger in self._ledgers():
                 self._watchers[ledger] = ledger.watcher
-                ledger.watcher = _Ranges()
+                ledger.watcher = _Ranges(record_function)
         elif self._seen == self._wanted + 1:
             self._profiler.add_metadata_json(METADATA, json.dumps(self._summary()))
         self._profiler.step()

@@ -17,8 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from learner_service.telemetry.figures import Figures, png
 from learner_service.telemetry.scalars import scalars_of
-from learner_service.telemetry.tensorboard_distributions import Distributions
-from learner_service.telemetry.tracking.processes import TrackerProcesses
+from learner_service.telemetry.tracking import TrackerProcesses
 from shared.config.experiment import RunConfig, TrackingConfig
 from shared.process.errors import ResourceError
 from shared.process.files import make_folder, write_whole
@@ -277,17 +276,6 @@ class ProgressLog:
             for name, values in figures.values.items():
                 if finite := [value for value in values if math.isfinite(value)]:
                     board.add_histogram(name, np.array(finite), env_steps)
-
-    def draw_distributions(self, found: Distributions) -> None:
-        """Histograms and gradient norms in TensorBoard."""
-        board, env_steps = self._board, self._progress.all_env_steps
-        if board is None:
-            return
-        with self._board_may_fail():
-            for name, values in found.values.items():
-                board.add_histogram(name, values, env_steps)
-            for name, norm in found.norms.items():
-                board.add_scalar(f"gradient_norm/{name}", norm, env_steps)
 
     def counts(self) -> Mapping[str, Mapping[tuple[str, ...], int]]:
         """Count data that trackers missed: metric -> labels -> count. Any thread may call it."""

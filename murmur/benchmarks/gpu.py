@@ -23,7 +23,6 @@ import torch
 from learner_service.device.device import why_no_cuda
 from learner_service.telemetry.device_info import describe_device
 from learner_service.telemetry.gpu import Gpu
-from murmur.benchmarks._launch_counts import OF_A_RUN
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.gpu_topics import figures
 from murmur.benchmarks.gpu_topics.catalogue import SESSIONS, TOPICS
@@ -154,7 +153,7 @@ def dry_run(chosen: Sequence[str] = ()) -> dict[str, Any]:
             "with arithmetic, ms": case.captured_ms,
         }
         for case in figures.CASES
-        if (count := case.counted(OF_A_RUN)) is not None
+        if (count := case.counted(figures.OF_A_RUN)) is not None
     }
     return {
         "topics": likely,

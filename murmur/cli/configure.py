@@ -9,7 +9,7 @@ from rich.console import Console
 
 from murmur.cli.app import app
 from murmur.cli.completion import complete_config, complete_environment, complete_source
-from murmur.cli.options import Set
+from murmur.cli.options import Set, removed_option
 from murmur.text import plain
 from shared.process.errors import ConfigError
 from shared.process.process import logger
@@ -40,9 +40,12 @@ Credentials = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="A learner's credentials, to examine with TLS and tokens; with --learner, an "
-        "environment server's.",
+        help="A learner's credentials, to examine with TLS and tokens.",
     ),
+]
+RemovedLearner = Annotated[
+    bool,
+    removed_option("--learner", "the kit examines servers; docs/wire.md says what a learner does"),
 ]
 
 
@@ -295,28 +298,20 @@ def check_source(
 def conformance(
     address: Annotated[
         str,
-        typer.Argument(
-            metavar="HOST:PORT", help="Where to listen; with --learner, what to connect to."
-        ),
+        typer.Argument(metavar="HOST:PORT", help="Where to listen."),
     ],
     command: ServerCommand = None,
     security: Credentials = None,
     patience: Annotated[
         float, typer.Option(min=1, help="Longest time that a step or a replay may take, s.")
     ] = 60.0,
-    learner: Annotated[
-        bool,
-        typer.Option(
-            "--learner", help="Connect to a learner of a run with a source, and examine it."
-        ),
-    ] = False,
+    learner: RemovedLearner = False,
 ) -> None:
-    """Examine a server, in whatever language, against the contract of docs/wire.md; or a learner.
+    """Examine a server, in whatever language, against the contract of docs/wire.md.
 
     Plays the learner, with good answers and bad ones, cuts connections and goes away. Start your
     server of environments or samples and let it connect to HOST:PORT, or give the command that
-    starts it. With --learner it plays supply servers of a data set of its own. Exits with 0 if the
-    contract is kept, with 1 if not.
+    starts it. Exits with 0 if the contract is kept, with 1 if not.
 
     [bold]Examples[/]
 
@@ -325,11 +320,9 @@ def conformance(
       murmur conformance 127.0.0.1:50051 -- murmur env-server spread --set env_server.metrics_port=0
 
       murmur conformance 0.0.0.0:50051 --security certs/learner
-
-      murmur conformance 127.0.0.1:50051 --learner
     """
     from murmur.kit.conformance.report import examine_and_show
 
     console = Console(soft_wrap=True)
-    kept = examine_and_show(address, command or [], security, patience, console, learner=learner)
+    kept = examine_and_show(address, command or [], security, patience, console)
     raise SystemExit(0 if kept else 1)

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from murmur.cli.app import app
-from murmur.cli.options import Target
+from murmur.cli.options import Target, removed_option
 from murmur.live_page import PORT
 from murmur.text import plain, print_plain, reserve_stdout
 from shared.process.errors import ConfigError
@@ -40,6 +40,10 @@ DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="gpu: print what it measures and what to expect of it."),
 ]
+RemovedConfig = Annotated[
+    bool,
+    removed_option("--config", "`murmur train NAME --set run.max_minutes=1` says how fast it is"),
+]
 
 
 @app.command()
@@ -49,39 +53,26 @@ def check(
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave out the speed measurements.")
     ] = False,
-    config: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Time the networks of this configuration; repeatable."),
-    ] = None,
+    config: RemovedConfig = False,
 ) -> None:
     """Check this machine: GPU and why not, speed, dependencies, cores, memory, disk, ports.
 
-    Times the networks of spread and terrain-reference, or of --config, as murmur learns and acts
-    with them. The exit code is 1 if something that murmur needs is missing.
+    The exit code is 1 if something that murmur needs is missing.
 
     [bold]Examples[/]
 
       murmur check
 
       murmur check --gpu --json
-
-      murmur check --config formation --config runs/one/config.yaml
     """
-    from murmur.kit.check import check_machine, findings_json, findings_table, has_both_services
+    from murmur.kit.check import check_machine, findings_json, findings_table
 
     stdout = reserve_stdout() if json_ else None
     findings = check_machine(need_gpu=gpu, measure=not quick)
-    if not json_:
-        Console().print(findings_table(findings))
-    speeds = []
-    if has_both_services() and not quick:
-        from murmur.kit.check_networks import CONFIGS, network_speeds, speeds_table
-
-        speeds = list(network_speeds(config or CONFIGS))
-        if not json_:
-            Console().print("", speeds_table(speeds))
     if json_:
-        print(findings_json(findings, speeds), file=stdout, flush=True)
+        print(findings_json(findings), file=stdout, flush=True)
+    else:
+        Console().print(findings_table(findings))
     raise SystemExit(1 if any(f.status == "fail" for f in findings) else 0)
 
 

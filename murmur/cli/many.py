@@ -9,10 +9,10 @@ from rich.console import Console
 
 from murmur.cli.app import app, typed_command
 from murmur.cli.completion import complete_config, complete_run
-from murmur.cli.options import Set
+from murmur.cli.options import Set, removed_option
 from murmur.text import print_plain
 from shared.process.errors import ConfigError
-from shared.process.files import size_text, write_json
+from shared.process.files import size_text, write_json, write_output
 
 _WIDEST = 10_000  # characters of a line
 
@@ -20,8 +20,7 @@ Varied = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY=VALUES",
-        help="Values of one key, e.g. algorithm.name=mappo,coma; to draw them, "
-        "KEY={log_uniform: [1e-5, 1e-3]}. Repeatable: all combinations.",
+        help="Values of one key, e.g. algorithm.name=mappo,coma. Repeatable: all combinations.",
     ),
 ]
 Configurations = Annotated[
@@ -35,6 +34,9 @@ Parallel = Annotated[
     int | None,
     typer.Option(min=0, help="Runs at once; default: as many as the machine holds."),
 ]
+_NO_SEARCH = "let Optuna call murmur.train (docs/many-runs.md#search-with-optuna)"
+RemovedMethod = Annotated[str | None, removed_option("--method", _NO_SEARCH)]
+RemovedTrials = Annotated[str | None, removed_option("--trials", _NO_SEARCH)]
 Resume = Annotated[
     bool,
     typer.Option("--resume", help="Continue the sweep in a folder, or else the newest one."),
@@ -113,16 +115,13 @@ def sweep(
     ] = None,
     vary: Varied = None,
     set_: Set = None,
-    method: Annotated[
-        Literal["grid", "random", "optuna"] | None,
-        typer.Option(help="How values are chosen; default: grid."),
-    ] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Draws of random and optuna.")] = None,
     parallel: Parallel = None,
     folder: Annotated[
         Path | None, typer.Option(help="The sweep's folder; default: runs/sweep-<name>-<time>.")
     ] = None,
     resume: Resume = False,
+    method: RemovedMethod = None,
+    trials: RemovedTrials = None,
 ) -> None:
     """Train many runs on this machine: seeds, settings, several configurations.
 
@@ -141,15 +140,12 @@ def sweep(
     """
     from murmur.sweeps.run import open_sweep, run_sweep
 
-    changes = _changes(seeds, vary, set_, method=method, trials=trials)
-    opened = open_sweep(targets or [], changes, folder, resume=resume)
+    opened = open_sweep(targets or [], _changes(seeds, vary, set_), folder, resume=resume)
     if run_sweep(opened, console=Console(), parallel=parallel):
         raise SystemExit(1)
 
 
-def _changes(
-    seeds: str | None, vary: list[str] | None, set_: list[str] | None, **others: object
-) -> dict[str, Any]:
+def _changes(seeds: str | None, vary: list[str] | None, set_: list[str] | None) -> dict[str, Any]:
     """Return the keys of a sweep that the options set.
 
     Raises:
@@ -158,7 +154,7 @@ def _changes(
     from murmur.sweeps.spec import varied
     from shared.config.files import changes_of, dotted
 
-    changes: dict[str, Any] = {key: value for key, value in others.items() if value is not None}
+    changes = dict[str, Any]()
     if seeds is not None:
         parts = seeds.split(",")
         if not all(part.strip().isdecimal() for part in parts) or seeds.strip() == "0":
@@ -195,7 +191,7 @@ def compare(
       murmur compare runs/sweep-one runs/sweep-two --across-tasks --at-steps 200000
     """
     from murmur.comparison.analysis import compare as compare_runs
-    from murmur.comparison.page import tables, write_page
+    from murmur.comparison.page import render, tables
 
     console = Console()
     found = compare_runs(
@@ -214,7 +210,7 @@ def compare(
         print_plain(console, note, "dim")
     alone = Path(targets[0]) if len(targets) == 1 and Path(targets[0]).is_dir() else Path()
     file = out or alone / "compare.html"
-    write_page(found, file, typed_command())
+    write_output(file, render(found, typed_command()))
     print_plain(console, f"written: {file}")
 
 

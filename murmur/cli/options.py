@@ -1,11 +1,12 @@
 """Arguments and options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from murmur.cli.completion import complete_config, complete_run
+from shared.process.errors import ConfigError
 
 Config = Annotated[
     str,
@@ -50,3 +51,13 @@ EnvironmentConfig = Annotated[
         autocompletion=complete_config,
     ),
 ]
+
+
+def removed_option(name: str, instead: str) -> Any:  # noqa: ANN401 - as typer.Option
+    """Return a flag that was removed: it is refused with what to do instead."""
+
+    def refuse(given: bool) -> None:
+        if given:
+            raise ConfigError(f"{name} was removed: {instead}")
+
+    return typer.Option(name, hidden=True, callback=refuse)

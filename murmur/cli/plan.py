@@ -84,7 +84,7 @@ def plan(
       murmur plan snakes-ddpg --gpus 8 --cores 256 --network ethernet-100 --scale-batch
     """
     from murmur.plan.costs import save
-    from murmur.plan.forecast import Size, as_dict, gains, grow, sizes_up_to
+    from murmur.plan.forecast import Size, as_dict, forecast, gains, sizes_up_to
     from murmur.plan.setup import basis_of
     from murmur.plan.show import show
     from murmur.plan.stated import network as network_of
@@ -108,7 +108,7 @@ def plan(
     if save_costs is not None:
         save(basis.costs, save_costs)
     size = Size(ranks, cores, workers, ranks if scale_batch else 1)
-    seen = grow(basis, sizes_up_to(size, scale_batch=scale_batch))
+    seen = [forecast(basis, part) for part in sizes_up_to(size, scale_batch=scale_batch)]
     better = gains(basis, seen[-1])
     if json_:
         forecasts = [as_dict(s) for s in seen]

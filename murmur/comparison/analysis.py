@@ -1,7 +1,8 @@
 """Comparison of groups of runs: tables, profiles, probabilities of improvement, curves."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -125,37 +126,26 @@ def compare(
     runs = collect(targets, metric, say)
     if not across_tasks:
         require_same_task(runs)
-    tasks = make_tasks(make_groups(runs, by))
     if at_steps is not None:
-        runs = _reaching(runs, at_steps, say)
-    elif not any_steps:
-        for task in tasks:
-            require_same_steps([run for members in task.groups.values() for run in members])
+        runs = _up_to(runs, at_steps, say)
     groups = make_groups(runs, by)
     tasks = make_tasks(groups)
+    if at_steps is None and not any_steps:
+        for task in tasks:
+            require_same_steps([run for members in task.groups.values() for run in members])
     judged = runs[0].curve.metric
-    table = _scores(tasks, judged, best=best, at_steps=at_steps)
-    results = [_on_task(task, table[task.name], judged, at_steps) for task in tasks]
-    notes = _notes(runs, groups, best=best, at_steps=at_steps)
-    overall = _overall(table, groups, notes) if len(tasks) > 1 else None
+    sign = -1.0 if judged.less_is_better else 1.0
+    table = {task.name: _scores(task, best) for task in tasks}
+    results = [_on_task(task, table[task.name], judged.name, sign) for task in tasks]
+    notes = _notes(runs, groups, tasks, best=best, at_steps=at_steps)
+    overall = _overall(table, groups, sign, notes) if len(tasks) > 1 else None
     return Comparison(judged, groups, results, overall, notes)
 
 
-def score_of(run: ComparedRun, best: bool, at_steps: int | None) -> float:
-    """Return a run's score: at its end, or of its best evaluation; up to `at_steps` if given."""
-    curve = run.curve
-    values = [
-        value
-        for steps, value in zip(curve.env_steps, curve.values, strict=True)
-        if at_steps is None or steps <= at_steps
-    ]
-    return curve.metric.best(values) if best else values[-1]
-
-
-def _reaching(
+def _up_to(
     runs: Sequence[ComparedRun], at_steps: int, say: Callable[[str], None]
 ) -> list[ComparedRun]:
-    """Return the runs that got as far as `at_steps`; print the names of the others.
+    """Return the runs that got as far as `at_steps`, with their curves up to there; name others.
 
     Raises:
         ConfigError: if none did.
@@ -168,57 +158,48 @@ def _reaching(
             first = run.curve.env_steps[0]
             say(f"left out: {run.name}: its first evaluation is after {first} steps")
         else:
-            reached.append(run)
+            count = bisect_right(run.curve.env_steps, at_steps)
+            steps, values = run.curve.env_steps[:count], run.curve.values[:count]
+            reached.append(replace(run, curve=replace(run.curve, env_steps=steps, values=values)))
     if not reached:
         raise ConfigError(f"--at-steps {at_steps}: no run has a score at that number of steps")
     return reached
 
 
-def _scores(
-    tasks: Sequence[Task], judged: Metric, *, best: bool, at_steps: int | None
-) -> dict[str, dict[str, Scores]]:
-    """Return scores [N, 1] of each group's N runs, by task and group; more is better."""
-    sign = -1.0 if judged.less_is_better else 1.0
+def _scores(task: Task, best: bool) -> dict[str, Scores]:
+    """Return scores [N, 1] of each group's N runs: the best or the last values of their curves."""
     return {
-        task.name: {
-            name: sign * np.array([[score_of(run, best, at_steps)] for run in members])
-            for name, members in task.groups.items()
-        }
-        for task in tasks
+        name: np.array([[run.curve.best if best else run.curve.last] for run in members], float)
+        for name, members in task.groups.items()
     }
 
 
-def _on_task(
-    task: Task, scores: dict[str, Scores], metric: Metric, at_steps: int | None
-) -> TaskResult:
-    """Compare the groups on one task; scores have a sign so that more is better."""
-    result = _result(task.name, metric.name, scores, -1.0 if metric.less_is_better else 1.0)
+def _on_task(task: Task, scores: dict[str, Scores], unit: str, sign: float) -> TaskResult:
+    """Compare the groups on one task."""
+    result = _result(task.name, unit, scores, sign)
     for name, members in task.groups.items():
-        result.curves[name] = learning_curve(members, at_steps)
+        result.curves[name] = learning_curve(members)
         steps = [run.env_steps for run in members]
         result.env_steps[name] = (min(steps), max(steps))
     return result
 
 
 def _result(name: str, unit: str, scores: dict[str, Scores], sign: float) -> TaskResult:
-    """Compare groups by scores of which more is better; figures have their own sign again."""
+    """Compare groups by scores of which less is better if `sign` is -1."""
     thresholds = _thresholds(scores)
-    order = sorted(scores, key=lambda group: -float(interquartile_mean(scores[group])))
+    order = sorted(scores, key=lambda group: -sign * float(interquartile_mean(scores[group])))
     pairs = [(a, b) for i, a in enumerate(order) for b in order[i + 1 :]]
     return TaskResult(
         name,
         unit,
-        {group: sign * scores[group] for group in order},
-        {group: _signed(estimate(interquartile_mean, scores[group]), sign) for group in order},
-        {(a, b): estimate(probability_of_improvement, scores[a], scores[b]) for a, b in pairs},
+        {group: scores[group] for group in order},
+        {group: estimate(interquartile_mean, scores[group]) for group in order},
+        {
+            (a, b): estimate(probability_of_improvement, sign * scores[a], sign * scores[b])
+            for a, b in pairs
+        },
         {group: _profile(scores[group], thresholds, sign) for group in order},
     )
-
-
-def _signed(found: Estimate, sign: float) -> Estimate:
-    if sign > 0 or found.low is None or found.high is None:
-        return Estimate(sign * found.value, found.low, found.high)
-    return Estimate(-found.value, -found.high, -found.low)
 
 
 def _thresholds(scores: dict[str, Scores]) -> Scores:
@@ -230,52 +211,52 @@ def _thresholds(scores: dict[str, Scores]) -> Scores:
 
 
 def _profile(scores: Scores, thresholds: Scores, sign: float) -> Line:
-    share = performance_profile(scores, thresholds)
+    def share(drawn: Scores) -> Scores:
+        return performance_profile(sign * drawn, sign * thresholds)
+
+    return _line(thresholds, share, scores)
+
+
+def _line(x: Scores, statistic: Callable[[Scores], Scores], scores: Scores) -> Line:
+    """Return a statistic [..., R, M, ...] -> [..., K] of scores, with its interval at each x."""
     low = high = np.empty(0)
     if len(scores) > 1:
-        samples = bootstrap(
-            lambda drawn: performance_profile(drawn, thresholds), scores, repeats=_CURVE_REPEATS
-        )
-        low, high = percentile_interval(samples)
-    return Line(sign * thresholds, share, low, high)
+        low, high = percentile_interval(bootstrap(statistic, scores, repeats=_CURVE_REPEATS))
+    return Line(x, statistic(scores), low, high)
 
 
-def learning_curve(runs: Sequence[ComparedRun], at_steps: int | None = None) -> Line:
+def learning_curve(runs: Sequence[ComparedRun]) -> Line:
     """Return the interquartile mean of runs over the environment steps that all of them have.
 
     Between two evaluations of a run its score is interpolated linearly.
 
     Args:
         runs: runs of one group on one task.
-        at_steps: last environment step of the curve; None: the end of the shortest run.
     """
     start = max(run.curve.env_steps[0] for run in runs)
     end = min(run.curve.env_steps[-1] for run in runs)
-    x = np.linspace(start, max(start, min(end, at_steps or end)), _POINTS if end > start else 1)
+    x = np.linspace(start, max(start, end), _POINTS if end > start else 1)
     values = np.array([np.interp(x, run.curve.env_steps, run.curve.values) for run in runs])
-    curves = values[:, None, :]  # [R, 1 task, K]
 
     def middle(scores: Scores) -> Scores:  # [..., R, 1, K] -> [..., K]
         return interquartile_mean(np.moveaxis(scores, -1, -3))
 
-    low = high = np.empty(0)
-    if len(runs) > 1:
-        low, high = percentile_interval(bootstrap(middle, curves, repeats=_CURVE_REPEATS))
-    return Line(x, middle(curves), low, high)
+    return _line(x, middle, values[:, None, :])  # [R, 1 task, K]
 
 
 def _overall(
-    table: dict[str, dict[str, Scores]], groups: Sequence[Group], notes: list[str]
+    table: dict[str, dict[str, Scores]], groups: Sequence[Group], sign: float, notes: list[str]
 ) -> TaskResult | None:
     """Compare groups over all tasks; None, with a note, if none of them has the same runs."""
     joined: dict[str, Scores] = {}
-    lows = np.array([min(float(s.min()) for s in table[task].values()) for task in table])
-    highs = np.array([max(float(s.max()) for s in table[task].values()) for task in table])
+    of_task = [sign * np.concatenate([*table[task].values()]) for task in table]
+    lows = np.array([scores.min() for scores in of_task])
+    highs = np.array([scores.max() for scores in of_task])
     for group in groups:
         columns = [table[task].get(group.name, np.empty((0, 1))) for task in table]
         counts = [len(column) for column in columns]
         if min(counts) == max(counts):
-            joined[group.name] = scale(np.hstack(columns), lows, highs)
+            joined[group.name] = scale(sign * np.hstack(columns), lows, highs)
         else:
             told = ", ".join(f"{n} on {task}" for task, n in zip(table, counts, strict=True))
             notes.append(
@@ -286,7 +267,12 @@ def _overall(
 
 
 def _notes(
-    runs: Sequence[ComparedRun], groups: Sequence[Group], *, best: bool, at_steps: int | None
+    runs: Sequence[ComparedRun],
+    groups: Sequence[Group],
+    tasks: Sequence[Task],
+    *,
+    best: bool,
+    at_steps: int | None,
 ) -> list[str]:
     """Return the caveats about the scores."""
     curve = runs[0].curve
@@ -300,7 +286,7 @@ def _notes(
         ]
     if best:
         notes.append("The best of many evaluations is optimistic; more so if there were more.")
-    least = min(_counts(groups))
+    least = min(len(members) for task in tasks for members in task.groups.values())
     if least < FEW_RUNS:
         notes.append(
             f"A group has {least} run{'s' if least > 1 else ''} on a task: with fewer than "
@@ -323,8 +309,3 @@ def _notes(
     if working:
         notes.append(f"Not complete: {', '.join(working)}.")
     return notes
-
-
-def _counts(groups: Sequence[Group]) -> list[int]:
-    """Return the number of runs of each group on each of its tasks."""
-    return [len(members) for task in make_tasks(groups) for members in task.groups.values()]

@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -16,9 +15,6 @@ from matplotlib.figure import Figure
 # Colors told apart by most readers with color-blindness (Okabe and Ito), on white and on black.
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c")
 INK = "#123456"  # stands for the page's text color until the SVG is written
-_FOLLOW_SCHEME = (
-    "<style>svg{color:#1f2328}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>"
-)
 _MAX_POINTS = 400
 
 
@@ -100,7 +96,7 @@ def line_chart(
         furnish(axis, 6, counts=counts)
         if any(line.name for line in series):
             axis.legend(frameon=False, fontsize=9, loc="best", labelspacing=0.25)
-        return _svg(figure, f"{y_label} over {x_label}")
+        return svg_of(figure, f"{y_label} over {x_label}")
 
 
 def furnish(axis: Axes, ticks: int, *, counts: bool) -> None:
@@ -157,19 +153,10 @@ def interval_chart(
         axis.spines[["top", "right", "left"]].set_visible(False)
         axis.tick_params(axis="y", length=0)
         axis.grid(color=INK, alpha=0.12, linewidth=0.6, axis="x")
-        return _svg(figure, label)
+        return svg_of(figure, label)
 
 
-def write_svg(figure: Figure, label: str, file: Path) -> None:
-    """Write a figure as a file of its own, light or dark as its reader has chosen."""
-    svg = _svg(figure, label)
-    width, height = (72 * side for side in figure.get_size_inches())
-    head, tag, rest = svg.partition(">")
-    size = f' width="{width:.0f}" height="{height:.0f}"'
-    file.write_text(head + size + tag + _FOLLOW_SCHEME + rest + "\n")
-
-
-def _svg(figure: Figure, label: str) -> str:
+def svg_of(figure: Figure, label: str) -> str:
     """Return a figure as an <svg> element without size and date; `label` is for screen readers."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})

@@ -103,7 +103,7 @@ def evaluate_all(
             "picture": painter.READING if painter else "",
         }
         write_json(file, results[name])  # last: what is kept has its picture
-    return share_rows(results)
+    return results
 
 
 def evaluation_key(
@@ -138,23 +138,6 @@ def evaluation_key(
 def _file(folder: Path, name: str) -> Path:
     """Return the file of a policy's result; its picture is beside it."""
     return folder / f"{name.replace(' ', '-')}.json"
-
-
-def share_rows(results: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Join baselines with the same result in every episode: all their names, with commas.
-
-    One may be another by a second name, as `lawnmower` is that of the lowest altitude. The learned
-    policy has a row of its own, whatever it equals.
-    """
-    groups: list[tuple[list[str], dict[str, Any]]] = []
-    for name, result in results.items():
-        for names, other in groups:
-            if LEARNED not in names and other["metrics"] == result["metrics"]:
-                names.append(name)
-                break
-        else:
-            groups.append(([name], result))
-    return {", ".join(names): result for names, result in groups}
 
 
 def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -254,7 +237,7 @@ def _pictures(run: RunFolder, results: Mapping[str, Any]) -> list[tuple[str, str
     found = []
     mean = {name: r["summary"]["return"]["mean"] for name, r in results.items()}
     for name in sorted(results, key=lambda name: (name != LEARNED, -mean[name])):
-        file = _file(run.path / "evaluations", results[name]["title"]).with_suffix(".png")
+        file = _file(run.path / "evaluations", name).with_suffix(".png")
         if results[name]["picture"] and file.is_file():
             found.append((name, base64.b64encode(file.read_bytes()).decode()))
     return found

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,7 @@ _CODE = (
     *("proto", "shared", "env_service", "learner_service", "murmur", "configs", "tests"),
     ":(glob)benchmarks/**/*.py",
 )
+_PARTS = ("core", "env", "learner", "zoo", "export", "report")  # whose versions a result names
 
 
 def describe_machine() -> dict[str, Any]:
@@ -119,15 +121,6 @@ def _git(*words: str) -> str:
     return result.stdout
 
 
-def pinned_versions() -> dict[str, str]:
-    """Return the versions in constraints.txt; none if murmur is installed without it."""
-    path = ROOT / "constraints.txt"
-    if not path.is_file():
-        return {}
-    lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
-    return dict(line.split("==", 1) for line in lines if "==" in line)
-
-
 def installed_version(name: str) -> str | None:
     """Return a distribution's version, without its local part; None if it is not installed."""
     try:
@@ -136,36 +129,20 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-# What murmur itself asks for, by the part of murmur that needs it.
-DEPENDENCIES = {
-    "core": [
-        "grpcio",
-        "numpy",
-        "prometheus-client",
-        "protobuf",
-        "psutil",
-        "pydantic",
-        "pyyaml",
-        "rich",
-        "typer",
-    ],
-    "env": ["numba", "pillow"],
-    "learner": [
-        "grpcio-health-checking",
-        "kornia",
-        "nvidia-ml-py",
-        "pillow",
-        "tensorboard",
-        "torch",
-    ],
-    "zoo": ["gymnasium", "mpe2", "pettingzoo"],
-    "export": ["onnx", "onnxruntime", "onnxscript"],
-    "report": ["imageio", "imageio-ffmpeg", "jinja2", "matplotlib"],
-}
+def dependencies() -> dict[str, list[str]]:
+    """Return what murmur asks for, by the part of murmur that needs it: "core", or an extra."""
+    found: dict[str, list[str]] = {name: [] for name in _PARTS}
+    for line in metadata.requires(DISTRIBUTION) or ():
+        requirement, _, condition = line.partition(";")
+        extra = re.search(r"extra == ['\"](\w+)", condition)
+        part = extra[1] if extra else "core"
+        if part in found:
+            found[part] += re.findall(r"^[\w.-]+", requirement)
+    return found
 
 
 def versions() -> dict[str, str]:
     """Return installed versions of murmur and of its dependencies."""
-    names = [name for group in DEPENDENCIES.values() for name in group]
+    names = [name for part in dependencies().values() for name in part]
     found = {name: installed_version(name) for name in [DISTRIBUTION, *names]}
     return {name: version for name, version in found.items() if version}

@@ -5,14 +5,13 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.status import Status
 from rich.table import Table
 
 from learner_service.telemetry.profile_files import (
@@ -115,10 +114,9 @@ def record(run: RunFolder, updates: int, console: Console) -> Path:
     except OSError as error:
         raise ResourceError(f"cannot write {request}: {error.strerror}") from None
     try:
-        with console.status("waiting for the learner, which looks about once a second"):
+        with console.status("waiting for the learner, which looks about once a second") as shown:
             _until_taken(request, run)
-        with _bar(console, updates) as done:
-            _follow(running, run, done)
+            _follow(running, run, updates, shown)
     finally:
         request.unlink(missing_ok=True)
     if not trace.exists():
@@ -148,45 +146,20 @@ def _require_learner(run: RunFolder) -> None:
         )
 
 
-@contextmanager
-def _bar(console: Console, updates: int) -> Iterator["_Bar"]:
-    columns = (
-        TextColumn("recording"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("updates"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        yield _Bar(progress, updates)
-
-
-class _Bar:
-    """Progress bar of the recorded updates, by the numbers in the run's log."""
-
-    def __init__(self, progress: Progress, updates: int) -> None:
-        self._progress, self._updates = progress, updates
-        self._task = progress.add_task("", total=updates)
-        self._first: int | None = None
-
-    def now(self, updates: int) -> None:
-        """Note the number of updates so far; the first after the request only warms up."""
-        if self._first is None:
-            self._first = updates
-        recorded = updates - self._first - 1
-        self._progress.update(self._task, completed=min(max(recorded, 0), self._updates))
-
-
-def _follow(running: Path, run: RunFolder, bar: _Bar) -> None:
-    """Wait until the learner is done with the request."""
+def _follow(running: Path, run: RunFolder, wanted: int, shown: Status) -> None:
+    """Wait until the learner is done with the request, and show how many updates it has."""
+    shown.update(f"recording {wanted} updates")
     tail = ProgressTail(run.progress_file)
     list(tail)  # what was before
+    first = None  # the first update after the request only warms up
     heard = time.monotonic()
     while running.exists():
         for line in tail:
             heard = time.monotonic()
             if line.get("kind") == "progress":
-                bar.now(line["updates"])
+                first = line["updates"] if first is None else first
+                recorded = min(max(line["updates"] - first - 1, 0), wanted)
+                shown.update(f"recording: {recorded} of {wanted} updates")
         if time.monotonic() - heard > _SILENT_S:
             raise ResourceError(
                 f"the learner of '{run.path}' has logged nothing for {_SILENT_S:.0f} s; see "

@@ -5,21 +5,18 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import psutil
 from rich.table import Table
 
 from murmur.doctor.machine import (
-    DEPENDENCIES,
     commit,
+    dependencies,
     describe_machine,
     find_gpu,
     installed_version,
-    pinned_versions,
 )
 from murmur.runs.settings import has_torch
 from murmur.text import plain
@@ -28,9 +25,6 @@ from shared.config.extras import DISTRIBUTION, install_command
 from shared.config.learner import LearnerConfig
 from shared.process.host_memory import available_bytes, total_bytes
 from shared.wire.channel import proxy_in_use
-
-if TYPE_CHECKING:
-    from murmur.kit.check_networks import Speed
 
 Status = Literal["ok", "note", "fail"]
 _MARKS = {"ok": "[green]✓[/]", "note": "[yellow]![/]", "fail": "[red]✗[/]"}
@@ -64,11 +58,6 @@ def check_machine(*, need_gpu: bool, measure: bool) -> list[Finding]:
     return [*findings, *_dependencies(), *_ports()]
 
 
-def has_both_services() -> bool:
-    """Return whether networks of environments can be built here: the extras env and learner."""
-    return has_torch() and find_spec("numba") is not None
-
-
 def findings_table(findings: list[Finding]) -> Table:
     """Return the findings as a table for the terminal."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
@@ -77,13 +66,12 @@ def findings_table(findings: list[Finding]) -> Table:
     return table
 
 
-def findings_json(findings: list[Finding], speeds: "Sequence[Speed]" = ()) -> str:
-    """Return the findings as JSON, with the machine and the speeds of networks."""
+def findings_json(findings: list[Finding]) -> str:
+    """Return the findings as JSON, with the machine."""
     data = {
         "machine": describe_machine(),
         "commit": commit(),
         "findings": [asdict(f) for f in findings],
-        "networks": [asdict(s) for s in speeds],
     }
     return json.dumps(data, indent=1)
 
@@ -158,32 +146,19 @@ def _speed() -> list[Finding]:
 
 
 def _dependencies() -> list[Finding]:
-    """Check each group of dependencies: all there, missing, or at another version than pinned."""
-    pinned = {_normal(name): version for name, version in pinned_versions().items()}
+    """Check each group of dependencies."""
     findings = []
-    for group, names in DEPENDENCIES.items():
+    for group, names in dependencies().items():
         found = {name: installed_version(name) for name in names}
         missing = [name for name, version in found.items() if version is None]
-        other = [
-            f"{name} {version} (pinned: {pinned[_normal(name)]})"
-            for name, version in found.items()
-            if version and pinned.get(_normal(name), version) != version
-        ]
-        text = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+        status: Status = "ok"
+        text = ", ".join(f"{name} {version}" for name, version in found.items())
         if missing:
             command = install_command("" if group == "core" else group)
+            status = "fail" if group == "core" else "note"
             text = f"missing: {', '.join(missing)}; {command}"
-        elif other:
-            text = f"not as in constraints.txt: {', '.join(other)}"
-        status: Status = "fail" if missing and group == "core" else "ok"
-        if (missing and group != "core") or (other and not missing):
-            status = "note"
         findings.append(Finding(f"packages: {group}", status, text))
     return findings
-
-
-def _normal(name: str) -> str:
-    return name.lower().replace("_", "-").replace(".", "-")
 
 
 def _ports() -> list[Finding]:

@@ -14,7 +14,7 @@ from env_service.sources.source import BrokenSample, make_source, notices_of, re
 from learner_service.telemetry.figures import painted, png, sheet, upright
 from murmur.text import plain
 from shared.config import PluginConfig
-from shared.config.class_census import ClassCensus, ClassProblem, class_problems
+from shared.config.class_census import ClassProblem, class_problems
 from shared.process.errors import ConfigError
 from shared.process.files import write_whole
 from shared.wire.notices import Notice
@@ -36,10 +36,9 @@ class Examined:
         seconds: processor seconds of reading.
         broken: details of the unusable samples by reason.
         changed: samples that were not the same when read again.
-        pixels: [K] pixels of each class.
-        ignored: number of pixels that do not count.
-        samples_with: [K] samples in which each class occurs.
-        census: values that occur, by split.
+        masks: [2] masks read, by split.
+        pixels: [2, 256] pixels of each value, by split.
+        samples_with: [256] samples in which each value occurs.
         notices: changes that reading makes.
         kept: samples for a sheet.
     """
@@ -49,15 +48,11 @@ class Examined:
     seconds: float = 0.0
     broken: dict[str, list[str]] = field(default_factory=dict)
     changed: list[str] = field(default_factory=list)
-    pixels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    ignored: int = 0
-    samples_with: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    masks: list[int] = field(default_factory=lambda: [0] * len(SPLITS))
+    pixels: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, 256), np.int64))
+    samples_with: NDArray[np.int64] = field(default_factory=lambda: np.zeros(256, np.int64))
     notices: list[Notice] = field(default_factory=list)
     kept: list[dict[str, Array]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Count nothing yet."""
-        self.census = ClassCensus(self.spec)
 
     @property
     def whole(self) -> bool:
@@ -67,8 +62,8 @@ class Examined:
     @property
     def problems(self) -> list[ClassProblem]:
         """Classes that do not occur; fatal only if every sample was looked at."""
-        train, valid = (int(np.count_nonzero(looked)) for looked in self.census.looked)
-        found = class_problems(self.spec, self.census.seen, (train, valid))
+        train, valid = self.masks
+        found = class_problems(self.spec, self.pixels > 0, (train, valid))
         return [problem._replace(fatal=problem.fatal and self.whole) for problem in found]
 
     @property
@@ -89,9 +84,7 @@ def examine(plugin: PluginConfig, most: int) -> Examined:
         ConfigError: if the source cannot be built.
     """
     source = make_source(plugin)
-    count = len(source.spec.classes)
     found = Examined(source.spec)
-    found.pixels, found.samples_with = np.zeros(count, np.int64), np.zeros(count, np.int64)
     for split, index in _chosen(source.spec, most):
         began = time.process_time()
         try:
@@ -106,8 +99,10 @@ def examine(plugin: PluginConfig, most: int) -> Examined:
             found.changed.append(f"sample {index} of split '{split}'")
         if MASK in arrays:
             mask = arrays[MASK].astype(np.uint8, copy=False)
-            _count(found, mask)
-            found.census.look(SPLITS.index(split), [index], mask)
+            counts = np.bincount(mask.ravel(), minlength=256)
+            found.masks[SPLITS.index(split)] += 1
+            found.pixels[SPLITS.index(split)] += counts
+            found.samples_with += counts > 0
         if len(found.kept) < _ON_SHEET:
             found.kept.append(arrays)
     found.notices = notices_of(source).all
@@ -120,16 +115,6 @@ def _chosen(spec: SampleSpec, most: int) -> Iterator[tuple[str, int]]:
     for at in np.unique(np.linspace(0, total - 1, min(total, most or total)).astype(int)).tolist():
         split = SPLITS[at >= spec.sizes[0]]
         yield split, at - (spec.sizes[0] if split == SPLITS[1] else 0)
-
-
-def _count(found: Examined, mask: NDArray[np.uint8]) -> None:
-    """Add the pixels of one mask."""
-    counts = np.bincount(mask.ravel(), minlength=256)
-    found.ignored += int(counts[found.spec.ignore_index])
-    counts[found.spec.ignore_index] = 0
-    counts = counts[: len(found.pixels)]
-    found.pixels += counts
-    found.samples_with += counts > 0
 
 
 def show(found: Examined, console: Console) -> None:
@@ -160,12 +145,16 @@ def show(found: Examined, console: Console) -> None:
         return
     rate = found.read / max(found.seconds, 1e-9)
     console.print(plain(f"  {rate:.0f} samples a second of one core"))
-    counted = max(1, int(found.pixels.sum()))
+    pixels = found.pixels.sum(0)
+    ignored = int(pixels[spec.ignore_index])
+    pixels[spec.ignore_index] = 0
+    counted = max(1, int(pixels[: len(spec.classes)].sum()))
     table = Table("class", "share of pixels", "in samples", box=None, padding=(0, 2))
-    for name, pixels, samples in zip(spec.classes, found.pixels, found.samples_with, strict=True):
-        table.add_row(plain(name), f"{pixels / counted:.2%}", f"{samples / found.read:.0%}")
-    if found.ignored:
-        share = found.ignored / (counted + found.ignored)
+    for k, name in enumerate(spec.classes):
+        samples = found.samples_with[k] / found.read
+        table.add_row(plain(name), f"{pixels[k] / counted:.2%}", f"{samples:.0%}")
+    if ignored:
+        share = ignored / (counted + ignored)
         table.add_row(plain(f"ignored ({spec.ignore_index})"), f"{share:.2%}", "")
     console.print(table)
 

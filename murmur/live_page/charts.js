@@ -152,8 +152,7 @@ export class LineChart extends Plot {
     place.prepend(this.keyOf);
   }
 
-  // data: { points: [{x, low, mean, high}], evaluations: [{x, mean, low, high}],
-  //         baseline: {name, value} or null, y, x, seconds }
+  // data: { points: [{x, low, mean, high}], evaluations: [{x, mean, low, high}], y, x, seconds }
   show(data) {
     this.data = data;
     const evaluated = data.evaluations.map((p) => ({ ...p, evaluated: true }));
@@ -182,7 +181,7 @@ export class LineChart extends Plot {
     const width = this.width, bottom = this.bottom, parts = [];
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.xs = [points[0]?.x ?? 0, points.at(-1)?.x ?? 1];
-    const last = [data.points.at(-1)?.mean, data.evaluations.at(-1)?.mean, data.baseline?.value];
+    const last = [data.points.at(-1)?.mean, data.evaluations.at(-1)?.mean];
     const ys = range(points.flatMap((p) => [p.low, p.mean, p.high]), last);
     const outside = points.filter((p) => p.mean < ys[0] || p.mean > ys[1]).length;
     const y = (value) => bottom - (Math.max(ys[0], Math.min(ys[1], value)) - ys[0]) / (ys[1] - ys[0]) * (bottom - TOP);
@@ -198,12 +197,6 @@ export class LineChart extends Plot {
       parts.push(svg("path", { class: "band", d: `${upper.join("")}${back.join("")}Z` }));
       parts.push(svg("path", { class: "mean", d: line.length > 1 ? line.join("") : `${line[0]}h4` }));
     }
-    if (data.baseline) {
-      const at = y(data.baseline.value);
-      parts.push(svg("line", { class: "baseline", x1: LEFT, x2: width - RIGHT, y1: at, y2: at }));
-      const above = at > TOP + 16 ? at - 5 : at + 15;
-      parts.push(svg("text", { class: "label", x: LEFT + 6, y: above }, `${data.baseline.name} ${count(data.baseline.value)}`));
-    }
     for (const p of data.evaluations) {
       const x = this.x(p.x);
       if (p.low != null) parts.push(svg("line", { class: "interval", x1: x, x2: x, y1: y(p.low), y2: y(p.high) }));
@@ -216,7 +209,6 @@ export class LineChart extends Plot {
     this.keyOf.replaceChildren(
       ...(data.points.length ? [entry("of-training", `${data.seconds ? "mean" : "training"} (band: least to largest)`)] : []),
       ...(data.evaluations.length ? [entry("of-evaluation", "evaluation (95 % interval)")] : []),
-      ...(data.baseline ? [entry("of-baseline", "best baseline")] : []),
       ...(outside ? [entry("of-outside", `${outside} ${outside > 1 ? "points lie" : "point lies"} beyond the axis`)] : []));
     this.drawCursor();
   }
@@ -226,7 +218,6 @@ export class LineChart extends Plot {
     const parts = [`${this.label}: ${data.y} over ${data.x}`];
     if (last) parts.push(`last ${count(last.mean)}`);
     if (evaluated) parts.push(`last evaluation ${count(evaluated.mean)}`);
-    if (data.baseline) parts.push(`baseline ${data.baseline.name} ${count(data.baseline.value)}`);
     return `${parts.join(", ")}. Arrow keys read points.`;
   }
 }

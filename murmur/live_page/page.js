@@ -124,16 +124,13 @@ function showCurve() {
     const [mean, low, high] = e.metrics[metric];
     return { x: e.env_steps, mean, low, high };
   });
-  const value = state.baseline?.metrics[metric];
-  const baseline = value == null ? null : { name: state.baseline.name, value };
   const x = state.supervised ? "samples" : "environment steps";
-  curve.show({ points, evaluations, baseline, y: metric || "return", x });
-  set($("baseline"), state.baseline_words);
+  curve.show({ points, evaluations, y: metric || "return", x });
 }
 
 function showRate() {
   const y = state.supervised ? "samples/s" : "agent-steps/s";
-  rate.show({ points: series("agent_steps_per_s", "seconds"), evaluations: [], baseline: null, y, x: "training time", seconds: true });
+  rate.show({ points: series("agent_steps_per_s", "seconds"), evaluations: [], y, x: "training time", seconds: true });
 }
 
 function series(key, axis) {

@@ -14,7 +14,6 @@ from murmur.live_page.alerts import (
     alerts_of_progress,
     doctors_finding,
 )
-from murmur.live_page.baselines import Baselines
 from murmur.live_page.curves import Curves
 from murmur.live_page.episode import EpisodePictures
 from murmur.live_page.ledger_states import STATES
@@ -56,7 +55,6 @@ class RunView:
         if written != self._configured:
             self._configured, self._config = written, self._run.config()
             self._metric = Metric.parse(self._config.evaluation.best_metric)
-            self._baselines = Baselines(self._run, self._config, self._metric)
 
     def _begin(self) -> None:
         self._curves = Curves()
@@ -88,8 +86,6 @@ class RunView:
                 "metric": self._metric.name,
                 "supervised": self._config.supervised,
                 "curves": self._curves.since(cursor),
-                "baseline": self._baselines.best(),
-                "baseline_words": self._baselines.text(),
                 "states": STATES,
                 "alerts": [vars(alert) for alert in self._alerts(state)],
                 "episode": self.episode.state(),

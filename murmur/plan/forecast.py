@@ -1,16 +1,19 @@
 """Forecasts: a simulation for each size of a system, what limits it, and how it grows."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from learner_service.storage.flight import Flight, Speed
-from murmur.plan.learning import Task, learning_of
-from murmur.plan.model import Costs, Group, Outcome, System
+from learner_service.learning.base import algorithm_config
+from learner_service.learning.options import OnPolicyConfig
+from learner_service.storage.flight import Demand, Flight, Speed, plan, unmeasured
+from murmur.plan.model import Costs, Outcome, System, Task
 from murmur.plan.simulate import Limits, Simulation
 from murmur.plan.stated import Network, exchange_s
 from murmur.plan.storage import Replays
 from shared.config.experiment import ExperimentConfig
+from shared.process.errors import ConfigError
 
 _FULL = 0.9  # a resource that works more than this sets the rate
 _WAITS = 0.3  # share of the sessions, or of the time, that wait: more of it is a limit
@@ -18,6 +21,7 @@ _WAITS_EAGER = 0.1  # the same, for updates that are eager and need not be
 _FIRST = Limits(messages=4_000, warm=500, least=1_000, updates=4)
 _RESERVED = 3  # processors that a rank keeps from the workers: event loop, acting, learning
 _MILLION = 1e6
+_PLANNED_LAG = 1  # until the first updates have chosen one
 
 
 @dataclass(frozen=True)
@@ -120,12 +124,66 @@ def system_of(basis: Basis, size: Size, pace: Speed | None = None) -> System:
         envs=envs,
         learning=learning_of(config, basis.task, ranks, environments, envs, pace),
         costs=replace(basis.costs, update_rows=basis.costs.update_rows * size.batch),
-        group=Group(ranks, exchange_s(config, basis.network, ranks, basis.costs.parameters)),
+        ranks=ranks,
+        exchange_s=exchange_s(config, basis.network, ranks, basis.costs.parameters),
         sync=config.learner.pipeline == "sync",
         max_batch_envs=config.learner.batcher.max_batch_envs,
         link_bytes_per_s=basis.link_bytes_per_s,
         others=basis.others,
     )
+
+
+def learning_of(
+    config: ExperimentConfig,
+    task: Task,
+    ranks: int,
+    environments: int,
+    session: int,
+    pace: Speed | None = None,
+) -> Flight | Replays:
+    """Return the storage of one rank; sizes in the configuration are of the whole group.
+
+    Args:
+        config: the experiment.
+        task: its environment.
+        ranks: number of ranks, N.
+        environments: training environments of one rank.
+        session: environments of a session.
+        pace: measured pace; None: the values that hold before a measurement.
+
+    Raises:
+        ConfigError: if the batch size is not set.
+    """
+    options = algorithm_config(config.algorithm)
+    sync = config.learner.pipeline == "sync"
+    lag = None if sync else config.learner.max_policy_lag
+    if not isinstance(options, OnPolicyConfig):
+        replay = options.replay  # type: ignore[attr-defined]
+        _require_batch(replay.batch_size, "algorithm.replay.batch_size")
+        return Replays(
+            replay.unroll_steps,
+            max(replay.start_rows, replay.batch_size) / ranks,
+            replay.update_interval / ranks,
+            replay.updates_per_interval,
+            replay.batch_size / ranks,
+            None if sync else config.learner.policy_lag,
+        )
+    _require_batch(options.batch_size, "algorithm.batch_size")
+    options = options.for_environments(
+        environments * ranks, task.agents, task.max_episode_steps, remembers=task.remembers
+    )
+    rows = math.ceil(options.batch_size * options.batch_number / task.agents / ranks)
+    demand = Demand(rows, environments, session, task.max_episode_steps, task.remembers)
+    given = Flight(options.unroll_steps, math.ceil(options.unrolls_per_update / ranks), lag)
+    if not sync and pace is not None:
+        return plan(Speed(pace.turn_s, max(pace.learn_s, 1e-9)), demand, given)
+    chosen = unmeasured(demand, given, environments)
+    return chosen if sync or lag is not None else replace(chosen, max_policy_lag=_PLANNED_LAG)
+
+
+def _require_batch(size: int, name: str) -> None:
+    if not size:
+        raise ConfigError(f"{name}=0 is found on the device that learns; set it to plan")
 
 
 def scaled(config: ExperimentConfig, times: int) -> ExperimentConfig:
@@ -201,11 +259,6 @@ def bottleneck(outcome: Outcome, *, eager: bool = False) -> str:
     if outcome.peers > _WAITS:
         return "ranks wait for each other"
     return "round trips"
-
-
-def grow(basis: Basis, sizes: Iterable[Size], limits: Limits | None = None) -> list[Forecast]:
-    """Forecast each size."""
-    return [forecast(basis, size, limits) for size in sizes]
 
 
 def sizes_up_to(size: Size, *, scale_batch: bool = False) -> list[Size]:

@@ -1,6 +1,6 @@
-"""Parts of a forecast: costs, machines, and the needs of an update."""
+"""Parts of a forecast: the task, costs, machines, and what comes out."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from learner_service.storage.flight import Flight
 from murmur.plan.storage import Replays
@@ -66,16 +66,18 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Exchange between the ranks in an update.
+class Task:
+    """Properties of the environment that a forecast needs.
 
     Attributes:
-        ranks: number of ranks, N.
-        exchange_s: seconds of an update's all-reduces that nothing hides.
+        agents: agents of an environment.
+        max_episode_steps: longest episode in steps; 0: no end.
+        remembers: True if the policy has a recurrent state.
     """
 
-    ranks: int = 1
-    exchange_s: float = 0.0
+    agents: int
+    max_episode_steps: int
+    remembers: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ class System:
         envs: environments of a session.
         learning: needs of one rank's update.
         costs: costs of each kind of work.
-        group: ranks and their exchange.
+        ranks: number of ranks, N.
+        exchange_s: seconds of an update's all-reduces that nothing hides.
         sync: True if acting and learning take turns.
         max_batch_envs: limit of the batcher, in environments.
         link_bytes_per_s: bandwidth of a learner's network; 0: no limit.
@@ -102,7 +105,8 @@ class System:
     envs: int
     learning: Flight | Replays
     costs: Costs
-    group: Group = field(default_factory=Group)
+    ranks: int = 1
+    exchange_s: float = 0.0
     sync: bool = False
     max_batch_envs: int = 4096
     link_bytes_per_s: float = 0.0

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -17,21 +17,6 @@ from shared.process.errors import ConfigError
 _WARM_UPDATES = 2
 _TIMEOUT_S = 300.0
 _POLL_S = 0.1
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Measurement with one number of workers.
-
-    Attributes:
-        workers: number of workers, of one session or more each.
-        window: work of the learner, and the time that it took.
-        chosen: choice of the storage: environments, unroll_steps, unrolls_per_update, lag.
-    """
-
-    workers: int
-    window: Window
-    chosen: dict[str, int]
 
 
 def small(config: ExperimentConfig, workers: int = 1) -> dict[str, Any]:
@@ -51,7 +36,7 @@ def measure(
     servers: tuple[int, ...],
     seconds: float,
     say: Callable[[str], None] = lambda line: None,
-) -> list[Probe]:
+) -> dict[int, Window]:
     """Train with one environment server after the other, a worker each.
 
     Args:
@@ -60,10 +45,13 @@ def measure(
         seconds: length of a window [s].
         say: function called with a line about each slow step.
 
+    Returns:
+        windows by number of servers.
+
     Raises:
         ConfigError: if no update is made in time.
     """
-    probes = []
+    windows = {}
     with Processes(small(config)) as processes:
         started = 1
         for wanted in servers:
@@ -71,11 +59,11 @@ def measure(
                 processes.add_server()
                 started += 1
             say(f"measuring with {wanted} worker{'s' if wanted > 1 else ''} for {seconds:.0f} s")
-            probes.append(look(processes, wanted, config, seconds))
-    return probes
+            windows[wanted] = look(processes, wanted, config, seconds)
+    return windows
 
 
-def look(processes: Processes, workers: int, config: ExperimentConfig, seconds: float) -> Probe:
+def look(processes: Processes, workers: int, config: ExperimentConfig, seconds: float) -> Window:
     """Measure one window once all sessions are there and updates have warmed up.
 
     Raises:
@@ -96,7 +84,7 @@ def look(processes: Processes, workers: int, config: ExperimentConfig, seconds: 
     spent = processes.servers_cpu_s() - cpu
     took = time.monotonic() - began
     others = max(0.0, (machine_s() - machine - spent - seen.learner_s) / took)
-    return Probe(workers, replace(seen, workers_s=spent, others=others), after["rollout"])
+    return replace(seen, workers_s=spent, others=others)
 
 
 def _environments(processes: Processes, wanted: int) -> None:

@@ -1,20 +1,26 @@
 """Basis of a forecast: the task, costs measured of a run or here, or stated."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from env_service.environment import RandomPolicy, make_environment
+from learner_service.device.precision import Precision
+from learner_service.learning.base import build_algorithm
+from learner_service.tuning.probe import checkpoint_spec
 from murmur.plan import stated
 from murmur.plan.costs import Window, costs_of, load_costs, run_window
 from murmur.plan.forecast import Basis, system_of
 from murmur.plan.forecast import Size as Size
-from murmur.plan.learning import Task
-from murmur.plan.model import Costs
+from murmur.plan.model import Costs, Task
+from murmur.plan.probe import measure
 from murmur.plan.simulate import Limits, Simulation
 from murmur.runs.run_folder import RunFolder
+from shared.config.cores import available_cores
 from shared.config.experiment import ExperimentConfig
 from shared.config.plugins import resolve_plugin
 from shared.process.errors import ConfigError
@@ -50,11 +56,7 @@ def environment_spec(config: ExperimentConfig, run: RunFolder | None) -> EnvSpec
         MurmurError: if neither can be had.
     """
     if run is not None and run.has_checkpoint():
-        from learner_service.tuning.probe import checkpoint_spec
-
         return checkpoint_spec(run.checkpoint("latest"))
-    from env_service.environment import make_environment
-
     environment = make_environment(config.environment, 1)
     try:
         return environment.spec
@@ -64,11 +66,6 @@ def environment_spec(config: ExperimentConfig, run: RunFolder | None) -> EnvSpec
 
 def parameters_of(config: ExperimentConfig, spec: EnvSpec) -> int:
     """Return the number of weights with gradients that ranks exchange."""
-    import torch
-
-    from learner_service.device.precision import Precision
-    from learner_service.learning.base import build_algorithm
-
     device = torch.device("cpu")
     algorithm = build_algorithm(
         config.algorithm, spec, config.network, Precision("fp32", device), device, 0, config.augment
@@ -89,17 +86,11 @@ def step_seconds(config: ExperimentConfig, envs: int) -> float:
 
     What a message costs beside the step is stated: murmur bench transport.
     """
-    from env_service.environment import make_environment
-
     environment = make_environment(config.environment, envs)
     try:
-        spec = environment.spec
-        from shared.wire.spec import action_layout
-
-        dtype, shape = action_layout(spec.action)
-        action = np.zeros((envs, spec.num_agents, *shape), dtype)
         seeds = np.arange(envs, dtype=np.uint64)
         timestep = environment.reset(seeds)
+        action = RandomPolicy(environment).act(timestep)
         for _ in range(3):  # compiled on first use
             timestep = environment.step(action, timestep.step_type == StepType.LAST, seeds)
         steps, cpu, until = 0, time.process_time(), time.monotonic() + _STEP_S
@@ -134,22 +125,22 @@ def costs_by_probe(
     config: ExperimentConfig, task: Task, seconds: float, say: Callable[[str], None]
 ) -> tuple[Costs, str]:
     """Measure costs by training here for a moment; return them and their source."""
-    from murmur.plan.probe import measure
-
-    probes = measure(config, _SERVERS, seconds, say)
-    costs = calibrated(config, task, [p.window for p in probes], [p.workers for p in probes])
+    costs = calibrated(config, task, measure(config, _SERVERS, seconds, say))
     return costs, f"measured: training here with {_SERVERS[0]} and {_SERVERS[1]} workers"
 
 
-def calibrated(
-    config: ExperimentConfig, task: Task, windows: Sequence[Window], workers: Sequence[int]
-) -> Costs:
-    """Fit costs to windows, and the time on the way so that the first one comes out as measured."""
-    costs = costs_of(windows, threads=max(1, config.learner.num_threads))
-    from shared.config.cores import available_cores
+def calibrated(config: ExperimentConfig, task: Task, windows: Mapping[int, Window]) -> Costs:
+    """Fit costs to windows, and the time on the way so that the first one comes out as measured.
 
+    Args:
+        config: the experiment.
+        task: its environment.
+        windows: windows by number of workers.
+    """
+    costs = costs_of(list(windows.values()), threads=max(1, config.learner.num_threads))
     cores = max(1, round(available_cores()))
-    measured = windows[0].rows / windows[0].seconds
+    workers, first = next(iter(windows.items()))
+    measured = first.rows / first.seconds
 
     def rate(hop_s: float) -> float:
         basis = Basis(
@@ -157,9 +148,9 @@ def calibrated(
             replace(costs, hop_s=hop_s),
             task,
             stated.network("loopback"),
-            others=windows[0].others,
+            others=first.others,
         )
-        system = system_of(basis, Size(1, cores, workers[0]))
+        system = system_of(basis, Size(1, cores, workers))
         return Simulation(system, _CALIBRATION).run().rows
 
     low, high = 0.0, _MOST_HOP_S

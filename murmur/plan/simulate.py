@@ -16,11 +16,14 @@ from murmur.plan.engine import SLICE_S, Engine, Pool, Thread
 from murmur.plan.model import Outcome, System
 from murmur.plan.storage import Unroll, make_storage
 
-_MULTIPLIERS = 4093  # a prime: no pattern of the simulation repeats with them
 _FEW, _MANY = 4, 2  # ranks that are simulated, with few and with many sessions each
 _MANY_SESSIONS = 32
 _SWITCH_S = 5e-4  # threads of an interpreter take turns of this length
 _STREAM_S = 1e-4  # two streams of a device take turns of this length
+_SUMS = (
+    *("messages", "bytes", "batches", "batched", "acting", "turns", "turned", "blocked"),
+    *("updates", "update_s", "update_rows", "lags", "peers"),
+)
 
 
 @dataclass
@@ -88,7 +91,7 @@ class Simulation:
         """Set up the simulation."""
         self.system, self.limits = system, limits or Limits()
         self.engine = Engine()
-        ranks = system.group.ranks
+        ranks = system.ranks
         many = system.workers * system.sessions > _MANY_SESSIONS * ranks
         self.together = min(ranks, _MANY if many else _FEW)
         share = self.together / ranks
@@ -97,8 +100,7 @@ class Simulation:
         if part := system.others - whole:
             self._continue((Thread(self.pool), SLICE_S / part, 0.0))
         self._random = random.Random(seed)  # noqa: S311 - reproducible, not secret
-        self._work = self._multipliers(system.costs.jitter)
-        self._next = 0
+        self._sigma = math.sqrt(math.log(1 + system.costs.jitter**2))
         self.ranks = []
         for _ in range(self.together):
             device = Pool(self.engine, 1, _STREAM_S) if system.costs.device else None
@@ -111,19 +113,7 @@ class Simulation:
             rank = self.ranks[i % self.together]
             rank.sessions += system.sessions
             self.sessions += [_Session(rank, worker) for _ in range(system.sessions)]
-        self._messages = 0
-        self._batches = 0
-        self._batched = 0
-        self._updates = 0
-        self._turns = 0.0
-        self._turned = 0.0
-        self._blocked = 0.0
-        self._peers = 0.0
-        self._acting = 0.0
-        self._update_s = 0.0
-        self._update_rows = 0.0
-        self._lags = 0.0
-        self._bytes = 0.0
+        self._sums = dict.fromkeys(_SUMS, 0.0)
         self._eager = 0.0  # updates that are to be eager and were not yet
         self._start: dict[str, float] | None = None
 
@@ -138,13 +128,6 @@ class Simulation:
 
         thread.add(SLICE_S, rest)
 
-    def _multipliers(self, deviation: float) -> list[float]:
-        """Draw log-normal factors of mean 1; none without a deviation."""
-        if not deviation:
-            return [1.0]
-        sigma = math.sqrt(math.log(1 + deviation**2))
-        return [self._random.lognormvariate(-(sigma**2) / 2, sigma) for _ in range(_MULTIPLIERS)]
-
     def run(self) -> Outcome:
         """Simulate the system and return the outcome."""
         system, engine = self.system, self.engine
@@ -152,20 +135,17 @@ class Simulation:
             self._step(session)
         engine.run()
         # Differences to the counters at the end of the warm-up, as rates and shares of the span.
-        start = self._start or dict.fromkeys(self._counts(), 0.0)
-        counts = {name: value - start[name] for name, value in self._counts().items()}
+        start = self._start or {}
+        counts = {name: value - start.get(name, 0.0) for name, value in self._counts().items()}
         span = max(counts["seconds"], 1e-12)
-        ranks, together = system.group.ranks, self.together
+        ranks, together = system.ranks, self.together
         rows = counts["messages"] * system.envs * ranks / together
-        busy = {
-            "cores": counts["cores"] / span / self.pool.size,
-            "workers": counts["workers"] / span / len(self.workers),
-            "interpreter": counts["interpreter"] / span / together,
-            "acting": counts["acting"] / span / together,
-            "learning": counts["learning"] / span / together,
-        }
+        # Seconds of work in a second, at most.
+        most = {"cores": self.pool.size, "workers": len(self.workers), "interpreter": together}
+        most |= {"acting": together, "learning": together}
         if system.costs.device:
-            busy["device"] = counts["device"] / span / together
+            most["device"] = together
+        busy = {name: counts[name] / span / number for name, number in most.items()}
         if system.link_bytes_per_s:
             rate = counts["bytes"] / span / together
             busy["network"] = rate / system.link_bytes_per_s
@@ -186,47 +166,35 @@ class Simulation:
 
     def _counts(self) -> dict[str, float]:
         """Read all counters now."""
-        now = self.engine.now
-        blocked = self._blocked + sum(now - s.since for s in self.sessions if s.since >= 0)
-        return {
+        now, sums, ranks = self.engine.now, self._sums, self.ranks
+        return sums | {
             "seconds": now,
-            "messages": self._messages,
-            "updates": self._updates,
             "cores": self.pool.used_s,
             "workers": sum(w.busy_s for w in self.workers),
-            "interpreter": sum(r.interpreter.busy_s for r in self.ranks),
-            "acting": self._acting + sum(now - r.serving for r in self.ranks if r.acting),
-            "learning": self._update_s + sum(now - r.began for r in self.ranks if r.updating),
-            "device": sum(r.device.used_s for r in self.ranks if r.device),
-            "bytes": self._bytes,
-            "blocked": blocked,
-            "peers": self._peers,
-            "lags": self._lags,
-            "batched": self._batched,
-            "batches": self._batches,
-            "turned": self._turned,
-            "turns": self._turns,
-            "update_s": self._update_s,
-            "update_rows": self._update_rows,
+            "interpreter": sum(r.interpreter.busy_s for r in ranks),
+            "acting": sums["acting"] + sum(now - r.serving for r in ranks if r.acting),
+            "learning": sums["update_s"] + sum(now - r.began for r in ranks if r.updating),
+            "device": sum(r.device.used_s for r in ranks if r.device),
+            "blocked": sums["blocked"] + sum(now - s.since for s in self.sessions if s.since >= 0),
         }
 
     def _look(self, *, updated: bool) -> None:
         """Begin or end the measurement; with learning under way both at the end of an update."""
         limits = self.limits
         if self._start is None:
-            if self._messages >= (limits.warm if updated else limits.messages):
+            if self._sums["messages"] >= (limits.warm if updated else limits.messages):
                 self._start = self._counts()
             return
-        messages = self._messages - self._start["messages"]
-        updates = self._updates - self._start["updates"]
+        messages = self._sums["messages"] - self._start["messages"]
+        updates = self._sums["updates"] - self._start["updates"]
         enough = updates >= limits.updates * self.together and messages >= limits.least
         enough |= messages >= limits.messages
         at_last = messages >= (2 * limits.messages if updates else limits.messages)
         self.engine.stopped = at_last or (updated and enough)
 
     def _jitter(self) -> float:
-        self._next += 1
-        return self._work[self._next % len(self._work)]
+        """Draw a log-normal factor of mean 1."""
+        return self._random.lognormvariate(-(self._sigma**2) / 2, self._sigma)
 
     # --- a session ----------------------------------------------------------------------------
 
@@ -244,7 +212,7 @@ class Simulation:
             rank = session.rank
             rank.free_at = max(rank.free_at, now) + costs.message_bytes / link
             delay += rank.free_at - now
-        self._bytes += costs.message_bytes
+        self._sums["bytes"] += costs.message_bytes
         self.engine.after(delay, self._arrive, session)
 
     def _arrive(self, session: _Session) -> None:
@@ -262,7 +230,7 @@ class Simulation:
 
     def _submit(self, session: _Session) -> None:
         """Submit the session to the batcher."""
-        self._messages += 1
+        self._sums["messages"] += 1
         session.rank.pending.append(session)
         self._serve(session.rank)
         self._look(updated=False)
@@ -288,16 +256,18 @@ class Simulation:
         for unroll in filled:
             rank.storage.add(unroll)
         costs = system.costs
-        self._batches += 1
-        self._batched += len(batch)
+        self._sums["batches"] += 1
+        self._sums["batched"] += len(batch)
         work = (costs.batch_s + costs.batch_message_s * len(batch)) * self._jitter()
-        copied = costs.copy_message_s * len(batch)
-        rank.interpreter.add(work, self._copy if copied else self._stored, (rank, copied))
+        rank.interpreter.add(work, self._copy, (rank, costs.copy_message_s * len(batch)))
 
     def _copy(self, what: tuple[_Rank, float]) -> None:
         """Copy a batch's observations, beside the interpreter."""
         rank, work = what
-        rank.copies.add(work * self._jitter(), self._stored, what)
+        if work:
+            rank.copies.add(work * self._jitter(), self._learn_or_act, rank)
+        else:
+            self._learn_or_act(rank)
 
     def _admit(self, rank: _Rank, batch: list[_Session]) -> list[Unroll]:
         """Write rows; who may act is put into `served`, the others wait for the learner."""
@@ -324,10 +294,6 @@ class Simulation:
             rank.served.append(session)
         return filled
 
-    def _stored(self, what: tuple[_Rank, float]) -> None:
-        """Store the rows."""
-        self._learn_or_act(what[0])
-
     def _learn_or_act(self, rank: _Rank) -> None:
         """Learn, first if the two take turns, then act."""
         if rank.storage.ready:
@@ -351,16 +317,16 @@ class Simulation:
             assert session.unroll is not None
             session.unroll.act(rank.version)
             if session.since >= 0:
-                self._blocked += now - session.since
+                self._sums["blocked"] += now - session.since
                 session.since = -1.0
             elif session.answered >= 0:
-                self._turned += now - session.answered
-                self._turns += 1
+                self._sums["turned"] += now - session.answered
+                self._sums["turns"] += 1
             session.answered, session.fresh = now, True
             self.engine.after(hop, self._step, session)
         rank.served = []
         rank.acting = False
-        self._acting += now - rank.serving
+        self._sums["acting"] += now - rank.serving
         self._serve(rank)
 
     def _wake(self, rank: _Rank) -> None:
@@ -390,15 +356,15 @@ class Simulation:
         eager = self._eager >= 1
         self._eager -= eager
         for rank in self.ranks:
-            self._peers += now - rank.began
+            self._sums["peers"] += now - rank.began
             rank.waiting = False
             rank.updating = True
             rank.began = now
             rows = rank.storage.sample(rank.version)
-            self._update_rows += rows
-            self._lags += rank.storage.lag
+            self._sums["update_rows"] += rows
+            self._sums["lags"] += rank.storage.lag
             # More rows than the update is measured for: in proportion more minibatches.
-            least = costs.update_rows / self.system.group.ranks
+            least = costs.update_rows / self.system.ranks
             times = max(1.0, rows / least) if least else 1.0
             work = costs.update_s * times + costs.update_row_s * rows
             launches = costs.update_eager_s if eager else costs.update_replays_s
@@ -422,8 +388,8 @@ class Simulation:
     def _learned(self, rank: _Rank) -> None:
         rank.left -= 1
         if not any(r.left for r in self.ranks):
-            exchange = self.system.group.exchange_s
-            self._peers += exchange * self.together
+            exchange = self.system.exchange_s
+            self._sums["peers"] += exchange * self.together
             self.engine.after(exchange, self._end_update)
 
     def _end_update(self, _: object) -> None:
@@ -432,8 +398,8 @@ class Simulation:
             rank.version += 1
             rank.updating = False
             rank.storage.done()
-            self._update_s += now - rank.began
-            self._updates += 1
+            self._sums["update_s"] += now - rank.began
+            self._sums["updates"] += 1
         for rank in self.ranks:
             if self.system.sync:
                 self._learn_or_act(rank)

@@ -5,12 +5,11 @@ benchmarks/results, and from data sheets; docs/plan.md has the table. A forecast
 so.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 
-from murmur.doctor.machine import RESULTS
+from learner_service.learning.base import algorithm_config
+from learner_service.learning.options import OnPolicyConfig
 from murmur.plan.model import Costs
 from shared.config.experiment import ExperimentConfig
 from shared.process.errors import ConfigError
@@ -26,15 +25,17 @@ BLOCK, BLOCK_LAUNCHES = 16, 4  # minibatches of a graph at most; copies into it 
 ROLLOUT_HOST_S, DRAW_HOST_S = 5e-3, 1.1e-3
 AGREE_S = 3e-4  # of a group: one exchange of a few numbers on the host before an update
 
-_PRESETS: Mapping[tuple[str, str], str] = {
-    ("spread", "mappo"): "mappo, spread",
-    ("spread", "qmix"): "qmix, spread",
-    ("formation", "mappo"): "mappo, formation",
-    ("formation", "masac"): "masac, formation, 2x256",
-    ("terrain", "coma"): "coma, terrain-reference",
-    ("snakes", "coma"): "coma, snakes",
-    ("snakes", "mappo"): "mappo, snakes-greedy",
-    ("snakes", "maddpg"): "maddpg, snakes-ddpg",
+# As `murmur bench gpu` counted them on 2026-11-26, by environment and algorithm: launches of an
+# optimizer step (of an update over its steps; off-policy: of an update), and of an act.
+COUNTED: Mapping[tuple[str, str], tuple[float, int]] = {
+    ("spread", "mappo"): (1739 / 32, 16),
+    ("spread", "qmix"): (220, 19),
+    ("formation", "mappo"): (2819 / 40, 23),
+    ("formation", "masac"): (252, 18),
+    ("terrain", "coma"): (3612 / 48, 40),
+    ("snakes", "coma"): (2541 / 50, 25),
+    ("snakes", "mappo"): (2170 / 36, 18),
+    ("snakes", "maddpg"): (214, 15),
 }
 
 
@@ -88,9 +89,6 @@ def all_reduce_s(net: Network, ranks: int, size: float) -> float:
 
 def optimiser_steps(config: ExperimentConfig) -> int:
     """Count an update's all-reduces of gradients: of policy and of critic, for each minibatch."""
-    from learner_service.learning.base import algorithm_config
-    from learner_service.learning.options import OnPolicyConfig
-
     options = algorithm_config(config.algorithm)
     if isinstance(options, OnPolicyConfig):
         return 2 * options.batch_number * options.data_passes
@@ -118,12 +116,9 @@ def on_gpu(costs: Costs, config: ExperimentConfig, agents: int) -> Costs:
         config: the experiment, with all options of its algorithm.
         agents: agents of an environment.
     """
-    from learner_service.learning.base import algorithm_config
-    from learner_service.learning.options import OnPolicyConfig
-
     options, steps = algorithm_config(config.algorithm), optimiser_steps(config)
-    launches, act = counted().get(_preset(config), (0.0, 0))
-    act = act or ACT_LAUNCHES
+    preset = config.environment.name, config.algorithm.name
+    launches, act = COUNTED.get(preset, (0.0, ACT_LAUNCHES))
     # Share of a core's time in which the GPU does the same work, at the most.
     arithmetic = costs.update_row_s * CPU_FLOPS / FLOPS
     if isinstance(options, OnPolicyConfig):
@@ -148,34 +143,3 @@ def on_gpu(costs: Costs, config: ExperimentConfig, agents: int) -> Costs:
         update_eager_s=launches * LAUNCH_S,
         update_rows=rows,
     )
-
-
-def _preset(config: ExperimentConfig) -> str:
-    """Return the counted preset that a configuration is; empty if it is none."""
-    return _PRESETS.get((config.environment.name, config.algorithm.name), "")
-
-
-@cache
-def counted() -> dict[str, tuple[float, int]]:
-    """Return GPU launches by preset: of an optimizer step (off-policy: update), of an act.
-
-    The newest saved result of `murmur bench gpu` that counted them.
-    """
-    from shared.config.files import load
-
-    for file in sorted(RESULTS.glob("gpu-2*.json"), reverse=True):
-        figures = json.loads(file.read_text())["result"]["figures"]
-
-        def measured(name: str, of: Mapping[str, Mapping[str, object]] = figures) -> float:
-            value = of.get(name, {}).get("measured")
-            return float(value) if isinstance(value, int | float) else 0.0
-
-        found = {}
-        for (_, algorithm), preset in _PRESETS.items():
-            update = measured(f"{preset}: launches of an eager update")
-            if algorithm in ("mappo", "coma"):
-                update /= optimiser_steps(load(preset.removeprefix(f"{algorithm}, "), [], {}))
-            found[preset] = update, round(measured(f"{preset}: launches of an act"))
-        if any(update for update, _ in found.values()):
-            return {name: counts for name, counts in found.items() if counts[0]}
-    return {}

@@ -7,7 +7,6 @@ sample and _cut_open, ReplayStorage.may_begin and _due.
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
 
 from learner_service.storage.flight import Flight
 
@@ -68,36 +67,6 @@ class Unroll:
         rows = max(0, len(self.versions) - 1 - self.start)
         self.start += rows
         return rows
-
-
-class Storage(Protocol):
-    """Methods of a storage that the simulation calls."""
-
-    length: int
-
-    @property
-    def ready(self) -> bool:
-        """Return whether an update is due."""
-
-    def may_begin(self, filled: int, rows: int) -> bool:
-        """Return whether a session may begin an unroll.
-
-        Args:
-            filled: environments of unrolls that are full and will be `add` next.
-            rows: rows of these environments.
-        """
-
-    def begin(self, envs: int, filled: int) -> Unroll:
-        """Begin an unroll; `filled`: see may_begin."""
-
-    def add(self, unroll: Unroll) -> None:
-        """Add a full unroll."""
-
-    def sample(self, version: int) -> float:
-        """Begin an update; return the number of environment rows that it learns from."""
-
-    def done(self) -> None:
-        """End the update."""
 
 
 class RolloutModel:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -13,6 +13,7 @@ from shared.config.extras import advising
 from shared.config.files import Overrides, changes_of, dotted
 from shared.config.text import plain_value
 from shared.process.errors import ResourceError
+from shared.process.files import write_output
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,8 +31,6 @@ def sweep(
     seeds: int | Sequence[int] | None = None,
     vary: Mapping[str, object] | None = None,
     overrides: Overrides = (),
-    method: Literal["grid", "random", "optuna"] | None = None,
-    trials: int | None = None,
     parallel: int | None = None,
     folder: str | PathLike[str] | None = None,
     resume: bool = False,
@@ -43,12 +42,8 @@ def sweep(
         configs: one or several names or files of configurations, or the file of a sweep.
         seeds: number of seeds or the seeds; 5 stands for the seeds 1 to 5; None: 1, or those of the
             sweep's file.
-        vary: values by key: {"algorithm.name": ["mappo", "coma"]}, or a distribution to draw from:
-            {"algorithm.actor_lr": {"log_uniform": [1e-5, 1e-3]}}.
+        vary: values by key: {"algorithm.name": ["mappo", "coma"]}; all combinations are trained.
         overrides: changes of all runs, see murmur.config.
-        method: search method: grid trains all combinations of `vary`; random and optuna draw. None:
-            grid.
-        trials: number of draws.
         parallel: number of runs at once; None or 0: as many as the machine holds.
         folder: the sweep's folder; None: a new folder under runs/, or with `resume` the newest.
         resume: flag to continue a sweep: complete runs are kept, others resume from their
@@ -56,7 +51,7 @@ def sweep(
         progress: flag to show progress.
 
     Returns:
-        the runs that were trained to their end, or pruned by Optuna.
+        the runs that were trained to their end.
 
     Raises:
         KeyboardInterrupt: on Ctrl-C, after every run was stopped with a checkpoint.
@@ -66,7 +61,7 @@ def sweep(
     from murmur.sweeps.folder import ENDED
     from murmur.sweeps.run import open_sweep, run_sweep
 
-    given = {"seeds": seeds, "vary": vary, "method": method, "trials": trials}
+    given = {"seeds": seeds, "vary": vary}
     changes = {key: plain_value(value, key) for key, value in given.items() if value is not None}
     if same := {dotted(path, source): value for path, value, source in changes_of(overrides)}:
         changes["set"] = same
@@ -127,7 +122,7 @@ def compare(
         ConfigError: if the runs do not compare, naming what differs.
     """
     from murmur.comparison import compare as compare_runs
-    from murmur.comparison.page import write_page
+    from murmur.comparison.page import render
 
     def say(line: str) -> None:
         print_plain(Console(), line, "yellow")
@@ -146,7 +141,8 @@ def compare(
     for note in found.notes:
         say(note)
     if page is not None:
-        write_page(found, Path(page), f"murmur.compare({', '.join(map(repr, targets))})")
+        command = f"murmur.compare({', '.join(map(repr, targets))})"
+        write_output(Path(page), render(found, command))
     return _table(found)
 
 

@@ -5,13 +5,13 @@ runs/sweep-<name>-<timestamp>/
     sweep.json       the index: every run with its settings, its state and its scores
     configs/         <run>.yaml, the configuration that each run begins with
     logs/            <run>.log, what each run printed
-    optuna.log       method optuna: the storage of its study
     run.lock         locked by the process that runs the sweep
     <run>/           the folder of each run, like any that `murmur train` makes
 """
 
 import contextlib
 import glob
+import itertools
 import json
 import logging
 import re
@@ -25,9 +25,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from murmur.runs.run_folder import RunFolder
-from murmur.sweeps.search import settings_to_try
-from murmur.sweeps.spec import SweepConfig, experiment
-from shared.config.experiment import ExperimentConfig
+from murmur.sweeps.spec import NO_SEARCH, SweepConfig, experiment
 from shared.config.files import read_file
 from shared.config.section import validate
 from shared.config.text import comparable, config_text, one_line, plain_data, to_yaml
@@ -51,10 +49,9 @@ class SweepRun:
         name: name of its folder.
         config: configuration that it is made from.
         settings: settings of the sweep for it, run.seed among them.
-        state: state of the run: waiting; running; complete; failed; stopped, before its end; pruned
-            by Optuna.
+        state: state of the run: waiting; running; complete; failed; stopped, before its end;
+            pruned, in a search of 0.2.
         message: error of a failed run.
-        trial: number of Optuna's trial.
         env_steps: environment steps learned from.
         last, best: score of the last and of the best evaluation.
         minutes: minutes of training.
@@ -65,7 +62,6 @@ class SweepRun:
     settings: dict[str, Any]
     state: State = "waiting"
     message: str = ""
-    trial: int | None = None
     env_steps: int = 0
     last: float | None = None
     best: float | None = None
@@ -81,19 +77,19 @@ class SweepFolder:
 
     Attributes:
         path: folder of the sweep.
-        spec: specification of the sweep.
-        runs: all runs that are known so far.
+        parallel: number of runs at once; 0: as many as the machine holds.
+        runs: all runs.
         lock: lock that this process holds while it runs the sweep.
     """
 
     path: Path
-    spec: SweepConfig
+    parallel: int = 0
     runs: list[SweepRun] = field(default_factory=list)
     lock: RunLock = field(default_factory=lambda: RunLock(None))
 
     @classmethod
     def create(cls, spec: SweepConfig, path: Path | None = None) -> "SweepFolder":
-        """Make the folder of a new sweep, with the configuration of every run that is known.
+        """Make the folder of a new sweep, with the configuration of every run.
 
         Nothing is written if one of them is wrong.
 
@@ -103,22 +99,22 @@ class SweepFolder:
         """
         name = spec.name or Path(spec.configs[0]).stem
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        sweep = cls(path or Path(spec.directory) / f"sweep-{name}-{stamp}", spec)
+        sweep = cls(path or Path(spec.directory) / f"sweep-{name}-{stamp}", spec.parallel)
         if (sweep.path / INDEX).exists():
             raise ConfigError(
                 f"'{sweep.path}' holds a sweep already; continue it with `murmur sweep --resume "
                 f"{sweep.path}`, or name another folder with --folder"
             )
-        listed = [] if spec.method == "optuna" else _list_runs(spec)
+        sweep.runs = _list_runs(spec)
         with _warnings_once():
-            made = [(run, experiment(spec, run.config, run.settings, run.name)) for run in listed]
+            configs = [experiment(spec, r.config, r.settings, r.name) for r in sweep.runs]
         make_folder(sweep.path)
         sweep.lock = RunLock.acquire(sweep.path)
         for folder in (sweep.path / "configs", sweep.path / "logs"):
             make_folder(folder)
-        write_whole(sweep.path / "sweep.yaml", to_yaml(_plain(spec)))
-        for run, config in made:
-            sweep.add(run, config)
+        write_whole(sweep.path / "sweep.yaml", to_yaml(plain_data(spec)))
+        for run, config in zip(sweep.runs, configs, strict=True):
+            write_whole(sweep.config_file(run), config_text(config))
         sweep.save()
         return sweep
 
@@ -131,7 +127,7 @@ class SweepFolder:
             lock: flag to lock it, in order to run it.
 
         Raises:
-            ConfigError: if there is no sweep in it.
+            ConfigError: if there is no sweep in it, or to continue it needs Optuna.
             ResourceError: if another process runs it.
         """
         try:
@@ -144,8 +140,14 @@ class SweepFolder:
         except (ValueError, KeyError, TypeError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"{path / INDEX} is no index of a sweep: {reason}") from None
-        spec = validate(SweepConfig, read_file(path / "sweep.yaml", ()))
-        return cls(path, spec, runs, RunLock.acquire(path) if lock else RunLock(None))
+        if lock and index.get("method") == "optuna":
+            raise ConfigError(
+                f"'{path}' is a search of murmur 0.2 by Optuna, which cannot be continued: "
+                f"{NO_SEARCH}; `murmur compare` reads its runs"
+            )
+        data = read_file(path / "sweep.yaml", ())
+        told = validate(SweepConfig, {k: data[k] for k in ("configs", "parallel") if k in data})
+        return cls(path, told.parallel, runs, RunLock.acquire(path) if lock else RunLock(None))
 
     @classmethod
     def newest(cls, directory: Path) -> Path:
@@ -159,16 +161,11 @@ class SweepFolder:
             raise ConfigError(f"no sweep under '{directory}'; give its folder")
         return max(found, key=lambda file: (file.parent / "sweep.yaml").stat().st_mtime).parent
 
-    def add(self, run: SweepRun, config: ExperimentConfig) -> None:
-        """Add a run and write the configuration that it begins with."""
-        write_whole(self.config_file(run), config_text(config))
-        self.runs.append(run)
-
     def save(self) -> None:
         """Write the index."""
         index = {
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
-            "method": self.spec.method,
+            "method": "grid",
             "runs": [{**asdict(run), "settings": _shown(run.settings)} for run in self.runs],
         }
         write_whole(self.path / INDEX, json.dumps(index, indent=1))
@@ -212,22 +209,11 @@ def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _plain(spec: SweepConfig) -> dict[str, Any]:
-    """Return a sweep as its file has it."""
-    data = plain_data(spec)
-    data["vary"] = {
-        key: list(v.values) if v.kind == "choice" else {v.kind: [v.low, v.high]}
-        for key, v in spec.vary.items()
-    }
-    for key, v in spec.vary.items():
-        if v.kind == "integers":
-            data["vary"][key] = {v.kind: [int(v.low), int(v.high)]}
-    return data
-
-
 def _list_runs(spec: SweepConfig) -> list[SweepRun]:
-    """Return the runs of a grid or random search: all with the first seed, then the second."""
-    points = settings_to_try(spec)
+    """Return the runs of a sweep: all with the first seed, then the second."""
+    points = [
+        dict(zip(spec.vary, point, strict=True)) for point in itertools.product(*spec.vary.values())
+    ]
     runs: dict[str, SweepRun] = {}
     for seed in spec.seeds:
         for config in spec.configs:

@@ -10,13 +10,11 @@ from rich.console import Console
 from murmur.runs.interrupts import stopped_by_signals
 from murmur.runs.scores import Metric
 from murmur.sweeps.capacity import Gpu, measure_capacity
-from murmur.sweeps.folder import ENDED, SweepFolder
-from murmur.sweeps.scheduler import Listed, Queue, Scheduler
-from murmur.sweeps.search import example
+from murmur.sweeps.folder import SweepFolder
+from murmur.sweeps.scheduler import Scheduler
 from murmur.sweeps.spec import load_spec
 from murmur.sweeps.view import SweepView, end_table, failures
 from murmur.text import print_plain
-from shared.config.experiment import ExperimentConfig
 from shared.config.files import load
 from shared.process.errors import ConfigError
 
@@ -75,17 +73,16 @@ def run_sweep(
         KeyboardInterrupt: after a graceful stop, by Ctrl-C or SIGTERM.
         MurmurError: for what the user can fix.
     """
-    before = sum(run.state in ENDED and run.state != "failed" for run in sweep.runs)
-    configs = _configs(sweep)
+    left = [run for run in sweep.runs if run.state not in ("complete", "pruned")]
+    configs = [load(str(sweep.config_file(run)), environ={}) for run in left or sweep.runs[:1]]
     metric = Metric.parse(configs[0].evaluation.best_metric)
-    count = sweep.spec.parallel if parallel is None else parallel
-    capacity = measure_capacity(configs, count, gpus)
+    capacity = measure_capacity(configs, sweep.parallel if parallel is None else parallel, gpus)
+    before = len(sweep.runs) - len(left)
     known = f", {before} of them complete before" if before else ""
-    total = sweep.spec.trials if sweep.spec.method == "optuna" else len(sweep.runs)
-    print_plain(console, f"sweep of {total} runs{known}, in {sweep.path}")
+    print_plain(console, f"sweep of {len(sweep.runs)} runs{known}, in {sweep.path}")
     print_plain(console, capacity.text())
     view = SweepView(sweep, console)
-    scheduler = Scheduler(sweep, _queue(sweep), capacity, say=view.say, on_tick=view.update)
+    scheduler = Scheduler(sweep, capacity, say=view.say, on_tick=view.update)
     try:
         with stopped_by_signals(), view:
             scheduler.run()
@@ -98,30 +95,10 @@ def run_sweep(
     return _print_end(sweep, metric, console)
 
 
-def _queue(sweep: SweepFolder) -> Queue:
-    if sweep.spec.method != "optuna":
-        return Listed(sweep)
-    from murmur.sweeps.study import Searched
-
-    return Searched(sweep)
-
-
-def _configs(sweep: SweepFolder) -> list[ExperimentConfig]:
-    """Return the configurations of the runs that are left; of a search one per trial left."""
-    left = [
-        load(str(sweep.config_file(run)), environ={})
-        for run in sweep.runs
-        if run.state not in ("complete", "pruned") and sweep.config_file(run).is_file()
-    ]
-    if sweep.spec.method == "optuna":
-        left += [example(sweep.spec)] * (sweep.spec.trials - len(sweep.runs))
-    return left or [example(sweep.spec)]
-
-
 def _print_end(sweep: SweepFolder, metric: Metric, console: Console) -> int:
     """Print the table of all runs, those that failed, and what to do next."""
     console.print()
-    console.print(end_table(sweep, metric, console.width))
+    console.print(end_table(sweep, metric))
     for line in failures(sweep):
         print_plain(console, line, "red")
     path = shlex.quote(str(sweep.path))

@@ -1,25 +1,23 @@
 """Runs of a sweep: each is a `murmur train` process, as many at once as the machine holds.
 
 A run that fails is noted with its message; the others continue. Processes die with the sweep. A
-sweep
-that was killed continues from its index: complete runs are kept, runs that had begun resume from
-their last checkpoint.
+sweep that was killed continues from its index: complete runs are kept, runs that had begun come
+first and resume from their last checkpoint.
 """
 
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import psutil
+from typing import Any
 
 from murmur.runs.child import exit_message, murmur_command, start_process
 from murmur.runs.log_errors import last_error
 from murmur.runs.run_folder import ProgressTail
-from murmur.runs.scores import Metric, read_curve, training_value
+from murmur.runs.scores import Metric, read_curve
 from murmur.sweeps.capacity import Capacity, Gpu, shares
 from murmur.sweeps.folder import SweepFolder, SweepRun
 from shared.config.experiment import ExperimentConfig
@@ -28,43 +26,8 @@ from shared.process.errors import ConfigError
 from shared.process.host_memory import MemoryKills, available_bytes
 
 TICK_S = 0.25
-_LOOK_AT_MEMORY_S = 5.0
 _STOP_S = 90.0  # for a run to save and end; its supervisor gives the learner 60 s
 _GIB = 2**30
-
-
-class Queue(Protocol):
-    """Source of the next run for a scheduler."""
-
-    def next(self) -> SweepRun | None:
-        """Return a run to start, or None if there is none now."""
-
-    def evaluated(self, run: SweepRun, record: Mapping[str, Any]) -> bool:
-        """Note an evaluation of a run; return whether to stop the run."""
-
-    def ended(self, run: SweepRun) -> None:
-        """Note the end of a run."""
-
-
-class Listed:
-    """All runs of the index that have not ended, in its order: those that had begun first."""
-
-    def __init__(self, sweep: SweepFolder) -> None:
-        """Take the runs that an earlier process left, or that were listed."""
-        begun = [run for run in sweep.runs if run.state in ("running", "stopped")]
-        others = [run for run in sweep.runs if run.state in ("waiting", "failed")]
-        self._waiting: Iterator[SweepRun] = iter([*begun, *others])
-
-    def next(self) -> SweepRun | None:
-        """Return the next run that has not ended; None: there is none."""
-        return next(self._waiting, None)
-
-    def evaluated(self, run: SweepRun, record: Mapping[str, Any]) -> bool:
-        """Return False: no evaluation stops a run."""
-        return False
-
-    def ended(self, run: SweepRun) -> None:
-        """Do nothing: the order of runs is fixed."""
 
 
 @dataclass
@@ -78,8 +41,7 @@ class Active:
         log_start: position in its log at which its output begins.
         tail: reader of its progress.
         gpu: GPU of the run; None: the CPU.
-        progress: last record.
-        stopping: reason why it was told to stop; "" if it was not.
+        progress: last record of its progress.
         memory_kills: memory kills that the kernel had counted at its start.
     """
 
@@ -90,13 +52,7 @@ class Active:
     tail: ProgressTail
     gpu: Gpu | None = None
     progress: dict[str, Any] = field(default_factory=dict)
-    stopping: str = ""
     memory_kills: MemoryKills = field(default_factory=MemoryKills)
-
-    @property
-    def metric(self) -> Metric:
-        """Metric that judges the run."""
-        return Metric.parse(self.config.evaluation.best_metric)
 
 
 class Scheduler:
@@ -105,7 +61,6 @@ class Scheduler:
     def __init__(
         self,
         sweep: SweepFolder,
-        queue: Queue,
         capacity: Capacity,
         *,
         say: Callable[[str], None],
@@ -115,19 +70,17 @@ class Scheduler:
 
         Args:
             sweep: the sweep; its index is written after each change.
-            queue: queue that chooses the next run.
             capacity: resources that the runs may use.
             say: function called with lines about events of runs.
             on_tick: function called with the runs at work, several times a second.
         """
         self._sweep = sweep
-        self._queue = queue
         self._capacity = capacity
         self._say, self._on_tick = say, on_tick
         self._active: list[Active] = []
-        self._next: SweepRun | None = None
-        self._memory_gib = capacity.memory_gib  # of the largest run, as far as is known
-        self._measured = -_LOOK_AT_MEMORY_S
+        begun = [run for run in sweep.runs if run.state in ("running", "stopped")]
+        others = [run for run in sweep.runs if run.state in ("waiting", "failed")]
+        self._waiting = deque([*begun, *others])
         self._waits_for_memory = False
 
     def run(self) -> None:
@@ -154,26 +107,24 @@ class Scheduler:
 
     def _start_what_fits(self) -> None:
         """Start runs while there is room; one at least, if there is one left."""
-        while len(self._active) < self._capacity.parallel:
-            self._next = self._next or self._queue.next()
-            if self._next is None or (self._active and not self._has_memory()):
+        while self._waiting and len(self._active) < self._capacity.parallel:
+            if self._active and not self._has_memory():
                 return
-            run, self._next = self._next, None
+            run = self._waiting.popleft()
             try:
                 self._active.append(self._start(run))
             except ConfigError as error:
-                run.state, run.message = "failed", str(error)
-                self._finish(run)
+                self._fail(run, str(error))
             self._sweep.save()
 
     def _has_memory(self) -> bool:
-        """Return whether one more run fits beside those at work, by the largest memory of them."""
+        """Return whether the memory that a run is expected to take is free."""
         free = available_bytes() / _GIB
-        fits = free >= self._memory_gib
+        fits = free >= self._capacity.memory_gib
         if not fits and not self._waits_for_memory:
             self._say(
                 f"the next run waits: {free:.1f} GiB of memory is free, a run takes "
-                f"{self._memory_gib:.1f}"
+                f"{self._capacity.memory_gib:.1f}"
             )
         self._waits_for_memory = not fits
         return fits
@@ -221,65 +172,42 @@ class Scheduler:
     def _look_at(self, active: Active) -> None:
         """Read a run's reports, and its end."""
         code = active.process.poll()
-        for record in active.tail:
-            self._take(active, record)
+        self._read(active)
         if code is None:
-            self._measure()
             return
         self._active.remove(active)
         run = active.run
         if code == 0:
             run.state = "complete"
-        elif active.stopping:
-            run.state, run.message = "pruned", active.stopping
         else:
             log = self._sweep.log_file(run)
             message = last_error(log, active.log_start) or (
                 f"{exit_message(code, active.memory_kills)}; see {log}"
             )
-            run.state, run.message = "failed", message
+            self._fail(run, message)
         self._note_scores(active)
-        self._finish(run)
         self._sweep.save()
 
-    def _take(self, active: Active, record: dict[str, Any]) -> None:
-        """Note a record of a run's progress."""
-        if record.get("kind") == "progress":
-            active.progress = record
-            value = training_value(record, active.metric)
-        else:
-            value = record.get("metrics", {}).get(active.metric.name, {}).get("mean")
-            if not active.stopping and self._queue.evaluated(active.run, record):
-                active.stopping = "worse than the median of earlier runs at the same update"
-                active.process.send_signal(signal.SIGTERM)
-        if value is not None and (record["kind"] == "evaluation" or not self._evaluates(active)):
-            active.run.last = value
-
     @staticmethod
-    def _evaluates(active: Active) -> bool:
-        return active.config.evaluation.every_updates > 0
+    def _read(active: Active) -> None:
+        """Read the news of a run's progress."""
+        for record in active.tail:
+            if record.get("kind") == "progress":
+                active.progress = record
 
-    def _finish(self, run: SweepRun) -> None:
-        """Print how a run ended, and note it."""
-        if run.state == "failed":
-            self._say(f"{run.name} failed: {run.message}")
-        self._queue.ended(run)
+    def _fail(self, run: SweepRun, message: str) -> None:
+        """Note that a run failed, and print why."""
+        run.state, run.message = "failed", message
+        self._say(f"{run.name} failed: {message}")
 
     def _note_scores(self, active: Active) -> None:
         """Write into the index what a run came to."""
         run, last = active.run, active.progress
-        curve = read_curve(self._sweep.folder_of(run), active.metric)
+        metric = Metric.parse(active.config.evaluation.best_metric)
+        curve = read_curve(self._sweep.folder_of(run), metric)
         run.last, run.best = curve.last, curve.best
         run.env_steps = int(last.get("env_steps", run.env_steps))
         run.minutes = round(last.get("seconds", 60 * run.minutes) / 60, 3)
-
-    def _measure(self) -> None:
-        """Note what memory the largest run takes."""
-        if time.monotonic() - self._measured < _LOOK_AT_MEMORY_S:
-            return
-        self._measured = time.monotonic()
-        for active in self._active:
-            self._memory_gib = max(self._memory_gib, resident_bytes(active.process.pid) / _GIB)
 
     def _stop_all(self) -> None:
         """Stop the runs at work; each saves a checkpoint first."""
@@ -292,25 +220,8 @@ class Scheduler:
             except subprocess.TimeoutExpired:
                 os.killpg(active.process.pid, signal.SIGKILL)
                 active.process.wait()
-            for record in active.tail:
-                self._take(active, record)
+            self._read(active)
             active.run.state = "complete" if active.process.returncode == 0 else "stopped"
             self._note_scores(active)
         self._active.clear()
         self._sweep.save()
-
-
-def resident_bytes(pid: int) -> int:
-    """Return the memory in use by a process and all its descendants [bytes]."""
-    try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return 0
-    total = 0
-    for one in family:
-        try:
-            total += one.memory_info().rss
-        except psutil.Error:  # it has just ended
-            continue
-    return total

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -13,55 +13,25 @@ from shared.config.section import validate
 from shared.config.text import NO_YAML, one_line, parse_yaml, short
 from shared.process.errors import ConfigError
 
-DISTRIBUTIONS = ("uniform", "log_uniform", "integers", "choice")
 OWN_KEYS = {"run.seed": "seeds", "run.name": "name", "run.directory": "directory"}
+_SEARCH = ("method", "trials", "search_seed", "prune")
+_DRAWN = ("uniform", "log_uniform", "integers", "choice")
+NO_SEARCH = (
+    "a sweep trains all combinations of the values that it lists; for a search let Optuna call "
+    "murmur.train (docs/many-runs.md#search-with-optuna)"
+)
 
 
-class Distribution(Section):
-    """Distribution from which a random search draws a value.
-
-    Attributes:
-        kind: kind of the distribution: uniform and log_uniform give floats in [low, high], integers
-            whole numbers from low to high, both included, choice one of `values`.
-    """
-
-    kind: Literal["uniform", "log_uniform", "integers", "choice"]
-    low: float = 0.0
-    high: float = 0.0
-    values: tuple[Any, ...] = ()
-
-
-def _distribution(value: object) -> object:
-    """Convert [1, 2] and {log_uniform: [1, 2]} to a Distribution."""
-    if isinstance(value, Distribution):
-        return value
-    if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in DISTRIBUTIONS:
-        ((kind, limits),) = value.items()
-    elif isinstance(value, list | tuple):
-        kind, limits = "choice", value
-    else:
-        raise ValueError(
-            f"{short(value)} says no values: write a list, [1, 2], or one of "
-            + ", ".join(f"{{{name}: [...]}}" for name in DISTRIBUTIONS)
-        )
-    if not isinstance(limits, list | tuple) or not limits:
-        raise ValueError(f"{kind}: {short(limits)} is no list of values")
-    if kind == "choice":
-        if len({one_line(value) for value in limits}) < len(limits):
-            raise ValueError(f"{short(limits)} has a value twice; for repeats use `seeds`")
-        return Distribution(kind="choice", values=tuple(limits))
-    whole = kind == "integers"
-    if whole:
-        limits = [_whole(limit) for limit in limits]
-    numbers = [x for x in limits if isinstance(x, int if whole else int | float)]
-    if len(numbers) != 2 or len(limits) != 2 or isinstance(numbers[0], bool):
-        needed = "two integers" if whole else "two numbers"
-        raise ValueError(f"{kind}: {short(limits)}: give {needed}, [low, high]")
-    low, high = numbers
-    if not low < high or (kind == "log_uniform" and low <= 0):
-        above = "0 < " if kind == "log_uniform" else ""
-        raise ValueError(f"{kind}: {short(limits)}: it needs {above}low < high")
-    return Distribution(kind=kind, low=low, high=high)
+def _values(value: object) -> object:
+    """Refuse what is no list of different values."""
+    one = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if isinstance(one, dict) and len(one) == 1 and next(iter(one)) in _DRAWN:
+        raise ValueError(f"{short(one)}: {NO_SEARCH}")
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"{short(value)} says no values: write a list, [1, 2]")
+    if len({one_line(each) for each in value}) < len(value):
+        raise ValueError(f"{short(value)} has a value twice; for repeats use `seeds`")
+    return tuple(value)
 
 
 def _whole(value: object) -> object:
@@ -80,7 +50,7 @@ def _names(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-Values = Annotated[Distribution, BeforeValidator(_distribution)]
+Values = Annotated[tuple[Any, ...], BeforeValidator(_values)]
 
 
 class SweepConfig(Section):
@@ -91,30 +61,23 @@ class SweepConfig(Section):
     )
     name: str = Field("", description="name of the sweep; empty: that of the first configuration")
     directory: str = Field("runs", description="folder that holds the sweep's folder")
-    method: Literal["grid", "random", "optuna"] = Field(
-        "grid",
-        description="grid: all combinations of `vary`; random: `trials` independent draws; optuna: "
-        "`trials` draws by Optuna's TPE, which learns from the scores (extra search)",
-    )
     seeds: Annotated[tuple[int, ...], BeforeValidator(_seeds)] = Field(
         (1,), min_length=1, description="values of run.seed; a number N stands for 1 to N"
     )
     vary: dict[str, Values] = Field(
-        {},
-        description="configuration keys and their values: a list, or {uniform: [low, high]}, "
-        "{log_uniform: [low, high]}, {integers: [low, high]}, {choice: [...]}",
+        {}, description="configuration keys and the values of each: algorithm.name: [mappo, coma]"
     )
     set: dict[str, Any] = Field({}, description="configuration keys that are the same in all runs")
-    trials: int = Field(0, ge=0, description="random, optuna: how many draws")
-    search_seed: int = Field(1, ge=0, description="random, optuna: seed of the draws")
-    prune: bool = Field(
-        True,
-        description="optuna: stop a run once its evaluation is worse than the median of the "
-        "earlier runs' at the same update",
-    )
     parallel: int = Field(
         0, ge=0, description="runs at once; 0: as many as cores and memory of the machine hold"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_search(cls, data: object) -> object:
+        if isinstance(data, Mapping) and (given := [key for key in _SEARCH if key in data]):
+            raise ValueError(f"'{given[0]}' is no key any more: {NO_SEARCH}")
+        return data
 
     @field_validator("seeds")
     @classmethod
@@ -124,31 +87,12 @@ class SweepConfig(Section):
         return seeds
 
     @model_validator(mode="after")
-    def _fits_the_method(self) -> "SweepConfig":
+    def _sets_each_key_once(self) -> "SweepConfig":
         for key in (*self.vary, *self.set):
             if key in OWN_KEYS:
                 raise ValueError(f"'{key}' is chosen by the sweep; set its `{OWN_KEYS[key]}`")
         if both := set(self.vary) & set(self.set):
             raise ValueError(f"'{both.pop()}' is in both `set` and `vary`; keep one")
-        if self.method == "grid":
-            for key, values in self.vary.items():
-                if values.kind != "choice":
-                    raise ValueError(
-                        f"vary: {key}: {values.kind} has no grid; list its values, or set "
-                        "method: random and trials"
-                    )
-            if self.trials:
-                raise ValueError(f"trials={self.trials}: a grid has all; set method: random")
-            return self
-        if not self.trials or not self.vary:
-            missing = "trials: how many draws" if self.vary else "vary: what to draw"
-            raise ValueError(f"method: {self.method} needs {missing}")
-        if self.method == "optuna" and len(self.seeds) * len(self.configs) > 1:
-            raise ValueError(
-                f"method: optuna searches with one configuration and one seed, not with "
-                f"{len(self.configs)} and {len(self.seeds)}; then run the best settings with "
-                "several seeds"
-            )
         return self
 
 
@@ -205,8 +149,7 @@ def varied(items: list[str]) -> dict[str, Any]:
         except NO_YAML as error:
             raise ConfigError(f"--vary {item!r}: {' '.join(str(error).split())}") from None
         one = values[0] if len(values) == 1 else None
-        drawn = isinstance(one, dict) and len(one) == 1 and next(iter(one)) in DISTRIBUTIONS
-        found[key.strip()] = one if drawn or isinstance(one, list) else values
+        found[key.strip()] = one if isinstance(one, list) else values
     return found
 
 

@@ -28,7 +28,6 @@ _MODULES = {  # extra -> modules that it installs
     "butterfly": "pymunk",
     "box2d": "Box2D",
     "images": "cv2",
-    "search": "optuna",
     "wandb": "wandb",
     "mlflow": "mlflow",
 }

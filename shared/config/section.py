@@ -33,6 +33,14 @@ FORMER_NAMES = {
     "normalise_rewards": "normalize_rewards",
     "prioritised": "prioritized",
 }
+# Option that is gone -> its former default, and what to do instead. Configurations of former runs
+# say all options: the default is passed over, any other value refused.
+REMOVED: Mapping[str, tuple[object, str]] = {
+    "tracking.histograms_every_updates": (
+        0,
+        "curves update/*_grad_norm show gradients, murmur.load has the weights",
+    ),
+}
 _noticed: set[str] = set()  # former names, as dotted keys
 
 
@@ -48,9 +56,17 @@ def with_new_names(
         model: pydantic model.
         data: values by name, sections of the model nested in it.
         where: dotted path of this model within the configuration.
+
+    Raises:
+        ConfigError: for an option that is gone.
     """
     fields, found = model.model_fields, dict[str, Any]()
     for given, value in data.items():
+        default, instead = REMOVED.get(f"{where}.{given}".lstrip("."), (None, ""))
+        if instead and value == default:
+            continue
+        if instead:
+            raise ConfigError(f"'{where}.{given}' = {short(value)}: it is gone; {instead}")
         name = FORMER_NAMES.get(given, given) if isinstance(given, str) else given
         if given in fields or name not in fields:
             name = given

@@ -16,7 +16,14 @@ from benchmarks.acceptance.scores import (
     interquartile_mean,
     scores,
 )
-from benchmarks.acceptance.task import Goal, built, experiment, load_task, task_names
+from benchmarks.acceptance.task import (
+    Goal,
+    built,
+    experiment,
+    load_task,
+    published,
+    task_names,
+)
 from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.doctor.machine import ROOT
 from murmur.runs.settings import resolve
@@ -97,9 +104,9 @@ def test_a_lowered_goal_names_the_former_one() -> None:
 
 def test_the_committed_table_holds_every_goal() -> None:
     """Measured or not."""
-    shown = page.overview()
+    shown = page.overview(published())
     assert shown in (ROOT / "docs" / "results.md").read_text()
-    for name in task_names()[:-1]:
+    for name in published()[:-1]:
         found = [x for x in shown.splitlines() if x.startswith(f"| {name} |")]
         for algorithm, candidate in load_task(name).algorithms.items():
             for goal in candidate.goals:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,6 @@ import pytest
 import yaml
 
 from monitoring.dashboards import FOLDER, panels
-from monitoring.preview import ask, draw, fill
 from tests.monitoring.names import RULES
 from tests.system.conftest import PACED, SPREAD, Training
 from tests.waiting import wait_until
@@ -163,12 +163,27 @@ def _queries() -> list[tuple[str, str]]:
     ]
 
 
+def fill(query: str, rate_interval: str) -> str:
+    """Fill a query's Grafana variables: all runs, learners, servers and results."""
+    return re.sub(r"\$(run|learner|server|metric)\b", ".*", query).replace(
+        "$__rate_interval", rate_interval
+    )
+
+
+def ask(address: str, query: str) -> list[dict[str, Any]]:
+    """Ask Prometheus a query; return its result."""
+    url = f"{address}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+    with urllib.request.urlopen(url, timeout=30) as reply:
+        result: list[dict[str, Any]] = json.load(reply)["data"]["result"]
+    return result
+
+
 def _has_data(address: str, query: str) -> bool:
-    result = ask(address, "query", query=fill(query, "15s"))
+    result = ask(address, fill(query, "15s"))
     return any(series["value"][1] not in ("NaN", "+Inf", "-Inf") for series in result)
 
 
-def test_every_panel_and_every_rule_on_a_training(watched: Watched, tmp_path: Path) -> None:
+def test_every_panel_and_every_rule_on_a_training(watched: Watched) -> None:
     missing = _queries()
     assert len(missing) > 50
 
@@ -183,12 +198,8 @@ def test_every_panel_and_every_rule_on_a_training(watched: Watched, tmp_path: Pa
     assert {(rule["name"], rule["health"]) for rule in rules} == {
         (rule["name"], "ok") for rule in rules
     }
-    for series in ask(
-        watched.address, "query", query="sum without (state) (murmur:env_state:ratio)"
-    ):
+    for series in ask(watched.address, "sum without (state) (murmur:env_state:ratio)"):
         assert float(series["value"][1]) == pytest.approx(1, abs=1e-6)
-    picture = draw(FOLDER / "overview.json", watched.address, tmp_path, 1.0)
-    assert picture.stat().st_size > 10_000
 
 
 def test_a_dead_learner_raises_the_alarm(watched: Watched) -> None:

@@ -15,19 +15,14 @@ from murmur.doctor.machine import ROOT
 from murmur.kit.certs import make_certificates
 from murmur.kit.conformance.checklist import Checklist
 from murmur.kit.conformance.examine import Examination
-from murmur.kit.conformance.learner import LearnerExamination
-from murmur.kit.conformance.limits import Limits
-from murmur.kit.conformance.peer import Peer
+from murmur.kit.conformance.play import Limits
 from murmur.kit.conformance.rows import RowRules
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
 from shared.process.errors import ConfigError, ConnectionLostError, ResourceError
 from shared.wire.credentials import CredentialFolder
 from shared.wire.spec import EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
 from shared.wire.timestep import StepType, TimeStep
 from tests.chaos.stack import free_port
-from tests.learner_service.running import running_learner
-from tests.murmur import wrong_learners, wrong_suppliers
+from tests.murmur import wrong_suppliers
 from tests.murmur.test_cli import murmur
 from tests.murmur.wrong_servers import FLAWS, Aborted
 
@@ -39,7 +34,10 @@ QUICK = Limits(
 def test_experts_name_actions_or_none() -> None:
     expert = ArraySpec(EXPERT_ACTION, "int32", ())
     spec = EnvSpec("corridor", 2, (expert,), Discrete(3))
-    for told, words in (([-1, 2], None), ([0, 3], "agent 1 of environment 0 is 3, of 3 actions")):
+    for told, words in (
+        ([-1, 2], None),
+        ([0, 3], "environment 0 returned 3 as expert_action of agent 1"),
+    ):
         checklist, zeros = Checklist(), np.zeros((1, 2), np.float32)
         row = TimeStep(
             np.array([StepType.FIRST], np.uint8),
@@ -47,8 +45,8 @@ def test_experts_name_actions_or_none() -> None:
             np.ones(1, np.float32),
             {EXPERT_ACTION: np.array([told], np.int32)},
         )
-        RowRules(spec, checklist, fresh=True).examine(row)
-        found = checklist.problems.get("choices", [])
+        RowRules(spec, 1, checklist, fresh=True).examine(row)
+        found = checklist.problems.get("rows", [])
         assert (words is None) == (not found)
         assert words is None or words in found[0]
 
@@ -173,66 +171,6 @@ def test_our_supply_server_keeps_the_whole_contract(
     assert untested == {"finite"}
 
 
-def learner_examined(kind: type[wrong_learners.Learner], patience_s: float) -> Checklist:
-    """Examine a learner that runs on the same event loop."""
-
-    async def examine() -> Checklist:
-        learner = kind()
-        async with Peer("127.0.0.1", 0, learner.door, None) as peer:
-            address = f"127.0.0.1:{peer.port}"
-            limits = Limits(start_s=10, patience_s=patience_s, again_s=patience_s)
-            checklist = await LearnerExamination(address, limits=limits).run()
-            for task in learner.tasks:
-                task.cancel()
-            await asyncio.gather(*learner.tasks, return_exceptions=True)
-            return checklist
-
-    return asyncio.run(examine())
-
-
-# These wait for what does not come.
-PATIENT = {"drops what was owed", "takes any version", "takes any data set", "takes any mask"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.long] * (n in PATIENT)) for n in wrong_learners.FLAWS],
-)
-def test_a_flaw_of_a_learner_is_found_and_named(name: str) -> None:
-    flaw, key = wrong_learners.FLAWS[name]
-    problems = learner_examined(flaw, patience_s=1).problems
-    assert key in problems, problems
-
-
-def test_a_learner_that_keeps_the_contract_is_found_right() -> None:
-    checklist = learner_examined(wrong_learners.Learner, patience_s=30)
-    assert checklist.problems == {}
-    assert {key for key, held, _ in checklist.verdicts() if held is None} == {"credentials"}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("cache", ["device", "stream"])
-def test_our_learner_keeps_the_whole_contract(cache: str, tmp_path: Path) -> None:
-    make_certificates(tmp_path / "certs", ["127.0.0.1"], days=30)
-    config = validate(
-        ExperimentConfig,
-        {
-            "source": {"name": "anything"},
-            "supply": {"cache": cache},
-            "algorithm": {"name": "segmentation", "batch_size": 32, "epochs": 100},
-            "network": {"name": "unet", "channels": [8, 8], "groups": 4},
-            "learner": {"port": 0, "metrics_port": 0, "device": "cpu", "num_threads": 1},
-            "security": {"folder": str(tmp_path / "certs" / "learner")},
-        },
-    )
-    credentials = CredentialFolder(tmp_path / "certs" / "environment")
-    with running_learner(tmp_path / "run", config) as learner:
-        examination = LearnerExamination(f"127.0.0.1:{learner.port}", credentials=credentials)
-        checklist = asyncio.run(examination.run())
-    assert checklist.problems == {}
-    assert all(held for _, held, _ in checklist.verdicts())
-
-
 def test_no_server_connects() -> None:
     examination = Examination("127.0.0.1", 0, limits=Limits(start_s=0.2))
     with pytest.raises(ConnectionLostError, match=r"no Hello came within 0\.2 s"):
@@ -262,3 +200,6 @@ def test_the_command_says_what_is_wrong(
     code, _, err = murmur(monkeypatch, capsys, "conformance", "50051")
     assert code == 2
     assert "'50051' is no address: write it as host:port" in err
+    code, _, err = murmur(monkeypatch, capsys, "conformance", "127.0.0.1:0", "--learner")
+    assert code == 2
+    assert "--learner was removed: the kit examines servers" in err

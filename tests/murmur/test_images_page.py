@@ -36,7 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_source_of_the_page_can_be_used() -> None:
     found = examine(source_config("discs:Discs", ["size=32"]), 20)
     assert (found.read, found.broken, found.changed) == (20, {}, [])
-    assert (found.samples_with == 20).all()
+    assert (found.samples_with[: len(found.spec.classes)] == 20).all()
     sys.modules.pop("discs")
 
 

@@ -166,10 +166,10 @@ FLAWS: dict[str, tuple[type[Supplier], str, tuple[str, ...]]] = {
     "has a data set that cannot be": (ImpossibleDataSet, "hello", ("first samples",)),
     "has another digest each time": (OtherDigest, "hello", ("first samples", "a large grant")),
     "sends too much": (SendsUnasked, "unasked", ("nothing to send",)),
-    "counts from zero": (CountsFromZero, "sequence", ("first samples",)),
-    "sends a byte too many": (ByteTooMany, "size", ("first samples",)),
+    "counts from zero": (CountsFromZero, "samples", ("first samples",)),
+    "sends a byte too many": (ByteTooMany, "samples", ("first samples",)),
     "sends an unknown class": (UnknownClass, "classes", ("first samples",)),
-    "shouts its reasons": (ShoutedReason, "named", ("first samples",)),
+    "shouts its reasons": (ShoutedReason, "samples", ("first samples",)),
     "sends other pixels": (OtherPixels, "repeats", ("first samples", "a large grant")),
     "reads one order": (OneOrder, "encodings", ("first samples", "the same samples")),
 }

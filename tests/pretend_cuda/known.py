@@ -11,7 +11,6 @@ ALLOWED = {
     "RunContext.finish": "all threads have ended",
     "Learner._means" + _EVENT: "one read of an update's losses",
     "Pace.given" + _EVENT: "learning is a few steps ahead of the device, no more",
-    "Report._draw_distributions*" + _EVENT: "weights and actions, at its interval alone",
     "Keeper.save*" + _EVENT: "a checkpoint is written",
     "Report.skipped*" + _EVENT: "a batch is written",
     "KeepOpponents._keep*" + _EVENT: "a past policy is written",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from murmur.benchmarks._launch_counts import PRESETS, _config, count_update
+from benchmarks._launch_counts import PRESETS, _config, count_update
 from shared.config.plugins import resolve_plugin
 from tests import pretend_cuda
 

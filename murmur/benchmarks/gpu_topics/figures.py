@@ -7,7 +7,6 @@ from functools import cache
 from operator import itemgetter
 from typing import Any, Literal
 
-from murmur.benchmarks._launch_counts import OF_A_RUN, PRESETS
 from murmur.doctor.machine import RESULTS
 from shared.config.files import config_names
 
@@ -18,6 +17,7 @@ LAUNCH_US = 30.0  # a launch from Python
 NODE_US = 4.2  # a small kernel within a graph
 TFLOPS, TB_PER_S = 32.0, 3.35  # convolutions of terrain-published in TF32; memory
 WORKERS = 15  # of a run on a machine with 16 cores
+OF_A_RUN = "captured update of a run"  # work that `murmur bench launches` counts
 _NODES = ("kernels in graphs", "nodes")  # columns of `launches`, the first one that is there
 _BEFORE = "gpu-20261126-nvidia-h100-80gb-hbm3.json"  # commit 03a9fe658b
 
@@ -184,7 +184,7 @@ _ALL_CASES = (
     Case(
         "masac, formation, 2x256",
         "formation",
-        PRESETS["MASAC, formation, 2x256"][1],
+        ("algorithm.name=masac", "network.hidden=[256, 256]", "algorithm.share_parameters=false"),
         0,
         _OFF_POLICY_MS,
         "",

@@ -16,10 +16,10 @@ from torch.profiler import ProfilerActivity, profile
 from learner_service.device.device import half_precision
 from learner_service.tuning.precision import fastest
 from murmur.benchmarks import masac_update
-from murmur.benchmarks._launch_counts import OF_A_RUN
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.gpu_topics.figures import (
     CASES,
+    OF_A_RUN,
     SMALL,
     SMALL_REPLAY,
     Case,

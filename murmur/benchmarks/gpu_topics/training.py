@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from learner_service.telemetry.profile_files import FOLDER, METADATA, REQUEST, TRACE
-from murmur.benchmarks._launch_counts import OF_A_RUN
 from murmur.benchmarks._processes import Processes, Scrape, Snapshot, scrape
 from murmur.benchmarks.gpu_topics.alone import rate_alone
-from murmur.benchmarks.gpu_topics.figures import CASES, WORKERS, Figure, Value
+from murmur.benchmarks.gpu_topics.figures import CASES, OF_A_RUN, WORKERS, Figure, Value
 from murmur.benchmarks.gpu_topics.topics import LAUNCHING, Context
 from murmur.doctor import latency
 from shared.config.cores import available_cores

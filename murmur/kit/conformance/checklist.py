@@ -42,13 +42,11 @@ CONTRACT = Contract(
         "sequence": "numbers its messages 1, 2, 3, … from 1 on every stream",
         "lockstep": "sends nothing before the last message was answered",
         "encodings": "reads every protobuf encoding of an answer",
-        "step_type": "begins episodes after LAST and ABORTED alone, with FIRST (ABORTED if that "
-        "fails)",
-        "first": "gives FIRST rows no reward and discount 1",
+        "rows": "begins episodes with FIRST (ABORTED if that fails), after LAST and ABORTED alone, "
+        "and without a reward; sends neither NaN nor infinity, in metrics not on LAST rows; leaves "
+        "every agent a legal action, and keeps it inside its maps",
         "discount": "gives discount 0 on LAST rows of episodes that terminated, else 1",
         "length": "ends episodes after max_episode_steps decisions at the latest",
-        "finite": "sends neither NaN nor infinity, in metrics not on LAST rows",
-        "choices": "leaves every agent a legal action, and keeps it inside its maps",
         "aborted": "sends zeros, discount 1 and legal actions in ABORTED rows",
         "repeats": "gives the same episodes from the same run seed, slots, numbers and actions",
         "resumes": "takes up episodes where the actions in Welcome lead to, and counts them on",
@@ -62,31 +60,14 @@ SUPPLY_CONTRACT = Contract(
         "credentials": _CREDENTIALS,
         "patient": "waits for Welcome and for grants, as long as they take",
         "unasked": "sends nothing that it was not asked for",
-        "sequence": "answers grants in order, with their numbers: 1, 2, 3, … on every stream",
-        "size": "sends as many bytes as its data set says, in parts if they are more than 1 MiB",
+        "samples": "answers grants in order, with their numbers 1, 2, 3, … on every stream, and "
+        "with as many bytes as its data set says, in parts if they are more than 1 MiB",
         "encodings": "reads every protobuf encoding of a grant",
         "classes": "sends masks of its classes and the ignored index alone",
         "finite": "sends neither NaN nor infinity",
         "named": "names samples that it cannot read, with a reason, before it sends the others",
         "repeats": "gives the same sample for the same split and index, in every grant and epoch",
         **_AGAIN,
-    },
-)
-LEARNER_CONTRACT = Contract(
-    "A learner",
-    {
-        "welcome": "answers the Hello of a data set with Welcome, without slots",
-        "grants": "numbers grants 1, 2, 3, …; each asks for 1 to 64 samples that there are",
-        "window": "keeps several grants open",
-        "encodings": "reads every protobuf encoding of samples",
-        "once": "asks for each sample once in an epoch, whatever session it asks",
-        "owed": "asks other sessions for what an ended session owed",
-        "broken": "continues without samples that are broken",
-        "version": "refuses another protocol version (FAILED_PRECONDITION)",
-        "data set": "refuses another data set, naming what differs (FAILED_PRECONDITION)",
-        "mode": "refuses sessions of environments (FAILED_PRECONDITION)",
-        "contents": "refuses samples that break the contract (INVALID_ARGUMENT)",
-        "credentials": "admits no client without a certificate and a token",
     },
 )
 

@@ -2,20 +2,26 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from murmur.kit.conformance.checklist import Checklist
-from murmur.kit.conformance.limits import Limits
 from murmur.kit.conformance.peer import Session
-from murmur.kit.conformance.play import Play, Record, encoded
-from murmur.kit.conformance.player import Act, WrongAnswer
-from murmur.kit.conformance.rows import digests, legal_action
-from murmur.kit.conformance.wrong_answers import WRONG_ANSWERS
+from murmur.kit.conformance.play import (
+    GARBAGE,
+    Act,
+    Limits,
+    Play,
+    Record,
+    action_message,
+    encoded,
+    welcome,
+)
+from murmur.kit.conformance.rows import RowRules, digests, legal_action
 from shared.rpc import rollout_pb2 as pb
 from shared.wire.codec import ObservationCodec
-from shared.wire.spec import MAX_ENVS, first_difference, spec_from_proto
+from shared.wire.spec import MAX_ENVS, action_layout, first_difference, spec_from_proto
 from shared.wire.timestep import StepType
 
 _RESUMED_ROWS = 20  # compared after an episode was taken up
@@ -27,7 +33,7 @@ class EnvironmentPlayer:
 
     Attributes:
         acts: acts in order, one for each stream.
-        wrong_answers: wrong answers, each of which must end the server.
+        wrong_answers: messages by what is wrong in the last one, which must end the server.
     """
 
     def __init__(self, hello: pb.Hello, checklist: Checklist, limits: Limits) -> None:
@@ -49,9 +55,7 @@ class EnvironmentPlayer:
             Act("episodes under way, a third time", lambda session: self._resume(session, 2)),
             Act("a few rows", self._few_rows),
         )
-        self.wrong_answers: dict[str, WrongAnswer] = {
-            name: self._misled(answer) for name, answer in WRONG_ANSWERS.items()
-        }
+        self.wrong_answers = self._wrong_answers()
 
     def check_hello(self, hello: pb.Hello) -> str | None:
         """Return the error in a Hello of this session; None: there is none.
@@ -77,13 +81,24 @@ class EnvironmentPlayer:
             Silent: if it does not, and says no more.
         """
         play = await self._begin(session)
-        await play.answer(legal_action(play.spec, await play.row(), self._random))
+        await self._step(play)
         stop()
         while True:
-            await play.answer(legal_action(play.spec, await play.row(), self._random))
+            await self._step(play)
 
-    def _misled(self, answer: Callable[[Play], Awaitable[None]]) -> WrongAnswer:
-        return lambda session: answer(self._play(session, fresh=True))
+    def _wrong_answers(self) -> dict[str, tuple[bytes, ...]]:
+        n = self._num_envs
+        dtype, shape = action_layout(self._spec.action)
+        zeros = encoded(np.zeros((n, self._spec.num_agents, *shape), dtype))
+        right, torn = welcome(n), pb.SlotStart(actions=bytes(len(zeros) // n + 1))
+        return {
+            "an Action with another sequence number": (right, action_message(2, zeros)),
+            "an Action with a byte too few": (right, action_message(1, zeros[:-1])),
+            "a Welcome for another number of environments": (welcome(n + 1),),
+            "a Welcome whose actions are no whole number of actions": (welcome(n, [torn] * n),),
+            "an Action instead of Welcome": (action_message(0, zeros),),
+            "bytes that are no message": (GARBAGE,),
+        }
 
     async def _first_play(self, session: Session) -> None:
         """Play episodes from their beginning, without faults."""
@@ -99,7 +114,7 @@ class EnvironmentPlayer:
             record.rows.append(digests(timestep))
             record.step_types.append(timestep.step_type.copy())
             ends += timestep.step_type >= _LAST
-            record.actions.append(legal_action(play.spec, timestep, self._random))
+            record.actions.append(legal_action(self._spec, timestep, self._random))
             if (ends.min() >= 2 or time.monotonic() > enough) and len(record.rows) >= 20:
                 break
             if len(record.rows) == 10:
@@ -124,9 +139,7 @@ class EnvironmentPlayer:
             done = b"".join(encoded(a[i]) for a in actions)
             starts.append(pb.SlotStart(episode=episode, actions=done))
             targets.append(target)
-        play = self._play(session, fresh=False)
-        await play.welcome(starts)
-        await self._compare(play, targets, "resumes")
+        await self._compare(await self._begin(session, starts), targets, "resumes")
 
     async def _compare(
         self, play: Play, targets: list[int], key: str, *, other_encodings: bool = False
@@ -137,7 +150,7 @@ class EnvironmentPlayer:
         for step in range(len(record.rows) if key == "repeats" else _RESUMED_ROWS):
             timestep = await play.row()
             found = digests(timestep)
-            action = legal_action(play.spec, timestep, self._random)
+            action = legal_action(self._spec, timestep, self._random)
             for i, target in enumerate(targets):
                 at = target + step
                 if at >= record.known(i):
@@ -164,16 +177,13 @@ class EnvironmentPlayer:
         """Play three rows, so that episodes are under way."""
         play = await self._begin(session)
         for _ in range(3):
-            timestep = await play.row()
-            await play.answer(legal_action(play.spec, timestep, self._random))
+            await self._step(play)
 
-    async def _begin(self, session: Session) -> Play:
-        """Welcome the stream to the first rows of its first episodes."""
-        play = self._play(session, fresh=True)
-        await play.welcome([pb.SlotStart()] * self._num_envs)
-        return play
+    async def _step(self, play: Play) -> None:
+        await play.answer(legal_action(self._spec, await play.row(), self._random))
 
-    def _play(self, session: Session, *, fresh: bool) -> Play:
-        """Begin to play the stream, which is checked by the rules."""
-        patience_s = self._limits.patience_s
-        return Play(self._spec, self._num_envs, session, self._checklist, patience_s, fresh=fresh)
+    async def _begin(self, session: Session, starts: Sequence[pb.SlotStart] = ()) -> Play:
+        """Welcome the stream, to its first episodes or to those under way that `starts` says."""
+        rules = RowRules(self._spec, self._num_envs, self._checklist, fresh=not starts)
+        await session.write(welcome(self._num_envs, starts))
+        return Play(rules, session, self._limits.patience_s)

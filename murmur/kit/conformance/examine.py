@@ -8,26 +8,28 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
 
 import grpc
 
 from murmur.kit.conformance.checklist import SUPPLY_CONTRACT, Checklist
 from murmur.kit.conformance.environments import EnvironmentPlayer
-from murmur.kit.conformance.limits import Limits
 from murmur.kit.conformance.peer import Ended, Peer, Session, Silent, Status
-from murmur.kit.conformance.play import Unplayable
-from murmur.kit.conformance.player import Player, WrongAnswer
+from murmur.kit.conformance.play import Limits, Unplayable
 from murmur.kit.conformance.samples import SamplePlayer
-from murmur.kit.conformance.subject import Subject
+from murmur.kit.conformance.subject import Subject, started
 from shared.process.errors import ConnectionLostError, SpecError
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
 from shared.wire.credentials import CredentialFolder
 from shared.wire.spec import MAX_NAME_CHARACTERS
 
-_UNAVAILABLE: Status = (grpc.StatusCode.UNAVAILABLE, "conformance: the learner stops")
-_INTERNAL: Status = (grpc.StatusCode.INTERNAL, "conformance: something went wrong")
+_STATUSES: dict[str, Status | None] = {
+    "UNAVAILABLE": (grpc.StatusCode.UNAVAILABLE, "conformance: the learner stops"),
+    "OK": None,
+    "INTERNAL": (grpc.StatusCode.INTERNAL, "conformance: something went wrong"),
+}
+# How the learner leaves after each act; the contract's keys "again ..." say what must follow.
+_CONSEQUENCES = (*_STATUSES, "cut", "frozen", "GOAWAY")
 _FULL: Status = (grpc.StatusCode.RESOURCE_EXHAUSTED, "conformance: one session at a time")
 REFUSALS = (
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -36,18 +38,6 @@ REFUSALS = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-
-
-class Leave(NamedTuple):
-    """A way in which the learner leaves after an act.
-
-    Attributes:
-        leave: function that ends, cuts or freezes the session; None: the learner restarts.
-        consequence: required consequence, named in a key "again ...".
-    """
-
-    leave: Callable[[Session], None] | None
-    consequence: str
 
 
 class Examination:
@@ -81,15 +71,7 @@ class Examination:
         self._name: str | None = None
         self._refusal = _FULL
         self._refused: list[tuple[float, str]] = []  # when, who
-        self._player: Player | None = None  # from the first Hello on
-        self._leaves = (
-            Leave(lambda session: session.end(_UNAVAILABLE), "UNAVAILABLE"),
-            Leave(lambda session: session.end(None), "OK"),
-            Leave(lambda session: session.end(_INTERNAL), "INTERNAL"),
-            Leave(lambda _: self._peer.cut(), "cut"),
-            Leave(lambda _: self._peer.freeze(), "frozen"),
-            Leave(None, "GOAWAY"),
-        )
+        self._player: EnvironmentPlayer | SamplePlayer | None = None  # from the first Hello on
 
     async def run(
         self,
@@ -113,7 +95,7 @@ class Examination:
             ready(self._peer.port)
             with ExitStack() as stack:
                 if command:
-                    self._subject = stack.enter_context(Subject(command))
+                    self._subject = stack.enter_context(started(command))
                 try:
                     complete = await self._play_acts(acts)
                 except Unplayable:
@@ -128,8 +110,8 @@ class Examination:
                 for code in REFUSALS:
                     await self._refused_process(command, code)
                 assert self._player is not None
-                for name, answer in self._player.wrong_answers.items():
-                    await self._misled_process(command, name, answer)
+                for name, messages in self._player.wrong_answers.items():
+                    await self._misled_process(command, name, messages)
         return self.checklist
 
     # --- who may come in
@@ -213,7 +195,7 @@ class Examination:
             raise ConnectionLostError(self._nobody(self._limits.start_s))
         assert self._player is not None
         how = ""
-        for act, (leave, consequence) in zip(self._player.acts, self._leaves, strict=True):
+        for act, consequence in zip(self._player.acts, _CONSEQUENCES, strict=True):
             if only and act.name not in only:
                 continue
             if session is None:
@@ -230,14 +212,22 @@ class Examination:
                 self.checklist.kept("stays")
             except (Ended, Silent) as error:
                 self.checklist.broken(act.key, f"{act.name}: {error}")
-            if leave is None:
-                await self._peer.restart()
-            else:
-                leave(session)
+            await self._leave(session, consequence)
             how, session = consequence, None
         if only:
             return False
         return await self._full(how)
+
+    async def _leave(self, session: Session, how: str) -> None:
+        """Leave as a learner does after an act."""
+        if how == "GOAWAY":
+            await self._peer.restart()
+        elif how == "cut":
+            self._peer.cut()
+        elif how == "frozen":
+            self._peer.freeze()
+        else:
+            session.end(_STATUSES[how])
 
     def _nobody(self, timeout_s: float) -> str:
         """Return a message on the sessions that did not come."""
@@ -313,25 +303,23 @@ class Examination:
         """Start a server of its own and refuse it with this status."""
         self._say(f"refused with {code.name}")
         self._refuse_everybody(code)
-        with Subject(command) as self._subject:
+        with started(command) as self._subject:
             ended = await self._subject.code(self._limits.start_s)
         self.checklist.hold("refused", _unless_two(ended, code.name))
 
     async def _misled_process(
-        self,
-        command: Sequence[str],
-        name: str,
-        answer: WrongAnswer,
+        self, command: Sequence[str], name: str, messages: Sequence[bytes]
     ) -> None:
         """Start a server of its own and answer it wrongly once."""
         self._say(f"answered with {name}")
         self._name, self._refusal = None, _FULL
-        with Subject(command) as self._subject:
+        with started(command) as self._subject:
             session = await self._next(self._limits.start_s)
             if session is None:
                 self.checklist.broken("answers", f"{name}: {self._nobody(self._limits.start_s)}")
                 return
-            await answer(session)
+            for message in messages:
+                await session.write(message)
             ended = await self._subject.code(self._limits.again_s)
         self.checklist.hold("answers", _unless_two(ended, name))
 

@@ -1,6 +1,8 @@
-"""One stream as the kit plays it, and the record of the first one."""
+"""Acts and their limits, a stream as the kit plays it, and the record of the first one."""
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 import grpc
 import numpy as np
@@ -13,13 +15,53 @@ from shared.process.errors import WireError
 from shared.rpc import rollout_pb2 as pb
 from shared.wire.codec import ActionCodec, ObservationCodec
 from shared.wire.framing import varint
-from shared.wire.spec import EnvSpec
 from shared.wire.timestep import Array, StepType, TimeStep
 
-RUN_SEED = 0xDEAD_BEEF_0BAD_F00D  # does not fit 63 bits, nor a float
+_RUN_SEED = 0xDEAD_BEEF_0BAD_F00D  # does not fit 63 bits, nor a float
 _FIRST_SLOT = 3
-VERSION = 1 << 40
+_VERSION = 1 << 40
+GARBAGE = b"\xff\xff\xff"  # no message
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Time limits in seconds, and lengths of the acts.
+
+    Attributes:
+        start_s: time until the first Hello.
+        patience_s: wait for one message; a step or a replay may take long.
+        again_s: time for reconnecting, once it is known that the stream has ended.
+        frozen_s: time for noticing that a learner is gone without notice, and reconnecting.
+        delay_s: delay of Welcome and of one answer.
+        quiet_s: time in which a server that was refused for good must not reconnect.
+        rows: largest number of messages of the first play.
+        play_s: length of the first play, even with fewer messages.
+    """
+
+    start_s: float = 120.0
+    patience_s: float = 60.0
+    again_s: float = 30.0
+    frozen_s: float = 30.0
+    delay_s: float = 2.0
+    quiet_s: float = 12.0
+    rows: int = 500
+    play_s: float = 20.0
+
+
+class Act(NamedTuple):
+    """A part of the examination that is played on one stream.
+
+    Attributes:
+        name: name for the user.
+        play: function that plays it.
+        key: key of the contract's sentence that is broken if the server ends the stream meanwhile.
+    """
+
+    name: str
+    play: Callable[[Session], Awaitable[None]]
+    key: str = "stays"
 
 
 class Unplayable(Exception):  # noqa: N818 - a finding, noted already
@@ -64,44 +106,58 @@ class Record:
         return [(e, b, t) for e, b, t in points if 0 <= t < known] or [(0, 0, 0)]
 
 
-class Play:
-    """Rows and answers of one stream."""
+class Stream:
+    """One stream of messages in parts.
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        num_envs: int,
-        session: Session,
-        checklist: Checklist,
-        patience_s: float,
-        *,
-        fresh: bool,
-    ) -> None:
+    Attributes:
+        session: session of the stream.
+        checklist: checklist that receives the findings.
+    """
+
+    def __init__(self, session: Session, checklist: Checklist, patience_s: float) -> None:
+        """Begin a stream; `patience_s` is the longest wait for one message."""
+        self.session, self.checklist, self._patience_s = session, checklist, patience_s
+
+    async def receive(self, key: str, name: str, read: Callable[[bytes], Answer | None]) -> Answer:
+        """Read messages up to a whole one.
+
+        Args:
+            key: key of the contract's sentence that an unreadable message breaks.
+            name: name of the message.
+            read: codec of the message; returns None for a part that is not the last.
+
+        Raises:
+            Ended: if the stream ends.
+            Silent: if nothing comes in time.
+            Unplayable: if it cannot be read.
+        """
+        try:
+            while (received := read(await self.session.read(self._patience_s))) is None:
+                pass
+        except WireError as error:
+            words = f"{name}: {error}"
+            self.checklist.broken(key, words)
+            self.session.end((grpc.StatusCode.INVALID_ARGUMENT, words))
+            raise Unplayable from None
+        self.checklist.kept(key)
+        return received
+
+
+class Play(Stream):
+    """Rows and answers of one stream of environments."""
+
+    def __init__(self, rules: RowRules, session: Session, patience_s: float) -> None:
         """Begin a stream.
 
         Args:
-            spec: specification of its environments.
-            num_envs: number of environments, N.
+            rules: rules of its rows.
             session: session of the stream.
-            checklist: checklist that receives the findings.
             patience_s: longest wait for one message.
-            fresh: True if all episodes begin here; else Welcome says that some are under way.
         """
-        n = num_envs
-        self.spec = spec
-        self.num_envs = n
-        self.session = session
-        self.checklist, self._patience_s = checklist, patience_s
-        self._observations, self._actions = ObservationCodec(spec, n), ActionCodec(spec, n)
-        self._rules = RowRules(spec, self.checklist, fresh)
-        self.sequence = 0
-
-    async def welcome(self, starts: list[pb.SlotStart]) -> None:
-        """Send Welcome with where each environment starts."""
-        welcome = pb.Welcome(
-            first_slot=_FIRST_SLOT, policy_version=VERSION, run_seed=RUN_SEED, slots=starts
-        )
-        await self.session.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
+        super().__init__(session, rules.checklist, patience_s)
+        self._rules, self.sequence = rules, 0
+        self._observations = ObservationCodec(rules.spec, rules.num_envs)
+        self._actions = ActionCodec(rules.spec, rules.num_envs)
 
     async def row(self) -> TimeStep:
         """Read the next Observation and check it by the rules.
@@ -111,20 +167,9 @@ class Play:
             Silent: if nothing comes in time.
             Unplayable: if it cannot be read.
         """
-        try:
-            while True:
-                message = await self.session.read(self._patience_s)
-                received = self._observations.receive(message)
-                if received is not None:
-                    break
-        except WireError as error:
-            words = f"message {self.sequence + 1}: {error}"
-            self.checklist.broken("size", words)
-            self.session.end((grpc.StatusCode.INVALID_ARGUMENT, words))
-            raise Unplayable from None
-        sequence, timestep = received
-        self.checklist.kept("size")
         self.sequence += 1
+        name, read = f"message {self.sequence}", self._observations.receive
+        sequence, timestep = await self.receive("size", name, read)
         wrong = f"message {self.sequence} of a stream has the number {sequence}"
         self.checklist.hold("sequence", wrong if sequence != self.sequence else None)
         self.sequence = sequence  # continue from there: once is enough to know
@@ -138,10 +183,9 @@ class Play:
         early = f"message {self.sequence + 1} came before {self.sequence} was answered"
         self.checklist.hold("lockstep", early if self.session.unread else None)
         if encoding == 0:
-            message = self._actions.pack(self.sequence, VERSION, action)
+            message = self._actions.pack(self.sequence, _VERSION, action)
         else:
-            body = pb.Action(sequence=self.sequence, arrays=encoded(action))
-            message = pb.LearnerMessage(action=body).SerializeToString()
+            message = action_message(self.sequence, encoded(action))
         if encoding == 2:
             arrays = pb.Action(arrays=encoded(action)).SerializeToString()
             counters = pb.Action(sequence=self.sequence, policy_version=7).SerializeToString()
@@ -153,3 +197,22 @@ class Play:
 def encoded(action: Array) -> bytes:
     """Encode an action for the wire: C order, little-endian."""
     return np.ascontiguousarray(action, action.dtype.newbyteorder("<")).tobytes()
+
+
+def action_message(sequence: int, arrays: bytes) -> bytes:
+    """Return an Action without a policy version."""
+    action = pb.Action(sequence=sequence, arrays=arrays)
+    return pb.LearnerMessage(action=action).SerializeToString()
+
+
+def welcome(num_envs: int, starts: Sequence[pb.SlotStart] = ()) -> bytes:
+    """Return a Welcome of the kit's run; without `starts`, to first episodes.
+
+    Args:
+        num_envs: number of environments; 0: samples.
+        starts: episode and actions of each environment.
+    """
+    slots = starts or [pb.SlotStart()] * num_envs
+    first = _FIRST_SLOT if num_envs else 0
+    message = pb.Welcome(policy_version=_VERSION, run_seed=_RUN_SEED, first_slot=first, slots=slots)
+    return pb.LearnerMessage(welcome=message).SerializeToString()

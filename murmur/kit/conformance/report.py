@@ -9,8 +9,7 @@ from rich.markup import escape
 
 from murmur.kit.conformance.checklist import Checklist
 from murmur.kit.conformance.examine import Examination
-from murmur.kit.conformance.learner import LearnerExamination
-from murmur.kit.conformance.limits import Limits
+from murmur.kit.conformance.play import Limits
 from murmur.text import plain
 from shared.process.errors import ConfigError
 from shared.wire.credentials import CredentialFolder
@@ -20,9 +19,8 @@ _SHOWN = 3  # findings of one kind
 # Why a sentence was not put to the test.
 _UNTESTED = {
     "credentials": "needs --security",
-    "choices": "nothing was played",
     "aborted": "no environment failed",
-    "finite": "nothing was played, or no array holds fractions",
+    "finite": "no array holds fractions",
     "named": "no sample was broken",
     "answers": "needs the command that starts the server",
     "drain": "needs the command that starts the server",
@@ -47,26 +45,21 @@ def examine_and_show(
     security: Path | None,
     patience_s: float,
     console: Console,
-    *,
-    learner: bool = False,
 ) -> bool:
-    """Examine one server, or a learner; return whether it keeps the contract.
+    """Examine one server; return whether it keeps the contract.
 
     Args:
-        address: address to listen on or, to examine a learner, to connect to.
+        address: address to listen on.
         command: command that starts the server.
-        security: folder of credentials: a learner's or, to examine one, an environment server's.
+        security: folder of a learner's credentials.
         patience_s: longest wait for one message.
         console: console that prints the report.
-        learner: flag to examine a learner.
 
     Raises:
         MurmurError: if the address cannot be bound, the command does not start, or no peer
             connects.
     """
     host, port = _host_and_port(address)
-    if learner and command:
-        raise ConfigError("--learner takes no command: start the learner; the kit connects to it")
     credentials = CredentialFolder(security) if security else None
     limits = Limits(patience_s=patience_s)
 
@@ -82,12 +75,8 @@ def examine_and_show(
                 )
             )
 
-    if learner:
-        asked = LearnerExamination(address, credentials=credentials, limits=limits, say=say)
-        checklist = asyncio.run(asked.run())
-    else:
-        examination = Examination(host, port, credentials=credentials, limits=limits, say=say)
-        checklist = asyncio.run(examination.run(command, ready=ready))
+    examination = Examination(host, port, credentials=credentials, limits=limits, say=say)
+    checklist = asyncio.run(examination.run(command, ready=ready))
     show(checklist, console)
     return not checklist.problems
 

@@ -1,25 +1,20 @@
 """Acts that the kit plays with a session that supplies samples, in order."""
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import grpc
 import numpy as np
-from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
+from env_service.sources.source import BrokenSample, check_classes
 from murmur.kit.conformance.checklist import Checklist
-from murmur.kit.conformance.limits import Limits
 from murmur.kit.conformance.peer import Session
-from murmur.kit.conformance.play import RUN_SEED, VERSION, Unplayable
-from murmur.kit.conformance.player import Act, WrongAnswer
-from shared.process.errors import SpecError, WireError
+from murmur.kit.conformance.play import GARBAGE, Act, Limits, Stream, welcome
+from murmur.kit.conformance.rows import digest
+from shared.process.errors import SpecError
 from shared.rpc import rollout_pb2 as pb
 from shared.wire.framing import varint
-from shared.wire.sample_codec import MAX_GRANT, Broken, Grant, SampleCodec, pack_grant
+from shared.wire.sample_codec import MAX_GRANT, Grant, SampleCodec, pack_grant
 from shared.wire.samples import MASK, SPLITS, SampleSpec, sample_difference, samples_from_proto
 from shared.wire.timestep import Array
 
@@ -38,7 +33,7 @@ class SamplePlayer:
 
     Attributes:
         acts: acts in order, one for each stream.
-        wrong_answers: wrong answers, each of which must end the server.
+        wrong_answers: messages by what is wrong in the last one, which must end the server.
     """
 
     def __init__(self, hello: pb.Hello, checklist: Checklist, limits: Limits) -> None:
@@ -60,7 +55,7 @@ class SamplePlayer:
             Act("a large grant", self._large_grant),
             Act("a few samples", self._few_samples),
         )
-        self.wrong_answers: dict[str, WrongAnswer] = _wrong_answers(self._spec)
+        self.wrong_answers = _wrong_answers(self._spec)
 
     def check_hello(self, hello: pb.Hello) -> str | None:
         """Return the error in a Hello of this session; None: there is none.
@@ -155,11 +150,11 @@ class SamplePlayer:
         """Send Welcome; nothing may have come before."""
         supply = _Supply(self._spec, session, self._checklist, self._limits.patience_s, self._seen)
         await supply.expect_nothing()
-        await session.write(_welcome())
+        await session.write(welcome(0))
         return supply
 
 
-class _Supply:
+class _Supply(Stream):
     """Grants and samples of one stream."""
 
     def __init__(
@@ -179,12 +174,9 @@ class _Supply:
             patience_s: longest wait for one message.
             seen: digests of every sample so far, by split and index; new ones are added.
         """
-        self._spec = spec
-        self._session = session
-        self._checklist = checklist
-        self._patience_s, self._seen = patience_s, seen
-        self._codec = SampleCodec(spec)
-        self._sequence = 0
+        super().__init__(session, checklist, patience_s)
+        self._spec, self._codec = spec, SampleCodec(spec)
+        self._seen, self._sequence = seen, 0
         self._open: list[Grant] = []
 
     async def ask(
@@ -194,7 +186,7 @@ class _Supply:
         self._sequence += 1
         grant = Grant(self._sequence, epoch, split, tuple(indices))
         self._open.append(grant)
-        await self._session.write(_encoded(grant, encoding))
+        await self.session.write(_encoded(grant, encoding))
 
     async def answer(self) -> None:
         """Read the answer to the oldest grant and check it by the contract.
@@ -204,89 +196,46 @@ class _Supply:
             Silent: if nothing comes in time.
             Unplayable: if it cannot be read.
         """
-        grant = self._open[0]
-        while True:
-            message = await self._session.read(self._patience_s)
-            try:
-                answer = self._codec.receive(message, grant)
-            except WireError as error:
-                self._give_up(message, grant, error)
-            if answer is not None:
-                break
-        self._open.pop(0)
-        for key in ("size", "sequence"):
-            self._checklist.kept(key)
-        arrays, broken = answer
+        grant = self._open.pop(0)
+        name = f"grant {grant.sequence}"
+        arrays, broken = await self.receive(
+            "samples", name, lambda message: self._codec.receive(message, grant)
+        )
         if broken:
-            self._checklist.kept("named")
+            self.checklist.kept("named")
         lost = {b.index for b in broken}
         good = [index for index in grant.indices if index not in lost]
-        self._examine(grant, good, arrays, broken)
+        found: dict[int, Digests] = dict.fromkeys(lost, _NO_SAMPLE)
+        where = f"of split '{SPLITS[grant.split]}'"
+        for row, index in enumerate(good):
+            sample = {name: array[row] for name, array in arrays.items()}
+            self._examine(sample, f"sample {index} {where}")
+            found[index] = digest(sample)
+        for index, digests in found.items():
+            before = self._seen.setdefault((grant.split, index), digests)
+            if before is not digests:
+                words = f"sample {index} {where} is not what it was on an earlier stream"
+                self.checklist.hold("repeats", None if before == digests else words)
 
     async def expect_nothing(self) -> None:
         """Check that no message comes while no grant is open."""
         await asyncio.sleep(_QUIET_S)
-        early = "a message came that answers no grant" if self._session.unread else None
-        self._checklist.hold("unasked", early)
+        early = "a message came that answers no grant" if self.session.unread else None
+        self.checklist.hold("unasked", early)
 
-    def _give_up(self, message: bytes, grant: Grant, error: WireError) -> None:
-        """Note the sentence that an unreadable answer breaks.
-
-        Raises:
-            Unplayable: always.
-        """
-        key = "size"
-        try:
-            samples = pb.WorkerMessage.FromString(message).samples
-        except DecodeError:
-            pass
-        else:
-            if samples.sequence != grant.sequence:
-                key = "sequence"
-            elif samples.broken:
-                key = "named"
-        words = f"grant {grant.sequence}: {error}"
-        self._checklist.broken(key, words)
-        self._session.end((grpc.StatusCode.INVALID_ARGUMENT, words))
-        raise Unplayable from None
-
-    def _examine(
-        self, grant: Grant, good: list[int], arrays: dict[str, Array], broken: list[Broken]
-    ) -> None:
-        """Check samples by the contract, and by their earlier content."""
-        where = f"of split '{SPLITS[grant.split]}'"
-        found: dict[int, Digests] = dict.fromkeys((b.index for b in broken), _NO_SAMPLE)
-        for row, index in enumerate(good):
-            found[index] = {
-                name: hashlib.blake2b(array[row].tobytes(), digest_size=8).digest()
-                for name, array in arrays.items()
-            }
-            for name, array in arrays.items():
-                if array.dtype.kind == "f":
-                    finite = bool(np.isfinite(array[row]).all())
-                    wrong = f"'{name}' of sample {index} {where} holds NaN or infinity"
-                    self._checklist.hold("finite", None if finite else wrong)
-            if MASK in arrays:
-                self._checklist.hold("classes", self._class_problem(arrays[MASK][row], index))
-        for index, digests in found.items():
-            before = self._seen.setdefault((grant.split, index), digests)
-            if before is digests:
-                continue
-            words = f"sample {index} {where} is not what it was on an earlier stream"
-            self._checklist.hold("repeats", None if before == digests else words)
-
-    def _class_problem(self, mask: Array, index: int) -> str | None:
-        count = len(self._spec.classes)
-        values: NDArray[Any] = np.asarray(mask)
-        beyond = values[(values >= count) & (values != self._spec.ignore_index)]
-        if not beyond.size:
-            return None
-        return f"the mask of sample {index} holds {int(beyond.min())}; there are {count} classes"
-
-
-def _welcome() -> bytes:
-    welcome = pb.Welcome(policy_version=VERSION, run_seed=RUN_SEED)
-    return pb.LearnerMessage(welcome=welcome).SerializeToString()
+    def _examine(self, sample: dict[str, Array], which: str) -> None:
+        """Check the values of a sample."""
+        for name, array in sample.items():
+            if array.dtype.kind == "f":
+                wrong = f"'{name}' of {which} holds NaN or infinity"
+                self.checklist.hold("finite", None if np.isfinite(array).all() else wrong)
+        if MASK in sample:
+            problem = None
+            try:
+                check_classes(sample[MASK], self._spec, f"the mask of {which}")
+            except BrokenSample as broken:
+                problem = broken.detail
+            self.checklist.hold("classes", problem)
 
 
 def _encoded(grant: Grant, encoding: int) -> bytes:
@@ -301,33 +250,20 @@ def _encoded(grant: Grant, encoding: int) -> bytes:
     return b"\x1a" + varint(len(inner)) + inner
 
 
-def _wrong_answers(spec: SampleSpec) -> dict[str, WrongAnswer]:
-    """Return the answers that break the contract, by name: a server must end with code 2."""
-    beyond = spec.sizes[_TRAIN]
+def _wrong_answers(spec: SampleSpec) -> dict[str, tuple[bytes, ...]]:
+    def granted(sequence: int, indices: bytes, split: int = _TRAIN) -> tuple[bytes, ...]:
+        grant = pb.Grant(sequence=sequence, split=split, indices=indices)
+        return welcome(0), pb.LearnerMessage(grant=grant).SerializeToString()
 
-    def granted(sequence: int, indices: bytes, split: int = _TRAIN) -> WrongAnswer:
-        async def answer(session: Session) -> None:
-            await session.write(_welcome())
-            grant = pb.Grant(sequence=sequence, split=split, indices=indices)
-            await session.write(pb.LearnerMessage(grant=grant).SerializeToString())
-
-        return answer
-
-    async def no_welcome(session: Session) -> None:
-        await session.write(pack_grant(Grant(1, 0, _TRAIN, (0,))))
-
-    async def garbage(session: Session) -> None:
-        await session.write(b"\xff\xff\xff")
-
-    zero = bytes(4)
+    zero, beyond = bytes(4), spec.sizes[_TRAIN].to_bytes(4, "little")
     return {
         "a Grant with another sequence number": granted(2, zero),
-        "a Grant for a sample that there is not": granted(1, beyond.to_bytes(4, "little")),
+        "a Grant for a sample that there is not": granted(1, beyond),
         "a Grant for a negative index": granted(1, b"\xff" * 4),
         "a Grant for a third split": granted(1, zero, 2),
         "a Grant without indices": granted(1, b""),
         "a Grant for more than 64 samples": granted(1, zero * (MAX_GRANT + 1)),
         "a Grant whose indices are no whole number of indices": granted(1, bytes(5)),
-        "a Grant instead of Welcome": no_welcome,
-        "bytes that are no message": garbage,
+        "a Grant instead of Welcome": granted(1, zero)[1:],
+        "bytes that are no message": (GARBAGE,),
     }

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from learner_service.telemetry.figures import Figures, confusion_matrix, of_masks, png
 from learner_service.telemetry.progress import Progress, ProgressLog
-from learner_service.telemetry.tracking.forwarder import Forwarder
+from learner_service.telemetry.tracking import Forwarder
 from shared.config.experiment import TrackingConfig
 
 RED = np.full((4, 5, 3), (255, 0, 0), np.uint8)

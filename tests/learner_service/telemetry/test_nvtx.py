@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from learner_service.telemetry.nvtx import nvtx_ranges
 from learner_service.telemetry.profile_files import NVTX_VARIABLE
+from learner_service.telemetry.profiling import nvtx_ranges
 from shared.process.ledger import Ledger
 
 

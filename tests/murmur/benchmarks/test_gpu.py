@@ -13,12 +13,13 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from benchmarks import _launch_counts
+from benchmarks.launches import PRESETS
 from learner_service.app import _SWITCH_INTERVAL_S
 from learner_service.layers.building import resolve_network
 from learner_service.storage.rollout import RolloutStorage
 from murmur.bench import plan_benchmark
 from murmur.benchmarks import gpu
-from murmur.benchmarks._launch_counts import AS_A_RUN, OF_A_RUN
 from murmur.benchmarks._processes import Scrape
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.gpu_topics import figures as figures_module
@@ -26,6 +27,7 @@ from murmur.benchmarks.gpu_topics.alone import rate_alone
 from murmur.benchmarks.gpu_topics.catalogue import SESSIONS, TOPICS
 from murmur.benchmarks.gpu_topics.figures import (
     CASES,
+    OF_A_RUN,
     SMALL,
     SMALL_REPLAY,
     Case,
@@ -54,7 +56,6 @@ from murmur.benchmarks.gpu_topics.training import (
     overlap,
     waits,
 )
-from murmur.benchmarks.launches import PRESETS
 from murmur.cli import app
 from murmur.doctor.machine import ROOT
 from murmur.runs.child import child_environment
@@ -492,10 +493,11 @@ def test_predictions_follow_the_newest_saved_counts(
 def test_every_case_is_counted_by_the_launch_benchmark() -> None:
     """Their configurations and what is changed in them are the same."""
     assert {case.preset for case in CASES} == set(PRESETS)
+    assert _launch_counts.OF_A_RUN == OF_A_RUN
     for case in CASES:
         config, changes = PRESETS[case.preset]
         assert config == case.config
-        assert case.changes == AS_A_RUN.get(case.preset, changes)
+        assert case.changes == _launch_counts.AS_A_RUN.get(case.preset, changes)
 
 
 def test_files_with_tests_of_the_gpu_are_found() -> None:

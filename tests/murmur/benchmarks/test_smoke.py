@@ -11,11 +11,18 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import benchmarl, learning, snakes_matches, soak, sweep_curves
+from benchmarks import (
+    _rank_messages,
+    benchmarl,
+    learning,
+    ledger,
+    snakes_matches,
+    soak,
+    sweep_curves,
+)
+from benchmarks._cores import two_cores
 from murmur import results
 from murmur.bench import run_benchmark, topics
-from murmur.benchmarks import _rank_messages, ledger
-from murmur.benchmarks._cores import two_cores
 from murmur.benchmarks.effort import Effort
 from murmur.doctor import machine
 from murmur.runs.settings import resolve
@@ -24,7 +31,7 @@ from shared.config.files import load
 ELSEWHERE = {  # checked there for what comes of it, too
     "kills": "tests/chaos/test_contract.py",
     "kills_ranks": "tests/ranks/test_kills.py",
-    "supply": "tests/murmur/benchmarks/test_supply.py",
+    "supply": "tests/benchmarks/test_supply.py",
 }
 # Nine to fifteen seconds each: processes of their own.
 SLOW = (

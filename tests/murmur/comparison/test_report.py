@@ -17,7 +17,7 @@ from env_service.pictures import DRAWN, Snapshot, find_painter
 from murmur.cli.evaluate import evaluate
 from murmur.cli.results import report
 from murmur.comparison.charts import Series, line_chart
-from murmur.comparison.report import evaluate_all, evaluation_key, share_rows, write_report
+from murmur.comparison.report import evaluate_all, evaluation_key, write_report
 from murmur.comparison.report_charts import (
     LEARNED,
     best_baseline,
@@ -188,12 +188,6 @@ def test_evaluation_is_keyed_by_all_that_its_figures_depend_on(tmp_path: Path) -
         b, p = keys(only_learned)
         assert b == baseline
         assert p != learned
-
-
-def test_no_policy_is_left_out_because_another_does_as_well() -> None:
-    same, other = {"metrics": {"return": [1.0, 2.0]}}, {"metrics": {"return": [1.0, 3.0]}}
-    results = {LEARNED: same, "best": same, "random": other, "greedy": same}
-    assert share_rows(results) == {LEARNED: same, "best, greedy": same, "random": other}
 
 
 def test_what_changed_names_only_what_differs() -> None:

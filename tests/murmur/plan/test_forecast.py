@@ -20,13 +20,13 @@ from murmur.plan.forecast import (
     bottleneck,
     forecast,
     gains,
+    learning_of,
     of_outcome,
     sizes_up_to,
     system_of,
     workers_for,
 )
-from murmur.plan.learning import Task, learning_of
-from murmur.plan.model import Costs, Outcome
+from murmur.plan.model import Costs, Outcome, Task
 from murmur.plan.setup import calibrated, plan_config
 from murmur.plan.show import show
 from murmur.plan.simulate import Limits
@@ -172,7 +172,7 @@ def test_an_unknown_network_names_those_there_are() -> None:
 
 def test_a_gpu_takes_counted_launches() -> None:
     # spread: 32 optimiser steps of 1,739 / 32 launches; 4 minibatches of 4 passes are a graph.
-    launches, act = stated.counted()["mappo, spread"]
+    launches, act = stated.COUNTED["spread", "mappo"]
     assert launches == pytest.approx(1739 / 32)
     costs = stated.on_gpu(replace(COSTS, update_row_s=1e-4), spread(), 3)
     assert costs.device
@@ -296,7 +296,7 @@ def test_calibration_finds_the_time_on_the_way() -> None:
         workers_s=20.0,
     )
     # 200 messages/s of two sessions: 10 ms a turn, of which 1.4 ms are processor time.
-    costs = calibrated(spread("algorithm.unroll_steps=16"), TASK, [slow], [1])
+    costs = calibrated(spread("algorithm.unroll_steps=16"), TASK, {1: slow})
     assert 2 * costs.hop_s == pytest.approx(8.6e-3, rel=0.1)
 
 

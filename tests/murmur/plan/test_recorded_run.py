@@ -6,8 +6,7 @@ import pytest
 
 from murmur.plan import stated
 from murmur.plan.forecast import Basis, Forecast, Size, forecast
-from murmur.plan.learning import Task
-from murmur.plan.model import Costs
+from murmur.plan.model import Costs, Task
 from murmur.plan.setup import plan_config
 from shared.config.files import load
 from tests.murmur.recorded_h100 import AGENTS, ENVS, UPDATE_ROWS, recorded

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from learner_service.storage.flight import Flight
-from murmur.plan.model import Costs, Group, Outcome, System
+from murmur.plan.model import Costs, Outcome, System
 from murmur.plan.simulate import Limits, Simulation
 from murmur.plan.storage import Replays
 
@@ -138,8 +138,7 @@ def test_ranks_learn_at_the_same_time() -> None:
     # Two ranks, each as ONE with lag 1 and updates of 50 ms and 10 ms of exchange.
     costs = replace(COSTS, update_s=0.05)
     learning = Flight(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
-    group = Group(ranks=2, exchange_s=0.01)
-    seen = run(replace(ONE, workers=2, learning=learning, costs=costs, group=group))
+    seen = run(replace(ONE, workers=2, learning=learning, costs=costs, ranks=2, exchange_s=0.01))
     assert 1 / seen.updates == pytest.approx(0.06, rel=0.02)
     assert seen.rows == pytest.approx(2 * 64 / 0.06, rel=0.02)
     assert seen.peers == pytest.approx(0.01 / 0.06, rel=0.05)
@@ -148,7 +147,7 @@ def test_ranks_learn_at_the_same_time() -> None:
 def test_many_ranks_are_so_many_times_as_fast_as_few() -> None:
     learning = Flight(unroll_steps=16, unrolls_per_update=4, max_policy_lag=1)
     four = replace(ONE, cores=32, workers=4, learning=learning, costs=replace(COSTS, update_s=0.05))
-    few, many = (run(replace(four, cores=8 * n, workers=n, group=Group(n, 0.0))) for n in (4, 64))
+    few, many = (run(replace(four, cores=8 * n, workers=n, ranks=n)) for n in (4, 64))
     assert many.rows == pytest.approx(16 * few.rows)
     assert many.updates == pytest.approx(few.updates)
 

@@ -24,7 +24,6 @@ network: {name: mlp, hidden: [8]}
 run: {max_updates: 2}
 learner: {pipeline: sync, device: cpu, log_every_s: 0.001, checkpoint_every_updates: 2}
 """
-EVALUATED = ("--set", "evaluation={every_updates: 2, episodes: 4}")
 
 
 class Sweep:
@@ -162,41 +161,3 @@ def test_a_run_of_a_sweep_equals_one_of_train(sweep: Callable[..., Sweep], tmp_p
     both = alone.keys() & swept.keys()
     assert 6 in both
     assert {k: alone[k] for k in both} == {k: swept[k] for k in both}
-
-
-@pytest.mark.long
-def test_an_optuna_search_resumes(sweep: Callable[..., Sweep]) -> None:
-    optuna = pytest.importorskip("optuna")
-    search = ("--method", "optuna", "--vary", "algorithm.gamma={uniform: [0.5, 1.0]}")
-    size = ("--vary", "algorithm.data_passes=1,2", *EVALUATED)
-    first = sweep("tiny.yaml", *search, *size, "--trials", "4", "--folder", "sweep")
-    first.until(lambda: "complete" in first.states().values())
-    first.process.send_signal(signal.SIGKILL)
-    first.process.wait()
-    second = sweep("--resume", "sweep")
-    assert second.wait() == 0, second.output()
-    runs = second.index().values()
-    assert [run["state"] for run in runs] == ["complete"] * 4
-    assert [run["trial"] for run in runs] == [0, 1, 2, 3]
-    backend = optuna.storages.journal.JournalFileBackend(str(first.folder / "optuna.log"))
-    storage = optuna.storages.journal.JournalStorage(backend)
-    study = optuna.load_study(study_name="sweep", storage=storage)
-    told = {trial.number: trial.value for trial in study.trials if trial.value is not None}
-    assert told == {run["trial"]: run["last"] for run in runs}
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_optuna_stops_a_run_that_is_worse_than_the_median(sweep: Callable[..., Sweep]) -> None:
-    pytest.importorskip("optuna")
-    # Returns grow with the length of episodes, so that some of the last trials are worse at once.
-    lengths = ("--vary", "environment.episode_steps={integers: [1, 40]}")
-    search = ("--method", "optuna", "--trials", "9", "--parallel", "1", *lengths, *EVALUATED)
-    run = sweep("tiny.yaml", *search, "--set", "run.max_updates=40", "--folder", "sweep")
-    assert run.wait() == 0, run.output()
-    states = list(run.states().values())
-    assert states[:5] == ["complete"] * 5  # the median of five is needed first
-    assert "pruned" in states[5:]
-    assert set(states) == {"complete", "pruned"}
-    pruned = next(r for r in run.index().values() if r["state"] == "pruned")
-    assert pruned["message"].startswith("worse than the median")

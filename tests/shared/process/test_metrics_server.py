@@ -11,9 +11,10 @@ from contextlib import ExitStack
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from shared.process import metrics_server as module
+from shared.process import get_server as module
 from shared.process.errors import ResourceError
-from shared.process.metrics_server import MAX_CONNECTIONS, MetricsServer
+from shared.process.get_server import MAX_CONNECTIONS
+from shared.process.metrics_server import MetricsServer
 from tests.waiting import wait_until
 
 

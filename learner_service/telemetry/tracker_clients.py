@@ -1,24 +1,103 @@
-"""MLflow."""
+"""One run in Weights & Biases, or in MLflow, through the tracker's own client."""
 
 import logging
 import os
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from learner_service.telemetry.tracking.sink import Point
 from shared.config.experiment import TrackingConfig
 from shared.config.text import without_secrets
 
-_METRICS_AT_ONCE = 1000  # the most that MLflow takes in one request
-_PARAMETERS_AT_ONCE = 100
-_LONGEST_VALUE = 6000  # characters of a parameter
-_FORBIDDEN = re.compile(r"[^\w\-. :/]")  # in names
+# The most that MLflow takes in one request, and characters of a parameter.
+_METRICS_AT_ONCE, _PARAMETERS_AT_ONCE = 1000, 100
+_LONGEST_VALUE = 6000
+_FORBIDDEN = re.compile(r"[^\w\-. :/]")  # in MLflow's names
 
 
-class MlflowSink:
-    """One run in MLflow, as the protocol Sink."""
+class Point(NamedTuple):
+    """Figures at one moment of a run.
+
+    Attributes:
+        time_s: time in seconds since 1970.
+        env_steps: environment steps learned from, the x-axis of all curves.
+        values: figures by name.
+    """
+
+    time_s: float
+    env_steps: int
+    values: Mapping[str, float]
+
+
+class WandbClient:
+    """One run in Weights & Biases. Any method may raise what W&B raises.
+
+    Curves have env_steps as their x-axis, since a resumed run may go back.
+
+    Offline every opening writes a new folder. `wandb sync` of a second folder of one run replaces
+    the state of the first, so each is sent the whole run.
+
+    Attributes:
+        run_id: the run's id.
+        where: an address, or a folder, at which people find the run.
+        id_is_ours: whether the run has its id in every store; if not, the store gives it.
+    """
+
+    id_is_ours = True
+
+    def __init__(self, run_dir: Path, config: TrackingConfig, run_id: str) -> None:
+        """Open the run, or that with `run_id` again.
+
+        Raises:
+            wandb.Error: if no user is logged in, or the server does not answer.
+        """
+        import wandb
+
+        self._wandb = wandb
+        self.run_id = run_id or uuid.uuid4().hex[:12]
+        self._run: Any = wandb.init(
+            project=config.project,
+            entity=config.entity or None,
+            name=config.name or run_dir.resolve().name,
+            tags=config.tags,
+            dir=str(run_dir / "tracking"),
+            id=self.run_id,
+            resume=None if config.offline else "allow",
+            mode="offline" if config.offline else "online",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        self._run.define_metric("env_steps", hidden=True)
+        self._run.define_metric("*", step_metric="env_steps")
+        self.where = str(Path(self._run.dir).parent if config.offline else self._run.url)
+
+    @staticmethod
+    def store(run_dir: Path, config: TrackingConfig) -> str:
+        """Return "online"; "" if offline, when an opened run holds no earlier points."""
+        return "" if config.offline else "online"
+
+    def configure(self, parameters: Mapping[str, Any]) -> None:
+        """Set hyper-parameters by dotted name; later values replace earlier ones."""
+        self._run.config.update(dict(parameters), allow_val_change=True)
+
+    def log(self, points: Sequence[Point]) -> None:
+        """Add points to the curves, over env_steps."""
+        for point in points:
+            self._run.log({**point.values, "env_steps": point.env_steps})
+
+    def send_file(self, file: Path, env_steps: int) -> None:
+        """Add a picture: .png as an image, other files as a video."""
+        kind = self._wandb.Image if file.suffix == ".png" else self._wandb.Video
+        self._run.log({f"media/{file.stem}": kind(str(file)), "env_steps": env_steps})
+
+    def finish(self, *, complete: bool) -> None:
+        """Close the run, with exit code 1 if not `complete`."""
+        self._run.finish(exit_code=0 if complete else 1)
+
+
+class MlflowClient:
+    """One run in MLflow, with the methods and attributes of WandbClient."""
 
     id_is_ours = False
 
@@ -32,8 +111,7 @@ class MlflowSink:
             logging.getLogger(name).setLevel(logging.WARNING)
         from mlflow import MlflowClient
 
-        whole = "" if config.offline else config.whole_mlflow_uri()
-        uri = whole or _local(run_dir)
+        uri = ("" if config.offline else config.whole_mlflow_uri()) or _local(run_dir)
         self._client = MlflowClient(tracking_uri=uri)
         if run_id:
             self._client.update_run(run_id, "RUNNING")
@@ -42,7 +120,6 @@ class MlflowSink:
             run_id = self._create(config, run_dir, local if uri == _local(run_dir) else None)
         self.run_id, self.where = run_id, f"{without_secrets(uri)} run {run_id}"
         self._known: dict[str, str] = dict(self._client.get_run(run_id).data.params)
-        self._steps = 0
 
     @staticmethod
     def store(run_dir: Path, config: TrackingConfig) -> str:
@@ -77,7 +154,7 @@ class MlflowSink:
         for i in range(0, max(len(new), len(changed)), _PARAMETERS_AT_ONCE):
             part = slice(i, i + _PARAMETERS_AT_ONCE)
             self._client.log_batch(self.run_id, params=new[part], tags=changed[part])
-        self._known |= {param.key: param.value for param in new}
+        self._known |= texts
 
     def log(self, points: Sequence[Point]) -> None:
         """Add points to the curves, in batches of the most that MLflow takes in one request."""
@@ -90,16 +167,13 @@ class MlflowSink:
         ]
         for i in range(0, len(metrics), _METRICS_AT_ONCE):
             self._client.log_batch(self.run_id, metrics=metrics[i : i + _METRICS_AT_ONCE])
-        self._steps = points[-1].env_steps
 
     def send_file(self, file: Path, env_steps: int) -> None:
         """Add a picture as an artifact in the folder `media`."""
         self._client.log_artifact(self.run_id, str(file), "media")
 
-    def finish(self, summary: Mapping[str, float], *, complete: bool) -> None:
-        """Write the final figures and mark the run FINISHED, or FAILED if not `complete`."""
-        for name, value in summary.items():
-            self._client.log_metric(self.run_id, _name(name), value, step=self._steps)
+    def finish(self, *, complete: bool) -> None:
+        """Mark the run FINISHED, or FAILED if not `complete`."""
         self._client.set_terminated(self.run_id, "FINISHED" if complete else "FAILED")
 
 

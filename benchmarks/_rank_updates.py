@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from benchmarks._cores import started_on
 from learner_service.device.device import keep_freed_memory
 from learner_service.ranks.group import ALONE, Extreme, Group
 from murmur.benchmarks import coma_update, masac_update
-from murmur.benchmarks._cores import started_on
 
 RANKS = 2
 # How updates are made: without any exchange; exchanging one number each, so that the faster process

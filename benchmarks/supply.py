@@ -24,7 +24,7 @@ def run(effort: Effort) -> dict[str, Any]:
 def _experiment(
     train: int, size: int, delay_ms: float, cache: str, batch_size: int
 ) -> dict[str, Any]:
-    source = {"name": "murmur.benchmarks.slow_source:SlowSource", "train": train, "size": size}
+    source = {"name": "benchmarks.slow_source:SlowSource", "train": train, "size": size}
     return {
         "source": {**source, "delay_ms": delay_ms},
         "supply": {"cache": cache, "window": 4},

@@ -18,8 +18,8 @@ from typing import Any, Self
 import psutil
 import yaml
 
+from benchmarks._cores import started_on
 from learner_service.ranks.meeting import kept_store
-from murmur.benchmarks._cores import started_on
 from murmur.benchmarks._processes import await_end, cpu_s, scrape
 from murmur.runs.child import child_environment, murmur_command
 from shared.config.files import load

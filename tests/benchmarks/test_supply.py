@@ -2,7 +2,7 @@
 
 import pytest
 
-from murmur.benchmarks import supply
+from benchmarks import supply
 from murmur.benchmarks.effort import Effort
 
 

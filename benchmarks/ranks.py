@@ -21,9 +21,9 @@ from typing import Any
 
 import psutil
 
-from murmur.benchmarks import _rank_messages
-from murmur.benchmarks._cores import CAN_PIN, two_cores
-from murmur.benchmarks._rank_updates import APART, LOADS, SMOKE, Pair, compare
+from benchmarks import _rank_messages
+from benchmarks._cores import CAN_PIN, two_cores
+from benchmarks._rank_updates import APART, LOADS, SMOKE, Pair, compare
 from murmur.benchmarks.effort import Effort
 
 DESCRIPTION = (

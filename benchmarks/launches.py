@@ -5,10 +5,9 @@ operations on lists of tensors and fused ones count once, and so does the replay
 graphs replayed consist of is counted beside: operations (nodes), and kernels that they are made of
 by torch's source; what cuDNN and cuBLAS add for layouts and split sums is not seen. An act is a
 whole turn of the inference thread: staging, storing, acting, replying. Matrix products and
-convolutions are left out: launches do not depend on their results. The package that pretends,
-tests/pretend_cuda, is part of a checkout only.
+convolutions are left out: launches do not depend on their results.
 
-    python -m murmur.benchmarks.launches --against CHECKOUT --save
+    python -m benchmarks.launches --against CHECKOUT --save
 
 counts another checkout's murmur too, by that checkout's own interpreter, side by side.
 """
@@ -23,16 +22,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from murmur.benchmarks._launch_counts import PRESETS as COUNTED
+from benchmarks._launch_counts import PRESETS as COUNTED
 from murmur.benchmarks.effort import Effort
 from murmur.doctor.machine import ROOT, commit_of
 from murmur.results import provenance, require_clean_source, run_command, save_result
 from shared.config.files import config_names
-from shared.process.errors import ConfigError, ResourceError
+from shared.process.errors import ResourceError
 
 DESCRIPTION = (
     "launches and synchronisations of an act with 1 and 16 sessions and of an update, by preset, "
-    "on a pretended GPU (a checkout only)"
+    "on a pretended GPU"
 )
 
 _PRETEND = ROOT / "tests"
@@ -53,14 +52,8 @@ def count(presets: Sequence[str], checkout: Path | None = None, option: str = ""
         option: option for a shorter count, "--acts-only", "--runs-only" or "--smoke".
 
     Raises:
-        ConfigError: if this is no checkout.
         ResourceError: if the counter fails, with its output.
     """
-    if not (_PRETEND / "pretend_cuda").is_dir():
-        raise ConfigError(
-            "launches are counted with tests/pretend_cuda, which is no part of the installed "
-            "package; clone the repository and run it there"
-        )
     root = ROOT if checkout is None else checkout.resolve()
     python = root / ".venv" / "bin" / "python"
     command = [str(python) if checkout and python.exists() else sys.executable, "-P", str(_COUNTER)]
@@ -122,7 +115,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.save:
         require_clean_source(arguments.dirty)
-    origin = provenance("murmur.benchmarks.launches")
+    origin = provenance("benchmarks.launches")
     option = "--acts-only" if arguments.acts_only else ""
     option = "--runs-only" if arguments.runs_only else option
     checkouts = [None, *([arguments.against] if arguments.against else [])]

@@ -1,0 +1,409 @@
+"""Send a run to W&B and MLflow: a process beside the learner for each, and what it sends.
+
+    python -m learner_service.telemetry.tracking TRACKER RUN TRACKING_CONFIG_AS_JSON
+
+The process ends with its standard input, which the learner holds; "end" before it says: in order.
+"""
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from learner_service.telemetry.scalars import scalars_of
+from learner_service.telemetry.tracker_clients import MlflowClient, Point, WandbClient
+from shared.config.experiment import TrackingConfig
+from shared.config.extras import missing_advice
+from shared.config.text import comparable, one_line, parse_yaml, without_secrets
+from shared.process.errors import ConfigError, MurmurError, ResourceError
+from shared.process.files import make_folder, read_json, write_whole
+from shared.process.process import Backoff, configure_logging, logger
+
+_BLOCK = 1 << 20  # bytes of progress.jsonl that are read at once
+_KINDS = ("progress", "evaluation")
+_PICTURES = (".gif", ".mp4", ".png")
+_POLL_S = 2.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 600.0  # between attempts while the tracker fails
+_CLIENTS: dict[str, type[WandbClient | MlflowClient]] = {
+    "wandb": WandbClient,
+    "mlflow": MlflowClient,
+}
+
+
+def require_trackers(names: Iterable[str]) -> None:
+    """Check that the libraries of trackers are installed.
+
+    Args:
+        names: names of the trackers, see TrackingConfig.services.
+
+    Raises:
+        ConfigError: naming the extra.
+    """
+    for name in names:
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:  # a folder of that name is no library
+            raise ConfigError(f"tracking.loggers: {name}: {missing_advice(name, name)}")
+
+
+@dataclass
+class State:
+    """Progress of a tracker; tracking/<tracker>.json in the run's folder.
+
+    Attributes:
+        run_id: the tracked run's id in the tracker; "" before it is opened.
+        store: name of the store that holds its points.
+        where: an address or folder at which people find it.
+        offset: bytes of progress.jsonl that were sent.
+        torn: lines of progress.jsonl that are not whole, since a learner was killed in them.
+        best: the best evaluation's score; None before the first.
+        failures: attempts that failed.
+        trouble: message of the latest failure; "" after a success.
+        media: time at which each picture sent was written, by its path in the run's folder.
+    """
+
+    run_id: str = ""
+    store: str = ""
+    where: str = ""
+    offset: int = 0
+    torn: int = 0
+    best: float | None = None
+    failures: int = 0
+    trouble: str = ""
+    media: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, file: Path) -> "State":
+        """As it was saved; a new one if there is none."""
+        data = read_json(file)
+        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
+
+
+class Forwarder:
+    """Sends what a run's folder has and its tracker has not. Used by one thread.
+
+    Attributes:
+        state: progress of the tracker.
+        points: number of points sent by this forwarder.
+        files: number of files sent by this forwarder.
+    """
+
+    def __init__(self, run_dir: Path, tracker: str, config: TrackingConfig) -> None:
+        """Continue where the last forwarder of this run and tracker stopped."""
+        self._run_dir = run_dir
+        self._tracker = tracker
+        self._config = config
+        self._progress, self._config_file = run_dir / "progress.jsonl", run_dir / "config.yaml"
+        self._file = run_dir / "tracking" / f"{tracker}.json"
+        self.state = State.load(self._file)
+        self.points = self.files = 0
+        self._client: WandbClient | MlflowClient | None = None
+        self._sent_s = -float("inf")  # training time of the last progress point
+        self._env_steps = 0
+        self._best_metric = "return"
+
+    @contextlib.contextmanager
+    def holding(self, *, wait: bool) -> Iterator[None]:
+        """Hold the tracker of this run: only one process may.
+
+        Args:
+            wait: whether to wait for another process that holds it.
+
+        Raises:
+            ResourceError: if another process holds it.
+        """
+        make_folder(self._file.parent)
+        with self._file.with_suffix(".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise ResourceError(
+                    f"another process sends {self._run_dir} to {self._tracker}; wait for the end "
+                    "of its training"
+                ) from None
+            self.state = State.load(self._file)
+            yield
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of progress.jsonl that the tracker lacks."""
+        try:
+            return max(0, self._progress.stat().st_size - self.state.offset)
+        except OSError:
+            return 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to send: lines, pictures, or all of it to another store."""
+        store = _CLIENTS[self._tracker].store(self._run_dir, self._config)
+        moved = self.state.offset > 0 and store != self.state.store
+        return moved or bool(self.unsent_bytes or self._new_media())
+
+    def send(self) -> None:
+        """Send what is new. Raises whatever the tracker's client raises; then call it again."""
+        if not self._config_file.is_file() or not self.has_news:
+            return
+        client = self._client or self._open()
+        while lines := self._next_lines():
+            records = [record for line in lines if (record := _record(line)) is not None]
+            points = [point for record in records if (point := self._point(record)) is not None]
+            if points:
+                client.log(points)
+            self.state.offset += sum(map(len, lines))
+            self.state.torn += len(lines) - len(records)
+            self.points += len(points)
+            self._save()
+        for name, written in self._new_media().items():
+            client.send_file(self._run_dir / name, self._env_steps)
+            self.state.media[name] = written
+            self.files += 1
+            self._save()
+        if self.state.trouble:
+            logger.info("%s: sends again", self._tracker)
+            self.state.trouble = ""
+            self._save()
+
+    def finish(self, *, complete: bool) -> None:
+        """Send the rest and close the run in the tracker. Raises as `send`."""
+        self.send()
+        if self._client is not None:
+            client, self._client = self._client, None
+            self._configure(client)  # the learner notes there what it chose
+            client.finish(complete=complete)
+
+    def note(self, error: Exception) -> None:
+        """Count a failure of the tracker; say so if the last attempt succeeded."""
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        if not self.state.trouble:
+            logger.warning(
+                "%s: %s; training continues, and what is recorded meanwhile is sent later",
+                self._tracker,
+                message,
+            )
+        self._client = None  # opened again: a client may be of no use after an error
+        self.state.failures, self.state.trouble = self.state.failures + 1, message
+        with contextlib.suppress(ResourceError):
+            self._save()
+
+    def _open(self) -> WandbClient | MlflowClient:
+        """Open the tracked run, or that of before; all is sent again to another store."""
+        opened = _CLIENTS[self._tracker]
+        store = opened.store(self._run_dir, self._config)
+        known = self.state
+        run_id = known.run_id if opened.id_is_ours or store == known.store else ""
+        self._client = client = opened(self._run_dir, self._config, run_id)
+        if not store or store != known.store:
+            self.state = State(failures=known.failures, trouble=known.trouble)
+            self._sent_s = -float("inf")
+        self.state.run_id, self.state.store = client.run_id, store
+        self.state.where = client.where
+        self._save()
+        self._configure(client)
+        logger.info("%s: %s", self._tracker, client.where)
+        return client
+
+    def _configure(self, client: WandbClient | MlflowClient) -> None:
+        config = parse_yaml(self._config_file.read_text(), str(self._config_file))
+        self._best_metric = config.get("evaluation", {}).get("best_metric", "return")
+        client.configure(flattened(without_secrets(config)))
+
+    def _save(self) -> None:
+        write_whole(self._file, json.dumps(asdict(self.state), indent=1))
+
+    def _next_lines(self) -> list[bytes]:
+        """Return the next whole lines of progress.jsonl, about a block of them; none at its end."""
+        with self._progress.open("rb") as file:
+            file.seek(self.state.offset)
+            return [line for line in file.readlines(_BLOCK) if line.endswith(b"\n")]
+
+    def _point(self, line: Mapping[str, Any]) -> Point | None:
+        """Return the point to send of a line; None of a progress line that follows too soon."""
+        if line.get("kind") not in _KINDS:
+            return None
+        self._env_steps = line["env_steps"]
+        values = scalars_of(line) | {"updates": line["updates"], "seconds": line["seconds"]}
+        if line["kind"] == "evaluation":
+            values |= self._best(line["metrics"])
+        elif 0 <= line["seconds"] - self._sent_s < self._config.every_s:
+            return None
+        else:
+            self._sent_s = line["seconds"]
+        return Point(line["time"], line["env_steps"], values)
+
+    def _best(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Return the best score of the evaluations up to this one, as best/<metric>."""
+        name = self._best_metric.removeprefix("-")
+        if name not in metrics:
+            return {}
+        mean = float(metrics[name]["mean"])
+        pick = min if self._best_metric.startswith("-") else max
+        self.state.best = mean if self.state.best is None else pick(self.state.best, mean)
+        return {f"best/{name}": self.state.best}
+
+    def _new_media(self) -> dict[str, float]:
+        """Pictures that were written since they were sent, and when."""
+        if not self._config.media:
+            return {}
+        patterns = "*.*", "evaluations/*.png", "figures/*.png"
+        found = [path for pattern in patterns for path in self._run_dir.glob(pattern)]
+        times = {
+            str(path.relative_to(self._run_dir)): path.stat().st_mtime
+            for path in sorted(found)
+            if path.suffix in _PICTURES
+        }
+        return {name: at for name, at in times.items() if self.state.media.get(name) != at}
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Parse a line of progress.jsonl; None if a crash tore it."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return record
+
+
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A configuration by dotted names: {"run": {"seed": 1}} -> {"run.seed": 1}.
+
+    Lists, and empty sections, become JSON, or YAML where they hold dates, sets or bytes.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flattened(value, f"{prefix}{key}.")
+        elif value is None or isinstance(value, str | int | float):
+            flat[f"{prefix}{key}"] = value
+        else:
+            as_json = comparable(value) is value
+            flat[f"{prefix}{key}"] = json.dumps(value) if as_json else one_line(value)
+    return flat
+
+
+class TrackerProcesses:
+    """One process for each tracker. None of them can end, block or slow the learner.
+
+    Used by the thread that writes the log.
+    """
+
+    def __init__(self, run_dir: Path, config: TrackingConfig) -> None:
+        """Start them."""
+        self._run_dir, self._config = run_dir, config
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        for name in config.services:
+            command = (sys.executable, "-P", "-m", __name__, name)
+            try:
+                self._processes[name] = subprocess.Popen(
+                    [*command, str(run_dir), config.model_dump_json()],
+                    stdin=subprocess.PIPE,
+                    bufsize=0,
+                )
+            except OSError as error:
+                logger.warning("%s: cannot start its process: %s", name, error)
+
+    def look(self) -> None:
+        """Say once if one of them has died."""
+        for name, process in list(self._processes.items()):
+            if process.poll() is not None:
+                logger.warning(
+                    "%s: its process ended with %d; training continues. %s",
+                    name,
+                    process.returncode,
+                    self._rest(name),
+                )
+                del self._processes[name]
+
+    def counts(self, lines_lost: int) -> Mapping[str, Mapping[tuple[str, ...], int]]:
+        """Count data that the trackers missed: metric -> labels -> count. Any thread may call it.
+
+        Args:
+            lines_lost: number of lines of progress.jsonl that could not be written.
+        """
+        found: dict[str, dict[tuple[str, ...], int]] = {
+            "tracker_failures": {},
+            "tracker_unsent_bytes": {},
+            "tracker_lines_dropped": {},
+        }
+        for name in self._config.services:
+            forwarder = Forwarder(self._run_dir, name, self._config)
+            found["tracker_failures"][name,] = forwarder.state.failures
+            found["tracker_unsent_bytes"][name,] = forwarder.unsent_bytes
+            found["tracker_lines_dropped"][name, "disk"] = lines_lost
+            found["tracker_lines_dropped"][name, "torn"] = forwarder.state.torn
+        return found
+
+    def close(self) -> None:
+        """Let them send the rest; wait at most tracking.finish_s."""
+        for process in self._processes.values():
+            assert process.stdin is not None
+            with process.stdin, contextlib.suppress(OSError):
+                process.stdin.write(b"end")
+        deadline = time.monotonic() + self._config.finish_s
+        for name, process in self._processes.items():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if rest := self._rest(name):
+                logger.warning("%s: %s", name, rest)
+        self._processes.clear()
+
+    def _rest(self, name: str) -> str:
+        """Say how much is not sent, and how to send it; "" if all is sent."""
+        unsent = Forwarder(self._run_dir, name, self._config).unsent_bytes
+        if not unsent:
+            return ""
+        return (
+            f"{unsent} bytes of progress.jsonl are not sent; `murmur track {self._run_dir}` "
+            "sends them"
+        )
+
+
+def main() -> int:
+    """Send a run to one tracker until its learner ends; returns the exit code."""
+    tracker, run_dir, settings = sys.argv[1:]
+    configure_logging(f"tracker {tracker}")
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the learner too, which then says so
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(10)  # training comes first
+    forwarder = Forwarder(Path(run_dir), tracker, TrackingConfig.model_validate_json(settings))
+    try:
+        with forwarder.holding(wait=True):  # of a learner that died: its tracker may still send
+            _follow(forwarder)
+    except MurmurError as error:
+        logger.warning("%s", error)
+        return 1
+    return 0
+
+
+def _follow(forwarder: Forwarder) -> None:
+    """Send what is new, every two seconds, until standard input ends."""
+    backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, lambda: 1.0)
+    due, over = 0.0, False
+    while not over:
+        over = bool(select.select([sys.stdin], [], [], _POLL_S)[0])
+        if not over and time.monotonic() < due:
+            continue
+        try:
+            if over:
+                forwarder.finish(complete=sys.stdin.read() == "end")
+            else:
+                forwarder.send()
+            backoff.reset()
+        except Exception as error:  # a tracker may raise anything: it must not end training
+            forwarder.note(error)
+            due = time.monotonic() + backoff.pause_s()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
