@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from env_service.compiled import compiled
-from env_service.environment import VectorEnvironment
+from env_service.environment import BaselineFactory, RandomPolicy, ScriptedPolicy, VectorEnvironment
 from env_service.envs.snakes import game, observation, opponents, reward
 from env_service.envs.snakes.config import Config
 from env_service.envs.snakes.egocentric import (
@@ -23,6 +23,7 @@ from env_service.envs.snakes.egocentric import (
     TURNED,
     WINDOW,
     draw_egocentric,
+    turn_of,
 )
 from env_service.envs.snakes.game import (
     CELLS,
@@ -36,7 +37,7 @@ from env_service.envs.snakes.game import (
     Games,
 )
 from env_service.envs.snakes.ground import Ground, ground, survey
-from env_service.envs.snakes.observation import VECTORS, vector_scale
+from env_service.envs.snakes.observation import VECTORS, seen, vector_scale
 from shared.config.symmetry import ArrayChange, Symmetry, grid_change
 from shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
 from shared.wire.timestep import Array, StepType, TimeStep
@@ -394,3 +395,40 @@ def _numbers(
         for at in (16, 19):
             signs[at], signs[at + 1] = grid.signs[1], grid.signs[0]
     return order, signs.tolist(), offsets.tolist()
+
+
+def random(environment: VectorEnvironment) -> ScriptedPolicy:
+    """Make a policy that is uniform over the four directions, legal or not."""
+    return RandomPolicy(environment, legal=False)
+
+
+class GreedyPolicy:
+    """A policy in which every agent goes for a bean: see opponents.greedy."""
+
+    def __init__(self, environment: VectorEnvironment) -> None:
+        """Keep the games of the environment, which must be `snakes`."""
+        snakes = cast(Snakes, environment)
+        self._games, self._turns = snakes.games, snakes.config.observation == "egocentric"
+        self._action = np.zeros((environment.num_envs, environment.spec.num_agents), np.int32)
+
+    def act(self, timestep: TimeStep) -> NDArray[np.int32]:
+        """Return [N, A] int32 directions, or turns."""
+        _act_greedily(self._games, self._turns, self._action)
+        return self._action
+
+
+@compiled()
+def _act_greedily(games: Games, turns: bool, action: NDArray[np.int32]) -> None:
+    """Fill action [N, A] for the agents of every game; with `turns`, in their own frame."""
+    move = np.empty(NUM_SNAKES, np.int32)
+    for n in range(len(action)):
+        opponents.greedy(games, n, 0, move)
+        opponents.greedy(games, n, TEAM, move)
+        for agent in range(action.shape[1]):
+            player = seen(agent, games.side[n])
+            action[n, agent] = move[player]
+            if turns:
+                action[n, agent] = turn_of(games.heading[n, player], move[player])
+
+
+BASELINES: dict[str, BaselineFactory] = {"random": random, "greedy": GreedyPolicy}
