@@ -401,9 +401,6 @@ def make(config: Config, num_envs: int) -> Formation:
     return Formation(config, num_envs)
 
 
-Floats = NDArray[np.float32]
-
-
 class PursuitPolicy:
     """A policy in which the leader waits for its followers, then flies slowly to the goal.
 

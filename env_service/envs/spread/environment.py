@@ -10,6 +10,7 @@ memory; only what is returned is turned to [N, A, ...].
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -105,12 +106,12 @@ class Spread(VectorEnvironment):
         self._moved = np.zeros((2, a, n), np.float32)
 
         self._steps = np.zeros(n, np.int32)
-        self._timestep = blank_timestep(self.spec, n)
-        self._reward, self._step_type = self._timestep.reward, self._timestep.step_type
-        self._metrics = self._timestep.metrics
-        self._seen = self._timestep.observation["observation"].reshape(n, a * width)  # a view
-        if config.state:
-            self._timestep.observation[STATE] = self._seen
+        timestep = blank_timestep(self.spec, n)
+        self._reward, self._step_type = timestep.reward, timestep.step_type
+        self._metrics = timestep.metrics
+        self._seen = timestep.observation["observation"].reshape(n, a * width)  # a view
+        own = {STATE: self._seen} if config.state else {}
+        self._timestep = replace(timestep, observation={**timestep.observation, **own})
 
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
