@@ -222,7 +222,10 @@ def test_seeds_are_as_large_as_those_of_training(most: int) -> None:
 
 @pytest.mark.parametrize(
     ("x", "words"),
-    [("nan", "nan in observation 'x'"), ("far", "step raises ValueError: .*'far'")],
+    [
+        ("nan", "step returned nan in observation 'x' of .*"),
+        ("far", "step raises ValueError: .*'far'"),
+    ],
 )
 def test_what_is_described_keeps_the_contract_too(x: str, words: str) -> None:
     class Unlucky(Toy):

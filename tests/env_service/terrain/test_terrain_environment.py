@@ -230,7 +230,5 @@ def test_function_that_cannot_be_cached_is_still_compiled() -> None:
 def test_rewards_that_are_gone_are_refused_by_name() -> None:
     former = {"coverage_weight": 0.0, "collision_distance_m": 5.0, "raster_resampling": "area"}
     assert validate(Config, former, "environment") == Config()
-    with pytest.raises(
-        ConfigError, match=r"overlap_weight' = 1: it is gone; a subclass"
-    ):
+    with pytest.raises(ConfigError, match=r"overlap_weight' = 1: it is gone; a subclass"):
         validate(Config, {"overlap_weight": 1}, "environment")
