@@ -368,7 +368,7 @@ class WorkerProcess:
     def ask_to_stop(self) -> None:
         """Ask the process to end in order."""
         assert self.process is not None
-        self._heartbeat.ask_to_stop()
+        self._heartbeat.stop_asked = True
         self.process.terminate()
 
     def release(self) -> None:
@@ -420,10 +420,10 @@ def work(job: Job, memory: Any) -> None:  # noqa: ANN401 - a ctypes array
     except MurmurError as error:
         if not heartbeat.gave_up:  # else it has been logged before the environments were closed
             logger.error("%s", error)
-            heartbeat.give_up()
+            heartbeat.gave_up = True
         code = 2
     finally:
-        heartbeat.begin_closing()
+        heartbeat.closing = True
     # What libraries have registered runs, but threads that an environment left are not waited for.
     atexit._run_exitfuncs()
     with contextlib.suppress(Exception):  # an environment may have closed the files
