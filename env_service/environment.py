@@ -284,6 +284,22 @@ def expected_arrays(
     return {name: (np.dtype(dtype), shape) for name, (dtype, shape) in wanted.items()}
 
 
+def blank_timestep(spec: EnvSpec, num_envs: int) -> TimeStep:
+    """Allocate the arrays of a time step: zeros, but for discounts of 1."""
+    arrays = {
+        name: np.zeros(shape, dtype)
+        for name, (dtype, shape) in expected_arrays(spec, num_envs).items()
+    }
+    arrays["discount"].fill(1)
+    return TimeStep(
+        arrays["step_type"],
+        arrays["reward"],
+        arrays["discount"],
+        {o.name: arrays[f"observation '{o.name}'"] for o in spec.observations},
+        {m: arrays[f"metric '{m}'"] for m in spec.metrics},
+    )
+
+
 def shape_errors(
     wanted: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], timestep: TimeStep
 ) -> Iterator[str]:

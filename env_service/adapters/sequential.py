@@ -26,7 +26,7 @@ from env_service.adapters.factory import AdapterConfig, create
 from env_service.adapters.frames import FRAME, frame_of
 from env_service.adapters.seeds import fold_seed
 from env_service.adapters.teams import TeamReturns, teams_of
-from env_service.environment import LONGER, VectorEnvironment
+from env_service.environment import LONGER, VectorEnvironment, blank_timestep
 from env_service.watchdog.faults import (
     CopiesFailed,
     Fault,
@@ -199,10 +199,10 @@ class SequentialVectorEnv(VectorEnvironment):
             agents=tuple(interface.agents),
         )
         self._bound = longest or _FAR  # length at which an episode without an end is looked at
-        self._arrays: dict[str, Array] = {
-            o.name: np.zeros((n, *((a,) * o.per_agent), *o.shape), o.dtype)
-            for o in self.spec.observations
-        }
+        self._timestep = blank_timestep(self.spec, n)
+        self._arrays, self._metrics = self._timestep.observation, self._timestep.metrics
+        self._step_type, self._discount = self._timestep.step_type, self._timestep.discount
+        self._reward = self._timestep.reward
         self._floats = [x for x in self._arrays.values() if x.dtype.kind == "f"]
         self._prepare, self._convert = interface.actions.prepare, interface.actions.convert
         self._make_views(interface)
@@ -216,11 +216,6 @@ class SequentialVectorEnv(VectorEnvironment):
         self._unclosed: list[Fault] = []  # in this step, by what was not to be used any more
         self._broken: set[int] = set()  # copies to recreate
         self._at = np.zeros(2, np.int64)
-        self._metrics = {m: np.zeros(n, np.float32) for m in self.spec.metrics}
-        self._step_type, self._discount = np.zeros(n, np.uint8), np.ones(n, np.float32)
-        self._timestep = TimeStep(
-            self._step_type, self._reward, self._discount, self._arrays, self._metrics
-        )
 
     def _make_views(self, interface: Interface) -> None:
         """Make the views of the arrays by copy and agent, and the arrays of rewards and masks."""
@@ -233,9 +228,9 @@ class SequentialVectorEnv(VectorEnvironment):
             [[self._arrays[o.name][i, j, ...] for o in seen.arrays] for j in range(a)]
             for i in range(n)
         ]
-        self._own = np.zeros((n, a), np.float32)  # rewards before they are shared
+        # Rewards before they are shared.
+        self._own = self._reward if self._sharing == "none" else np.zeros((n, a), np.float32)
         self._own_rows = list(self._own)
-        self._reward = self._own if self._sharing == "none" else np.zeros((n, a), np.float32)
         self._alive = self._arrays.get(AGENT_MASK, np.ones((n, a), np.uint8))
         self._masks: Array | None = self._arrays.get(ACTION_MASK)
         if self._masks is not None:

@@ -22,7 +22,7 @@ from env_service.adapters.factory import MoreMetrics, find_factory
 from env_service.adapters.frames import FRAME
 from env_service.adapters.seeds import fold_seed
 from env_service.adapters.teams import TEAMS, TeamReturns, Teams, teams_of
-from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
+from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment, blank_timestep
 from shared.config import Section
 from shared.config.section import known_names
 from shared.process.errors import ConfigError
@@ -95,12 +95,9 @@ class Vmas(VectorEnvironment):
         widths = [sum(part.shape[1] for part in _parts(seen)) for seen in first]
         a, width = len(names), max(widths)
         observations = [ArraySpec("observation", "float32", (width,))]
-        self._masks: Array | None = None
         sizes = self._sizes = self._action_sizes()
         if not config.continuous and len(set(sizes)) > 1:
             observations.append(ArraySpec("action_mask", "uint8", (max(sizes),)))
-            legal = np.arange(max(sizes)) < np.array(sizes)[:, None]
-            self._masks = np.repeat(legal[None].astype(np.uint8), num_envs, axis=0)
         teams = teams_of(names, config.teams, config.scenario)
         self._teams = TeamReturns(teams, num_envs, a)
         self.spec = EnvSpec(
@@ -113,17 +110,11 @@ class Vmas(VectorEnvironment):
             agents=tuple(names),
         )
         self._steps = np.zeros(num_envs, np.int64)
-        self._seen = np.zeros((num_envs, a, width), np.float32)
-        self._reward = np.zeros((num_envs, a), np.float32)
-        self._discount = np.ones(num_envs, np.float32)
-        self._step_type = np.zeros(num_envs, np.uint8)
-        self._metrics = {m: np.zeros(num_envs, np.float32) for m in self.spec.metrics}
-        observation: dict[str, Array] = {"observation": self._seen}
-        if self._masks is not None:
-            observation["action_mask"] = self._masks
-        self._timestep = TimeStep(
-            self._step_type, self._reward, self._discount, observation, self._metrics
-        )
+        self._timestep = blank_timestep(self.spec, num_envs)
+        if "action_mask" in self._timestep.observation:
+            self._timestep.observation["action_mask"][:] = (
+                np.arange(max(sizes)) < np.array(sizes)[:, None]
+            )
         if config.metrics:
             self._report(infos)
 
@@ -143,8 +134,9 @@ class Vmas(VectorEnvironment):
         starting = np.flatnonzero(restart)
         self._steps += 1
         self._steps[starting] = 0
-        self._step_type.fill(StepType.MID)
-        self._discount.fill(1)
+        timestep = self._timestep
+        timestep.step_type.fill(StepType.MID)
+        timestep.discount.fill(1)
         with self._inference_mode():
             if len(starting) < self.num_envs:
                 self._advance(action, restart)
@@ -154,13 +146,13 @@ class Vmas(VectorEnvironment):
             if len(starting):
                 seen = self._env.get_from_scenario(True, False, False, False)[0]
                 self._observe(seen, starting)
-        self._step_type[starting] = StepType.FIRST
-        self._discount[starting] = 1
-        self._reward[starting] = 0
-        self._metrics["length"][:] = self._steps
+        timestep.step_type[starting] = StepType.FIRST
+        timestep.discount[starting] = 1
+        timestep.reward[starting] = 0
+        timestep.metrics["length"][:] = self._steps
         if self._teams.names:
-            self._teams.add(self._reward, restart, self._metrics)
-        return self._timestep
+            self._teams.add(timestep.reward, restart, timestep.metrics)
+        return timestep
 
     def render_state(self, index: int) -> Mapping[str, Array]:
         """Return VMAS's picture of the copy, uint8 [height, width, 3].
@@ -202,20 +194,23 @@ class Vmas(VectorEnvironment):
         seen, rewards, done, infos = self._env.step(actions)
         self._observe(seen, slice(None))
         for a, reward in enumerate(rewards):
-            self._reward[:, a] = reward.numpy()
+            self._timestep.reward[:, a] = reward.numpy()
         ended = done.numpy() & self._config.until_done
-        self._discount[ended] = 0
-        self._step_type[ended | (self._steps >= self._config.max_episode_steps)] = StepType.LAST
+        self._timestep.discount[ended] = 0
+        self._timestep.step_type[ended | (self._steps >= self._config.max_episode_steps)] = (
+            StepType.LAST
+        )
         if self._config.metrics:
             self._report(infos)
 
     def _observe(self, seen: list[Any], copies: NDArray[np.intp] | slice) -> None:
         """Write the observations of some copies' agents."""
+        own = self._timestep.observation["observation"]
         for a, parts in enumerate(map(_parts, seen)):
             start = 0
             for part in parts:
                 stop = start + part.shape[1]
-                self._seen[copies, a, start:stop] = part.numpy()[copies]
+                own[copies, a, start:stop] = part.numpy()[copies]
                 start = stop
 
     def _report(self, infos: list[Mapping[str, Any]]) -> None:
@@ -236,7 +231,7 @@ class Vmas(VectorEnvironment):
                     f"scenario '{self._config.scenario}' reports no '{name}'; environment.metrics "
                     "may name: " + (", ".join(known) or "nothing")
                 )
-            self._metrics[name][:] = np.mean(found, axis=0)
+            self._timestep.metrics[name][:] = np.mean(found, axis=0)
 
 
 def _parts(seen: Any) -> list[Any]:  # noqa: ANN401 - a tensor or a dict of them

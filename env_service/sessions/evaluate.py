@@ -336,7 +336,8 @@ def run_policy(
         sizes = _shares(episodes, _SESSION_EPISODES)
         copies = copies_for(config, sizes[0])
         evaluator = _Evaluator(config, metrics, "evaluation", Heartbeat.private(copies), copies)
-        parts, version = [], 0
+        parts: list[dict[str, NDArray[np.float64]]] = []
+        version = 0
         spare = itertools.count(first_seed + episodes)
         with closing(evaluator.environment):
             async with Ranks(config, metrics, *_ROLES, number=0) as ranks:

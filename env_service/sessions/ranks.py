@@ -132,11 +132,6 @@ class LearnerChoice:
         self.call: Call | None = None
         self.leaving = asyncio.Event()
 
-    @property
-    def welcomed(self) -> bool:
-        """Return whether the session plays."""
-        return self.call is not None
-
     @contextlib.asynccontextmanager
     async def stream(
         self,
@@ -435,7 +430,7 @@ class Ranks:
             coming = sum(
                 other.weight
                 for other in self._choices
-                if other.rank is rank and other is not choice and not other.welcomed
+                if other.rank is rank and other is not choice and other.call is None
             )
             amount = usual if load is None else self._amount(load)
             full = load is not None and not load.free_sessions

@@ -361,10 +361,10 @@ def closing_all(
         yield
     except MurmurError as error:
         logger.error("%s", error)
-        heartbeat.give_up()
+        heartbeat.gave_up = True
         raise
     finally:
-        heartbeat.begin_closing()
+        heartbeat.closing = True
         for environment in environments:
             environment.close()
 

@@ -3,10 +3,21 @@
 OpenCV decodes. This module bounds its input: the header's size against MAX_PIXELS, the file's
 against MAX_FILE_BYTES, and a PNG is cut down to the chunks that hold its pixels, with correct
 checksums, so that no other chunk is unpacked.
+
+libjpeg returns the pixels of a damaged JPEG, grey where there are none, and prints a warning;
+OpenCV passes on neither its code nor its text. So standard error goes to a file in memory
+while OpenCV decodes.
 """
 
+import contextlib
+import fcntl
+import os
 import re
+import sys
+import tempfile
+import threading
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +25,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.sources.decoder import decode
 from env_service.sources.source import BrokenSample
 
 MAX_PIXELS = 1 << 26  # 8192 × 8192; 192 MiB of RGB
@@ -36,6 +46,17 @@ _EXIF = b"Exif\0\0"
 _ORIENTATION = 0x0112  # tag of EXIF
 # A marker within or after a scan: FF, then neither a stuffed 0, a restart, nor a fill byte.
 _MARKER = re.compile(b"\xff[^\x00\xd0-\xd7\xff]")
+# Beginnings of all warnings of libjpeg (jerror.h) about the data of an image.
+_JPEG_WARNING = re.compile(
+    "Corrupt JPEG data|Premature end of JPEG|Inconsistent progression|Invalid SOS parameters|"
+    "Unknown Adobe color transform"
+)
+_PNG_WARNING = re.compile("libpng (error|warning): ")
+_TRAILING = re.compile(r"(\d+) extraneous bytes before marker 0xd9")  # the end of the image
+_MOST_TRAILING = 16  # bytes after the last block, which some encoders add
+_MOST_BYTES = 1 << 20  # printed while one file is decoded
+
+_lock = threading.Lock()  # there is one standard error
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,3 +425,76 @@ def planes(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     out = np.empty((3, *image.shape[:2]), np.uint8)
     cv2.split(image, [out[2], out[1], out[0]])
     return out
+
+
+def decode(data: bytes, flags: int, quiet: bool = False) -> tuple[NDArray[Any] | None, str]:
+    """Decode a file in memory.
+
+    Args:
+        data: whole file.
+        flags: cv2.IMREAD_* flags.
+        quiet: true to leave standard error alone, for a file known to be whole.
+
+    Returns:
+        pixels, None if OpenCV has none; and a description of the damage, or "".
+    """
+    import cv2
+
+    printed: list[str] = []
+    error, image = "", None
+    with contextlib.nullcontext() if quiet else _captured(printed):
+        try:
+            image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+        except cv2.error as raised:
+            error = f"OpenCV says: {raised.err}"
+    damage = [line for line in printed if _JPEG_WARNING.search(line) and not _harmless(line)]
+    errors = [line for line in printed if line.startswith("libpng error")]
+    if image is None:
+        error = error or "OpenCV cannot decode it"
+    return image, "; ".join([*([error] if error else []), *damage, *errors])
+
+
+def _harmless(warning: str) -> bool:
+    """Return whether all pixels were read, and a few bytes follow them."""
+    found = _TRAILING.search(warning)
+    return found is not None and int(found[1]) <= _MOST_TRAILING
+
+
+@contextlib.contextmanager
+def _captured(lines: list[str]) -> Iterator[None]:
+    """Append the output of libjpeg and libpng to `lines`; pass on the output of others."""
+    with _lock, contextlib.ExitStack() as stack:
+        try:
+            kept = os.dup(2)
+        except OSError:  # closed: libjpeg's warnings went nowhere
+            kept = os.open(os.devnull, os.O_WRONLY)
+        stack.callback(os.close, kept)
+        printed = _memory_file()  # not a pipe, which may be full: writers must not wait
+        stack.callback(os.close, printed)
+        # Threads that write at once must not overwrite each other.
+        fcntl.fcntl(printed, fcntl.F_SETFL, os.O_APPEND)
+        os.dup2(printed, 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            text = os.pread(printed, _MOST_BYTES, 0)
+    if text:
+        _sort(text, lines)
+
+
+def _memory_file() -> int:
+    """Open an empty file without a name; return its descriptor."""
+    if sys.platform == "linux":
+        return os.memfd_create("decoder")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _sort(text: bytes, lines: list[str]) -> None:
+    """Keep the libraries' lines, write the others to standard error."""
+    for line in text.decode(errors="replace").splitlines(keepends=True):
+        if _JPEG_WARNING.search(line) or _PNG_WARNING.match(line):
+            lines.append(line.strip())
+        else:
+            os.write(2, line.encode())

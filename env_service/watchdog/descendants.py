@@ -10,7 +10,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import psutil
 VARIABLE = "MURMUR_WORKER"  # inherited by all that a worker starts
 _SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
 _ROUNDS = 20  # a process may fork while it is being found
-_KILLED_S, _LOOK_EVERY_S = 1.0, 0.01  # for a killed process to be gone
+_KILLED_S = 1.0  # for a killed process to be gone
 
 
 def adopt_orphans() -> None:
@@ -119,28 +118,11 @@ def _end_all(find: Callable[[], list[psutil.Process]]) -> int:
         if not found:
             break
         ended.update(p.pid for p in found)
-        _kill(found)
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(found, _KILLED_S)  # reaps those that were adopted
     return len(ended)
-
-
-def _kill(processes: list[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    deadline, left = time.monotonic() + _KILLED_S, processes
-    while left and time.monotonic() < deadline:
-        left = [process for process in left if not _has_ended(process)]
-        time.sleep(_LOOK_EVERY_S if left else 0)
-
-
-def _has_ended(process: psutil.Process) -> bool:
-    """Return whether a process has ended; reap it if it was adopted."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(process.pid, os.WNOHANG)
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 class Guardian:

@@ -22,7 +22,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.environment import VectorEnvironment, expected_arrays, named_arrays, shape_errors
+from env_service.environment import (
+    VectorEnvironment,
+    blank_timestep,
+    expected_arrays,
+    named_arrays,
+    shape_errors,
+)
 from env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
 from shared.process.errors import EnvironmentFault
 from shared.wire.notices import Notices
@@ -220,15 +226,7 @@ class GuardedEnvironment:
         self.environment = self._make_again()
         self._heartbeat.whole.end_making()
         self.environment.watch(self._heartbeat.at)
-        zeros = {name: np.zeros(shape, dtype) for name, (dtype, shape) in self._layout.items()}
-        timestep = TimeStep(
-            zeros["step_type"],
-            zeros["reward"],
-            zeros["discount"],
-            {o.name: zeros[f"observation '{o.name}'"] for o in self.spec.observations},
-            {m: zeros[f"metric '{m}'"] for m in self.spec.metrics},
-        )
-        return aborted_rows(timestep, list(self._all))
+        return aborted_rows(blank_timestep(self.spec, self.num_envs), list(self._all))
 
     def _make_again(self) -> VectorEnvironment:
         """Make another environment; retry after a pause if that raises.

@@ -10,6 +10,18 @@ Position = tuple[int, int, int, int]
 _ONE = np.uint64(1)
 
 
+def _flag(word: int, meaning: str) -> property:
+    """Make a flag in one word of a heartbeat."""
+
+    def get(heartbeat: "Heartbeat") -> bool:
+        return bool(heartbeat._words[word])
+
+    def set_(heartbeat: "Heartbeat", value: bool) -> None:
+        heartbeat._words[word] = value
+
+    return property(get, set_, doc=meaning)
+
+
 class Heartbeat:
     """The state of a worker, in shared memory that its parent reads.
 
@@ -23,15 +35,18 @@ class Heartbeat:
     """
 
     _HEAD = 8
+    closing = _flag(5, "All sessions are over; the environments are closed and the worker exits.")
+    # An exit code would not be enough: an environment may end the process with any code.
+    gave_up = _flag(6, "The log has an error that the user must fix: a restart cannot help.")
+    # SIGTERM would not be enough: an environment may have replaced its handler.
+    stop_asked = _flag(7, "The parent asks the worker to end.")
 
     def __init__(self, memory: Any, num_envs: int) -> None:  # noqa: ANN401 - a buffer
         """Map the fields on `memory`, of `size(num_envs)` words of 64 bits."""
         words = np.frombuffer(memory, np.uint64)
         self.head = words[0:3]
         self.at = words[3:5].view(np.int64)
-        self._closing = words[5:6]
-        self._gave_up = words[6:7]
-        self._stop = words[7:8]
+        self._words = words
         rows = words[self._HEAD :].reshape(2, num_envs)
         self._seeds, self._steps = rows[0], rows[1].view(np.int64)
 
@@ -62,40 +77,10 @@ class Heartbeat:
         """Mark that the environments are made."""
         self.at[1] = 0
 
-    def begin_closing(self) -> None:
-        """Mark that all sessions are over; the environments are closed and the worker exits."""
-        self._closing[0] = 1
-
-    def ask_to_stop(self) -> None:
-        """Ask the worker to end, because an environment may have replaced SIGTERM's handler."""
-        self._stop[0] = 1
-
-    @property
-    def stop_asked(self) -> bool:
-        """Return whether `ask_to_stop` was called."""
-        return bool(self._stop[0])
-
-    def give_up(self) -> None:
-        """Mark that the worker has logged an error that the user must fix: a restart cannot help.
-
-        An exit code is not enough: an environment may end the process with any code.
-        """
-        self._gave_up[0] = 1
-
-    @property
-    def gave_up(self) -> bool:
-        """Return whether `give_up` was called."""
-        return bool(self._gave_up[0])
-
     @property
     def making(self) -> bool:
         """Return whether an environment is being made, at the start or after a fault."""
         return bool(self.at[1])
-
-    @property
-    def closing(self) -> bool:
-        """Return whether `begin_closing` was called."""
-        return bool(self._closing[0])
 
     @property
     def turns(self) -> int:
@@ -108,7 +93,7 @@ class Heartbeat:
 
         Steps begun or ended, copy being stepped, 1 or 2 while one is made, 1 while all close.
         """
-        return int(self.head[0]), int(self.at[0]), int(self.at[1]), int(self._closing[0])
+        return int(self.head[0]), int(self.at[0]), int(self.at[1]), int(self.closing)
 
     def where(self) -> str:
         """Describe the episode of the step under way."""

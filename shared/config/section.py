@@ -40,6 +40,19 @@ REMOVED: Mapping[str, tuple[object, str]] = {
         0,
         "curves update/*_grad_norm show gradients, murmur.load has the weights",
     ),
+    **{
+        f"environment.{name}": (default, "a subclass of TerrainEnvironment may add it in _reward")
+        for name, default in (
+            ("coverage_weight", 0),
+            ("distance_weight", 0),
+            ("overlap_weight", 0),
+            ("collision_weight", 0),
+            ("collision_distance_m", 5),
+            ("altitude_weight", 0),
+        )
+    },
+    "environment.raster_resampling": ("area", "resample the file"),
+    "environment.raster_quantile_of": ("crop", "set raster_threshold to that quantile"),
 }
 _noticed: set[str] = set()  # former names, as dotted keys
 
@@ -62,7 +75,8 @@ def with_new_names(
     """
     fields, found = model.model_fields, dict[str, Any]()
     for given, value in data.items():
-        default, instead = REMOVED.get(f"{where}.{given}".lstrip("."), (None, ""))
+        gone = (None, "") if given in fields else REMOVED.get(f"{where}.{given}".lstrip("."))
+        default, instead = gone or (None, "")
         if instead and value == default:
             continue
         if instead:

@@ -223,7 +223,7 @@ def test_it_reads_rasters(stack: Stack, suffix: str, compression: str | None) ->
     """Pillow without fonts, colour profiles, AVIF and WebP still reads terrain."""
     code = (
         "import numpy as np; from PIL import Image; "
-        "from env_service.envs.terrain.raster import load_raster; "
+        "from env_service.envs.terrain.world import load_raster; "
         "values = np.arange(200, dtype=np.uint8).reshape(10, 20); "
         f"name = '/tmp/raster.{suffix}'; "
         f"Image.fromarray(values).save(name, compression={compression!r}); "

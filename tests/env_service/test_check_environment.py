@@ -145,27 +145,27 @@ BREACHES: dict[str, tuple[Change, str]] = {
     "no metric": (lambda _, t: replace(t, metrics={}), "metric 'sum' is in the spec but missing"),
     "reward on FIRST": (
         lambda _, t: replace(t, reward=t.reward + 1),
-        "reward is not zero on FIRST",
+        "on FIRST, where no action has been taken yet",
     ),
     "discount": (lambda _, t: replace(t, discount=t.discount * 0), "discount is not 1 on a row"),
     "odd discount": (lambda _, t: replace(t, discount=t.discount * 0 + 0.9), "neither 0 nor 1"),
-    "kind": (lambda _, t: replace(t, step_type=t.step_type + np.uint8(3)), "none of FIRST, MID"),
-    "own restart": (first_after_last, "FIRST in a copy that was not restarted"),
+    "kind": (lambda _, t: replace(t, step_type=t.step_type + np.uint8(3)), "expected 0, 1 or 2"),
+    "own restart": (first_after_last, "FIRST, but without a restart comes MID or LAST"),
     "no end": (last_as_mid, "continues after max_episode_steps = 4"),
-    "NaN": (nan_in_one_copy, "observation 'x' holds NaN"),
+    "NaN": (nan_in_one_copy, "nan in observation 'x' of agent 0"),
     "metric NaN": (
         lambda _, t: replace(t, metrics={"sum": t.metrics["sum"] * np.float32("nan")}),
-        "metric 'sum' holds NaN",
+        "nan in metric 'sum' on LAST",
     ),
     "mask": (
         lambda _, t: with_observation(t, ACTION_MASK, np.zeros_like(t.observation[ACTION_MASK])),
-        "leaves an agent no legal action",
+        "an action_mask that allows no action to agent 0",
     ),
     "mask values": (
         lambda _, t: with_observation(
             t, ACTION_MASK, np.full_like(t.observation[ACTION_MASK], 255)
         ),
-        "something else than 0 and 1",
+        "255 in action_mask of agent 0, where 0 or 1 must be",
     ),
     "others": (shifting_mean, "depends on the other copies: observation 'x'"),
     "memory": (clock, "after LAST gave another episode: observation 'x'"),
@@ -222,7 +222,10 @@ def test_seeds_are_as_large_as_those_of_training(most: int) -> None:
 
 @pytest.mark.parametrize(
     ("x", "words"),
-    [("nan", "observation 'x' holds NaN or infinity"), ("far", "step raises ValueError: .*'far'")],
+    [
+        ("nan", "step returned nan in observation 'x' of .*"),
+        ("far", "step raises ValueError: .*'far'"),
+    ],
 )
 def test_what_is_described_keeps_the_contract_too(x: str, words: str) -> None:
     class Unlucky(Toy):
@@ -306,4 +309,4 @@ def test_who_lives_is_0_or_1(alive: int, problems: int) -> None:
 
     found = check_environment(Mortal)
     assert len(found) == problems
-    assert all("'agent_mask' holds something else than 0 and 1" in problem for problem in found)
+    assert all("255 in agent_mask of agent 0, where 0 or 1 must be" in problem for problem in found)

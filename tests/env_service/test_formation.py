@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from env_service.checks import assert_environment
 from env_service.environment import ScriptedPolicy
-from env_service.envs.formation.baselines import BASELINES, PursuitPolicy
 from env_service.envs.formation.config import Config
-from env_service.envs.formation.environment import Formation, make
+from env_service.envs.formation.environment import BASELINES, Formation, PursuitPolicy, make
 from shared.config.files import load
 from shared.config.section import validate
 from shared.process.errors import ConfigError

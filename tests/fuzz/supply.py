@@ -504,7 +504,7 @@ def _learners_messages(reader: Reader) -> str:
 
         async def play() -> None:
             stream = Call(_Channel(call), _METRICS)  # type: ignore[arg-type]
-            await session._open(stream)
+            await stream.greet(pb.Hello(worker_id="s", mode=pb.MODE_SUPPLY))
             await session._supply(stream, _METRICS, _NeverStops())  # type: ignore[arg-type]
 
         try:

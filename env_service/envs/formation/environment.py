@@ -9,11 +9,18 @@ memory; only what is returned is turned to [N, A, ...]. Agent 0 is the leader.
 """
 
 from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.environment import VectorEnvironment
+from env_service.environment import (
+    BaselineFactory,
+    RandomPolicy,
+    ScriptedPolicy,
+    VectorEnvironment,
+    blank_timestep,
+)
 from env_service.envs.formation.config import Config
 from shared.wire.seeding import uniform
 from shared.wire.spec import STATE, ArraySpec, Continuous, EnvSpec
@@ -125,16 +132,7 @@ class Formation(VectorEnvironment):
         self._seen = np.zeros((width, a, n), np.float32)
         if config.role:
             self._seen[-1, 0] = 1
-        self._reward = np.zeros((n, a), np.float32)
-        self._discount, self._step_type = np.ones(n, np.float32), np.zeros(n, np.uint8)
-        self._observation: dict[str, Array] = {}
-        if config.state:
-            self._observation[STATE] = np.zeros((n, 5 * a + 4), np.float32)
-        self._observation["observation"] = np.zeros((n, a, width), np.float32)
-        self._metrics = {name: np.zeros(n, np.float32) for name in self.spec.metrics}
-        self._timestep = TimeStep(
-            self._step_type, self._reward, self._discount, self._observation, self._metrics
-        )
+        self._timestep = blank_timestep(self.spec, n)
 
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
@@ -156,23 +154,24 @@ class Formation(VectorEnvironment):
         ended = success | collision
         timeout = (self._steps >= self._config.episode_steps) & ~ended
         timeout[starting] = False
-        self._step_type.fill(StepType.MID)
-        self._step_type[ended | timeout] = StepType.LAST
-        self._step_type[starting] = StepType.FIRST
-        np.subtract(1, ended, out=self._discount, dtype=np.float32)
+        timestep = self._timestep
+        timestep.step_type.fill(StepType.MID)
+        timestep.step_type[ended | timeout] = StepType.LAST
+        timestep.step_type[starting] = StepType.FIRST
+        np.subtract(1, ended, out=timestep.discount, dtype=np.float32)
 
         self._score(success, collision)
-        self._reward[:] = self._rewards.T
-        self._reward[starting] = 0
+        timestep.reward[:] = self._rewards.T
+        timestep.reward[starting] = 0
         self._count(starting, success, collision, timeout)
         if self._config.observation == "reference":
             self._observe_reference()
         else:
             self._observe_formation()
-        self._observation["observation"][:] = self._seen.transpose(2, 1, 0)
+        timestep.observation["observation"][:] = self._seen.transpose(2, 1, 0)
         if self._config.state:
-            self._write_state(self._observation[STATE])
-        return self._timestep
+            self._write_state(timestep.observation[STATE])
+        return timestep
 
     def _move(self, action: Array) -> None:
         """Update speed and heading, then the position by the new ones."""
@@ -294,7 +293,7 @@ class Formation(VectorEnvironment):
         self._all_rows += self._near.all(axis=0)
         for count in (self._near_rows, self._joined_rows, self._all_rows):
             count[starting] = 0
-        m, rows = self._metrics, np.maximum(self._steps, 1)
+        m, rows = self._timestep.metrics, np.maximum(self._steps, 1)
         m["success"][:] = success
         m["collision"][:] = collision
         m["timeout"][:] = timeout
@@ -400,3 +399,88 @@ def _turned(x: Floats, y: Floats, cos: Floats, minus_sin: Floats) -> tuple[Float
 def make(config: Config, num_envs: int) -> Formation:
     """Make N copies of the environment."""
     return Formation(config, num_envs)
+
+
+class PursuitPolicy:
+    """A policy in which the leader waits for its followers, then flies slowly to the goal.
+
+    The leader passes the obstacle along its tangent. Followers steer at the leader's next position
+    if it flies straight, and match its speed when they are near. The policy reads the environment,
+    so it works with any observation.
+    """
+
+    _CLEARANCE = 55.0  # px kept from the obstacle
+    _LOOK = 140.0  # px from the obstacle where avoiding it begins
+    _CLOSE = 100.0  # px from the obstacle where the leader no longer flies across its front
+    _NEAR = 100.0  # px to the leader where followers begin to match its speed
+
+    def __init__(
+        self, environment: VectorEnvironment, *, wait: bool = True, slow: bool = True
+    ) -> None:
+        """Set the leader's behavior.
+
+        Args:
+            environment: copies to act for.
+            wait: true if the leader flies to the followers until all are in formation.
+            slow: true for the leader's lowest speed, false for its highest.
+        """
+        self._env = cast(Formation, environment)
+        self._wait, self._slow = wait, slow
+
+    def act(self, timestep: TimeStep) -> Array:
+        """Return the actions, [N, A, 2] float32."""
+        x, y, speed, heading = self._env.body
+        dx, dy = x[1:] - x[0], y[1:] - y[0]
+        apart = np.hypot(dx, dy) >= FORMATION  # [n, N]
+        to = self._env.goal - self._env.body[:2, 0]
+        if self._wait:
+            count = np.maximum(apart.sum(axis=0), 1)
+            centre = np.stack([(dx * apart).sum(axis=0), (dy * apart).sum(axis=0)]) / count
+            to = np.where(apart.any(axis=0), centre, to)
+        bearing = self._around_obstacle(np.arctan2(-to[1], to[0]))
+
+        action = np.zeros((x.shape[1], len(x), 2), np.float32)
+        action[:, 0, 0] = -1 if self._slow else 1
+        action[:, 0, 1] = np.clip(_wrapped(bearing - heading[0]) / TURN[0], -1, 1)
+        ahead_x = dx - speed[0] * np.cos(heading[0])
+        ahead_y = dy + speed[0] * np.sin(heading[0])
+        pursuit = np.arctan2(ahead_y, -ahead_x)
+        match = np.clip((speed[0] - speed[1:]) / ACCELERATION[1], -1, 1)
+        action[:, 1:, 0] = np.where(np.hypot(dx, dy) > self._NEAR, 1, match).T
+        action[:, 1:, 1] = np.clip(_wrapped(pursuit - heading[1:]) / TURN[1], -1, 1).T
+        return action
+
+    def _around_obstacle(self, bearing: Floats) -> Floats:
+        """Return the bearings [N], rad, nearest to the wanted ones that avoid the obstacle."""
+        dx, dy = self._env.obstacle - self._env.body[:2, 0]
+        distance = np.hypot(dx, dy)
+        to_obstacle = np.arctan2(-dy, dx)
+        tangent = np.arcsin(np.minimum(self._CLEARANCE / np.maximum(distance, 1e-3), 1))
+        tangent = np.where(distance < self._CLEARANCE, np.pi / 2 + 0.4, tangent)
+        wanted = _wrapped(bearing - to_obstacle)
+        flown = _wrapped(self._env.body[3, 0] - to_obstacle)
+        # So near that it must turn at once, it turns to the side to which it flies already.
+        side = np.where((distance < self._CLOSE) & (np.abs(flown) < tangent), flown, wanted)
+        blocked = (distance < self._LOOK) & (np.abs(side) < tangent)
+        clear: Floats = np.where(
+            blocked, to_obstacle + np.where(side < 0, -tangent, tangent), bearing
+        )
+        return clear
+
+
+def _wrapped(angle: Floats) -> Floats:
+    """Wrap an angle to [-pi, pi)."""
+    wrapped: Floats = np.mod(angle + np.pi, 2 * np.pi) - np.pi
+    return wrapped
+
+
+def hasty_pursuit(environment: VectorEnvironment) -> ScriptedPolicy:
+    """Make a pursuit policy in which the leader flies to the goal at full speed, no waiting."""
+    return PursuitPolicy(environment, wait=False, slow=False)
+
+
+BASELINES: dict[str, BaselineFactory] = {
+    "random": RandomPolicy,
+    "pursuit": PursuitPolicy,
+    "hasty-pursuit": hasty_pursuit,
+}

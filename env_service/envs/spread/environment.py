@@ -10,13 +10,14 @@ memory; only what is returned is turned to [N, A, ...].
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
+from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment, blank_timestep
 from shared.config import Section
 from shared.wire.seeding import uniform
 from shared.wire.spec import STATE, ArraySpec, Continuous, Discrete, EnvSpec
@@ -105,20 +106,12 @@ class Spread(VectorEnvironment):
         self._moved = np.zeros((2, a, n), np.float32)
 
         self._steps = np.zeros(n, np.int32)
-        self._observation = np.zeros((n, a, width), np.float32)
-        self._reward = np.zeros((n, a), np.float32)
-        self._step_type = np.zeros(n, np.uint8)
-        self._metrics = {name: np.zeros(n, np.float32) for name in self.spec.metrics}
-        observation: dict[str, Array] = {"observation": self._observation}
-        if config.state:
-            observation[STATE] = self._observation.reshape(n, a * width)
-        self._timestep = TimeStep(
-            step_type=self._step_type,
-            reward=self._reward,
-            discount=np.ones(n, np.float32),
-            observation=observation,
-            metrics=self._metrics,
-        )
+        timestep = blank_timestep(self.spec, n)
+        self._reward, self._step_type = timestep.reward, timestep.step_type
+        self._metrics = timestep.metrics
+        self._seen = timestep.observation["observation"].reshape(n, a * width)  # a view
+        own = {STATE: self._seen} if config.state else {}
+        self._timestep = replace(timestep, observation={**timestep.observation, **own})
 
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
@@ -139,11 +132,7 @@ class Spread(VectorEnvironment):
             self._reward[starting] = 0
             for metric in ("return", "collisions"):
                 self._metrics[metric][starting] = 0
-        np.matmul(
-            self._rows.T,
-            self._from_rows,
-            out=self._observation.reshape(self.num_envs, -1),
-        )
+        np.matmul(self._rows.T, self._from_rows, out=self._seen)
         return self._timestep
 
     def _move(self, action: Array) -> None:

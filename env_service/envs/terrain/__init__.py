@@ -1,9 +1,8 @@
 """UAVs map a region of interest together: the environment plug-in `terrain`."""
 
 from env_service.environment import VectorEnvironment
-from env_service.envs.terrain.baselines import BASELINES
 from env_service.envs.terrain.config import Config
-from env_service.envs.terrain.environment import TerrainEnvironment
+from env_service.envs.terrain.environment import BASELINES, TerrainEnvironment
 
 __all__ = ["BASELINES", "Config", "make"]
 

@@ -1,25 +1,28 @@
-"""The terrain-monitoring environment: N missions behind the VectorEnvironment contract."""
+"""The terrain-monitoring environment: N missions behind the VectorEnvironment contract.
+
+Of its baselines random and lawnmower fly a plan that replaces actions and take budget + 1
+measurements for each agent; information gain acts like a learner would and takes one more, at its
+start.
+"""
 
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from env_service.environment import VectorEnvironment
+from env_service.environment import BaselineFactory, ScriptedPolicy, VectorEnvironment
 from env_service.envs.terrain import simulation
-from env_service.envs.terrain.channels import (
-    ACTOR_SENT,
-    BUDGET_LEFT,
-    CRITIC_SENT,
-    channel_plan,
-)
+from env_service.envs.terrain.channels import ACTOR_SENT, BUDGET_LEFT, CRITIC_SENT, channel_plan
 from env_service.envs.terrain.config import Config
 from env_service.envs.terrain.gain import EXPECTED_GAIN, OBSERVED_EVERY, expected_gains
-from env_service.envs.terrain.lattice import lattice_shape
+from env_service.envs.terrain.lattice import MOVES, is_inside, lattice_shape
+from env_service.envs.terrain.planning import game_of, look_all, plan, position, weigher
 from env_service.envs.terrain.sensor import cell_size_m, map_shape
-from env_service.envs.terrain.symmetries import symmetries
 from env_service.envs.terrain.world import world
+from shared.config.symmetry import ArrayChange, Symmetry, grid_change
+from shared.process.errors import ConfigError
 from shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
 from shared.wire.timestep import Array, StepType, TimeStep
 
@@ -122,7 +125,7 @@ class TerrainEnvironment(VectorEnvironment):
         assert restart.all() or 0 <= chosen[~restart].min() <= chosen[~restart].max() < num_actions
         for n in np.flatnonzero(restart):
             self._begin(int(n), int(seeds[n]))
-        before, entropy = state.cells.copy(), self._entropy()
+        entropy = self._entropy()
         going = ~restart
         state.time[going] += 1
         assert (state.time <= self._decisions).all(), "an episode continued after its LAST row"
@@ -140,7 +143,7 @@ class TerrainEnvironment(VectorEnvironment):
             self._mask,
         )
         self._paths[np.arange(self.num_envs), state.time] = state.cells
-        reward = self._reward(before, entropy)
+        reward = self._reward(entropy)
         reward[restart] = 0
         last = state.time == self._decisions
         step_type = np.where(last, StepType.LAST, StepType.MID).astype(np.uint8)
@@ -193,35 +196,13 @@ class TerrainEnvironment(VectorEnvironment):
         totals = self.state.totals
         return totals.interest_entropy / np.maximum(totals.interest, 1)
 
-    def _reward(
-        self, before: NDArray[np.int32], entropy: NDArray[np.float64]
-    ) -> NDArray[np.float32]:
-        """Return the reward [N, A] of the step from positions `before` [N, A, 3], entropy [N]."""
-        config, state = self.config, self.state
-        shared = config.reward_scale * state.totals.gain + config.reward_offset
+    def _reward(self, entropy: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Return the reward [N, A] of the step from entropy [N]."""
+        config = self.config
+        shared = config.reward_scale * self.state.totals.gain + config.reward_offset
         if config.interest_weight:
             shared = shared + config.interest_weight * (entropy - self._entropy())
-        if config.coverage_weight:
-            shared = shared + config.coverage_weight * (
-                state.totals.newly_seen / state.truth[0].size
-            )
-        if config.altitude_weight:
-            shared = shared + config.altitude_weight * altitude_diversity(
-                self.mission.metres[state.cells[:, :, 2]]
-            )
-        reward = np.repeat(shared[:, None], config.num_agents, axis=1)
-        if config.distance_weight:
-            reward -= config.distance_weight * (
-                np.linalg.norm(self._metres(state.cells) - self._metres(before), axis=-1)
-                / config.spacing_m
-            )
-        if config.overlap_weight:
-            reward -= config.overlap_weight * footprint_overlap(state.rects)
-        if config.collision_weight:
-            reward -= config.collision_weight * close_agents(
-                self._metres(state.cells)[..., :2], config.collision_distance_m
-            )
-        return reward.astype(np.float32)
+        return np.repeat(shared[:, None], config.num_agents, axis=1).astype(np.float32)
 
     def _metres(self, cells: NDArray[np.int32]) -> NDArray[np.float64]:
         """Convert lattice positions [..., 3] to meters."""
@@ -273,26 +254,256 @@ class TerrainEnvironment(VectorEnvironment):
         }
 
 
-def altitude_diversity(metres: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return [N] 0.01 var(z) + 0.1 mean |z_i - z_j| over pairs, of altitudes [N, A] in meters."""
-    agents = metres.shape[1]
-    pairs = np.abs(metres[:, :, None] - metres[:, None]).sum(axis=(1, 2))
-    mean = pairs / max(agents * (agents - 1), 1)
-    return np.asarray(0.01 * metres.var(axis=1) + 0.1 * mean)
+def symmetries(config: Config) -> tuple[Symmetry, ...]:
+    """Return the symmetries of a configured mission, without the identity.
+
+    Three rules are not the same in a mirrored or turned area. A UAV that gives way to another takes
+    the next action by number. Where a collision mask would leave no move, the last action by number
+    remains. And the cell below a camera is rounded down: unless the spacing is a whole number of
+    map cells, a footprint is off by up to one of them, of some hundred. What is drawn at random
+    (camera errors, lost messages) is as likely in the changed area.
+
+    Flips and half turns; quarter turns too if area and camera are square. None if the channel
+    `position` is there and has no middle: its own cell would move.
+    """
+    height, width, _ = lattice_shape(config)
+    if "position" in config.actor_channels and not (height % 2 and width % 2):
+        return ()
+    square = config.area_x_m == config.area_y_m and config.fov_x_deg == config.fov_y_deg
+    own, team = _names(config)
+    maps = (own, team) if config.critic_channels else (own,)
+    moves = [tuple(move) for move in MOVES[config.num_actions].tolist()]
+    found = []
+    for flip in (False, True):
+        for turns in range(4):
+            if (turns % 2 and not square) or (not flip and not turns):
+                continue
+            grid = grid_change(height, width, flip=flip, turns=turns)
+            cell = ArrayChange(
+                AGENT_CELL,
+                order=grid.order,
+                signs=tuple(map(float, grid.signs)),
+                offsets=tuple(map(float, grid.offsets)),
+            )
+            action = tuple(moves.index((*grid.direction(m[:2]), m[2])) for m in moves)
+            arrays = [*(ArrayChange(m, flip=flip, turns=turns) for m in maps), cell]
+            if config.expected_gain:  # new entry action[k] is old entry k
+                order = tuple(action.index(k) for k in range(len(action)))
+                arrays.append(ArrayChange(EXPECTED_GAIN, order=order))
+            name = f"{'flip, ' if flip else ''}{90 * turns} degrees"
+            found.append(Symmetry(name, tuple(arrays), action))
+    return tuple(found)
 
 
-def footprint_overlap(rects: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return each footprint's largest share that another one covers: [N, A, 4] -> [N, A]."""
-    low = np.maximum(rects[:, :, None, ::2], rects[:, None, :, ::2])
-    high = np.minimum(rects[:, :, None, 1::2], rects[:, None, :, 1::2])
-    common = np.maximum(high - low, 0).prod(axis=-1)  # [N, A, A]
-    own = np.diagonal(common, axis1=1, axis2=2).copy()
-    agents = np.arange(rects.shape[1])
-    common[:, agents, agents] = 0
-    return np.asarray(common.max(axis=2) / np.maximum(own, 1))
+class FlightPlanPolicy:
+    """A policy that gives the environment a flight plan; its own actions are not used.
+
+    Attributes:
+        advises: always False: the policy changes the environment, so it cannot be imitated.
+
+    Args:
+        environment: environment that flies the plan from its next episode on.
+        plan: flight plan; see environment.FlightPlan.
+    """
+
+    def __init__(
+        self,
+        environment: TerrainEnvironment,
+        plan: Callable[[np.random.Generator, NDArray[np.int32]], NDArray[np.int32]],
+    ) -> None:
+        self.advises = False
+        environment.flight_plan = plan
+        self._action = np.zeros((environment.num_envs, environment.spec.num_agents), np.int32)
+
+    def act(self, timestep: TimeStep) -> NDArray[np.int32]:
+        """Return [N, A] zeros."""
+        return self._action
 
 
-def close_agents(metres: NDArray[np.float64], distance: float) -> NDArray[np.float64]:
-    """Count the other agents within a horizontal distance: [N, A, 2] meters -> [N, A]."""
-    apart = np.linalg.norm(metres[:, :, None] - metres[:, None], axis=-1)
-    return np.asarray((apart <= distance).sum(axis=2) - 1.0)
+def random(environment: VectorEnvironment) -> ScriptedPolicy:
+    """Make a policy of independent random walks, uniform over moves that stay on the lattice."""
+    env = cast(TerrainEnvironment, environment)
+    moves, lattice = env.mission.moves, env.mission.lattice
+    steps = env.config.budget + 1
+
+    def plan(generator: np.random.Generator, start: NDArray[np.int32]) -> NDArray[np.int32]:
+        path = np.empty((steps, *start.shape), np.int32)
+        path[0] = start
+        for t in range(1, steps):
+            for agent, cell in enumerate(path[t - 1]):
+                legal = [move for move in moves if is_inside(cell, move, lattice)]
+                path[t, agent] = cell + legal[generator.integers(len(legal))]
+        return path
+
+    return FlightPlanPolicy(env, plan)
+
+
+def lawnmower(altitude_m: float | None = None) -> BaselineFactory:
+    """Make policies that fly fixed lanes at one altitude: 60 % of the area, 20 % across, back.
+
+    Agents 0, 1, 4, 5, ... fly along x, in lanes from 20 and 60 % of y; agents 2, 3, 6, 7, ... fly
+    along y, in lanes from 20 and 60 % of x. On the reference lattice these are [10, 40] m with a
+    position each 5 m. A path of another length is sampled evenly.
+
+    Args:
+        altitude_m: altitude, m; None for the lowest of the lattice.
+    """
+
+    def factory(environment: VectorEnvironment) -> ScriptedPolicy:
+        env = cast(TerrainEnvironment, environment)
+        levels = env.config.altitudes_m
+        height = levels[0] if altitude_m is None else altitude_m
+        if height not in levels:
+            raise ConfigError(f"lawnmower at {height:g} m: the lattice has altitudes_m = {levels}")
+        x, y = (int(n) - 1 for n in env.mission.lattice[:2])
+        lanes = []
+        for agent in range(env.config.num_agents):
+            along, across = (x, y) if agent % 4 < 2 else (y, x)
+            first, last = round(0.2 * along), round(0.8 * along)
+            lane = round((0.2 + 0.4 * (agent % 2)) * across)
+            next_lane = round((0.4 + 0.4 * (agent % 2)) * across)
+            out = [(k, lane) for k in range(first, last)]
+            side = [(last, k) for k in range(lane, next_lane)]
+            back = [(k, next_lane) for k in range(last, first - 1, -1)]
+            path = np.array(out + side + back)
+            path = path if agent % 4 < 2 else path[:, ::-1]
+            keep = np.linspace(0, len(path) - 1, env.config.budget + 1).round().astype(int)
+            level = np.full((len(keep), 1), levels.index(height))
+            lanes.append(np.hstack([path[keep], level]))
+        flight = np.stack(lanes, axis=1).astype(np.int32)  # [budget + 1, A, 3]
+        return FlightPlanPolicy(env, lambda generator, start: flight)
+
+    height = "the lowest altitude" if altitude_m is None else f"{altitude_m:g} m"
+    factory.__doc__ = f"Fixed lanes at {height}: along the area, across, and back."
+    return factory
+
+
+class InformationGain:
+    """A policy in which each agent takes the action of largest expected information gain.
+
+    The expected gains of an agent's legal actions (see gain.look_gain) are normalized to shares. If
+    agents coordinate, the share of an action is multiplied by 1 - share of every other agent's
+    action that leads to the same position. This happens in the order of ids, so that a later agent
+    uses the discounted shares of an earlier one. The largest share wins.
+
+    Args:
+        environment: environment with the beliefs.
+        coordinate: true if agents know the others' intended actions.
+
+    Attributes:
+        advises: false if the policy changes the environment; see FlightPlanPolicy.
+    """
+
+    advises = True
+
+    def __init__(self, environment: TerrainEnvironment, coordinate: bool) -> None:
+        self._env = environment
+        self._coordinate = coordinate
+        shape = (environment.num_envs, environment.spec.num_agents, environment.config.num_actions)
+        self._gains = np.zeros(shape)
+
+    def act(self, timestep: TimeStep) -> NDArray[np.int32]:
+        """Return the actions, [N, A] int32."""
+        env, shares = self._env, self._gains
+        mask = np.asarray(timestep.observation[ACTION_MASK], np.uint8)
+        expected_gains(env.mission, env.state, mask, 1, shares)
+        total = shares.sum(axis=2, keepdims=True)
+        shares /= np.where(total > 0, total, 1)
+        if self._coordinate:
+            target = env.state.cells[:, :, None] + env.mission.moves  # [N, A, K, 3]
+            agents = range(shares.shape[1])
+            for a in agents:
+                for b in agents:
+                    if a != b:
+                        same = (target[:, a, :, None] == target[:, b, None]).all(axis=-1)
+                        shares[:, a] *= 1 - (same * shares[:, b, None]).sum(axis=-1)
+        # Where nothing is gained anywhere all shares are 0: the first legal action then.
+        return np.asarray(np.where(mask, shares, -1.0).argmax(axis=2), np.int32)
+
+
+class Planner:
+    """A policy that plans all looks until the end of the mission, again after every look.
+
+    The plan uses a belief, the looks behind it, the agents' positions and, if only few different
+    maps are drawn, those maps.
+
+    Args:
+        environment: environment with the beliefs.
+        width: number of paths that the search keeps after each move.
+        shared: true for one plan of the team, from all its looks; false if each agent plans for
+            itself and the agents it hears, and flies its own part.
+    """
+
+    def __init__(self, environment: TerrainEnvironment, width: int, *, shared: bool) -> None:
+        self._env = environment
+        self._width = width
+        self._shared = shared
+        self._game = game_of(environment.config, environment.mission)
+        self._weigh = weigher(environment.config, self._game)
+        blocks = len(self._game.rows), len(self._game.columns)
+        beliefs = 1 if shared else environment.spec.num_agents
+        self._looks = np.zeros((environment.num_envs, beliefs, *blocks), np.int16)
+
+    def act(self, timestep: TimeStep) -> NDArray[np.int32]:
+        """Return the actions, [N, A] int32."""
+        mask = np.asarray(timestep.observation[ACTION_MASK])
+        action: NDArray[np.int32] = mask.argmax(axis=2).astype(np.int32)
+        self._looks[timestep.step_type == StepType.FIRST] = 0
+        everyone = np.arange(action.shape[1])
+        for n in np.flatnonzero(timestep.step_type < StepType.LAST):
+            for k in range(self._looks.shape[1]):
+                heard = everyone if self._shared else np.flatnonzero(self._env.state.heard[n, k])
+                planned = self._plan(n, k, heard)
+                for agent, chosen in zip(heard, planned, strict=True):
+                    own = self._shared or agent == k
+                    if own and chosen >= 0 and mask[n, agent, chosen]:
+                        action[n, agent] = chosen
+        return action
+
+    def _plan(self, n: np.intp, k: int, agents: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Plan the agents' actions by belief k of environment n; -1 if there is no path."""
+        env, game, looks = self._env, self._game, self._looks[n, k]
+        now = position(env.state.cells[n, agents], env.mission)
+        look_all(game, now[:, None], looks)
+        left = env.config.budget + 1 - int(env.state.time[n])
+        weight = self._weigh(env.state.odds[n, -1 if self._shared else k])
+        following = plan(game, now, left, weight, looks, self._width)[:, 0]
+        leads = (game.targets[now] == following[:, None]).argmax(axis=1)
+        return np.where(following >= 0, leads, -1)
+
+
+def planner(environment: VectorEnvironment) -> ScriptedPolicy:
+    """Make planners in which each agent plans for itself and the agents it hears."""
+    return Planner(cast(TerrainEnvironment, environment), 8, shared=False)
+
+
+def team_planner(environment: VectorEnvironment) -> ScriptedPolicy:
+    """Make a planner of one plan for all agents, as if each heard all messages."""
+    return Planner(cast(TerrainEnvironment, environment), 8, shared=True)
+
+
+def information_gain(environment: VectorEnvironment) -> ScriptedPolicy:
+    """Make a greedy information-gain policy; agents hear each other as configured."""
+    return InformationGain(cast(TerrainEnvironment, environment), coordinate=True)
+
+
+def information_gain_silent(environment: VectorEnvironment) -> ScriptedPolicy:
+    """Make a greedy information-gain policy without messages: no range, no coordination."""
+    env = cast(TerrainEnvironment, environment)
+    env.communication_ranges_m = (0.0,)
+    policy = InformationGain(env, coordinate=False)
+    policy.advises = False
+    return policy
+
+
+BASELINES: dict[str, BaselineFactory] = {
+    "random": random,
+    "lawnmower": lawnmower(),
+    "lawnmower-5m": lawnmower(5.0),
+    "lawnmower-10m": lawnmower(10.0),
+    "lawnmower-15m": lawnmower(15.0),
+    "information-gain": information_gain,
+    "planner": planner,
+    "team-planner": team_planner,
+    "information-gain-silent": information_gain_silent,
+}

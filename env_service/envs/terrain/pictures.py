@@ -8,7 +8,6 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
@@ -72,7 +71,13 @@ def mission_figure(
         _draw_team(axes[0], state, positions_m, paths=True)
         _draw_team(axes[1], state, positions_m, footprints=positions_m is None)
         _draw_team(axes[2], state, positions_m)
-        _legend(figure, state)
+        figure.legend(
+            loc="lower left",
+            bbox_to_anchor=(0.02, 0.0),
+            ncols=min(len(state["positions_m"]), 8),
+            frameon=False,
+            fontsize=9,
+        )
         time = int(state["time"]) if "time" in state else len(state["paths_m"]) - 1
         shown = [
             f"{k} {snapshot.metrics[k]:.2f}" for k in ("entropy", "f1") if k in snapshot.metrics
@@ -120,7 +125,7 @@ def _draw_team(
     paths: bool = False,
     footprints: bool = False,
 ) -> None:
-    """Draw UAVs as discs that grow with altitude, with their paths or last footprints."""
+    """Draw UAVs as discs that grow with altitude, with paths and labels, or last footprints."""
     positions = state["positions_m"] if positions_m is None else positions_m
     cell = float(state["cell_m"])
     for a, (x, y, z) in enumerate(positions):
@@ -150,7 +155,9 @@ def _draw_team(
             x,
             y,
             marker="o",
+            linestyle="",
             color=colour,
+            label=f"UAV {a + 1}: {z:.0f} m" if paths else None,
             markersize=_size(z, state),
             markeredgecolor="white",
             markeredgewidth=1.2,
@@ -163,27 +170,3 @@ def _size(altitude_m: float, state: Mapping[str, NDArray[Any]]) -> float:
     """Return the marker size, in points; the episode's highest UAV has the largest."""
     highest = max(float(np.max(state["paths_m"][..., 2])), altitude_m, 1e-6)
     return 5.0 + 8.0 * altitude_m / highest
-
-
-def _legend(figure: Figure, state: Mapping[str, NDArray[Any]]) -> None:
-    """Draw the legend of the UAVs' colors and altitudes."""
-    handles = [
-        Line2D(
-            [],
-            [],
-            marker="o",
-            linestyle="",
-            color=AGENT_COLOURS[a % len(AGENT_COLOURS)],
-            markersize=_size(z, state),
-            label=f"UAV {a + 1}: {z:.0f} m",
-        )
-        for a, (_, _, z) in enumerate(state["positions_m"])
-    ]
-    figure.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(0.02, 0.0),
-        ncols=min(len(handles), 8),
-        frameon=False,
-        fontsize=9,
-    )

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env_service.compiled import compiled
-from env_service.envs.terrain import features
+from env_service.envs.terrain import channels
 from env_service.envs.terrain.belief import (
     UNDECIDED,
     Pool,
@@ -165,7 +165,6 @@ def state(config: Config, num_envs: int) -> State:
             correct=np.zeros(num_envs, np.int64),
             seen=np.zeros(num_envs, np.int64),
             gain=np.zeros(num_envs),
-            newly_seen=np.zeros(num_envs, np.int64),
         ),
     )
 
@@ -303,24 +302,24 @@ def _draw(
     for a in range(agents):
         for i, channel in enumerate(mission.actor):
             out = maps[a, i]
-            if channel == features.BUDGET:
+            if channel == channels.BUDGET:
                 out[:] = max(mission.budget - state.time[n], 0) / max(mission.budget, 1)
-            elif channel == features.AGENT_ID:
+            elif channel == channels.AGENT_ID:
                 out[:] = (a + 1) / agents
-            elif channel == features.POSITION:
-                features.own_position(state.cells[n], state.heard[n, a], a, mission.lattice, out)
-            elif channel == features.W_ENTROPY:
-                features.weighted_entropy(state.pooled[n, a], out)
-            elif channel in (features.LOCAL_W_ENTROPY, features.LOCAL_PROB):
+            elif channel == channels.POSITION:
+                channels.own_position(state.cells[n], state.heard[n, a], a, mission.lattice, out)
+            elif channel == channels.W_ENTROPY:
+                channels.weighted_entropy(state.pooled[n, a], out)
+            elif channel in (channels.LOCAL_W_ENTROPY, channels.LOCAL_PROB):
                 _draw_local(mission, state, n, a, image)
-                if channel == features.LOCAL_PROB:
-                    features.probability(image, out)
+                if channel == channels.LOCAL_PROB:
+                    channels.probability(image, out)
                 else:
-                    features.weighted_entropy(image, out)
-            elif channel == features.PROB:
-                features.probability(state.pooled[n, a], out)
-            elif channel == features.FOOTPRINT:
-                features.footprints(
+                    channels.weighted_entropy(image, out)
+            elif channel == channels.PROB:
+                channels.probability(state.pooled[n, a], out)
+            elif channel == channels.FOOTPRINT:
+                channels.footprints(
                     rects, state.heard[n, a], a, 0.0, mission.rows, mission.columns, out
                 )
     _draw_critic(mission, state, n, critic)
@@ -338,7 +337,7 @@ def _draw_local(mission: Mission, state: State, n: int, a: int, image: NDArray[n
         rect[2] - lens.centre_y[state.cells[n, a, 1]] + lens.radius_y[z],
     )
     visible = (rect[1] - rect[0], rect[3] - rect[2])
-    features.pool_image(work.seen[a], offset, visible, size, 1 - lens.noise[z], work.a, image)
+    channels.pool_image(work.seen[a], offset, visible, size, 1 - lens.noise[z], work.a, image)
 
 
 @compiled()
@@ -348,14 +347,14 @@ def _draw_critic(mission: Mission, state: State, n: int, critic: NDArray[np.floa
     everyone = np.ones(agents, np.uint8)
     for i, channel in enumerate(mission.critic):
         out = critic[i]
-        if channel == features.POSITIONS:
-            features.all_positions(state.cells[n], mission.lattice, out)
-        elif channel == features.GLOBAL_W_ENTROPY:
-            features.weighted_entropy(state.pooled[n, agents], out)
-        elif channel == features.GLOBAL_PROB:
-            features.probability(state.pooled[n, agents], out)
-        elif channel == features.FOOTPRINTS:
-            features.footprints(rects, everyone, -1, 1.0, mission.rows, mission.columns, out)
+        if channel == channels.POSITIONS:
+            channels.all_positions(state.cells[n], mission.lattice, out)
+        elif channel == channels.GLOBAL_W_ENTROPY:
+            channels.weighted_entropy(state.pooled[n, agents], out)
+        elif channel == channels.GLOBAL_PROB:
+            channels.probability(state.pooled[n, agents], out)
+        elif channel == channels.FOOTPRINTS:
+            channels.footprints(rects, everyone, -1, 1.0, mission.rows, mission.columns, out)
 
 
 @compiled()

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from env_service.sources.decode import decode_image
-from env_service.sources.decoder import decode
+from env_service.sources.decode import decode, decode_image
 from env_service.sources.source import BrokenSample
 
 RNG = np.random.default_rng(0)

@@ -114,7 +114,7 @@ def test_missing_opencv_is_said_with_its_extra(
 
 def test_servers_without_images_import_no_opencv() -> None:
     code = (
-        "import sys, env_service.app, env_service.worker_main, env_service.sources.folder, "
+        "import sys, env_service.app, env_service.worker_process, env_service.sources.folder, "
         "env_service.sources.faces; assert 'cv2' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

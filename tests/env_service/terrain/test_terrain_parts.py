@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from env_service.envs.terrain import Config, features
+from env_service.envs.terrain import Config, channels
 from env_service.envs.terrain.belief import ODDS_MAX, ODDS_MIN, entropy_row, fuse, pool, scratch
-from env_service.envs.terrain.environment import (
-    altitude_diversity,
-    close_agents,
-    footprint_overlap,
-)
 from env_service.envs.terrain.lattice import MOVES, action_mask, lattice_shape, move_agents
 from env_service.envs.terrain.sensor import camera, footprint, map_shape, measure
 
@@ -170,7 +165,7 @@ def test_pool_equals_opencv(cells: int, bins: int) -> None:
 def test_weighted_entropy_channel() -> None:
     prob = np.array([[0.5, 0.75], [0.25, 1.0]])
     out = np.zeros((2, 2), np.float32)
-    features.weighted_entropy(prob, out)
+    channels.weighted_entropy(prob, out)
     # H(0.75) = 0.811278, H(0.9999) = 0.001473; undecided weighs half, below it nothing
     np.testing.assert_allclose(out, [[0.5, 0.811278], [0, 0.001473]], atol=1e-6)
 
@@ -179,9 +174,9 @@ def test_position_channels() -> None:
     out = np.zeros((3, 3), np.float32)
     positions = cells((0, 0, 0), (1, 0, 1), (0, 1, 1))
     lattice = np.array([3, 3, 2], np.int32)
-    features.own_position(positions, np.array([1, 1, 0], np.uint8), 0, lattice, out)
+    channels.own_position(positions, np.array([1, 1, 0], np.uint8), 0, lattice, out)
     np.testing.assert_allclose(out, [[0, 0, 0], [0, 1 / 3, 1], [0, 2 / 3, 1]])
-    features.all_positions(positions, lattice, out)
+    channels.all_positions(positions, lattice, out)
     np.testing.assert_allclose(out, [[0.5, 1, 0], [1, 0, 0], [0, 0, 0]])
 
 
@@ -190,10 +185,10 @@ def test_footprint_channel() -> None:
     axis = pool(4, 2)
     out = np.zeros((2, 2), np.float32)
     shown = np.ones(2, np.uint8)
-    features.footprints(rects, shown, 0, 0.0, axis, axis, out)
+    channels.footprints(rects, shown, 0, 0.0, axis, axis, out)
     # own block: 1; top right: rows 0-1, columns 2-3, the other sees row 1: (0.5 + 0.5) / 4
     np.testing.assert_allclose(out, [[1, 0.25], [0.25, 0]])
-    features.footprints(rects, shown, -1, 1.0, axis, axis, out)
+    channels.footprints(rects, shown, -1, 1.0, axis, axis, out)
     np.testing.assert_allclose(out, [[1, 0.75], [0.75, 1]])
 
 
@@ -201,19 +196,8 @@ def test_image_channel() -> None:
     # a 4 x 4 image whose upper half is off the map; two rows of reports, accuracy 0.8
     seen = np.array([[1, 1, 0, 0], [1, 0, 0, 0]], np.uint8)
     out = np.zeros((2, 2))
-    features.pool_image(seen, (2, 0), (2, 4), (4, 4), 0.8, np.zeros(4, np.float32), out)
+    channels.pool_image(seen, (2, 0), (2, 4), (4, 4), 0.8, np.zeros(4, np.float32), out)
     np.testing.assert_allclose(out, [[0.5, 0.5], [(3 * 0.8 + 0.2) / 4, 0.2]], atol=1e-6)
-
-
-def test_extra_reward_terms() -> None:
-    # altitudes 5 and 15: var 25, one pair 10 apart
-    np.testing.assert_allclose(altitude_diversity(np.array([[5.0, 15.0]])), [0.25 + 1.0])
-    assert altitude_diversity(np.array([[5.0]])) == 0
-    # 2 x 4 and 4 x 4 cells share 1 x 4
-    rects = np.array([[[0, 2, 0, 4], [1, 5, 0, 4], [9, 10, 9, 10]]])
-    np.testing.assert_allclose(footprint_overlap(rects), [[0.5, 0.25, 0]])
-    metres = np.array([[[0.0, 0.0], [3.0, 4.0], [9.0, 4.0]]])
-    np.testing.assert_allclose(close_agents(metres, 5.0), [[1, 1, 0]])
 
 
 @pytest.mark.parametrize(
