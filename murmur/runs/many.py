@@ -13,7 +13,6 @@ from shared.config.extras import advising
 from shared.config.files import Overrides, changes_of, dotted
 from shared.config.text import plain_value
 from shared.process.errors import ResourceError
-from shared.process.files import write_output
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,7 +121,7 @@ def compare(
         ConfigError: if the runs do not compare, naming what differs.
     """
     from murmur.comparison import compare as compare_runs
-    from murmur.comparison.page import render
+    from murmur.comparison.page import write_page
 
     def say(line: str) -> None:
         print_plain(Console(), line, "yellow")
@@ -141,8 +140,7 @@ def compare(
     for note in found.notes:
         say(note)
     if page is not None:
-        command = f"murmur.compare({', '.join(map(repr, targets))})"
-        write_output(Path(page), render(found, command))
+        write_page(found, Path(page), f"murmur.compare({', '.join(map(repr, targets))})")
     return _table(found)
 
 
