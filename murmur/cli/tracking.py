@@ -1,51 +1,24 @@
-"""Commands that take a run's record elsewhere: csv, track."""
+"""Commands that take a run's record elsewhere: track."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from murmur.cli.app import app
-from murmur.cli.completion import complete_run
 from murmur.cli.options import Set, Target
 from murmur.text import print_plain
 from shared.process.errors import ConfigError, ResourceError
 
 
-@app.command()
-def csv(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Folders of runs; without any, the newest under runs/.",
-            autocompletion=complete_run,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the two files; default: the run's, of several runs '.'"),
-    ] = None,
-) -> None:
-    """Write progress.csv and evaluations.csv, for spreadsheets, pandas and R.
-
-    A row is a moment of a run (progress) or one metric of an evaluation (evaluations); the first
-    column is the run.
-
-    [bold]Examples[/]
-
-      murmur csv
-
-      murmur csv runs/spread-* --out results
-    """
-    from murmur.comparison.csv_export import write_csv
-    from murmur.runs.run_folder import RunFolder
-
-    folders = [RunFolder.open(path) for path in runs or []]
-    folders = folders or [RunFolder.newest(Path("runs"), begun=True)]
-    to = out or (folders[0].path if len(folders) == 1 else Path("."))
-    for file, rows in write_csv(folders, to).items():
-        print_plain(Console(), f"written: {file}, {rows} rows")
+@app.command(
+    hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+def csv() -> None:
+    """Refuse a command that was removed."""
+    raise ConfigError(
+        "murmur csv was removed: murmur.Run(FOLDER).metrics().to_csv(FILE) and "
+        ".evaluations().to_csv(FILE) write tables (docs/tracking.md#csv)"
+    )
 
 
 @app.command()

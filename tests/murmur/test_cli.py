@@ -413,3 +413,10 @@ def test_a_run_is_fine_tuned_or_resumed_but_not_both(
         code, _, error = murmur(monkeypatch, capsys, "train", "--resume", *arguments)
         assert code == 2
         assert "run.start_from (--from) starts a new run, resuming continues one" in error
+
+
+def test_a_removed_command_names_what_to_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = murmur(monkeypatch, capsys, "csv", "runs/one", "--out", "tables")
+    assert (code, "murmur csv was removed" in err, "metrics().to_csv(" in err) == (2, True, True)
