@@ -12,7 +12,7 @@ from murmur.cli.completion import complete_config, complete_run
 from murmur.cli.options import Set, removed_option
 from murmur.text import print_plain
 from shared.process.errors import ConfigError
-from shared.process.files import size_text, write_json
+from shared.process.files import size_text, write_json, write_output
 
 _WIDEST = 10_000  # characters of a line
 
@@ -191,7 +191,7 @@ def compare(
       murmur compare runs/sweep-one runs/sweep-two --across-tasks --at-steps 200000
     """
     from murmur.comparison.analysis import compare as compare_runs
-    from murmur.comparison.page import tables, write_page
+    from murmur.comparison.page import render, tables
 
     console = Console()
     found = compare_runs(
@@ -210,7 +210,7 @@ def compare(
         print_plain(console, note, "dim")
     alone = Path(targets[0]) if len(targets) == 1 and Path(targets[0]).is_dir() else Path()
     file = out or alone / "compare.html"
-    write_page(found, file, typed_command())
+    write_output(file, render(found, typed_command()))
     print_plain(console, f"written: {file}")
 
 

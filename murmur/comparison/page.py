@@ -1,7 +1,6 @@
 """The page and the tables of `murmur compare`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.table import Table
 
@@ -10,7 +9,6 @@ from murmur.comparison.charts import Chart, Series, interval_chart, line_chart
 from murmur.comparison.report import page_environment, written_now
 from murmur.comparison.statistics import LEVEL, REPEATS, Estimate
 from murmur.text import number, plain, screen_table
-from shared.process.files import write_output
 
 _INTERVAL = f"{100 * LEVEL:.0f} % interval"
 
@@ -65,22 +63,13 @@ def _range(steps: tuple[int, int]) -> str:
     return number(least) if least == most else f"{number(least)} … {number(most)}"
 
 
-def write_page(comparison: Comparison, out: Path, command: str) -> None:
-    """Write one self-contained page.
+def render(comparison: Comparison, command: str) -> str:
+    """Render one self-contained page as HTML.
 
     Args:
         comparison: comparison to show.
-        out: file of the page.
         command: command that made the page.
-
-    Raises:
-        ConfigError: if the file cannot be written.
     """
-    write_output(out, render(comparison, command))
-
-
-def render(comparison: Comparison, command: str) -> str:
-    """Render the page as HTML."""
     groups = comparison.groups
     runs = [run for group in groups for run in group.runs]
     parts = [comparison.overall] if comparison.overall else []

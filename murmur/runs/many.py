@@ -13,6 +13,7 @@ from shared.config.extras import advising
 from shared.config.files import Overrides, changes_of, dotted
 from shared.config.text import plain_value
 from shared.process.errors import ResourceError
+from shared.process.files import write_output
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,7 +122,7 @@ def compare(
         ConfigError: if the runs do not compare, naming what differs.
     """
     from murmur.comparison import compare as compare_runs
-    from murmur.comparison.page import write_page
+    from murmur.comparison.page import render
 
     def say(line: str) -> None:
         print_plain(Console(), line, "yellow")
@@ -140,7 +141,8 @@ def compare(
     for note in found.notes:
         say(note)
     if page is not None:
-        write_page(found, Path(page), f"murmur.compare({', '.join(map(repr, targets))})")
+        command = f"murmur.compare({', '.join(map(repr, targets))})"
+        write_output(Path(page), render(found, command))
     return _table(found)
 
 
