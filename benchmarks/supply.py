@@ -1,6 +1,5 @@
 """Supply servers: two beside one, and the device once the cache is full."""
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,6 @@ from murmur.runs.snapshots import from_metrics
 
 DESCRIPTION = "samples a second of one and two supply servers; the device once the cache is full"
 _DELAY_MS = 30.0  # of each sample
-_DEADLINE_S = 120.0
 _FORECAST = 2  # times as many servers
 
 
@@ -46,7 +44,7 @@ def _streaming(seconds: float) -> dict[str, Any]:
         seen = diagnose(first, replace(last, machine_busy=None))
         forecast = next(r.rate for r in seen.remedies if r.what.startswith(f"{_FORECAST} times"))
         processes.add_server()
-        _wait_for_sessions(processes, 2)
+        processes.wait_for("sessions:supply", 2)
         before, after = processes.window(seconds)
     two = _rate(before, after, "samples_received_total")
     return {
@@ -61,14 +59,6 @@ def _streaming(seconds: float) -> dict[str, Any]:
     }
 
 
-def _wait_for_sessions(processes: Processes, count: int) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
-    while processes.snapshot().metrics.get("sessions:supply", 0) < count:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"no {count} sessions within {_DEADLINE_S:g} s")
-        time.sleep(0.05)
-
-
 def _rate(before: Snapshot, after: Snapshot, counter: str) -> float:
     """Return a counter's increase per second."""
     grown = after.metrics[counter] - before.metrics[counter]
@@ -78,7 +68,8 @@ def _rate(before: Snapshot, after: Snapshot, counter: str) -> float:
 def _cached(seconds: float) -> dict[str, Any]:
     """Measure the busy share of the device once its cache holds every sample."""
     with Processes(_experiment(64, 32, 0.0, "device", batch_size=32)) as processes:
-        _wait_for_samples(processes, 64)
+        processes.wait_for("samples_received_total", 64)
+        processes.wait_for_updates(8)
         before, after = processes.window(seconds)
     return {
         "with a full cache": {
@@ -87,12 +78,3 @@ def _cached(seconds: float) -> dict[str, Any]:
             "samples received a second": _rate(before, after, "samples_received_total"),
         }
     }
-
-
-def _wait_for_samples(processes: Processes, count: int) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
-    while processes.snapshot().metrics.get("samples_received_total", 0) < count:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"no {count} samples within {_DEADLINE_S:g} s")
-        time.sleep(0.05)
-    processes.wait_for_updates(8)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TextIO, TypeVar
 
 from rich.console import Console
+from rich.table import Column, Table
 from rich.text import Text
 
 T = TypeVar("T")
@@ -26,6 +27,19 @@ def plain(text: object, style: str = "") -> Text:
 def print_plain(console: Console, line: object, style: str = "") -> None:
     """Print words from outside, see `plain`; the terminal alone breaks long lines."""
     console.print(plain(line, style), soft_wrap=True)
+
+
+def screen_table(*headings: str, title: str = "") -> Table:
+    """Return an empty table; where the screen is narrow its first column breaks first."""
+    return Table(
+        *(Column(plain(text), no_wrap=i > 0, overflow="fold") for i, text in enumerate(headings)),
+        box=None,
+        padding=(0, 3, 0, 0),
+        title=plain(title) if title else None,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+    )
 
 
 def duration(seconds: float) -> str:

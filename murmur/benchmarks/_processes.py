@@ -153,10 +153,18 @@ class Processes:
         Raises:
             RuntimeError: if it does not come to that, with the last lines of the log.
         """
+        self.wait_for("updates_total", updates, timeout_s)
+
+    def wait_for(self, metric: str, value: float, timeout_s: float = 300.0) -> None:
+        """Return once a metric of the learner has this value.
+
+        Raises:
+            RuntimeError: if it does not come to that, with the last lines of the log.
+        """
         deadline = time.monotonic() + timeout_s
-        while self.snapshot().metrics.get("updates_total", 0) < updates:
+        while self.snapshot().metrics.get(metric, 0) < value:
             if time.monotonic() > deadline or any(c.poll() is not None for c in self._children):
-                raise RuntimeError(f"no {updates} updates within {timeout_s} s:\n{self.log()}")
+                raise RuntimeError(f"no {metric}={value} within {timeout_s} s:\n{self.log()}")
             time.sleep(0.2)
 
     def window(self, seconds: float) -> tuple[Snapshot, Snapshot]:

@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 
-from rich.table import Column, Table
+from rich.table import Table
 
 from murmur.comparison.analysis import Comparison, Line, TaskResult
 from murmur.comparison.charts import Chart, Series, interval_chart, line_chart
 from murmur.comparison.report import page_environment, written_now
 from murmur.comparison.statistics import LEVEL, REPEATS, Estimate
-from murmur.text import number, plain
+from murmur.text import number, plain, screen_table
 
 _INTERVAL = f"{100 * LEVEL:.0f} % interval"
-_GAP = 3  # characters between two columns
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -27,7 +26,7 @@ def tables(comparison: Comparison) -> list[Table]:
 
 def _groups_table(result: TaskResult) -> Table:
     title = f"{result.name}: interquartile mean (IQM) of {result.unit}"
-    table = _table(title, "group", "runs", "IQM", _INTERVAL, "min", "max")
+    table = screen_table("group", "runs", "IQM", _INTERVAL, "min", "max", title=title)
     steps = result.env_steps
     if steps:
         table.add_column("env steps", no_wrap=True)
@@ -46,22 +45,10 @@ def _groups_table(result: TaskResult) -> Table:
 
 
 def _pairs_table(result: TaskResult) -> Table:
-    table = _table("", "probability that a run of", "beats one of", "is", _INTERVAL)
+    table = screen_table("probability that a run of", "beats one of", "is", _INTERVAL)
     for (first, second), found in result.improvement.items():
         table.add_row(plain(first), plain(second), number(found.value), interval_text(found))
     return table
-
-
-def _table(title: str, *headings: str) -> Table:
-    return Table(
-        *(Column(text, no_wrap=i > 0, overflow="fold") for i, text in enumerate(headings)),
-        box=None,
-        padding=(0, _GAP, 0, 0),
-        title=plain(title) if title else None,
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-    )
 
 
 def interval_text(found: Estimate) -> str:

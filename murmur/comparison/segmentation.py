@@ -15,7 +15,7 @@ from learner_service.checkpoint import CheckpointFolder
 from learner_service.export.segmenter import Trained, load_segmentation
 from learner_service.learning.confusion import Counts, f_scores, overlaps, scores
 from murmur.runs.run_folder import RunFolder
-from murmur.text import number, plain
+from murmur.text import number, plain, screen_table
 from shared.process.errors import ConfigError, ResourceError
 from shared.wire.notices import Notices
 from shared.wire.samples import IMAGE, MASK, sample_difference
@@ -179,14 +179,7 @@ def measured_table(title: str, measured: Measured) -> Table:
     )
     if absent := measured.absent:
         message += f"; the masks hold no {', '.join(absent)}"
-    table = Table(
-        *("class", "F-score", "IoU", "share of pixels"),
-        box=None,
-        padding=(0, 3, 0, 0),
-        title=plain(message),
-        title_justify="left",
-        title_style="bold",
-    )
+    table = screen_table("class", "F-score", "IoU", "share of pixels", title=message)
     matrix = measured.matrix
     f, iou, share = f_scores(matrix), overlaps(matrix), matrix.sum(1) / matrix.sum()
     for k, name in enumerate(measured.classes):

@@ -4,24 +4,12 @@ import base64
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from learner_service.export.segmenter import Trained
-from learner_service.preprocess.augment.building import build_augment
-from learner_service.telemetry.figures import (
-    compared,
-    confusion_matrix,
-    painted,
-    png,
-    sheet,
-    upright,
-)
+from learner_service.telemetry.figures import compared, confusion_matrix, png
 from murmur.comparison.charts import Chart, Series, line_chart
 from murmur.comparison.report import page_environment, page_parts
 from murmur.comparison.report_charts import loss_charts
 from murmur.comparison.segmentation import (
     Measured,
-    Picture,
     Say,
     load_trained,
     measure,
@@ -29,6 +17,7 @@ from murmur.comparison.segmentation import (
     predict,
     read_samples,
 )
+from murmur.comparison.segmentation_pictures import augmented
 from murmur.doctor.device_report import run_busy_text
 from murmur.runs.run_folder import RunFolder
 from murmur.text import number
@@ -38,7 +27,6 @@ from shared.wire.samples import IMAGE, MASK
 
 SHOWN = 6  # images of a page
 _AUGMENTED = 7
-_LATE = 1 << 40  # an epoch and an update after any that changes the preset
 _READINGS = {
     "f_score": "Mean over the classes present of 2 TP / (2 TP + FP + FN), on the validation split. "
     "Higher is better.",
@@ -70,7 +58,7 @@ def write_segmentation_report(run: RunFolder, out: Path, *, checkpoint: str, say
         k = len(trained.spec.classes)
         results["compared"] = _embedded(png(compared(images, truth, predicted, k)))
         image, mask = (some[0] for some in _samples(source, "train", 1))
-        results["augmented"] = _embedded(png(_augmented(trained, image, mask, _AUGMENTED)))
+        results["augmented"] = _embedded(png(augmented(trained, image, mask, _AUGMENTED)))
     progress, evaluations = run.records("progress"), run.records("evaluation")
     last = progress[-1] if progress else {}
     facts = {
@@ -106,35 +94,6 @@ def draw_samples(run: RunFolder, out: Path, *, checkpoint: str, count: int) -> N
     images, truth = _samples(open_source(trained), "valid", count)
     predicted = predict(trained, images)
     write_output(out, png(compared(images, truth, predicted, len(trained.spec.classes))))
-
-
-def _augmented(trained: Trained, image: Picture, mask: Picture, count: int) -> Picture:
-    """Draw an image and its mask as the last epochs may see them; the first column is as they are.
-
-    Args:
-        trained: trained run with the augmentation.
-        image: [3, H, W] image.
-        mask: [H, W] mask.
-        count: number of augmented examples.
-    """
-    spec, cpu = trained.spec, torch.device("cpu")
-    augment = build_augment(
-        trained.config.augment, cpu, flip_pairs=spec.flip_pairs, ignore_index=spec.ignore_index
-    )
-    augment.advance(_LATE, _LATE)
-    batch = {
-        IMAGE: torch.from_numpy(image).expand(count, -1, -1, -1),
-        MASK: torch.from_numpy(mask).expand(count, -1, -1),
-    }
-    seen = augment(batch, torch.Generator().manual_seed(0))
-    images = (seen[IMAGE].clamp(0, 1) * 255).round().numpy()
-    k = len(spec.classes)
-    return sheet(
-        [
-            [upright(image), *(upright(each) for each in images)],
-            [painted(mask, k), *(painted(each, k) for each in seen[MASK].numpy())],
-        ]
-    )
 
 
 def _samples(source: Any, split: str, count: int) -> tuple[list[Any], list[Any]]:  # noqa: ANN401

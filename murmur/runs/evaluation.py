@@ -19,7 +19,7 @@ from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.runs.child import Child, murmur_command
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.supervisor import wait_for_port
-from murmur.text import number, plain
+from murmur.text import number, plain, screen_table
 from shared.config.experiment import ExperimentConfig, SecurityConfig
 from shared.config.files import Overrides
 from shared.wire.timestep import StepType, TimeStep
@@ -131,16 +131,10 @@ def optimism(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) ->
 def result_table(title: str, result: EvaluationResult) -> Table:
     """Return a table of mean, spread and confidence of every metric."""
     episodes = len(result.metrics["return"])
-    table = Table(
+    table = screen_table(
         *("metric", "mean", "std", "95 % interval", "min", "max"),
-        box=None,
-        padding=(0, 3, 0, 0),
-        title=plain(
-            f"{title}: {episodes} episodes of {result.environment}, "
-            f"seeds {result.first_seed} to {result.first_seed + episodes - 1}"
-        ),
-        title_justify="left",
-        title_style="bold",
+        title=f"{title}: {episodes} episodes of {result.environment}, "
+        f"seeds {result.first_seed} to {result.first_seed + episodes - 1}",
     )
     for name, s in result.summary().items():
         interval = f"{number(s.low)} … {number(s.high)}"

@@ -5,6 +5,7 @@ sweep that was killed continues from its index: complete runs are kept, runs tha
 first and resume from their last checkpoint.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+import psutil
 
 from murmur.runs.child import exit_message, murmur_command, start_process
 from murmur.runs.log_errors import last_error
@@ -118,13 +121,14 @@ class Scheduler:
             self._sweep.save()
 
     def _has_memory(self) -> bool:
-        """Return whether the memory that a run is expected to take is free."""
+        """Return whether one more run fits beside those at work, by the largest memory of them."""
         free = available_bytes() / _GIB
-        fits = free >= self._capacity.memory_gib
+        largest = max(resident_bytes(active.process.pid) for active in self._active) / _GIB
+        needed = max(self._capacity.memory_gib, largest)
+        fits = free >= needed
         if not fits and not self._waits_for_memory:
             self._say(
-                f"the next run waits: {free:.1f} GiB of memory is free, a run takes "
-                f"{self._capacity.memory_gib:.1f}"
+                f"the next run waits: {free:.1f} GiB of memory is free, a run takes {needed:.1f}"
             )
         self._waits_for_memory = not fits
         return fits
@@ -225,3 +229,14 @@ class Scheduler:
             self._note_scores(active)
         self._active.clear()
         self._sweep.save()
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory in use by a process and all its descendants [bytes]."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in [process, *process.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                total += one.memory_info().rss
+    return total

@@ -10,7 +10,7 @@ from murmur.runs.live_view import LiveView
 from murmur.runs.scores import Metric, completion
 from murmur.sweeps.folder import SweepFolder, SweepRun
 from murmur.sweeps.scheduler import Active
-from murmur.text import duration, number, plain, print_plain
+from murmur.text import duration, number, plain, print_plain, screen_table
 
 _STATES = ("complete", "running", "waiting", "stopped", "pruned", "failed")
 _SHOWN = 200  # characters of a failed run's message in the table; sweep.json has them all
@@ -41,7 +41,7 @@ class SweepView(LiveView):
 
 def _active_table(active: list[Active]) -> Table:
     """Return the runs at work, one in each row."""
-    table = _table("run", "done", "env steps", "return", "time")
+    table = screen_table("run", "done", "env steps", "return", "time")
     for one in active:
         progress = one.progress
         share = completion(one.config.run, progress) if progress else None
@@ -64,7 +64,7 @@ def end_table(sweep: SweepFolder, metric: Metric) -> Table:
         metric: metric that judges its runs.
     """
     names = (f"last {metric.name}", f"best {metric.name}")
-    table = _table("run", "state", "env steps", *names, "time")
+    table = screen_table("run", "state", "env steps", *names, "time")
     for run in sorted(sweep.runs, key=lambda run: _rank(run, metric)):
         table.add_row(
             plain(run.name),
@@ -74,13 +74,6 @@ def end_table(sweep: SweepFolder, metric: Metric) -> Table:
             number(run.best),
             duration(60 * run.minutes),
         )
-    return table
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
-    for heading in headings:
-        table.add_column(plain(heading), no_wrap=heading == "run")
     return table
 
 
