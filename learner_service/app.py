@@ -30,9 +30,7 @@ from learner_service.serving.admission import Admission
 from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.progress import reached_limit
 from learner_service.telemetry.tracking.forwarder import require_trackers
-from learner_service.tuning.batch_size import require_nothing_measured
-from learner_service.tuning.fit import share_of
-from learner_service.tuning.resolve import resolve
+from learner_service.tuning.resolve import require_batch_size, resolve, share_of
 from shared.config.cores import with_threads
 from shared.config.experiment import ExperimentConfig
 from shared.process.addresses import host_and_port, port_or_any
@@ -154,7 +152,7 @@ def _prepared(
     config = resolve(config)  # wrong settings are refused before anything is written
     if not serve_only:
         require_trackers(config.tracking.services)
-        require_nothing_measured(config, run_dir)
+        require_batch_size(config, run_dir)
         config = with_device(config)
     make_folder(run_dir)
     return config, credentials

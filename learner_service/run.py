@@ -40,8 +40,7 @@ from learner_service.storage.flight import Flight
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import UnrollStorage
-from learner_service.tuning.fit import fit
-from learner_service.tuning.resolve import resolve
+from learner_service.tuning.resolve import fit, resolve
 from learner_service.tuning.warm_up import WarmUp, check_in_flight, warn_of_waiting
 from shared.config.experiment import ExperimentConfig
 from shared.config.text import config_text

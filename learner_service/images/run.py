@@ -20,9 +20,8 @@ from learner_service.loop import Learner
 from learner_service.serving.evaluation import check_best_metric
 from learner_service.start_from import start_supervised
 from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
-from learner_service.tuning.fit import share_of, with_precision
 from learner_service.tuning.probe import supervised_update_seconds
-from learner_service.tuning.resolve import resolve
+from learner_service.tuning.resolve import resolve, share_of, with_precision
 from shared.config.experiment import ExperimentConfig
 from shared.config.text import config_text
 from shared.process.errors import ConfigError, MurmurError, SpecError

@@ -33,6 +33,11 @@ FORMER_NAMES = {
     "normalise_rewards": "normalize_rewards",
     "prioritised": "prioritized",
 }
+# Option that is gone -> its former default, and what to do instead. Configurations of former runs
+# say all options: the default is passed over, any other value refused.
+REMOVED: Mapping[str, tuple[object, str]] = {
+    "learner.memory_budget_gib": (2.0, "a batch_size is no longer searched for; set one"),
+}
 _noticed: set[str] = set()  # former names, as dotted keys
 
 
@@ -48,9 +53,17 @@ def with_new_names(
         model: pydantic model.
         data: values by name, sections of the model nested in it.
         where: dotted path of this model within the configuration.
+
+    Raises:
+        ConfigError: for an option that is gone.
     """
     fields, found = model.model_fields, dict[str, Any]()
     for given, value in data.items():
+        default, instead = REMOVED.get(f"{where}.{given}".lstrip("."), (None, ""))
+        if instead and value == default:
+            continue
+        if instead:
+            raise ConfigError(f"'{where}.{given}' = {short(value)}: it is gone; {instead}")
         name = FORMER_NAMES.get(given, given) if isinstance(given, str) else given
         if given in fields or name not in fields:
             name = given

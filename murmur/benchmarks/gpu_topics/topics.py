@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from learner_service.device.device import half_precision
-from learner_service.tuning.precision import fastest
+from learner_service.tuning.resolve import fastest
 from murmur.benchmarks import masac_update
 from murmur.benchmarks._launch_counts import OF_A_RUN
 from murmur.benchmarks.effort import Effort
