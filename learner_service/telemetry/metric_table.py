@@ -141,7 +141,7 @@ METRICS = (
         "histogram",
         "time from a request's arrival to its actions: queue and inference; phase: while an update "
         "runs, or idle; sessions that wait for the learner do not count",
-        "above learner.batcher.latency_target_ms: `murmur doctor` says which part is too slow",
+        "high during updates alone: they hold processors, interpreter or device",
         ("phase",),
         buckets=_ACTING_S,
     ),
@@ -157,18 +157,6 @@ METRICS = (
         "acts_waited_seconds",
         "counter",
         "time of acts_waited beyond the usual",
-        labels=("phase",),
-    ),
-    Metric(
-        "batch_wait_seconds",
-        "gauge",
-        "longest wait for a larger batch, as tuned to learner.batcher.latency_target_ms",
-        labels=("phase",),
-    ),
-    Metric(
-        "batch_preferred_envs",
-        "gauge",
-        "environments that a batch waits for, as tuned to learner.batcher.latency_target_ms",
         labels=("phase",),
     ),
     Metric(
