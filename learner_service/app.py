@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import uvloop
 
 from learner_service.checkpoint import CheckpointFolder
@@ -18,8 +19,8 @@ from learner_service.device.device import (
     choose_own_gpu,
     keep_freed_memory,
     select_device,
-    with_device,
 )
+from learner_service.device.precision import Precision
 from learner_service.images.run import SupervisedRun
 from learner_service.learning.supervised import supervised_config
 from learner_service.ranks.group import ALONE, Group
@@ -85,10 +86,11 @@ def run_learner(
     Raises:
         MurmurError: if the user can fix the cause.
     """
-    config, credentials = _prepared(config, run_dir, serve_only)
+    config, credentials, device = _prepared(config, run_dir, serve_only)
     group, heartbeat = ALONE, None
     try:
-        group, heartbeat = _joined(config, serve_only)
+        if not serve_only:
+            group, heartbeat = _joined(device, config.learner.group_timeout_s)
         share_of(config, group)  # may refuse
         # Rank 0 holds the lock for all.
         with _lock(run_dir, serve_only, group) as lock:
@@ -137,8 +139,10 @@ def _lock(run_dir: Path, serve_only: bool, group: Group) -> RunLock:
 
 def _prepared(
     config: ExperimentConfig, run_dir: Path, serve_only: bool
-) -> tuple[ExperimentConfig, CredentialFolder | None]:
-    """The configuration for this machine, and the credentials; the process is set up.
+) -> tuple[ExperimentConfig, CredentialFolder | None, torch.device]:
+    """The configuration for this machine, the credentials and the device; the process is set up.
+
+    What a sync run computes depends on device and precision, so its config.yaml must hold them.
 
     Raises:
         MurmurError: if the user can fix the cause.
@@ -153,27 +157,26 @@ def _prepared(
     if not serve_only:
         require_trackers(config.tracking.services)
         require_batch_size(config, run_dir)
-        config = with_device(config)
+    device = select_device(config.learner)
+    if not serve_only and config.learner.pipeline == "sync":
+        precision = Precision.of(config.learner, device).name
+        config = config.changed({"learner.device": device.type, "learner.precision": precision})
     make_folder(run_dir)
-    return config, credentials
+    return config, credentials, device
 
 
-def _joined(config: ExperimentConfig, serve_only: bool) -> tuple[Group, Heartbeat | None]:
+def _joined(device: torch.device, timeout_s: float) -> tuple[Group, Heartbeat | None]:
     """The group that torchrun's variables describe, and its signs of life; ALONE without them.
 
     Raises:
         MurmurError: if the ranks do not find one another.
     """
-    if serve_only:
-        return ALONE, None
     with ended_by_signals():  # who waits for other ranks in C++ would see to none
-        group = Group.from_environment(
-            select_device(config.learner), config.learner.group_timeout_s
-        )
+        group = Group.from_environment(device, timeout_s)
     if group.store is None:
         return group, None
     logger.info("rank %d of %d learners", group.rank, group.size)
-    silent_s = min(SILENT_S, config.learner.group_timeout_s)
+    silent_s = min(SILENT_S, timeout_s)
     return group, Heartbeat(group.store.clone(), group.rank, group.size, silent_s)
 
 

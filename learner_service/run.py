@@ -1,6 +1,7 @@
 """One run that acts: algorithm, storage, loops and threads, built once the spec is known."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -320,28 +321,24 @@ class Run:
                 **self._slots.state_dict(),
             }
 
-        context.prepare_learning(
+        def steps() -> Iterator[Step]:
+            if measure := self._warm_up(config, algorithm, storage):
+                yield measure
+            keeper = context.keeper
+            yield KeepOpponents(self._league, algorithm, keeper, context.metrics)
+            if (every := config.evaluation.every_updates) and not context.group.rank:
+                yield Evaluate(algorithm, snapshots, self.scheduler, keeper, context.report, every)
+
+        learner = context.make_learner(
             algorithm,
             storage,
             full_state,
+            steps,
             num_agents=spec.num_agents,
             best_metric=config.evaluation.best_metric,
             # A sync run is saved where no update is due: there it can continue exactly.
             settled=lambda updated: not self._sync or (updated and not storage.ready),
             waits_for_sessions=not self._sync,
-        )
-        steps, keeper = list[Step](), context.keeper
-        if measure := self._warm_up(config, algorithm, storage):
-            steps.append(measure)
-        steps.append(KeepOpponents(self._league, algorithm, keeper, context.metrics))
-        if (every := config.evaluation.every_updates) and not context.group.rank:
-            steps.append(
-                Evaluate(algorithm, snapshots, self.scheduler, keeper, context.report, every)
-            )
-        learner = context.make_learner(
-            algorithm,
-            storage,
-            steps,
             publish=lambda version: snapshots.publish(algorithm.refresh, version),
             updating=self.inference.during_update,
         )

@@ -130,15 +130,13 @@ class SupervisedRun:
             }
 
         wanted = config.evaluation.best_metric
-        context.prepare_learning(
+        return context.make_learner(
             algorithm,
             store,
             full_state,
+            lambda: [EndEpoch(options, algorithm, store, context)],
             best_metric=algorithm.metrics[0] if wanted == "return" else wanted,
             figures=partial(epoch_figures, options, store, context),
-        )
-        return context.make_learner(
-            algorithm, store, [EndEpoch(options, algorithm, store, context)]
         )
 
     def _make_store(self, spec: SampleSpec, batch_size: int) -> SampleStore:

@@ -10,7 +10,8 @@ import yaml
 
 from learner_service.app import run_learner
 from learner_service.checkpoint import CheckpointFolder
-from learner_service.device.device import resolve_precision, select_device
+from learner_service.device.device import select_device
+from learner_service.device.precision import Precision
 from shared.config.learner import LearnerConfig
 from shared.process.errors import ConfigError
 from tests.learner_service.running import experiment, running_learner
@@ -28,7 +29,7 @@ def test_sync_run_keeps_device_and_precision_of_auto(tmp_path: Path) -> None:
     kept = yaml.safe_load((tmp_path / "config.yaml").read_text())["learner"]
     device = select_device(LearnerConfig(num_threads=1))
     assert kept["device"] == device.type
-    assert kept["precision"] == resolve_precision(LearnerConfig(), device)
+    assert kept["precision"] == Precision.of(LearnerConfig(), device).name
 
 
 def test_an_async_run_may_move_to_another_device(tmp_path: Path) -> None:
