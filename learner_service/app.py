@@ -106,8 +106,8 @@ def run_learner(
                 logger.info("resumed %s: %d updates", loaded[0], context.progress.updates)
             name = f"learner-{group.rank}" if group.rank else "learner"
             ports_file = run_dir / ("serve.json" if serve_only else f"{name}.json")
-            config = _with_own_ports(config, group, ports_file)
-            _listen(config, run, credentials, stop, ports_file, on_ready)
+            context.config = _with_own_ports(context.config, group, ports_file)
+            _listen(run, credentials, stop, ports_file, on_ready)
     except ConnectionLostError as error:
         logger.error("%s", error)
         return exit_code(error)
@@ -252,7 +252,6 @@ def _is_complete(config: ExperimentConfig, path: Path, state: dict[str, Any]) ->
 
 
 def _listen(
-    config: ExperimentConfig,
     run: Run | SupervisedRun,
     credentials: CredentialFolder | None,
     stop: threading.Event,
@@ -261,16 +260,16 @@ def _listen(
 ) -> None:
     """Listen until the run is complete or told to stop; then end everything in order."""
     context, serving = run.context, threading.Event()
-    group, liveness = context.group, context.liveness
+    group, liveness, learner = context.group, context.liveness, context.config.learner
     metrics = MetricsServer(
-        config.learner.metrics_host,
-        config.learner.metrics_port,
+        learner.metrics_host,
+        learner.metrics_port,
         context.metrics.registry,
         lambda: liveness.trouble() if serving.is_set() else "not ready: it takes no sessions",
     )
     loop = uvloop.new_event_loop()
-    admission = Admission(config.learner, context.metrics, credentials, group.rank, group.size)
-    server = RolloutServer(run.sessions, admission, config.learner, credentials)
+    admission = Admission(learner, context.metrics, credentials, group.rank, group.size)
+    server = RolloutServer(run.sessions, admission, learner, credentials)
     grpc_thread = CriticalThread("grpc", loop.run_forever)
     watch: SessionWatch | None = None
     try:
@@ -285,9 +284,9 @@ def _listen(
             "metrics_port": metrics.port,
         }
         write_whole(ports_file, json.dumps(ports))
-        logger.info("listening on %s", host_and_port(config.learner.host, server.port))
+        logger.info("listening on %s", host_and_port(learner.host, server.port))
         on_ready(server.port, metrics.port)
-        watch = _watch_sessions(config.learner.group_timeout_s, context, admission)
+        watch = _watch_sessions(learner.group_timeout_s, context, admission)
         _wait(run, stop)
         serving.clear()
         admission.stopping = True

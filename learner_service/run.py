@@ -43,8 +43,7 @@ from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import UnrollStorage
 from learner_service.tuning.resolve import fit, resolve
 from learner_service.tuning.warm_up import WarmUp, check_in_flight, warn_of_waiting
-from shared.config.experiment import ExperimentConfig
-from shared.config.text import config_text
+from shared.config.text import to_yaml
 from shared.process.errors import ConfigError, ResourceError, SpecError
 from shared.process.process import logger
 from shared.rpc import rollout_pb2 as pb
@@ -147,9 +146,9 @@ class Run:
         seed = context.group.own_seed(config.run.seed)
         generator = torch.Generator(context.device).manual_seed(seed)
         self._resume(spec, precision, algorithm, generator)
-        storage = self._make_storage(spec, algorithm, config)
+        storage = self._make_storage(spec, algorithm)
         snapshots = Snapshots(algorithm.snapshot, context.progress.updates, context.device)
-        self._make_inference(spec, config, storage, snapshots, generator)
+        self._make_inference(storage, snapshots, generator)
         threads = {"inference": self.inference.run}
         if context.serve_only:
             p = context.progress
@@ -158,7 +157,7 @@ class Run:
                 lambda: Evaluation(algorithm.snapshot(), p.updates, p.all_env_steps)
             )
         else:
-            self._make_learner(spec, config, algorithm, generator, storage, snapshots)
+            self._make_learner(spec, algorithm, generator, storage, snapshots)
             if not self._sync:
                 threads = {"learner": self._learn, **threads}
         self.spec = spec
@@ -201,11 +200,9 @@ class Run:
         if "league" in state and not serve_only:
             self._league.load_state_dict(state["league"], load_opponent)
 
-    def _make_storage(
-        self, spec: EnvSpec, algorithm: Algorithm[Any], config: ExperimentConfig
-    ) -> UnrollStorage[Any]:
+    def _make_storage(self, spec: EnvSpec, algorithm: Algorithm[Any]) -> UnrollStorage[Any]:
         """Return the algorithm's storage, with the rows that the checkpoint holds."""
-        context = self.context
+        context, config = self.context, self.context.config
         if context.serve_only:  # no row is ever put: a replay would be in the way
             return RolloutStorage(spec, 1, 1, None, context.device)
         storage: UnrollStorage[Any] = algorithm.make_storage(
@@ -255,14 +252,13 @@ class Run:
 
     def _make_inference(
         self,
-        spec: EnvSpec,
-        config: ExperimentConfig,
         storage: UnrollStorage[Any],
         snapshots: Snapshots,
         generator: torch.Generator,
     ) -> None:
         """Build the loop that acts; in the sync pipeline it also learns."""
-        context, server = self.context, config.env_server
+        context, config = self.context, self.context.config
+        server = config.env_server
         graphs = Graphs(context.device, enabled=config.learner.cuda_graph, priority=-1)
         context.metrics.watch(graphs)
         session = server.envs_per_worker // server.sessions_per_worker
@@ -301,14 +297,14 @@ class Run:
     def _make_learner(
         self,
         spec: EnvSpec,
-        config: ExperimentConfig,
         algorithm: Algorithm[Any],
         generator: torch.Generator,
         storage: UnrollStorage[Any],
         snapshots: Snapshots,
     ) -> None:
         """Build the learner and the steps after an update."""
-        context, text = self.context, config_text(config)
+        context, config = self.context, self.context.config
+        text = to_yaml(config)
 
         def full_state() -> dict[str, Any]:
             return {
@@ -322,7 +318,7 @@ class Run:
             }
 
         def steps() -> Iterator[Step]:
-            if measure := self._warm_up(config, algorithm, storage):
+            if measure := self._warm_up(algorithm, storage):
                 yield measure
             keeper = context.keeper
             yield KeepOpponents(self._league, algorithm, keeper, context.metrics)
@@ -345,11 +341,9 @@ class Run:
         if self._sync:
             self.inference.learn = learner.learn_ready
 
-    def _warm_up(
-        self, config: ExperimentConfig, algorithm: Algorithm[Any], storage: UnrollStorage[Any]
-    ) -> Step | None:
+    def _warm_up(self, algorithm: Algorithm[Any], storage: UnrollStorage[Any]) -> Step | None:
         """Let the first updates choose what of the work in flight is not configured."""
-        any_lag = config.learner.max_policy_lag is None
+        any_lag = self.context.config.learner.max_policy_lag is None
         is_open = any_lag or not (algorithm.unroll_length and algorithm.unrolls_per_update)
         if self._sync or not is_open or not isinstance(storage, RolloutStorage):
             return None

@@ -23,7 +23,7 @@ from learner_service.storage.samples import CacheChoice, SampleStore, choose_cac
 from learner_service.tuning.probe import supervised_update_seconds
 from learner_service.tuning.resolve import resolve, share_of, with_precision
 from shared.config.experiment import ExperimentConfig
-from shared.config.text import config_text
+from shared.config.text import to_yaml
 from shared.process.errors import ConfigError, MurmurError, SpecError
 from shared.process.process import end_process, logger
 from shared.wire.samples import SampleSpec
@@ -104,7 +104,7 @@ class SupervisedRun:
             context.progress.load_state_dict(state["progress"])
             context.folder.checkpoints.load_storage(path, state, store)
         self._count_undone()
-        learner = self._make_learner(spec, config, options, algorithm, store)
+        learner = self._make_learner(spec, options, algorithm, store)
         if store.choice.kind == "stream":
             store.on_room = self.sessions.wake
         self.source, self.store = spec, store
@@ -113,13 +113,12 @@ class SupervisedRun:
     def _make_learner(
         self,
         spec: SampleSpec,
-        config: ExperimentConfig,
         options: SupervisedConfig,
         algorithm: Supervised,
         store: SampleStore,
     ) -> Learner:
         """Build the learner and the steps after an update."""
-        context, text = self.context, config_text(config)
+        context, text = self.context, to_yaml(self.context.config)
 
         def full_state() -> dict[str, Any]:
             return {
@@ -129,7 +128,7 @@ class SupervisedRun:
                 "progress": context.progress.state_dict(),
             }
 
-        wanted = config.evaluation.best_metric
+        wanted = context.config.evaluation.best_metric
         return context.make_learner(
             algorithm,
             store,

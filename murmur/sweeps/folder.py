@@ -30,7 +30,7 @@ from murmur.sweeps.spec import SweepConfig, experiment
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import read_file
 from shared.config.section import validate
-from shared.config.text import comparable, config_text, one_line, plain_data, to_yaml
+from shared.config.text import comparable, one_line, plain_data, to_yaml
 from shared.process.errors import ConfigError
 from shared.process.files import make_folder, write_whole
 from shared.process.run_lock import RunLock
@@ -161,7 +161,7 @@ class SweepFolder:
 
     def add(self, run: SweepRun, config: ExperimentConfig) -> None:
         """Add a run and write the configuration that it begins with."""
-        write_whole(self.config_file(run), config_text(config))
+        write_whole(self.config_file(run)(config))
         self.runs.append(run)
 
     def save(self) -> None:

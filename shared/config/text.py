@@ -60,17 +60,8 @@ def plain_data(model: BaseModel, where: str = "") -> dict[str, Any]:
     return data
 
 
-def config_text(config: BaseModel) -> str:
-    """Return the whole configuration as the text of a file for `murmur train`.
-
-    Raises:
-        ConfigError: for a value that YAML cannot represent, naming its key.
-    """
-    return to_yaml(plain_data(config))
-
-
 def read_config_text(text: str, where: str) -> dict[str, Any]:
-    """Read sections written by `config_text`, or as JSON by a checkpoint of 0.2.
+    """Read sections written by `to_yaml`, or as JSON by a checkpoint of 0.2.
 
     Raises:
         ConfigError, yaml.YAMLError, ValueError, RecursionError: if it is neither.
@@ -301,17 +292,17 @@ def parse_yaml(text: str, where: str, keys: str = "") -> Any:  # noqa: ANN401 - 
         loader.dispose()
 
 
-def to_yaml(data: Mapping[str, Any], where: str = "configuration") -> str:
+def to_yaml(data: Mapping[str, Any] | BaseModel, where: str = "configuration") -> str:
     """Write a YAML document that `parse_yaml` reads as `data`.
 
     Args:
-        data: values of types that `plain_value` accepts.
+        data: a configuration, or values of types that `plain_value` accepts.
         where: file or option that gets the document, for messages.
 
     Raises:
         ConfigError: if a value of `data` would be read as another value, naming its key.
     """
-    data = plain_value(data, where)
+    data = plain_data(data) if isinstance(data, BaseModel) else plain_value(data, where)
     try:
         text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=_WIDTH)
         read = parse_yaml(text, where)

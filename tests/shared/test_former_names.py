@@ -16,7 +16,7 @@ from shared.config import section as checking
 from shared.config.files import load
 from shared.config.plugins import KINDS, load_plugin, plugin_names
 from shared.config.section import FORMER_NAMES, REMOVED, validate
-from shared.config.text import config_text
+from shared.config.text import to_yaml
 from shared.process.errors import ConfigError
 
 OLD: dict[str, Any] = {
@@ -79,7 +79,7 @@ def test_environment_variables_and_evaluations_take_former_names() -> None:
 
 
 def test_a_checkpoint_of_before_has_its_configuration() -> None:
-    text = config_text(load(OLD, environ={})).replace("color:", "colour:")
+    text = to_yaml(load(OLD, environ={})).replace("color:", "colour:")
     assert "colour: true" in text
     assert "normalise_rewards" in text
     config = saved_config({"config": text}, "update-000001.pt")
