@@ -36,7 +36,7 @@ from learner_service.serving.packed import make_staging
 from learner_service.serving.session import EnvSession
 from learner_service.serving.slots import SlotTable
 from learner_service.serving.snapshots import Snapshots
-from learner_service.start_from import start_acting
+from learner_service.start_from import start_from
 from learner_service.storage.flight import Flight
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.rollout import RolloutStorage
@@ -141,7 +141,7 @@ class Run:
             config.imitation,
         )
         if context.origin is not None:
-            start_acting(context.origin, config, spec, algorithm, context.run_dir)
+            start_from(context.origin, config, spec, algorithm, context.run_dir)
         context.make_ready(algorithm)
         seed = context.group.own_seed(config.run.seed)
         generator = torch.Generator(context.device).manual_seed(seed)

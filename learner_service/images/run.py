@@ -18,7 +18,7 @@ from learner_service.learning.supervised import (
 )
 from learner_service.loop import Learner
 from learner_service.serving.evaluation import check_best_metric
-from learner_service.start_from import start_supervised
+from learner_service.start_from import start_from
 from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
 from learner_service.tuning.probe import supervised_update_seconds
 from learner_service.tuning.resolve import resolve, share_of, with_precision
@@ -94,7 +94,7 @@ class SupervisedRun:
         precision.warn_if_slow()
         algorithm = build_supervised(share_of(config, group), spec, precision, context.device)
         if context.origin is not None:
-            start_supervised(context.origin, config, spec, algorithm, context.run_dir)
+            start_from(context.origin, config, spec, algorithm, context.run_dir)
         context.make_ready(algorithm)
         check_best_metric(config.evaluation.best_metric, "the algorithm", algorithm.metrics)
         store = self._make_store(spec, options.batch_size)
