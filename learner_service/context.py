@@ -246,11 +246,11 @@ class RunContext:
             every = config.learner.group_check_every_updates
             compare.append(partial(compare_ranks, algorithm, self.ranks, every))
         self.learner = Learner(
-            algorithm,
-            storage,
-            self.ranks,
-            self.report,
-            self.clock,
+            algorithm=algorithm,
+            storage=storage,
+            ranks=self.ranks,
+            report=self.report,
+            clock=self.clock,
             publish=publish,
             updating=updating,
             after_update=[*compare, *steps(), self.report, self.keeper],

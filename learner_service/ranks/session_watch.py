@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from shared.process.process import end_process, logger
@@ -20,47 +21,38 @@ class _Gauge(Protocol):
         """Show a number."""
 
 
+@dataclass(eq=False)
 class SessionWatch:
     """Publishes a rank's number of sessions in the store; rank 0 watches those of all ranks.
 
     The rounds of the learning threads cannot tell: in the sync pipeline a rank without a session
     takes part in none. This thread says which rank the others wait for. It ends the process with
     code 1 if a run that has made updates makes none for `timeout_s`; all ranks then start again.
+
+    Attributes:
+        store: store of all ranks, over a connection of its own.
+        rank: number of this process.
+        size: number of ranks.
+        sessions: sessions of this rank that bring rows, those that wait for Welcome included.
+        updates: updates made; None once the run makes no more.
+        gauge: number of ranks without a session.
+        timeout_s: longest wait for such a rank, seconds.
+        look_every_s: time between two looks, seconds.
+        tell_after_s: time until the first line of the log, seconds.
     """
 
-    def __init__(
-        self,
-        store: "Store",
-        rank: int,
-        size: int,
-        sessions: Callable[[], int],
-        updates: Callable[[], int | None],
-        gauge: _Gauge,
-        timeout_s: float,
-        look_every_s: float = _LOOK_EVERY_S,
-        tell_after_s: float = _TELL_AFTER_S,
-    ) -> None:
-        """Begin to watch.
+    store: "Store"
+    rank: int
+    size: int
+    sessions: Callable[[], int]
+    updates: Callable[[], int | None]
+    gauge: _Gauge
+    timeout_s: float
+    look_every_s: float = _LOOK_EVERY_S
+    tell_after_s: float = _TELL_AFTER_S
 
-        Args:
-            store: store of all ranks, over a connection of its own.
-            rank: number of this process.
-            size: number of ranks.
-            sessions: sessions of this rank that bring rows, those that wait for Welcome included.
-            updates: updates made; None once the run makes no more.
-            gauge: number of ranks without a session.
-            timeout_s: longest wait for such a rank, seconds.
-            look_every_s: time between two looks, seconds.
-            tell_after_s: time until the first line of the log, seconds.
-        """
-        self._store = store
-        self._rank = rank
-        self._size = size
-        self._sessions = sessions
-        self._updates = updates
-        self._gauge = gauge
-        self._timeout_s, self._tell_after_s = timeout_s, tell_after_s
-        self._look_every_s = look_every_s
+    def __post_init__(self) -> None:
+        """Begin to watch."""
         self._told_at = 0.0  # 0: nothing is said of the wait under way
         self._ended = threading.Event()
         self._thread = threading.Thread(name="watch-sessions", target=self._run, daemon=True)
@@ -72,33 +64,33 @@ class SessionWatch:
         self._thread.join(1.0)
 
     def _run(self) -> None:
-        since, at = time.monotonic(), self._updates()
+        since, at = time.monotonic(), self.updates()
         try:
             while True:
-                self._store.set(_key(self._rank), str(self._sessions()))
-                if self._rank == 0:
-                    idle, updates = self._idle_ranks(), self._updates()
-                    self._gauge.set(len(idle))
-                    if updates is None or updates != at or not 0 < len(idle) < self._size:
+                self.store.set(_key(self.rank), str(self.sessions()))
+                if self.rank == 0:
+                    idle, updates = self._idle_ranks(), self.updates()
+                    self.gauge.set(len(idle))
+                    if updates is None or updates != at or not 0 < len(idle) < self.size:
                         since, at = time.monotonic(), updates
                         self._resolve(idle)
                     else:
                         self._tell(idle, time.monotonic() - since, updates)
-                if self._ended.wait(self._look_every_s):
+                if self._ended.wait(self.look_every_s):
                     return
         except RuntimeError as error:  # all are ending
             logger.debug("the ranks' store does not answer: %s", error)
 
     def _idle_ranks(self) -> list[int]:
         """Ranks that have said that they have no session."""
-        there = [rank for rank in range(self._size) if self._store.check([_key(rank)])]
-        return [rank for rank in there if not int(self._store.get(_key(rank)))]
+        there = [rank for rank in range(self.size) if self.store.check([_key(rank)])]
+        return [rank for rank in there if not int(self.store.get(_key(rank)))]
 
     def _tell(self, idle: list[int], waited_s: float, updates: int) -> None:
         """Say now and then who is waited for, and since when; end a wait that is too long."""
         names = f"{'rank' if len(idle) == 1 else 'ranks'} {', '.join(map(str, idle))}"
         why = (
-            f"{names} of {self._size} {'has' if len(idle) == 1 else 'have'} no session, and every "
+            f"{names} of {self.size} {'has' if len(idle) == 1 else 'have'} no session, and every "
             f"update takes rows of all ranks: no update for {waited_s:.0f} s"
         )
         advice = (
@@ -106,11 +98,11 @@ class SessionWatch:
             "learners, name all learners in every env_server.learner, and let sessions move "
             "(env_server.balance_every_s)"
         )
-        if updates and waited_s > self._timeout_s:
+        if updates and waited_s > self.timeout_s:
             logger.error("%s (learner.group_timeout_s); %s", why, advice)
             end_process(1)
         now = time.monotonic()
-        if waited_s > self._tell_after_s and now - self._told_at > _TELL_EVERY_S:
+        if waited_s > self.tell_after_s and now - self._told_at > _TELL_EVERY_S:
             self._told_at = now
             logger.warning("%s; %s", why, advice)
 
