@@ -497,6 +497,15 @@ def plain_value(value: object, where: str, count: list[int] | None = None) -> An
         return parts if isinstance(value, list) else tuple(parts)
     if type(value) is set:
         return {plain_value(part, where, count) for part in value}
+    return _plain_scalar(value, where)
+
+
+def _plain_scalar(value: object, where: str) -> object:
+    """Return a value that holds no others, in a type that survives YAML.
+
+    Raises:
+        ConfigError: if a configuration cannot hold it, naming its key.
+    """
     if isinstance(value, np.generic) and value.dtype.kind in "biufUS":
         value = value.item()
     elif isinstance(value, PathLike):
