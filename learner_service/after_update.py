@@ -9,7 +9,7 @@ from learner_service.gathering import RankSync
 from learner_service.keeper import Keeper
 from learner_service.last_finite import named_weights
 from learner_service.learning.base import Algorithm
-from learner_service.ranks.checksum import require_same
+from learner_service.ranks.group import require_same
 from learner_service.report import Report, Update
 from learner_service.serving.evaluation import Evaluation, EvaluationScheduler
 from learner_service.serving.league import League

@@ -24,8 +24,7 @@ from learner_service.device.precision import Precision
 from learner_service.images.run import SupervisedRun
 from learner_service.learning.supervised import supervised_config
 from learner_service.ranks.group import ALONE, Group
-from learner_service.ranks.heartbeat import SILENT_S, Heartbeat
-from learner_service.ranks.session_watch import SessionWatch
+from learner_service.ranks.watch import SILENT_S, Heartbeat, SessionWatch
 from learner_service.run import Run
 from learner_service.serving.admission import Admission
 from learner_service.serving.server import RolloutServer

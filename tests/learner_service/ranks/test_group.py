@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from learner_service.ranks.checksum import checksum, require_same
-from learner_service.ranks.group import ALONE, Group
+from learner_service.ranks.group import ALONE, Group, checksum, require_same
 from shared.process.errors import ConfigError
 from shared.process.ledger import Ledger
 from tests.ranks.processes import JobError, Ranks

@@ -1,4 +1,4 @@
-"""Notices ranks without a session: each update takes rows of all ranks, so the others wait."""
+"""Watches on the other ranks through the store that they met in: signs of life, and sessions."""
 
 import threading
 import time
@@ -11,9 +11,81 @@ from shared.process.process import end_process, logger
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+SILENT_S = 20.0  # far above what a healthy process can keep its interpreter from other threads
+_BEATS = 10  # within the limit
+_LEFT = 1 << 40  # added to the count of a rank that leaves in order
 _LOOK_EVERY_S = 2.0
 _TELL_AFTER_S = 10.0  # sessions that have lost a learner, or move, come back sooner
 _TELL_EVERY_S = 30.0
+
+
+class Heartbeat:
+    """Counts in the store that the ranks met in, and watches the count of the next rank.
+
+    A collective cannot tell a rank that is paused from one that is busy, and waits for both until
+    `learner.group_timeout_s`. This thread beats whatever the others do, so silence is no work. It
+    ends the process with code 1; the launcher then restarts all ranks.
+    One thread talks to the store, another one watches: the store may be what is silent.
+    """
+
+    def __init__(self, store: "Store", rank: int, size: int, silent_s: float = SILENT_S) -> None:
+        """Begin to beat and to watch.
+
+        Args:
+            store: store that all ranks reach, over a connection of its own.
+            rank: rank of this process.
+            size: number of ranks.
+            silent_s: longest silence of another rank.
+        """
+        self._store = store
+        self._rank = rank
+        self._next = (rank + 1) % size
+        self._size, self._silent_s = size, silent_s
+        self._seen = 0  # the next rank's count, of which each change is a sign of life
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(name="heartbeat", target=self._beat, daemon=True),
+            threading.Thread(name="watch-ranks", target=self._watch, daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Tell the rank that watches this one not to wait for it."""
+        self._ended.set()
+        for thread in self._threads:  # the interpreter must not end one that talks to the store
+            thread.join(1.0)
+        try:
+            self._store.add(f"heartbeat/{self._rank}", _LEFT)
+        except RuntimeError:  # the rank that keeps the store has left already
+            logger.debug("the store is gone")
+
+    def _beat(self) -> None:
+        """One thread: count on, and read the next rank's count."""
+        try:
+            while not self._ended.wait(self._silent_s / _BEATS):
+                self._store.add(f"heartbeat/{self._rank}", 1)
+                self._seen = self._store.add(f"heartbeat/{self._next}", 0)
+        except RuntimeError as error:  # a silence, from here on: it may be that all are ending
+            logger.debug("the ranks' store does not answer: %s", error)
+
+    def _watch(self) -> None:
+        """The other one. It counts its own turns: time in which this process was paused is none."""
+        before, turns = self._seen, 0
+        while self._seen < _LEFT and not self._ended.wait(self._silent_s / _BEATS):
+            turns = turns + 1 if self._seen == before else 0
+            before = self._seen
+            if turns >= _BEATS:
+                logger.error(
+                    "rank %d of %d: no sign of life of rank %d for %g s: its process is paused, "
+                    "or its machine or the link to it is gone; this process ends, so that all "
+                    "ranks start again",
+                    self._rank,
+                    self._size,
+                    self._next,
+                    self._silent_s,
+                )
+                end_process(1)
 
 
 class _Gauge(Protocol):
@@ -67,7 +139,7 @@ class SessionWatch:
         since, at = time.monotonic(), self.updates()
         try:
             while True:
-                self.store.set(_key(self.rank), str(self.sessions()))
+                self.store.set(f"sessions/{self.rank}", str(self.sessions()))
                 if self.rank == 0:
                     idle, updates = self._idle_ranks(), self.updates()
                     self.gauge.set(len(idle))
@@ -83,8 +155,8 @@ class SessionWatch:
 
     def _idle_ranks(self) -> list[int]:
         """Ranks that have said that they have no session."""
-        there = [rank for rank in range(self.size) if self.store.check([_key(rank)])]
-        return [rank for rank in there if not int(self.store.get(_key(rank)))]
+        there = [rank for rank in range(self.size) if self.store.check([f"sessions/{rank}"])]
+        return [rank for rank in there if not int(self.store.get(f"sessions/{rank}"))]
 
     def _tell(self, idle: list[int], waited_s: float, updates: int) -> None:
         """Say now and then who is waited for, and since when; end a wait that is too long."""
@@ -111,7 +183,3 @@ class SessionWatch:
         if self._told_at and not idle:
             logger.info("all ranks have sessions again")
         self._told_at = 0.0
-
-
-def _key(rank: int) -> str:
-    return f"sessions/{rank}"
