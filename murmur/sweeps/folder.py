@@ -161,7 +161,7 @@ class SweepFolder:
 
     def add(self, run: SweepRun, config: ExperimentConfig) -> None:
         """Add a run and write the configuration that it begins with."""
-        write_whole(self.config_file(run)(config))
+        write_whole(self.config_file(run), to_yaml(config))
         self.runs.append(run)
 
     def save(self) -> None:
