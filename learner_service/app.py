@@ -22,6 +22,7 @@ from learner_service.device.device import (
 )
 from learner_service.device.precision import Precision
 from learner_service.images.run import SupervisedRun
+from learner_service.learning.base import algorithm_config
 from learner_service.learning.supervised import supervised_config
 from learner_service.ranks.group import ALONE, Group
 from learner_service.ranks.watch import SILENT_S, Heartbeat, SessionWatch
@@ -155,7 +156,7 @@ def _prepared(
     config = resolve(config)  # wrong settings are refused before anything is written
     if not serve_only:
         require_trackers(config.tracking.services)
-        require_batch_size(config, run_dir)
+        require_batch_size(config.algorithm.name, algorithm_config(config.algorithm), run_dir)
     device = select_device(config.learner)
     if not serve_only and config.learner.pipeline == "sync":
         precision = Precision.of(config.learner, device).name

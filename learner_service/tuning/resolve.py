@@ -13,7 +13,7 @@ import torch
 from learner_service.device.device import half_precision
 from learner_service.layers.building import observed_image, resolve_network
 from learner_service.layers.dense import dense_plugin
-from learner_service.learning.base import algorithm_config, grown, with_options
+from learner_service.learning.base import AlgorithmConfig, algorithm_config, grown, with_options
 from learner_service.learning.supervised import is_supervised, wrong_algorithm
 from learner_service.ranks.group import Group
 from learner_service.storage.flight import Flight
@@ -70,20 +70,24 @@ def resolve(
     return with_options(config, asked).changed({"learner.max_policy_lag": flight.max_policy_lag})
 
 
-def require_batch_size(config: ExperimentConfig, run_dir: Path) -> None:
+def require_batch_size(name: str, options: AlgorithmConfig, run_dir: Path) -> None:
     """Refuse a batch size of 0, which stood for the largest that fits.
 
     Only runs of former versions have it: they can be evaluated, and continue with a number.
 
+    Args:
+        name: name of the algorithm.
+        options: its options.
+        run_dir: folder of the run.
+
     Raises:
         ConfigError: naming what was found for the run, or the algorithm's default.
     """
-    options = algorithm_config(config.algorithm)
     key = options.about.batch_size
     if not key or attrgetter(key)(options):
         return
     found: Any = read_json(run_dir / "batch-size.json").get("batch_size")
-    default = algorithm_config(PluginConfig(name=config.algorithm.name))
+    default = algorithm_config(PluginConfig(name=name))
     raise ConfigError(
         f"algorithm.{key}=0: the largest batch that fits is not searched for any more; set "
         f"algorithm.{key}={found or attrgetter(key)(default)}"
