@@ -107,7 +107,7 @@ def validate(model: type[Model], data: Mapping[str, Any], where: str = "") -> Mo
 
 
 def _message(model: type[BaseModel], where: str, e: ErrorDetails) -> str:
-    """Return one of pydantic's errors in words, with the key, its value, and the fix."""
+    """Return one of pydantic's errors as a message with the key, its value, and the fix."""
     path = ".".join(str(p) for p in e["loc"])
     full = ".".join(p for p in (where, path) if p)
     if e["type"] == "extra_forbidden":

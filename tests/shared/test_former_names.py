@@ -88,7 +88,7 @@ def test_a_checkpoint_of_before_has_its_configuration() -> None:
 
 
 @pytest.mark.parametrize("key", REMOVED)
-def test_an_option_that_is_gone_is_refused_unless_it_has_its_default(key: str) -> None:
+def test_an_option_that_is_gone_is_refused_unless_at_its_default(key: str) -> None:
     """Configurations of former runs, also in checkpoints, say every option."""
     default, instead = REMOVED[key]
     assert load(OLD, {key: default}, {}) == load(OLD, (), {})
