@@ -239,10 +239,6 @@ class Group:
         mine = {str(rank): value * (rank == self.rank) for rank in range(self.size)}
         return list(self.agree(mine, "sum").values())
 
-    def barrier(self) -> None:
-        """Wait until all ranks are here."""
-        self.agree({"here": 1.0}, "min")
-
     def before_close(self, drop: Callable[[], None]) -> None:
         """Note what drops graphs: they may hold collectives, for which NCCL would wait for ever."""
         if self.size > 1:
