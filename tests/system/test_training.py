@@ -242,7 +242,7 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
     at = run.updates()
     run.until(lambda: run.updates() > at + 10)
     after = _scrape(port)
-    # Of a GPU, fp16, a latency target, a replay, samples, trackers elsewhere: not in this run.
+    # Of a GPU, fp16, a replay, samples, trackers elsewhere: not in this run.
     rooms = ("gpu_", "graph_", "tracker_", "sample", "epoch")
     silent = {m.name for m in LEARNER_METRICS if m.name.startswith(rooms)}
     silent |= {"rows_inserted"}
