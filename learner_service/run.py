@@ -42,7 +42,7 @@ from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import UnrollStorage
 from learner_service.tuning.resolve import fit, resolve
-from learner_service.tuning.warm_up import WarmUp, check_in_flight, warn_of_waiting
+from learner_service.tuning.warm_up import WarmUp, check_in_flight
 from shared.config.text import to_yaml
 from shared.process.errors import ConfigError, ResourceError, SpecError
 from shared.process.process import logger
@@ -214,8 +214,7 @@ class Run:
             storage.expect(self._environments)
             self._require_room(spec, algorithm, storage)
             if not self._sync:
-                check_in_flight(config, storage)
-                warn_of_waiting(config, storage, self._environments)
+                check_in_flight(config, storage, self._environments)
         context.metrics.gauge("environments_limit").set(storage.environments_limit)
         if context.loaded:
             path, state = context.loaded

@@ -126,54 +126,40 @@ class WarmUp:
         self.keep(Flight(round(largest["steps"]), unrolls, flight.max_policy_lag))
 
 
-def check_in_flight(config: ExperimentConfig, storage: RolloutStorage) -> None:
-    """Refuse a number of unrolls that no session fits.
-
-    Raises:
-        ConfigError: naming the numbers and the fix.
-    """
-    server = config.env_server
-    session = server.envs_per_worker // server.sessions_per_worker
-    limit = storage.environments_limit
-    if not storage.fixed_unrolls or session <= limit:
-        return
-    lag, advice = config.learner.policy_lag, _advice(config)
-    enough = -(-session // storage.fixed_unrolls) - 1
-    raise ConfigError(
-        f"an update takes the unrolls of {storage.fixed_unrolls} environments, as configured, and "
-        f"learner.max_policy_lag={lag} lets {limit} act at once, but a session has {session} "
-        f"(env_server.envs_per_worker={server.envs_per_worker} / sessions_per_worker="
-        f"{server.sessions_per_worker}): {advice} to at least {enough}, "
-        "or let sessions have fewer environments"
-    )
-
-
-def warn_of_waiting(
+def check_in_flight(
     config: ExperimentConfig, storage: RolloutStorage, environments: int | None = None
 ) -> None:
-    """Say beforehand if fewer environments may act at once than there are.
+    """Refuse a number of unrolls that no session fits; say if some environments have to wait.
 
     Args:
         config: the experiment.
         storage: knows how many may act.
         environments: those there are; None: all that are configured.
+
+    Raises:
+        ConfigError: naming the numbers and the fix.
     """
-    limit = storage.environments_limit
+    server, fixed, limit = config.env_server, storage.fixed_unrolls, storage.environments_limit
     total = config.total_envs if environments is None else environments
-    if not storage.fixed_unrolls or total <= limit:
+    session = server.envs_per_worker // server.sessions_per_worker
+    if not fixed or max(session, total) <= limit:
         return
+    own, lag = algorithm_config(config.algorithm).about.waiting_advice, config.learner.policy_lag
+    advice = ", or ".join(filter(None, (own, "raise learner.max_policy_lag")))
+    if session > limit:
+        raise ConfigError(
+            f"an update takes the unrolls of {fixed} environments, as configured, and "
+            f"learner.max_policy_lag={lag} lets {limit} act at once, but a session has {session} "
+            f"(env_server.envs_per_worker={server.envs_per_worker} / sessions_per_worker="
+            f"{server.sessions_per_worker}): {advice} to at least {-(-session // fixed) - 1}, "
+            "or let sessions have fewer environments"
+        )
     logger.warning(
         "%d of %d environments wait their turn: %s. An update takes the unrolls of %d, and rows "
         "may be %d updates old",
         total - limit,
         total,
-        _advice(config),
-        storage.fixed_unrolls,
-        config.learner.policy_lag,
+        advice,
+        fixed,
+        lag,
     )
-
-
-def _advice(config: ExperimentConfig) -> str:
-    """Advise how more environments may act at once."""
-    own = algorithm_config(config.algorithm).about.waiting_advice
-    return ", or ".join(filter(None, (own, "raise learner.max_policy_lag")))
