@@ -2,14 +2,16 @@
 
 import copy
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
+
+from torch import Tensor, nn
 
 from learner_service.device.readback import to_host
 from learner_service.gathering import RankSync
 from learner_service.keeper import Keeper
-from learner_service.last_finite import named_weights
 from learner_service.learning.base import Algorithm
-from learner_service.ranks.checksum import require_same
+from learner_service.ranks.group import require_same
 from learner_service.report import Report, Update
 from learner_service.serving.evaluation import Evaluation, EvaluationScheduler
 from learner_service.serving.league import League
@@ -17,6 +19,16 @@ from learner_service.serving.snapshots import Snapshots
 from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.process.ledger import enter
+
+
+def named_weights(algorithm: Algorithm[Any]) -> dict[str, Tensor]:
+    """Return parameters and buffers of all networks, by name."""
+    return {
+        f"{name}.{of}": tensor
+        for name, part in algorithm.parts.items()
+        if isinstance(part, nn.Module)
+        for of, tensor in chain(part.named_parameters(), part.named_buffers())
+    }
 
 
 def compare_ranks(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import uvloop
 
 from learner_service.checkpoint import CheckpointFolder
@@ -18,21 +19,19 @@ from learner_service.device.device import (
     choose_own_gpu,
     keep_freed_memory,
     select_device,
-    with_device,
 )
+from learner_service.device.precision import Precision
 from learner_service.images.run import SupervisedRun
+from learner_service.learning.base import algorithm_config
 from learner_service.learning.supervised import supervised_config
 from learner_service.ranks.group import ALONE, Group
-from learner_service.ranks.heartbeat import SILENT_S, Heartbeat
-from learner_service.ranks.session_watch import SessionWatch
+from learner_service.ranks.watch import SILENT_S, Heartbeat, SessionWatch
 from learner_service.run import Run
 from learner_service.serving.admission import Admission
 from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.progress import reached_limit
 from learner_service.telemetry.tracking import require_trackers
-from learner_service.tuning.batch_size import require_nothing_measured
-from learner_service.tuning.fit import share_of
-from learner_service.tuning.resolve import resolve
+from learner_service.tuning.resolve import require_batch_size, resolve, share_of
 from shared.config.cores import with_threads
 from shared.config.experiment import ExperimentConfig
 from shared.process.addresses import host_and_port, port_or_any
@@ -87,10 +86,11 @@ def run_learner(
     Raises:
         MurmurError: if the user can fix the cause.
     """
-    config, credentials = _prepared(config, run_dir, serve_only)
+    config, credentials, device = _prepared(config, run_dir, serve_only)
     group, heartbeat = ALONE, None
     try:
-        group, heartbeat = _joined(config, serve_only)
+        if not serve_only:
+            group, heartbeat = _joined(device, config.learner.group_timeout_s)
         share_of(config, group)  # may refuse
         # Rank 0 holds the lock for all.
         with _lock(run_dir, serve_only, group) as lock:
@@ -106,8 +106,8 @@ def run_learner(
                 logger.info("resumed %s: %d updates", loaded[0], context.progress.updates)
             name = f"learner-{group.rank}" if group.rank else "learner"
             ports_file = run_dir / ("serve.json" if serve_only else f"{name}.json")
-            config = _with_own_ports(config, group, ports_file)
-            _listen(config, run, credentials, stop, ports_file, on_ready)
+            context.config = _with_own_ports(context.config, group, ports_file)
+            _listen(run, credentials, stop, ports_file, on_ready)
     except ConnectionLostError as error:
         logger.error("%s", error)
         return exit_code(error)
@@ -139,8 +139,10 @@ def _lock(run_dir: Path, serve_only: bool, group: Group) -> RunLock:
 
 def _prepared(
     config: ExperimentConfig, run_dir: Path, serve_only: bool
-) -> tuple[ExperimentConfig, CredentialFolder | None]:
-    """The configuration for this machine, and the credentials; the process is set up.
+) -> tuple[ExperimentConfig, CredentialFolder | None, torch.device]:
+    """The configuration for this machine, the credentials and the device; the process is set up.
+
+    What a sync run computes depends on device and precision, so its config.yaml must hold them.
 
     Raises:
         MurmurError: if the user can fix the cause.
@@ -154,28 +156,27 @@ def _prepared(
     config = resolve(config)  # wrong settings are refused before anything is written
     if not serve_only:
         require_trackers(config.tracking.services)
-        require_nothing_measured(config, run_dir)
-        config = with_device(config)
+        require_batch_size(config.algorithm.name, algorithm_config(config.algorithm), run_dir)
+    device = select_device(config.learner)
+    if not serve_only and config.learner.pipeline == "sync":
+        precision = Precision.of(config.learner, device).name
+        config = config.changed({"learner.device": device.type, "learner.precision": precision})
     make_folder(run_dir)
-    return config, credentials
+    return config, credentials, device
 
 
-def _joined(config: ExperimentConfig, serve_only: bool) -> tuple[Group, Heartbeat | None]:
+def _joined(device: torch.device, timeout_s: float) -> tuple[Group, Heartbeat | None]:
     """The group that torchrun's variables describe, and its signs of life; ALONE without them.
 
     Raises:
         MurmurError: if the ranks do not find one another.
     """
-    if serve_only:
-        return ALONE, None
     with ended_by_signals():  # who waits for other ranks in C++ would see to none
-        group = Group.from_environment(
-            select_device(config.learner), config.learner.group_timeout_s
-        )
+        group = Group.from_environment(device, timeout_s)
     if group.store is None:
         return group, None
     logger.info("rank %d of %d learners", group.rank, group.size)
-    silent_s = min(SILENT_S, config.learner.group_timeout_s)
+    silent_s = min(SILENT_S, timeout_s)
     return group, Heartbeat(group.store.clone(), group.rank, group.size, silent_s)
 
 
@@ -251,7 +252,6 @@ def _is_complete(config: ExperimentConfig, path: Path, state: dict[str, Any]) ->
 
 
 def _listen(
-    config: ExperimentConfig,
     run: Run | SupervisedRun,
     credentials: CredentialFolder | None,
     stop: threading.Event,
@@ -260,16 +260,16 @@ def _listen(
 ) -> None:
     """Listen until the run is complete or told to stop; then end everything in order."""
     context, serving = run.context, threading.Event()
-    group, liveness = context.group, context.liveness
+    group, liveness, learner = context.group, context.liveness, context.config.learner
     metrics = MetricsServer(
-        config.learner.metrics_host,
-        config.learner.metrics_port,
+        learner.metrics_host,
+        learner.metrics_port,
         context.metrics.registry,
         lambda: liveness.trouble() if serving.is_set() else "not ready: it takes no sessions",
     )
     loop = uvloop.new_event_loop()
-    admission = Admission(config.learner, context.metrics, credentials, group.rank, group.size)
-    server = RolloutServer(run.sessions, admission, config.learner, credentials)
+    admission = Admission(learner, context.metrics, credentials, group.rank, group.size)
+    server = RolloutServer(run.sessions, admission, learner, credentials)
     grpc_thread = CriticalThread("grpc", loop.run_forever)
     watch: SessionWatch | None = None
     try:
@@ -284,9 +284,9 @@ def _listen(
             "metrics_port": metrics.port,
         }
         write_whole(ports_file, json.dumps(ports))
-        logger.info("listening on %s", host_and_port(config.learner.host, server.port))
+        logger.info("listening on %s", host_and_port(learner.host, server.port))
         on_ready(server.port, metrics.port)
-        watch = _watch_sessions(config.learner.group_timeout_s, context, admission)
+        watch = _watch_sessions(learner.group_timeout_s, context, admission)
         _wait(run, stop)
         serving.clear()
         admission.stopping = True

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +32,7 @@ from learner_service.telemetry.persistent_counters import counters_of
 from learner_service.telemetry.profiling import Profiling, nvtx_ranges
 from learner_service.telemetry.progress import Progress, ProgressLog
 from shared.config.experiment import ExperimentConfig
+from shared.config.files import code_of
 from shared.config.plugin_folders import plugin_files
 from shared.process.errors import MurmurError, SpecError
 from shared.process.files import disk_error
@@ -60,9 +61,9 @@ class RunContext:
         folder: run's folder, with its checkpoints.
         begun: whether a session that trains has been admitted.
         learner: None before the run is open, and where nothing is learned.
-        ranks: counters and agreements of the ranks; made by `prepare_learning`.
-        report: metrics and log; made by `prepare_learning`.
-        keeper: checkpoints; made by `prepare_learning`.
+        ranks: counters and agreements of the ranks; made by `make_learner`.
+        report: metrics and log; made by `make_learner`.
+        keeper: checkpoints; made by `make_learner`.
     """
 
     ranks: RankSync
@@ -100,7 +101,7 @@ class RunContext:
         self.stop = stop
         self.group = group
         self.barrier = StartBarrier(group)
-        self._plugins = plugin_files(config.model_dump(mode="json"))
+        self._plugins = plugin_files(code_of(config))
         if loaded and not group.rank:
             _warn_of_changed_plugins(loaded[1].get("plugins", {}), self._plugins)
         begins = loaded is None and not serve_only and group.rank == 0  # others get its weights
@@ -109,26 +110,12 @@ class RunContext:
         self.folder = RunFolder(run_dir, checkpoints, lock or RunLock(None), group, stop)
         self.device = select_device(config.learner)
         self.clock = DeviceClock(self.device)
-        self.metrics = self._make_metrics()
-        self.progress = Progress()
-        self._resumed_at = 0 if loaded is None else loaded[1]["progress"]["updates"]
-        self.begun = False
-        self.learner: Learner | None = None
-        self.liveness = Liveness(
-            config.learner.stalled_after_s,
-            lambda: config.learner.compile and self.progress.updates == self._resumed_at,
-        )
-        self._threads: list[CriticalThread] = []
-
-    def _make_metrics(self) -> LearnerMetrics:
-        """Return the metrics of this process, those of the device and the run's name set."""
-        config, group = self.config, self.group
-        metrics = LearnerMetrics(
-            None if self.serve_only else counters_of(self.run_dir, group.rank, group.size),
+        self.metrics = metrics = LearnerMetrics(
+            None if serve_only else counters_of(run_dir, group.rank, group.size),
             group.rank if group.size > 1 else None,
         )
-        if not self.serve_only:
-            metrics.notices.keep_in(self.run_dir)
+        if not serve_only:
+            metrics.notices.keep_in(run_dir)
         metrics.clock = self.clock
         if self.device.type == "cuda":
             metrics.gpu = Gpu(str(torch.cuda.get_device_properties(self.device).uuid))
@@ -144,7 +131,15 @@ class RunContext:
             algorithm=config.algorithm.name,
             device=self.device.type,
         ).set(1)
-        return metrics
+        self.progress = Progress()
+        self._resumed_at = 0 if loaded is None else loaded[1]["progress"]["updates"]
+        self.begun = False
+        self.learner: Learner | None = None
+        self.liveness = Liveness(
+            config.learner.stalled_after_s,
+            lambda: config.learner.compile and self.progress.updates == self._resumed_at,
+        )
+        self._threads: list[CriticalThread] = []
 
     @contextlib.contextmanager
     def opening(self, text: str) -> Iterator[None]:
@@ -183,36 +178,44 @@ class RunContext:
             require_compiler(self.device)
             algorithm.compile()
 
-    def prepare_learning(
+    def make_learner(
         self,
         algorithm: Algorithm[Any],
         storage: Storage[Any],
         state: Callable[[], dict[str, Any]],
+        steps: Callable[[], Iterable[Step]],
         *,
         num_agents: int = 1,
         best_metric: str,
         settled: Callable[[bool], bool] = lambda updated: True,
         waits_for_sessions: bool = False,
         figures: Callable[[], Mapping[str, Any]] = lambda: MappingProxyType({}),
-    ) -> None:
-        """Build what steps after an update need: ranks, report, keeper. Rank 0 alone keeps a log.
+        publish: Callable[[int], None] = lambda version: None,
+        updating: Callable[[bool], None] = lambda begins: None,
+    ) -> Learner:
+        """Build ranks, report and keeper, then the learner. Rank 0 alone keeps a log.
 
         Args:
             algorithm: algorithm that learns.
             storage: source of batches.
             state: returns the state of the run for a checkpoint.
+            steps: function that makes the steps after an update that come before the log and
+                checkpoints; they may use the keeper.
             num_agents: number of agents that learn.
             best_metric: result of an evaluation that chooses the best checkpoint; see Keeper.
             settled: function that returns whether a checkpoint can be continued from; see Keeper.
             waits_for_sessions: whether a stopped run is saved after its sessions end; see Keeper.
             figures: function that returns further entries of a line of the log; see Report.
+            publish: function that gives a policy's version to acting; see Learner.
+            updating: function called with True before an update and False after it; see Learner.
         """
-        config, rank, log = self.config, self.group.rank, None
-        if not rank:
+        config, group, log = self.config, self.group, None
+        if not group.rank:
             log = ProgressLog(self.run_dir, self.progress, num_agents, config.tracking)
             self.metrics.log = log
-        own = self.run_dir / f"rank-{rank}" if rank else self.run_dir
-        self.ranks = RankSync(self.group, self.progress, self.stop, config.run)
+        own = self.run_dir / f"rank-{group.rank}" if group.rank else self.run_dir
+        checkpoints = self.folder.checkpoints
+        self.ranks = RankSync(group, self.progress, self.stop, config.run)
         self.report = Report(
             config,
             algorithm,
@@ -220,12 +223,11 @@ class RunContext:
             self.ranks,
             self.metrics,
             self.clock,
-            self.folder.checkpoints,
+            checkpoints,
             log,
             Profiling(own, self.metrics.ledgers, self.device.type == "cuda"),
             figures,
         )
-        checkpoints = self.folder.checkpoints
         self.keeper = Keeper(
             self.folder,
             lambda: {**state(), "plugins": self._plugins},
@@ -238,36 +240,19 @@ class RunContext:
             waits_for_sessions=waits_for_sessions,
             best=checkpoints.best_score(config.evaluation.best_metric) if self.loaded else None,
         )
-
-    def make_learner(
-        self,
-        algorithm: Algorithm[Any],
-        storage: Storage[Any],
-        steps: Sequence[Step],
-        publish: Callable[[int], None] = lambda version: None,
-        updating: Callable[[bool], None] = lambda begins: None,
-    ) -> Learner:
-        """Build the learner, once learning is prepared.
-
-        Args:
-            algorithm: algorithm that learns.
-            storage: source of batches.
-            steps: steps after an update that come before the log and checkpoints.
-            publish: function that gives a policy's version to acting; see Learner.
-            updating: function called with True before an update and False after it; see Learner.
-        """
-        if self.group.size > 1:
-            every = self.config.learner.group_check_every_updates
-            steps = [partial(compare_ranks, algorithm, self.ranks, every), *steps]
+        compare: list[Step] = []
+        if group.size > 1:
+            every = config.learner.group_check_every_updates
+            compare.append(partial(compare_ranks, algorithm, self.ranks, every))
         self.learner = Learner(
-            algorithm,
-            storage,
-            self.ranks,
-            self.report,
-            self.clock,
+            algorithm=algorithm,
+            storage=storage,
+            ranks=self.ranks,
+            report=self.report,
+            clock=self.clock,
             publish=publish,
             updating=updating,
-            after_update=[*steps, self.report, self.keeper],
+            after_update=[*compare, *steps(), self.report, self.keeper],
         )
         return self.learner
 

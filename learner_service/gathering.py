@@ -3,6 +3,7 @@
 import threading
 import time
 import zlib
+from dataclasses import dataclass
 from typing import Any
 
 from learner_service.ranks.group import Group
@@ -90,6 +91,7 @@ class StartBarrier:
         return waits
 
 
+@dataclass(eq=False)
 class RankSync:
     """Agrees with all ranks in one small exchange before each update; a learner alone at once.
 
@@ -98,28 +100,23 @@ class RankSync:
     Attributes:
         group: learners of the run.
         progress: counters of this rank; include the others' environment steps.
+        stop: event that is set from outside to end the run.
+        limits: updates, environment steps and minutes at which the run is complete.
         log_due: whether a rank asked for a line of the log in the latest round.
         env_steps: environment steps of all ranks, the same number on each: what limits count.
     """
 
-    def __init__(
-        self, group: Group, progress: Progress, stop: threading.Event, limits: RunConfig
-    ) -> None:
-        """Decide with the ranks of `group`.
+    group: Group
+    progress: Progress
+    stop: threading.Event
+    limits: RunConfig
+    log_due: bool = False
+    _stopping: bool = False
+    _time_up: bool = False
 
-        Args:
-            group: learners of the run.
-            progress: counters of this rank; includes the others' environment steps.
-            stop: event that is set from outside to end the run.
-            limits: updates, environment steps and minutes at which the run is complete.
-        """
-        self.group = group
-        self.progress = progress
-        self._stop = stop
-        self._limits = limits
-        self._stopping = self._time_up = False
-        self.log_due = False
-        self.env_steps = progress.all_env_steps
+    def __post_init__(self) -> None:
+        """Count on from where the progress is."""
+        self.env_steps = self.progress.all_env_steps
 
     def meet(self, *, ready: bool, log_due: bool) -> bool:
         """Hold a round before an update; return whether every rank has the rows of one.
@@ -128,12 +125,12 @@ class RankSync:
             ready: whether this rank has rows.
             log_due: whether this rank's log is due.
         """
-        p, minutes = self.progress, self._limits.max_minutes
+        p, minutes = self.progress, self.limits.max_minutes
         own: dict[str, float] = {
             "ready": ready,
             "log_due": log_due,
             "time_up": bool(minutes) and p.seconds >= 60 * minutes,
-            "stop": self._stop.is_set(),
+            "stop": self.stop.is_set(),
             "env_steps": p.env_steps,
         }
         all_ranks = self.group.agree(own, "sum")
@@ -154,12 +151,12 @@ class RankSync:
     def over(self) -> bool:
         """Whether the run has reached a limit, the time in the latest round."""
         done = self.progress.updates
-        return self._time_up or bool(reached_limit(self._limits, done, self.env_steps, 0.0))
+        return self._time_up or bool(reached_limit(self.limits, done, self.env_steps, 0.0))
 
     @property
     def stopping(self) -> bool:
         """Whether a rank was told to stop in the latest round; a learner alone needs no round."""
-        return self._stopping or (self.group.size == 1 and self._stop.is_set())
+        return self._stopping or (self.group.size == 1 and self.stop.is_set())
 
     def totals(self, rows_waiting: int) -> dict[str, Any]:
         """Sum counters over the ranks and list figures of each, for the log; empty if alone.

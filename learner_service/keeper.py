@@ -14,7 +14,7 @@ from learner_service.ranks.group import Group
 from learner_service.report import Report, Update
 from learner_service.storage.storage import Storage
 from shared.config.experiment import ExperimentConfig
-from shared.config.text import config_text
+from shared.config.text import to_yaml
 from shared.process.errors import CheckpointError, ResourceError
 from shared.process.files import make_folder, write_whole
 from shared.process.ledger import enter
@@ -53,7 +53,7 @@ class RunFolder:
         """
         if self.group.rank:
             return
-        write_whole(self.path / "config.yaml", config_text(self.completed()))
+        write_whole(self.path / "config.yaml", to_yaml(self.completed()))
 
     def require(self) -> None:
         """Report a folder that was moved or deleted, or whose lock was; before a checkpoint.

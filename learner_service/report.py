@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -46,54 +47,43 @@ class Update(NamedTuple):
     kept: bool
 
 
+@dataclass(eq=False)
 class Report:
-    """Writes metrics and the log. Used by the thread that learns, but for `evaluated`."""
+    """Writes metrics and the log. Used by the thread that learns, but for `evaluated`.
 
-    def __init__(
-        self,
-        config: ExperimentConfig,
-        algorithm: Algorithm[Any],
-        storage: Storage[Any],
-        ranks: RankSync,
-        metrics: LearnerMetrics,
-        clock: DeviceClock,
-        checkpoints: CheckpointFolder,
-        log: ProgressLog | None,
-        profiling: Profiling,
-        figures: Callable[[], Mapping[str, Any]] = lambda: MappingProxyType({}),
-    ) -> None:
-        """Begin to measure.
+    Attributes:
+        config: experiment.
+        algorithm: algorithm that learns.
+        storage: source of batches.
+        ranks: counters, and agreements with the other ranks.
+        metrics: Prometheus metrics.
+        clock: clock of the device's work.
+        checkpoints: folder for batches whose update was not finite.
+        log: progress.jsonl, TensorBoard and trackers; None: another rank writes them.
+        profiling: recorder of updates.
+        figures: returns further entries of a line of the log, and sets gauges of its own.
+    """
 
-        Args:
-            config: experiment.
-            algorithm: algorithm that learns.
-            storage: source of batches.
-            ranks: counters, and agreements with the other ranks.
-            metrics: Prometheus metrics.
-            clock: clock of the device's work.
-            checkpoints: folder for batches whose update was not finite.
-            log: progress.jsonl, TensorBoard and trackers; None: another rank writes them.
-            profiling: recorder of updates.
-            figures: returns further entries of a line of the log, and sets gauges of its own.
-        """
-        self._algorithm = algorithm
-        self._storage = storage
-        self._progress = ranks.progress
-        self._metrics = metrics
-        self._clock = clock
-        self._ranks = ranks
-        self._checkpoints = checkpoints
-        self._log = log
-        self._profiling = profiling
-        self._figures = figures
-        self._log_every_s = config.learner.log_every_s
-        self._max_skipped = config.learner.max_skipped_updates
+    config: ExperimentConfig
+    algorithm: Algorithm[Any]
+    storage: Storage[Any]
+    ranks: RankSync
+    metrics: LearnerMetrics
+    clock: DeviceClock
+    checkpoints: CheckpointFolder
+    log: ProgressLog | None
+    profiling: Profiling
+    figures: Callable[[], Mapping[str, Any]] = lambda: MappingProxyType({})
+
+    def __post_init__(self) -> None:
+        """Begin to measure."""
+        self._progress = self.ranks.progress
         self._process = psutil.Process()
         psutil.cpu_percent()
         self._logged = self._saved = time.monotonic()
         self._busy_before = (time.monotonic(), 0.0)
-        self._inserted = storage.inserted
-        self._dropped = storage.dropped
+        self._inserted = self.storage.inserted
+        self._dropped = self.storage.dropped
         self._update_times = (0, 0.0)  # updates since the last line of the log, their seconds
         self._skipped_in_a_row, self._told_of_skips = 0, -math.inf
         self._scaler_skipped = 0.0  # steps, in this process
@@ -103,14 +93,14 @@ class Report:
 
     def count_rows(self) -> None:
         """Count the rows that the storage has taken in, or dropped because they were too old."""
-        if dropped := self._storage.dropped - self._dropped:
+        if dropped := self.storage.dropped - self._dropped:
             self._dropped += dropped
             self._progress.drop("lag", dropped)
-            self._metrics.counter("rows_dropped", reason="lag").inc(dropped)
-        if fresh := self._storage.inserted - self._inserted:
+            self.metrics.counter("rows_dropped", reason="lag").inc(dropped)
+        if fresh := self.storage.inserted - self._inserted:
             self._inserted += fresh
             self._progress.rows_inserted += fresh
-            self._metrics.counter("rows_inserted").inc(fresh)
+            self.metrics.counter("rows_inserted").inc(fresh)
 
     def updated(self, update: Update, losses: dict[str, float]) -> None:
         """Report an update that is kept.
@@ -120,7 +110,7 @@ class Report:
             losses: scalars of the update, averaged over the ranks.
         """
         batch, seconds, _kept = update
-        m, p = self._metrics, self._progress
+        m, p = self.metrics, self._progress
         self._skipped_in_a_row = 0
         self._note_scaler(losses)
         self._note_clipped(losses)
@@ -138,23 +128,23 @@ class Report:
                 m.histogram("policy_lag").observe(lag)
         for name, value in losses.items():
             m.gauge("loss", name=name).set(value)
-        self._profiling.updated()
+        self.profiling.updated()
 
     def _note_scaler(self, losses: dict[str, float]) -> None:
         """fp16: report the loss's scale, which stays among the losses, and skipped steps."""
         if (skipped := losses.pop("scaler_skipped_steps", None)) is not None:
-            self._metrics.gauge("loss_scale").set(losses["loss_scale"])
-            self._metrics.counter("scaler_skipped_steps").inc(skipped - self._scaler_skipped)
+            self.metrics.gauge("loss_scale").set(losses["loss_scale"])
+            self.metrics.counter("scaler_skipped_steps").inc(skipped - self._scaler_skipped)
             self._scaler_skipped = skipped
 
     def _note_clipped(self, losses: dict[str, float]) -> None:
         """Count what normalisation clipped, and say once of each observation which value it was."""
         counts = {n.removeprefix(CLIPPED): losses.pop(n) for n in [*losses] if CLIPPED in n}
         for of, count in counts.items():
-            self._metrics.counter("outliers_clipped", of=of).inc(count)
+            self.metrics.counter("outliers_clipped", of=of).inc(count)
         if not any(counts.values()):
             return
-        outliers = self._algorithm.outliers() | self._algorithm.transforms.outliers()
+        outliers = self.algorithm.outliers() | self.algorithm.transforms.outliers()
         for name, text in outliers.items():
             if name in self._outliers_said:
                 continue
@@ -177,19 +167,19 @@ class Report:
         Raises:
             MurmurError: if too many in a row were undone, naming the loss and the file.
         """
-        p, limit = self._progress, self._max_skipped
+        p, limit = self._progress, self.config.learner.max_skipped_updates
         p.updates_skipped += 1
-        self._metrics.counter("updates_skipped").inc()
-        if not self._storage.inserted:  # rows of a replay are drawn again
+        self.metrics.counter("updates_skipped").inc()
+        if not self.storage.inserted:  # rows of a replay are drawn again
             p.drop("skipped", batch.size)
-            self._metrics.counter("rows_dropped", reason="skipped").inc(batch.size)
+            self.metrics.counter("rows_dropped", reason="skipped").inc(batch.size)
         self._skipped_in_a_row += 1
         ends, now = self._skipped_in_a_row > limit, time.monotonic()
         if not ends and now - self._told_of_skips < _TELL_EVERY_S:
             return
         self._told_of_skips = now
         try:
-            kept = f"the batch is in {self._checkpoints.save_batch(batch.arrays, p.updates)}"
+            kept = f"the batch is in {self.checkpoints.save_batch(batch.arrays, p.updates)}"
         except CheckpointError as error:
             kept = f"the batch is not kept: {error}"
         kept += _largest_observation(to_host(dict(batch.arrays)))
@@ -209,55 +199,55 @@ class Report:
 
     def end_profile(self) -> None:
         """Give up a profile under way: there will be no more updates."""
-        self._profiling.close()
+        self.profiling.close()
 
     # --- every learner.log_every_s ---------------------------------------------------------------
 
     @property
     def due(self) -> bool:
         """Whether a line of the log is due."""
-        return time.monotonic() - self._logged >= self._log_every_s
+        return time.monotonic() - self._logged >= self.config.learner.log_every_s
 
     def __call__(self, update: Update | None, over: bool) -> bool:
         """Write the log and set gauges if that is due; a Step."""
-        if self._ranks.log_due or over:
+        if self.ranks.log_due or over:
             self._logged = time.monotonic()
             self.write()
             self._set_gauges(self._logged)
-            self._profiling.look(self._progress.updates)
+            self.profiling.look(self._progress.updates)
         return over
 
     def write(self) -> None:
         """Write a line of the log, if this rank does; all ranks call it."""
         machine_busy = psutil.cpu_percent() / 100  # since the last time it was asked
-        self._metrics.gauge("machine_busy_ratio").set(machine_busy)
-        rows_waiting = self._storage.waiting_rows
-        totals = self._ranks.totals(rows_waiting)
-        more = self._figures()
-        if self._log is None:
+        self.metrics.gauge("machine_busy_ratio").set(machine_busy)
+        rows_waiting = self.storage.waiting_rows
+        totals = self.ranks.totals(rows_waiting)
+        more = self.figures()
+        if self.log is None:
             return
         figures = {
             "rows_waiting": rows_waiting,
-            "ledger": self._metrics.ledger_seconds(),
-            "device_busy_s": self._clock.seconds()[0],
+            "ledger": self.metrics.ledger_seconds(),
+            "device_busy_s": self.clock.seconds()[0],
             "machine_busy": machine_busy,
-            "environments_limit": self._storage.environments_limit,
-            "latency": self._metrics.latencies(),
-            "rollout": self._storage.chosen,
+            "environments_limit": self.storage.environments_limit,
+            "latency": self.metrics.latencies(),
+            "rollout": self.storage.chosen,
             "device": self._device_figures(),
             "graphs": {
                 metric: {"/".join(labels): count for labels, count in counts.items()}
-                for metric, counts in self._metrics.graph_calls().items()
+                for metric, counts in self.metrics.graph_calls().items()
                 if counts
             },
-            "work": work_done(self._metrics),
+            "work": work_done(self.metrics),
             **more,
         }
-        self._log.write(figures, totals)
+        self.log.write(figures, totals)
 
     def _device_figures(self) -> dict[str, float]:
         """Return the mean update time since the last line, memory, bytes copied, NVML's figures."""
-        m, (count, seconds) = self._metrics, self._update_times
+        m, (count, seconds) = self.metrics, self._update_times
         self._update_times = (0, 0.0)
         figures = {
             "memory_bytes": float(self._memory()),
@@ -278,7 +268,7 @@ class Report:
 
     def _memory(self) -> int:
         """Return the memory in use, bytes: torch's on CUDA, the process's on the CPU."""
-        if self._metrics.gpu is not None:
+        if self.metrics.gpu is not None:
             return torch.cuda.memory_allocated()
         resident: int = self._process.memory_info().rss
         return resident
@@ -287,9 +277,9 @@ class Report:
         """Set the gauges of the environment's results: mean of each by its name."""
         for name, mean in means.items():
             if name == "return":
-                self._metrics.gauge("episode_return", mode=mode).set(mean)
+                self.metrics.gauge("episode_return", mode=mode).set(mean)
             else:
-                self._metrics.gauge("episode_metric", name=name, mode=mode).set(mean)
+                self.metrics.gauge("episode_metric", name=name, mode=mode).set(mean)
 
     def _set_gauges(self, now: float) -> None:
         """Set the gauges that are too slow to set per message.
@@ -297,11 +287,11 @@ class Report:
         Args:
             now: time.monotonic().
         """
-        m = self._metrics
+        m = self.metrics
         self._set_results("train", self._progress.means())
-        m.gauge("rows_stored").set(self._storage.ready_rows)
+        m.gauge("rows_stored").set(self.storage.ready_rows)
         m.gauge("checkpoint_age_seconds").set(now - self._saved)
-        busy, _ = self._clock.seconds()
+        busy, _ = self.clock.seconds()
         before = self._busy_before
         m.gauge("device_busy_ratio").set((busy - before[1]) / max(now - before[0], 1e-9))
         self._busy_before = (now, busy)
@@ -327,8 +317,8 @@ class Report:
         Returns:
             name -> mean of each result.
         """
-        if self._log is not None:
-            self._log.write_evaluation(updates, env_steps, summary, figures)
+        if self.log is not None:
+            self.log.write_evaluation(updates, env_steps, summary, figures)
         means = {name: values["mean"] for name, values in summary.items()}
         self._set_results("evaluate", means)
         return means
@@ -336,18 +326,18 @@ class Report:
     def checkpoint(self, seconds: float | None) -> None:
         """Count a checkpoint that took this number of seconds; None: it could not be written."""
         if seconds is None:
-            self._metrics.counter("checkpoint_failures").inc()
+            self.metrics.counter("checkpoint_failures").inc()
             return
         self._saved = time.monotonic()
-        self._metrics.counter("checkpoints").inc()
-        self._metrics.histogram("checkpoint_seconds").observe(seconds)
+        self.metrics.counter("checkpoints").inc()
+        self.metrics.histogram("checkpoint_seconds").observe(seconds)
 
     def close(self) -> None:
         """Write the last line of the log, if that takes no other rank."""
-        if self._ranks.group.size == 1:
+        if self.ranks.group.size == 1:
             self.write()
-        if self._log is not None:
-            self._log.close()
+        if self.log is not None:
+            self.log.close()
 
 
 def _largest_observation(arrays: Mapping[str, Tensor]) -> str:

@@ -1,6 +1,7 @@
 """One run that acts: algorithm, storage, loops and threads, built once the spec is known."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -35,16 +36,14 @@ from learner_service.serving.packed import make_staging
 from learner_service.serving.session import EnvSession
 from learner_service.serving.slots import SlotTable
 from learner_service.serving.snapshots import Snapshots
-from learner_service.start_from import start_acting
+from learner_service.start_from import start_from
 from learner_service.storage.flight import Flight
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import UnrollStorage
-from learner_service.tuning.fit import fit
-from learner_service.tuning.resolve import resolve
-from learner_service.tuning.warm_up import WarmUp, check_in_flight, warn_of_waiting
-from shared.config.experiment import ExperimentConfig
-from shared.config.text import config_text
+from learner_service.tuning.resolve import fit, resolve
+from learner_service.tuning.warm_up import WarmUp, check_in_flight
+from shared.config.text import to_yaml
 from shared.process.errors import ConfigError, ResourceError, SpecError
 from shared.process.process import logger
 from shared.rpc import rollout_pb2 as pb
@@ -142,14 +141,14 @@ class Run:
             config.imitation,
         )
         if context.origin is not None:
-            start_acting(context.origin, config, spec, algorithm, context.run_dir)
+            start_from(context.origin, config, spec, algorithm, context.run_dir)
         context.make_ready(algorithm)
         seed = context.group.own_seed(config.run.seed)
         generator = torch.Generator(context.device).manual_seed(seed)
         self._resume(spec, precision, algorithm, generator)
-        storage = self._make_storage(spec, algorithm, config)
+        storage = self._make_storage(spec, algorithm)
         snapshots = Snapshots(algorithm.snapshot, context.progress.updates, context.device)
-        self._make_inference(spec, config, storage, snapshots, generator)
+        self._make_inference(storage, snapshots, generator)
         threads = {"inference": self.inference.run}
         if context.serve_only:
             p = context.progress
@@ -158,7 +157,7 @@ class Run:
                 lambda: Evaluation(algorithm.snapshot(), p.updates, p.all_env_steps)
             )
         else:
-            self._make_learner(spec, config, algorithm, generator, storage, snapshots)
+            self._make_learner(spec, algorithm, generator, storage, snapshots)
             if not self._sync:
                 threads = {"learner": self._learn, **threads}
         self.spec = spec
@@ -201,11 +200,9 @@ class Run:
         if "league" in state and not serve_only:
             self._league.load_state_dict(state["league"], load_opponent)
 
-    def _make_storage(
-        self, spec: EnvSpec, algorithm: Algorithm[Any], config: ExperimentConfig
-    ) -> UnrollStorage[Any]:
+    def _make_storage(self, spec: EnvSpec, algorithm: Algorithm[Any]) -> UnrollStorage[Any]:
         """Return the algorithm's storage, with the rows that the checkpoint holds."""
-        context = self.context
+        context, config = self.context, self.context.config
         if context.serve_only:  # no row is ever put: a replay would be in the way
             return RolloutStorage(spec, 1, 1, None, context.device)
         storage: UnrollStorage[Any] = algorithm.make_storage(
@@ -217,8 +214,7 @@ class Run:
             storage.expect(self._environments)
             self._require_room(spec, algorithm, storage)
             if not self._sync:
-                check_in_flight(config, storage)
-                warn_of_waiting(config, storage, self._environments)
+                check_in_flight(config, storage, self._environments)
         context.metrics.gauge("environments_limit").set(storage.environments_limit)
         if context.loaded:
             path, state = context.loaded
@@ -255,14 +251,13 @@ class Run:
 
     def _make_inference(
         self,
-        spec: EnvSpec,
-        config: ExperimentConfig,
         storage: UnrollStorage[Any],
         snapshots: Snapshots,
         generator: torch.Generator,
     ) -> None:
         """Build the loop that acts; in the sync pipeline it also learns."""
-        context, server = self.context, config.env_server
+        context, config = self.context, self.context.config
+        server = config.env_server
         graphs = Graphs(context.device, enabled=config.learner.cuda_graph, priority=-1)
         context.metrics.watch(graphs)
         session = server.envs_per_worker // server.sessions_per_worker
@@ -301,14 +296,14 @@ class Run:
     def _make_learner(
         self,
         spec: EnvSpec,
-        config: ExperimentConfig,
         algorithm: Algorithm[Any],
         generator: torch.Generator,
         storage: UnrollStorage[Any],
         snapshots: Snapshots,
     ) -> None:
         """Build the learner and the steps after an update."""
-        context, text = self.context, config_text(config)
+        context, config = self.context, self.context.config
+        text = to_yaml(config)
 
         def full_state() -> dict[str, Any]:
             return {
@@ -321,39 +316,34 @@ class Run:
                 **self._slots.state_dict(),
             }
 
-        context.prepare_learning(
+        def steps() -> Iterator[Step]:
+            if measure := self._warm_up(algorithm, storage):
+                yield measure
+            keeper = context.keeper
+            yield KeepOpponents(self._league, algorithm, keeper, context.metrics)
+            every = context.config.evaluation.every_updates
+            if every and not context.group.rank:
+                yield Evaluate(algorithm, snapshots, self.scheduler, keeper, context.report, every)
+
+        learner = context.make_learner(
             algorithm,
             storage,
             full_state,
+            steps,
             num_agents=spec.num_agents,
             best_metric=config.evaluation.best_metric,
             # A sync run is saved where no update is due: there it can continue exactly.
             settled=lambda updated: not self._sync or (updated and not storage.ready),
             waits_for_sessions=not self._sync,
-        )
-        steps, keeper = list[Step](), context.keeper
-        if measure := self._warm_up(config, algorithm, storage):
-            steps.append(measure)
-        steps.append(KeepOpponents(self._league, algorithm, keeper, context.metrics))
-        if (every := config.evaluation.every_updates) and not context.group.rank:
-            steps.append(
-                Evaluate(algorithm, snapshots, self.scheduler, keeper, context.report, every)
-            )
-        learner = context.make_learner(
-            algorithm,
-            storage,
-            steps,
             publish=lambda version: snapshots.publish(algorithm.refresh, version),
             updating=self.inference.during_update,
         )
         if self._sync:
             self.inference.learn = learner.learn_ready
 
-    def _warm_up(
-        self, config: ExperimentConfig, algorithm: Algorithm[Any], storage: UnrollStorage[Any]
-    ) -> Step | None:
+    def _warm_up(self, algorithm: Algorithm[Any], storage: UnrollStorage[Any]) -> Step | None:
         """Let the first updates choose what of the work in flight is not configured."""
-        any_lag = config.learner.max_policy_lag is None
+        any_lag = self.context.config.learner.max_policy_lag is None
         is_open = any_lag or not (algorithm.unroll_length and algorithm.unrolls_per_update)
         if self._sync or not is_open or not isinstance(storage, RolloutStorage):
             return None

@@ -22,7 +22,6 @@ from learner_service.checkpoint import (
 )
 from learner_service.layers.building import observed_image, resolved_name
 from learner_service.layers.dense import DEFAULT as DENSE
-from learner_service.layers.dense import dense_plugin
 from learner_service.learning.base import Algorithm
 from learner_service.tuning.resolve import resolve
 from shared.config.experiment import ExperimentConfig
@@ -109,10 +108,10 @@ def load_origin(config: ExperimentConfig) -> Origin | None:
     return Origin(path.resolve(), state, there)
 
 
-def start_acting(
+def start_from(
     origin: Origin,
     config: ExperimentConfig,
-    spec: EnvSpec,
+    spec: EnvSpec | SampleSpec,
     algorithm: Algorithm[Any],
     run_dir: Path,
 ) -> None:
@@ -121,85 +120,47 @@ def start_acting(
     Args:
         origin: checkpoint.
         config: configuration of the run.
-        spec: spec of its environment.
+        spec: spec of its environment or source.
         algorithm: algorithm with untrained networks.
         run_dir: folder of the run.
 
     Raises:
         MurmurError: if the checkpoint has another network, or nothing of the policy fits.
     """
-    before = saved_spec(origin.state)
-    difference = first_difference(without_expert(spec), without_expert(before))
-    if agent_order(spec, before):  # of those that share networks the run takes the order
-        raise ConfigError(
-            f"{_OPTION} = {origin.path} has the agents in another order: {difference}"
+    before: EnvSpec | SampleSpec
+    if isinstance(spec, SampleSpec):
+        before = saved_source(origin.state)
+        other = f"source '{spec.name}' here, '{before.name}' there"
+        difference = None if before == spec else other
+        there, here = (
+            DENSE if c.network.name == "auto" else c.network.name for c in (origin.config, config)
         )
-    names = (
-        resolved_name(origin.config.network, observed_image(before)),
-        resolved_name(config.network, observed_image(spec)),
-    )
-    _require_same_name(origin, *names)  # before the module that a checkpoint names is imported
-    networks = resolve(origin.config, before).network, resolve(config, spec).network
-    chosen = "" if config.network.name != "auto" else names[1]
-    _require_same_options(origin, networks[0].options, networks[1].options, chosen)
-    _note(origin, take_weights(origin, algorithm), difference, run_dir)
-
-
-def start_supervised(
-    origin: Origin,
-    config: ExperimentConfig,
-    spec: SampleSpec,
-    algorithm: Algorithm[Any],
-    run_dir: Path,
-) -> None:
-    """Give a run that learns from a source the weights of a checkpoint; see start_acting."""
-    before, networks = saved_source(origin.state), (origin.config.network, config.network)
-    there, here = (DENSE if network.name == "auto" else network.name for network in networks)
-    _require_same_name(origin, there, here)
-    there_options, here_options = (dense_plugin(network).config.options for network in networks)
-    chosen = "" if config.network.name != "auto" else here
-    _require_same_options(origin, there_options, here_options, chosen)
-    other = None if before == spec else f"source '{spec.name}' here, '{before.name}' there"
-    _note(origin, take_weights(origin, algorithm), other, run_dir)
-
-
-def _require_same_name(origin: Origin, there: str, here: str) -> None:
-    """Check that the checkpoint has the configured network.
-
-    Raises:
-        ConfigError: if not.
-    """
-    if there != here:
+    else:
+        before = saved_spec(origin.state)
+        difference = first_difference(without_expert(spec), without_expert(before))
+        if agent_order(spec, before):  # of those that share networks the run takes the order
+            raise ConfigError(
+                f"{_OPTION} = {origin.path} has the agents in another order: {difference}"
+            )
+        there = resolved_name(origin.config.network, observed_image(before))
+        here = resolved_name(config.network, observed_image(spec))
+    if there != here:  # looked at before the module that a checkpoint names is imported
         raise ConfigError(
             f"{_OPTION} = {origin.path} has network '{there}', the configuration '{here}'; set "
             f"network.name={there}, or start without it"
         )
-
-
-def _require_same_options(
-    origin: Origin, there: Mapping[str, Any], here: Mapping[str, Any], chosen: str
-) -> None:
-    """Check that trained weights compute the same in the configured network.
-
-    Args:
-        origin: checkpoint.
-        there: options of its network.
-        here: options of the run's network.
-        chosen: network that `auto` stands for, as its options need its name; else empty.
-
-    Raises:
-        ConfigError: naming the options that differ.
-    """
-    keys = sorted((there.keys() | here.keys()) - _MAY_DIFFER)
-    differ = [key for key in keys if there.get(key) != here.get(key)]
-    if differ:
-        words = "; ".join(f"network.{k}: {there.get(k)} there, {here.get(k)} here" for k in differ)
-        fixes = (one_line(there.get(key)) for key in differ)
-        fix = " ".join(f"network.{k}={v}" for k, v in zip(differ, fixes, strict=True))
-        name = f"network.name={chosen} " if chosen else ""
+    was = resolve(origin.config, before).network.options
+    now = resolve(config, spec).network.options
+    keys = sorted((was.keys() | now.keys()) - _MAY_DIFFER)
+    if differ := [key for key in keys if was.get(key) != now.get(key)]:
+        words = "; ".join(f"network.{k}: {was.get(k)} there, {now.get(k)} here" for k in differ)
+        fix = " ".join(f"network.{key}={one_line(was.get(key))}" for key in differ)
+        # The options of `auto` need the name that it stands for.
+        name = f"network.name={here} " if config.network.name == "auto" else ""
         raise ConfigError(
             f"{_OPTION} = {origin.path} has another network: {words}; set {name}{fix}"
         )
+    _note(origin, take_weights(origin, algorithm), difference, run_dir)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Contents of a checkpoint: its environment or data set, its configuration, its algorithm."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from shared.config.experiment import ExperimentConfig
 from shared.config.plugin_folders import named_code, refused_code
 from shared.config.section import validate
 from shared.config.text import NO_YAML, plain_data, read_config_text
-from shared.process.errors import CheckpointError, ConfigError, SpecError
+from shared.process.errors import CheckpointError, MurmurError
 from shared.rpc import rollout_pb2 as pb
 from shared.wire.samples import SampleSpec, samples_from_proto, samples_to_proto
 from shared.wire.spec import (
@@ -24,6 +25,23 @@ from shared.wire.spec import (
     spec_to_proto,
     without_expert,
 )
+
+
+@contextlib.contextmanager
+def _reading(lacks: str, whose: str = "the checkpoint") -> Iterator[None]:
+    """Say that a checkpoint is not murmur's if the block cannot read what it says of its run.
+
+    Raises:
+        CheckpointError: if the block fails.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, DecodeError, MurmurError, *NO_YAML) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise CheckpointError(
+            f"{whose} {lacks} ({reason}), so murmur did not write it; pick another with "
+            "--checkpoint"
+        ) from None
 
 
 def spec_text(spec: EnvSpec) -> str:
@@ -42,14 +60,8 @@ def saved_spec(state: Mapping[str, Any]) -> EnvSpec:
             "the checkpoint is of a run with a source, not with an environment; use the "
             "configuration it was trained with, or start a new run"
         )
-    try:
+    with _reading("names no environment"):
         return spec_from_proto(pb.EnvSpec.FromString(bytes.fromhex(state["spec"])))
-    except (KeyError, TypeError, ValueError, DecodeError, SpecError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise CheckpointError(
-            f"the checkpoint names no environment ({reason}), so murmur did not write it; pick "
-            "another with --checkpoint"
-        ) from None
 
 
 def check_spec(path: Path, state: dict[str, Any], spec: EnvSpec) -> None:
@@ -89,14 +101,8 @@ def saved_source(state: Mapping[str, Any]) -> SampleSpec:
             "the checkpoint is of a run in an environment, the configuration has a source; use "
             "the configuration it was trained with, or start a new run"
         )
-    try:
+    with _reading("names no data set"):
         return samples_from_proto(pb.SampleSpec.FromString(bytes.fromhex(state["source"])))
-    except (TypeError, ValueError, DecodeError, SpecError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise CheckpointError(
-            f"the checkpoint names no data set ({reason}), so murmur did not write it; pick "
-            "another with --checkpoint"
-        ) from None
 
 
 def saved_sections(state: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -105,14 +111,8 @@ def saved_sections(state: Mapping[str, Any], name: str) -> dict[str, Any]:
     Raises:
         CheckpointError: if it has none: something else than murmur wrote it.
     """
-    try:
+    with _reading("has no configuration", f"checkpoint {name}"):
         return read_config_text(state["config"], f"checkpoint {name}")
-    except (KeyError, TypeError, AttributeError, ConfigError, *NO_YAML) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise CheckpointError(
-            f"checkpoint {name} has no configuration ({reason}), so murmur did not write it; pick "
-            "another with --checkpoint"
-        ) from None
 
 
 def saved_config(state: Mapping[str, Any], name: str) -> ExperimentConfig:

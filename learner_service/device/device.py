@@ -9,7 +9,6 @@ from importlib.util import find_spec
 
 import torch
 
-from shared.config.experiment import ExperimentConfig
 from shared.config.learner import LearnerConfig
 from shared.process.errors import ResourceError
 
@@ -101,22 +100,6 @@ def choose_own_gpu(config: LearnerConfig) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = own
 
 
-def with_device(config: ExperimentConfig) -> ExperimentConfig:
-    """The configuration with the device and the precision of a sync run, if it says auto.
-
-    What the run computes depends on both, so its config.yaml must hold them.
-
-    Raises:
-        ResourceError: if CUDA is requested but not available, with the reason.
-    """
-    learner = config.learner
-    if learner.pipeline != "sync":
-        return config
-    device = select_device(learner)
-    precision = resolve_precision(learner, device)
-    return config.changed({"learner.device": device.type, "learner.precision": precision})
-
-
 def restore_generator(generator: torch.Generator, state: torch.Tensor) -> bool:
     """Continue with a checkpoint's random numbers; returns whether that was possible.
 
@@ -158,16 +141,6 @@ def require_compiler(device: torch.device) -> None:
             f"learner.compile = true needs a C++ compiler on the CPU, and '{compiler}' is not on "
             "the path; install one, name it in CXX, or leave learner.compile out"
         )
-
-
-def resolve_precision(config: LearnerConfig, device: torch.device) -> str:
-    """The configured precision, or the device's default: fp32 on the CPU, else `half_precision`.
-
-    In the async pipeline `auto` has been replaced before, see `fit_precision`.
-    """
-    if config.precision != "auto":
-        return config.precision
-    return half_precision() if device.type == "cuda" else "fp32"
 
 
 def product_seconds(side: int, dtype: torch.dtype, device: torch.device, budget_s: float) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.device.adam import Adam, step_together
-from learner_service.device.device import resolve_precision, times_as_long_as_fp32
+from learner_service.device.device import half_precision, times_as_long_as_fp32
 from learner_service.device.readback import to_host
 from learner_service.ranks.group import ALONE, Group
 from shared.config.learner import LearnerConfig
@@ -81,8 +81,14 @@ class Precision:
 
     @classmethod
     def of(cls, config: LearnerConfig, device: torch.device, group: Group = ALONE) -> Self:
-        """The configured arithmetic; see `resolve_precision`."""
-        return cls(resolve_precision(config, device), device, config.grad_scaler, group)
+        """The configured arithmetic; `auto` is fp32 on the CPU, else the device's 16-bit type.
+
+        In the async pipeline `auto` has been replaced before, see `with_precision`.
+        """
+        name = half_precision() if device.type == "cuda" else "fp32"
+        if config.precision != "auto":
+            name = config.precision
+        return cls(name, device, config.grad_scaler, group)
 
     def warn_if_slow(self) -> None:
         """Say so if a CPU emulates it, at 100 times the time."""

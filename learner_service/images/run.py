@@ -18,13 +18,12 @@ from learner_service.learning.supervised import (
 )
 from learner_service.loop import Learner
 from learner_service.serving.evaluation import check_best_metric
-from learner_service.start_from import start_supervised
+from learner_service.start_from import start_from
 from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
-from learner_service.tuning.fit import share_of, with_precision
 from learner_service.tuning.probe import supervised_update_seconds
-from learner_service.tuning.resolve import resolve
+from learner_service.tuning.resolve import resolve, share_of, with_precision
 from shared.config.experiment import ExperimentConfig
-from shared.config.text import config_text
+from shared.config.text import to_yaml
 from shared.process.errors import ConfigError, MurmurError, SpecError
 from shared.process.process import end_process, logger
 from shared.wire.samples import SampleSpec
@@ -95,7 +94,7 @@ class SupervisedRun:
         precision.warn_if_slow()
         algorithm = build_supervised(share_of(config, group), spec, precision, context.device)
         if context.origin is not None:
-            start_supervised(context.origin, config, spec, algorithm, context.run_dir)
+            start_from(context.origin, config, spec, algorithm, context.run_dir)
         context.make_ready(algorithm)
         check_best_metric(config.evaluation.best_metric, "the algorithm", algorithm.metrics)
         store = self._make_store(spec, options.batch_size)
@@ -105,7 +104,7 @@ class SupervisedRun:
             context.progress.load_state_dict(state["progress"])
             context.folder.checkpoints.load_storage(path, state, store)
         self._count_undone()
-        learner = self._make_learner(spec, config, options, algorithm, store)
+        learner = self._make_learner(spec, options, algorithm, store)
         if store.choice.kind == "stream":
             store.on_room = self.sessions.wake
         self.source, self.store = spec, store
@@ -114,13 +113,12 @@ class SupervisedRun:
     def _make_learner(
         self,
         spec: SampleSpec,
-        config: ExperimentConfig,
         options: SupervisedConfig,
         algorithm: Supervised,
         store: SampleStore,
     ) -> Learner:
         """Build the learner and the steps after an update."""
-        context, text = self.context, config_text(config)
+        context, text = self.context, to_yaml(self.context.config)
 
         def full_state() -> dict[str, Any]:
             return {
@@ -130,16 +128,14 @@ class SupervisedRun:
                 "progress": context.progress.state_dict(),
             }
 
-        wanted = config.evaluation.best_metric
-        context.prepare_learning(
+        wanted = context.config.evaluation.best_metric
+        return context.make_learner(
             algorithm,
             store,
             full_state,
+            lambda: [EndEpoch(options, algorithm, store, context)],
             best_metric=algorithm.metrics[0] if wanted == "return" else wanted,
             figures=partial(epoch_figures, options, store, context),
-        )
-        return context.make_learner(
-            algorithm, store, [EndEpoch(options, algorithm, store, context)]
         )
 
     def _make_store(self, spec: SampleSpec, batch_size: int) -> SampleStore:

@@ -16,7 +16,8 @@ from learner_service.device.precision import Precision
 from learner_service.layers.building import (
     build_network,
     build_twins,
-    input_options,
+    observed_image,
+    resolve_network,
     shared_encoder,
 )
 from learner_service.layers.encoded import Encoder, learned_parameters
@@ -81,7 +82,7 @@ class ActorCritic(Algorithm[B], Generic[B]):
             self._critic_network = config.network_of_critic(network)
         self._slices = config.slices(spec.num_agents)
         self._num_slices = count_slices(self._slices)
-        self._options = input_options(network, spec)
+        self._options = resolve_network(network, observed_image(spec)).inputs
         self._actor_inputs = ActorInputs(spec, self._options)
         # Optimisers with what they train, in the order of `_adam`.
         self._learned: list[tuple[Adam, nn.Module]] = []

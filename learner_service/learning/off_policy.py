@@ -118,12 +118,10 @@ class OffPolicyConfig(SharingConfig, AlgorithmConfig):
         what = f"an update every {2 * interval} rows instead of {interval}"
         return About(
             batch_size="replay.batch_size",
-            open_batch_size="" if size else "replay.batch_size",
             learned_at_once=size,
             joint=True,
             divided=("replay.batch_size", "replay.update_interval"),
             rounded_up=("replay.capacity_rows", "replay.capacity_bytes", "replay.start_rows"),
-            batch_size_advice="lower algorithm.replay.capacity_rows",  # it is on the device too
             cheaper_learning=((what, {"replay.update_interval": 2 * interval}),),
         )
 

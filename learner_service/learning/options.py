@@ -27,8 +27,7 @@ BatchSize = Annotated[
     int,
     Field(
         ge=0,
-        description="agent-transitions in a minibatch, of all learners together; 0: as many as fit "
-        "the memory",
+        description="agent-transitions in a minibatch, of all learners together",
     ),
 ]
 BatchNumber = Annotated[
@@ -65,11 +64,10 @@ class About:
     """Answers about an algorithm's options, for code that knows none of them.
 
     Keys are dotted names of options. The defaults are those of an algorithm that says nothing: its
-    batch size is not searched, and `murmur doctor` probes no change of it.
+    options are not divided, and `murmur doctor` probes no change of them.
 
     Attributes:
         batch_size: key of a minibatch's size; "": it has none.
-        open_batch_size: the same if the size is 0, which stands for the largest that fits; else "".
         learned_at_once: rows of one forward and backward pass; 0: not known.
         joint: whether each of these rows is of all agents.
         divided: keys of numbers that learners divide among them.
@@ -77,7 +75,6 @@ class About:
         trial: changes that leave out what only repeats or delays an update's work.
         flight: keys of an unroll's length and of an update's unrolls, if the learner may choose
             them.
-        batch_size_advice: change to make on a GPU where not even a batch of one row fits.
         waiting_advice: change that lets more environments act at once; "": no option does.
         cheaper_learning: changes that may make learning from a row cheaper.
         larger_updates: function from a factor to a change after which an update takes that many
@@ -85,14 +82,12 @@ class About:
     """
 
     batch_size: str = ""
-    open_batch_size: str = ""
     learned_at_once: int = 0
     joint: bool = False
     divided: tuple[str, ...] = ()
     rounded_up: tuple[str, ...] = ()
     trial: Mapping[str, Any] = field(default_factory=dict)
     flight: tuple[str, ...] = ()
-    batch_size_advice: str = "free memory of the device"
     waiting_advice: str = ""
     cheaper_learning: tuple[Change, ...] = ()
     larger_updates: Callable[[float], Change] | None = None
@@ -253,7 +248,6 @@ class OnPolicyConfig(AlgorithmConfig):
             advice = "set algorithm.unrolls_per_update=0, which chooses"
         return About(
             batch_size="batch_size",
-            open_batch_size="" if size else "batch_size",
             learned_at_once=size,
             divided=("batch_size", "unrolls_per_update"),
             trial={"data_passes": 1},
@@ -292,11 +286,6 @@ class OnPolicyConfig(AlgorithmConfig):
         if not self.max_batch_size:
             return self
         option = f"algorithm.max_batch_size={self.max_batch_size}"
-        if not self.batch_size:
-            raise ConfigError(
-                f"{option}: with algorithm.batch_size=0 minibatches are as large as the memory "
-                "allows and cannot grow; set batch_size, or max_batch_size=0"
-            )
         if self.max_batch_size < self.batch_size:
             raise ConfigError(
                 f"{option} is less than algorithm.batch_size={self.batch_size}, from which "

@@ -1,6 +1,5 @@
 """Accounts of serving: rows, episodes and their results, and the latency of answers."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +37,7 @@ class ServingStats:
         """Begin to count.
 
         Args:
-            batcher: queue of requests, with the latency tuners that each batch is reported to.
+            batcher: queue of requests.
             storage: storage of the transitions.
             progress: counters of the run.
             metrics: Prometheus metrics.
@@ -56,7 +55,6 @@ class ServingStats:
         self._rows = metrics.counter("rows_received")
         self._env_steps = metrics.counter("env_steps")
         self._agent_steps = metrics.counter("agent_steps")
-        self._batch_ended = time.monotonic()
         self._usual_s = 0.0  # of an act
 
     def note_arrival(self, answered: float, arrived: float, taken: float) -> None:
@@ -86,31 +84,20 @@ class ServingStats:
             self.metrics.counter("acts_waited", phase=phase).inc()
             self.metrics.counter("acts_waited_seconds", phase=phase).inc(seconds - usual)
 
-    def note_batch(
-        self, latencies: Sequence[float], envs: int, seconds: float, updating: bool
-    ) -> None:
-        """Count a batch, and let the latency tuner of its phase choose what the next waits for.
+    def note_batch(self, latencies: Sequence[float], seconds: float, updating: bool) -> None:
+        """Count a batch and how long its requests have waited.
 
         Args:
             latencies: time from arrival to actions of training requests that the learner did not
                 make wait, s.
-            envs: number of environments of the batch.
             seconds: time of serving the batch, s.
             updating: whether an update was under way when the batch began.
         """
-        now, batcher = time.monotonic(), self._batcher
         self.metrics.histogram("inference_seconds").observe(seconds)
-        phase = "update" if updating or batcher.updating else "idle"
+        phase = "update" if updating or self._batcher.updating else "idle"
         acting = self.metrics.histogram("acting_seconds", phase=phase)
         for latency in latencies:
             acting.observe(latency)
-        if phase in batcher.tuners:
-            tuner = batcher.tuners[phase]
-            tuner.observe(latencies, envs, seconds, now - self._batch_ended)
-            kept = tuner.kept
-            self.metrics.gauge("batch_wait_seconds", phase=phase).set(kept.wait_s)
-            self.metrics.gauge("batch_preferred_envs", phase=phase).set(kept.preferred_envs)
-        self._batch_ended = now
 
     def count(self, session: EnvSession, timestep: TimeStep) -> None:
         """Count the steps, episodes and results of rows that a session sent."""

@@ -2,9 +2,8 @@
 
 The terms and the behaviour are those of Triton's dynamic batcher: whatever is pending goes as one
 batch as soon as the device is free; only if a preferred size is set does the oldest request wait,
-and never longer than the limit. With a latency target both are tuned to it, during updates
-and between them each. It never waits for all sessions, which would undo double buffering (except
-in sync mode, where waiting for everyone is the point).
+and never longer than the limit. It never waits for all sessions, which would undo double buffering
+(except in sync mode, where waiting for everyone is the point).
 """
 
 import asyncio
@@ -16,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from learner_service.serving.latency import LatencyTuner, Limits
 from learner_service.serving.session import EnvSession
 from shared.config.learner import BatcherConfig
 from shared.wire.timestep import TimeStep
@@ -55,7 +53,6 @@ class DynamicBatcher:
 
     Attributes:
         updating: set by the learner while an update is under way.
-        tuners: tuners by phase, "update" and "idle", if there is a latency target.
     """
 
     def __init__(self, config: BatcherConfig, wait_for_envs: int = 0) -> None:
@@ -72,21 +69,6 @@ class DynamicBatcher:
         self._arrivals: SimpleQueue[Sequence[Request]] = SimpleQueue()
         self._closed = False
         self.updating = False
-        target_s = config.latency_target_ms / 1e3
-        phases = ("update", "idle") if target_s else ()
-        self.tuners = {phase: LatencyTuner(target_s) for phase in phases}
-
-    @property
-    def phase(self) -> str:
-        """Return "update" during an update, else "idle"."""
-        return "update" if self.updating else "idle"
-
-    @property
-    def limits(self) -> Limits:
-        """Return the size that a batch waits for, and how long."""
-        if self.tuners:
-            return self.tuners[self.phase].limits
-        return Limits(self._config.preferred_batch_envs, self._config.max_wait_ms / 1e3)
 
     def submit(self, *requests: Request) -> None:
         """Queue requests. Called by the event loop and by the thread that unblocks requests."""
@@ -150,9 +132,10 @@ class DynamicBatcher:
                 chosen = sorted(pending, key=lambda r: r.session.first_slot)
             self._pending = deque(r for r in pending if r not in chosen)
             return chosen, 0.0
-        preferred, wait_s = self.limits
+        preferred = self._config.preferred_batch_envs
         if preferred and sum(r.session.num_envs for r in pending) < preferred:
-            left_s = min(r.arrived for r in pending) + wait_s - time.monotonic()
+            oldest = min(r.arrived for r in pending)
+            left_s = oldest + self._config.max_wait_ms / 1e3 - time.monotonic()
             if left_s > 0:
                 return [], left_s
         chosen, envs = [], 0

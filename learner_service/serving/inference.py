@@ -175,9 +175,9 @@ class InferenceLoop:
             enter("reply")
             deliver(replies)
 
-        now, envs = time.monotonic(), sum(r.session.num_envs for r in requests)
+        now = time.monotonic()
         latencies = [now - r.arrived for r in fresh if not r.session.waiting]
-        self._stats.note_batch(latencies, envs, now - started, updating)
+        self._stats.note_batch(latencies, now - started, updating)
 
     def _observe(self, request: Request, batch: _Served) -> None:
         """Count a session's rows and give them their places, once; see whether it is acted for."""

@@ -70,8 +70,7 @@ class ReplayConfig(Section):
     batch_size: int = Field(
         256,
         ge=0,
-        description="rows of an update, of all learners together; 0: as many as fit the memory and "
-        "the replay",
+        description="rows of an update, of all learners together",
     )
     update_interval: int = Field(
         64,

@@ -124,7 +124,7 @@ KEPT = (
         "acting_seconds",
         "time from a request's arrival to its actions: queue and inference; phase: while an update "
         "runs, or idle; sessions that wait for the learner do not count",
-        "above learner.batcher.latency_target_ms: `murmur doctor` says which part is too slow",
+        "high during updates alone: they hold processors, interpreter or device",
         ("phase",),
         buckets=_ACTING_S,
     ),
@@ -136,16 +136,6 @@ KEPT = (
         ("phase",),
     ),
     counter("acts_waited_seconds", "time of acts_waited beyond the usual", labels=("phase",)),
-    gauge(
-        "batch_wait_seconds",
-        "longest wait for a larger batch, as tuned to learner.batcher.latency_target_ms",
-        labels=("phase",),
-    ),
-    gauge(
-        "batch_preferred_envs",
-        "environments that a batch waits for, as tuned to learner.batcher.latency_target_ms",
-        labels=("phase",),
-    ),
     histogram(
         "environment_seconds",
         "time from an answer to the next request of that session: environment, packing and wire",

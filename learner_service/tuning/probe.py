@@ -1,6 +1,5 @@
 """Measure how long an update takes with other settings, on synthetic rows."""
 
-import json
 import math
 import statistics
 import time
@@ -16,7 +15,7 @@ from learner_service.device.device import select_device
 from learner_service.device.memory import limited
 from learner_service.device.precision import Precision
 from learner_service.device.readback import to_host
-from learner_service.learning.base import Algorithm, build_algorithm, grown
+from learner_service.learning.base import build_algorithm, grown
 from learner_service.learning.supervised import build_supervised, supervised_config
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.samples import SampleBatch
@@ -39,27 +38,11 @@ def checkpoint_spec(path: Path) -> EnvSpec:
     return saved_spec(CheckpointFolder(path.parent, 1).load(path))
 
 
-def depends_on(config: ExperimentConfig, spec: EnvSpec | SampleSpec, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever JSON can say
-    """Return what a measured choice depends on, as it is read back from JSON.
-
-    Args:
-        config: the experiment.
-        spec: its environment's or source's.
-        more: further properties, of the device for example.
-    """
-    known = {
-        "algorithm": [config.algorithm.name, config.algorithm.options],
-        "network": config.network.model_dump(),
-        "environment": repr(spec),
-    }
-    found: dict[str, Any] = json.loads(json.dumps(known | more, default=repr))
-    return found
-
-
 class Probe:
     """The algorithm of a configuration, its storage, and synthetic rows to learn from.
 
     Attributes:
+        algorithm: the configured one.
         storage: the algorithm's.
     """
 
@@ -73,20 +56,15 @@ class Probe:
         precision = Precision.of(config.learner, device)
         self._spec, config = spec, grown(config, spec)
         with limited(config.learner.memory_limit_gib):  # the run's own ask comes after it
-            self._algorithm = build_algorithm(
+            self.algorithm = build_algorithm(
                 config.algorithm, spec, config.network, precision, device, 0, config.augment
             )
-            self._algorithm.graphs.enabled &= config.learner.cuda_graph
-            self.storage: UnrollStorage[Any] = self._algorithm.make_storage(spec, None)
+            self.algorithm.graphs.enabled &= config.learner.cuda_graph
+            self.storage: UnrollStorage[Any] = self.algorithm.make_storage(spec, None)
         self._envs = _MOST_ENVS
         if isinstance(self.storage, RolloutStorage):
             self.storage.expect(config.total_envs)
             self._envs = min(self._envs, self.storage.envs_per_update)
-
-    @property
-    def algorithm(self) -> Algorithm[Any]:
-        """The algorithm."""
-        return self._algorithm
 
     def fill(self) -> int:
         """Put unrolls of synthetic rows until an update is due; returns how many rows."""
@@ -102,8 +80,8 @@ class Probe:
         """Make an update that is due."""
         batch = self.storage.sample(0, 0.0)
         assert batch is not None
-        seen = self._algorithm.transforms.batch(batch)
-        scalars = self._algorithm.update(seen)
+        seen = self.algorithm.transforms.batch(batch)
+        scalars = self.algorithm.update(seen)
         self.storage.done(seen)
         to_host(torch.stack([s.float() for s in scalars.values()]))  # waits for the device
 

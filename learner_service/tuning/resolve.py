@@ -1,14 +1,37 @@
 """The configuration of a run, resolved: with what its plug-ins take, and what was chosen for it."""
 
+import gc
+import json
+import math
+from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from learner_service.device.device import half_precision
 from learner_service.layers.building import observed_image, resolve_network
 from learner_service.layers.dense import dense_plugin
-from learner_service.learning.base import algorithm_config, with_options
+from learner_service.learning.base import AlgorithmConfig, algorithm_config, grown, with_options
 from learner_service.learning.supervised import is_supervised, wrong_algorithm
+from learner_service.ranks.group import Group
 from learner_service.storage.flight import Flight
-from shared.config.experiment import ExperimentConfig
+from learner_service.tuning.probe import update_seconds
+from shared.config import PluginConfig
+from shared.config.experiment import AugmentConfig, ExperimentConfig
 from shared.config.plugins import resolve_plugin
+from shared.process.errors import ConfigError
+from shared.process.files import read_json
+from shared.process.process import logger
 from shared.wire.samples import SampleSpec
 from shared.wire.spec import EnvSpec
+
+_PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+_CACHE = "precision.json"
+_GAIN = 1.05  # at least so much faster than fp32, which is the more exact
+
+Measure = Callable[[ExperimentConfig, Any], float]
 
 
 def resolve(
@@ -45,3 +68,159 @@ def resolve(
     chosen = flight.unroll_steps, flight.unrolls_per_update
     asked = asked.changed(dict(zip(asked.about.flight, chosen, strict=False)))
     return with_options(config, asked).changed({"learner.max_policy_lag": flight.max_policy_lag})
+
+
+def require_batch_size(name: str, options: AlgorithmConfig, run_dir: Path) -> None:
+    """Refuse a batch size of 0, which stood for the largest that fits.
+
+    Only runs of former versions have it: they can be evaluated, and continue with a number.
+
+    Args:
+        name: name of the algorithm.
+        options: its options.
+        run_dir: folder of the run.
+
+    Raises:
+        ConfigError: naming what was found for the run, or the algorithm's default.
+    """
+    key = options.about.batch_size
+    if not key or attrgetter(key)(options):
+        return
+    found: Any = read_json(run_dir / "batch-size.json").get("batch_size")
+    default = algorithm_config(PluginConfig(name=name))
+    raise ConfigError(
+        f"algorithm.{key}=0: the largest batch that fits is not searched for any more; set "
+        f"algorithm.{key}={found or attrgetter(key)(default)}"
+    )
+
+
+def share_of(config: ExperimentConfig, group: Group) -> ExperimentConfig:
+    """Return the configuration with one rank's part of the options that are the whole group's.
+
+    Raises:
+        ConfigError: if an option cannot be divided.
+    """
+    if group.size == 1:
+        return config
+    return with_options(config, algorithm_config(config.algorithm).for_rank(group.size))
+
+
+def fit(
+    config: ExperimentConfig, group: Group, spec: EnvSpec, run_dir: Path, device: torch.device
+) -> tuple[ExperimentConfig, ExperimentConfig]:
+    """Choose the fastest precision if it is auto; minibatches grow with the environments.
+
+    Args:
+        config: experiment of the whole group.
+        group: learners of the run.
+        spec: spec of the environment.
+        run_dir: folder where the choice is kept.
+        device: device that the run learns on.
+
+    Returns:
+        the configuration in that precision; and this rank's share of it.
+    """
+    whole = grown(config, spec)
+    if whole is not config and not group.rank:
+        size, asked = (algorithm_config(c.algorithm).about.learned_at_once for c in (whole, config))
+        logger.info(
+            "%d environments: a minibatch has %d agent-transitions, %d times those configured; "
+            "learning rates are %.3g times as large",
+            whole.total_envs,
+            size,
+            size // asked,
+            math.sqrt(size / asked),
+        )
+    whole = with_precision(whole, group, spec, run_dir, device)
+    return config.changed({"learner.precision": whole.learner.precision}), share_of(whole, group)
+
+
+def with_precision(
+    config: ExperimentConfig,
+    group: Group,
+    spec: EnvSpec | SampleSpec,
+    run_dir: Path,
+    device: torch.device,
+    measure: Measure = update_seconds,
+) -> ExperimentConfig:
+    """Return the configuration with the precision in which updates are fastest, if it says auto.
+
+    bf16 is no rule: it adds casts, which small networks pay for and do not gain from. So rank 0
+    times whole updates, on synthetic rows, in each precision that its device has: once for each
+    run, also if it is resumed, and again where something has changed that the choice depends on.
+    On the CPU, and in the sync pipeline, which uses nothing measured, `auto` stays: see
+    `Precision.of`.
+
+    Args:
+        config: experiment of the whole group.
+        group: learners of the run.
+        spec: spec of the environment or source.
+        run_dir: folder where the choice is kept.
+        device: device that the run learns on.
+        measure: returns seconds of an update from a configuration and the spec; infinity if it
+            does not fit the device.
+
+    Raises:
+        MurmurError: if the settings do not fit each other.
+    """
+    learner, name = config.learner, "auto"
+    if learner.precision != "auto" or learner.pipeline == "sync" or device.type != "cuda":
+        return config
+    if not group.rank:
+        name = _fastest_precision(share_of(config, group), spec, run_dir / _CACHE, device, measure)
+    name = _PRECISIONS[group.of_rank_0(_PRECISIONS.index(name))]
+    return config.changed({"learner.precision": name})
+
+
+def _fastest_precision(
+    config: ExperimentConfig,
+    spec: EnvSpec | SampleSpec,
+    cache: Path,
+    device: torch.device,
+    measure: Measure,
+) -> str:
+    """Return what was measured before, or measure it now; see `with_precision`."""
+    found_for = _depends_on(config, spec, device)
+    saved = read_json(cache)
+    if saved.get("found_for") != found_for:
+        options = algorithm_config(config.algorithm)
+        trial = with_options(config, options.changed(options.about.trial))
+        seconds = dict[str, float]()
+        for name in ("fp32", half_precision()):
+            seconds[name] = measure(trial.changed({"learner.precision": name}), spec)
+            gc.collect()  # what torch keeps for the next tensors would not count as free
+            torch.cuda.empty_cache()
+        saved = {"precision": fastest(seconds), "found_for": found_for}
+        logger.info(
+            "precision %s: an update takes %s",
+            saved["precision"],
+            ", ".join(f"{s * 1e3:.2f} ms in {name}" for name, s in seconds.items()),
+        )
+        cache.write_text(json.dumps(saved))
+    chosen: str = saved["precision"]
+    return chosen
+
+
+def fastest(seconds: dict[str, float]) -> str:
+    """fp32, unless another precision is faster by 5 %; seconds of an update by precision."""
+    best = min(seconds, key=lambda name: seconds[name])
+    return best if seconds["fp32"] >= _GAIN * seconds[best] else "fp32"
+
+
+def _depends_on(
+    config: ExperimentConfig, spec: EnvSpec | SampleSpec, device: torch.device
+) -> dict[str, Any]:
+    """Return what the precision depends on, as it is read back from JSON."""
+    known = {
+        "algorithm": [config.algorithm.name, config.algorithm.options],
+        "network": config.network.model_dump(),
+        "environment": repr(spec),
+        "device": torch.cuda.get_device_properties(device).name,
+        "torch": torch.__version__,
+        "cuda_graph": config.learner.cuda_graph,
+        "compile": config.learner.compile,
+    }
+    if config.augment != AugmentConfig():
+        known["augment"] = config.augment.model_dump(mode="json")
+    found: dict[str, Any] = json.loads(json.dumps(known, default=repr))
+    return found

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 from learner_service.device.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.learning.base import algorithm_config
@@ -21,46 +22,36 @@ _MOST_EAGER = 64  # updates not measured because some of it was not replayed; th
 _OF_A_TURN = ("environment_seconds", "queue_wait_seconds", "inference_seconds")
 
 
+@dataclass(eq=False)
 class WarmUp:
     """Measures once, and again from the start if environments come or go meanwhile.
 
     Called by the learner thread; only in the async pipeline.
 
     Attributes:
+        storage: gets what was measured.
+        metrics: metrics that the inference thread writes.
+        any_lag: whether max_policy_lag is to be chosen.
+        keep: called once with what was chosen.
+        clock: seconds.
+        group: its ranks choose together, by the means of what they measured.
+        unsettled: count of `Graphs.unsettled`; an update in which it grows is not measured.
         over: whether it has chosen.
     """
 
-    def __init__(
-        self,
-        storage: RolloutStorage,
-        metrics: LearnerMetrics,
-        *,
-        any_lag: bool,
-        keep: Callable[[Flight], None],
-        clock: Callable[[], float] = time.monotonic,
-        group: Group = ALONE,
-        unsettled: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """Measure from the next updates on.
-
-        Args:
-            storage: gets what was measured.
-            metrics: metrics that the inference thread writes.
-            any_lag: whether max_policy_lag is to be chosen.
-            keep: called once with what was chosen.
-            clock: seconds.
-            group: its ranks choose together, by the means of what they measured.
-            unsettled: count of `Graphs.unsettled`; an update in which it grows is not measured.
-        """
-        self._group, self._unsettled = group, unsettled
-        self._seen = self._eager = 0
-        self._storage = storage
-        self._metrics = metrics
-        self._any_lag = any_lag
-        self._keep, self._clock = keep, clock
-        self._skip = _SKIPPED
-        self._environments = -1
-        self.over = False
+    storage: RolloutStorage
+    metrics: LearnerMetrics
+    _: KW_ONLY
+    any_lag: bool
+    keep: Callable[[Flight], None]
+    clock: Callable[[], float] = time.monotonic
+    group: Group = ALONE
+    unsettled: Callable[[], int] = lambda: 0
+    over: bool = False
+    _skip: int = _SKIPPED
+    _environments: int = -1
+    _seen: int = 0
+    _eager: int = 0
 
     def __call__(self, update: Update | None, over: bool) -> bool:
         """Note an update that is kept; a Step."""
@@ -72,7 +63,7 @@ class WarmUp:
         """Note an update of this number of environment rows; choose once enough was measured."""
         if self.over:
             return
-        before, self._seen = self._seen, self._unsettled()
+        before, self._seen = self._seen, self.unsettled()
         if self._skip:
             self._skip -= 1
             return
@@ -81,33 +72,33 @@ class WarmUp:
             turn_s = 0.0
         else:
             turn_s = self._measured_turn(rows, seconds)
-        if not self._group.all_ranks(turn_s > 0):
+        if not self.group.all_ranks(turn_s > 0):
             return
         self.over = True
         learn_s = max(self._seconds / self._rows, 1e-9)
-        means = self._group.agree({"turn_s": turn_s, "learn_s": learn_s}, "sum")
-        size = self._group.size
+        means = self.group.agree({"turn_s": turn_s, "learn_s": learn_s}, "sum")
+        size = self.group.size
         self._choose(Speed(means["turn_s"] / size, means["learn_s"] / size))
 
     def _measured_turn(self, rows: int, seconds: float) -> float:
         """Note an update; returns the time of a turn once enough was measured, else 0."""
-        environments = self._storage.chosen["environments"]
+        environments = self.storage.chosen["environments"]
         if environments != self._environments:  # this update ran beside others
-            self._environments, self._since = environments, self._clock()
-            self._before = {name: self._metrics.sum_of(name) for name in _OF_A_TURN}
+            self._environments, self._since = environments, self.clock()
+            self._before = {name: self.metrics.sum_of(name) for name in _OF_A_TURN}
             self._rows = self._updates = 0
             self._seconds = 0.0
             return 0.0
         self._rows, self._updates = self._rows + rows, self._updates + 1
         self._seconds += seconds
-        enough = self._updates >= _UPDATES and self._clock() - self._since >= _LEAST_S
+        enough = self._updates >= _UPDATES and self.clock() - self._since >= _LEAST_S
         return self._turn_s() if enough else 0.0
 
     def _turn_s(self) -> float:
         """Mean time of an environment's turn; 0 while too few were seen."""
         total = 0.0
         for name in _OF_A_TURN:
-            seconds, count = self._metrics.sum_of(name)
+            seconds, count = self.metrics.sum_of(name)
             seconds, count = seconds - self._before[name][0], count - self._before[name][1]
             if name == "environment_seconds" and count < _TURNS:
                 return 0.0
@@ -115,7 +106,7 @@ class WarmUp:
         return total
 
     def _choose(self, speed: Speed) -> None:
-        flight = self._storage.measured(speed, any_lag=self._any_lag, group=self._group)
+        flight = self.storage.measured(speed, any_lag=self.any_lag, group=self.group)
         acting = self._environments / speed.turn_s
         logger.info(
             "measured: %d environments bring %.3g rows/s, the learner takes %.3g rows/s. Chosen: "
@@ -130,59 +121,45 @@ class WarmUp:
         )
         # The configuration is of the whole group.
         own = {"steps": flight.unroll_steps, "unrolls": flight.unrolls_per_update}
-        largest = self._group.agree(own, "max")
-        unrolls = round(largest["unrolls"]) * self._group.size
-        self._keep(Flight(round(largest["steps"]), unrolls, flight.max_policy_lag))
+        largest = self.group.agree(own, "max")
+        unrolls = round(largest["unrolls"]) * self.group.size
+        self.keep(Flight(round(largest["steps"]), unrolls, flight.max_policy_lag))
 
 
-def check_in_flight(config: ExperimentConfig, storage: RolloutStorage) -> None:
-    """Refuse a number of unrolls that no session fits.
-
-    Raises:
-        ConfigError: naming the numbers and the fix.
-    """
-    server = config.env_server
-    session = server.envs_per_worker // server.sessions_per_worker
-    limit = storage.environments_limit
-    if not storage.fixed_unrolls or session <= limit:
-        return
-    lag, advice = config.learner.policy_lag, _advice(config)
-    enough = -(-session // storage.fixed_unrolls) - 1
-    raise ConfigError(
-        f"an update takes the unrolls of {storage.fixed_unrolls} environments, as configured, and "
-        f"learner.max_policy_lag={lag} lets {limit} act at once, but a session has {session} "
-        f"(env_server.envs_per_worker={server.envs_per_worker} / sessions_per_worker="
-        f"{server.sessions_per_worker}): {advice} to at least {enough}, "
-        "or let sessions have fewer environments"
-    )
-
-
-def warn_of_waiting(
+def check_in_flight(
     config: ExperimentConfig, storage: RolloutStorage, environments: int | None = None
 ) -> None:
-    """Say beforehand if fewer environments may act at once than there are.
+    """Refuse a number of unrolls that no session fits; say if some environments have to wait.
 
     Args:
         config: the experiment.
         storage: knows how many may act.
         environments: those there are; None: all that are configured.
+
+    Raises:
+        ConfigError: naming the numbers and the fix.
     """
-    limit = storage.environments_limit
+    server, fixed, limit = config.env_server, storage.fixed_unrolls, storage.environments_limit
     total = config.total_envs if environments is None else environments
-    if not storage.fixed_unrolls or total <= limit:
+    session = server.envs_per_worker // server.sessions_per_worker
+    if not fixed or max(session, total) <= limit:
         return
+    own, lag = algorithm_config(config.algorithm).about.waiting_advice, config.learner.policy_lag
+    advice = ", or ".join(filter(None, (own, "raise learner.max_policy_lag")))
+    if session > limit:
+        raise ConfigError(
+            f"an update takes the unrolls of {fixed} environments, as configured, and "
+            f"learner.max_policy_lag={lag} lets {limit} act at once, but a session has {session} "
+            f"(env_server.envs_per_worker={server.envs_per_worker} / sessions_per_worker="
+            f"{server.sessions_per_worker}): {advice} to at least {-(-session // fixed) - 1}, "
+            "or let sessions have fewer environments"
+        )
     logger.warning(
         "%d of %d environments wait their turn: %s. An update takes the unrolls of %d, and rows "
         "may be %d updates old",
         total - limit,
         total,
-        _advice(config),
-        storage.fixed_unrolls,
-        config.learner.policy_lag,
+        advice,
+        fixed,
+        lag,
     )
-
-
-def _advice(config: ExperimentConfig) -> str:
-    """Advise how more environments may act at once."""
-    own = algorithm_config(config.algorithm).about.waiting_advice
-    return ", or ".join(filter(None, (own, "raise learner.max_policy_lag")))

@@ -86,28 +86,16 @@ _LATENCY = [
     ),
     Panel(
         "From a request to its actions, during updates",
-        "Queue and inference. Above learner.batcher.latency_target_ms while the "
-        "panel beside it is not: updates hold processors or interpreter.",
+        "Queue and inference. High while the panel beside it is not: updates hold "
+        "processors or interpreter.",
         quantiles("murmur_learner_acting_seconds", ', phase="update"'),
         "s",
     ),
     Panel(
         "From a request to its actions, between updates",
-        "Above learner.batcher.latency_target_ms: acting is slow, or requests queue.",
+        "High: acting is slow, or requests queue.",
         quantiles("murmur_learner_acting_seconds", ', phase="idle"'),
         "s",
-    ),
-    Panel(
-        "Longest wait for a larger batch",
-        "As tuned to learner.batcher.latency_target_ms; empty without one. 0: "
-        "there is no room to wait, or acting is idle enough.",
-        [learner_gauge("murmur_learner_batch_wait_seconds", "{{phase}} {{instance}}")],
-        "s",
-    ),
-    Panel(
-        "Environments a batch waits for",
-        "As tuned to learner.batcher.latency_target_ms; empty without one.",
-        [learner_gauge("murmur_learner_batch_preferred_envs", "{{phase}} {{instance}}")],
     ),
 ]
 _BATCHES = [

@@ -1,8 +1,8 @@
-"""From a request's arrival to its actions, without a latency target and with one.
+"""From a request's arrival to its actions, during updates and between them.
 
 The learner is a real process that learns all the time, the sessions are those of the environment
 server's own code, with a connection each, in another process. Figures are the learner's own
-histograms. What the doctor would say of them stands beside them.
+histograms.
 """
 
 import asyncio
@@ -13,18 +13,15 @@ import psutil
 from murmur.benchmarks._processes import Processes, Scrape, scrape
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.sessions import ENVS, Player, playing
-from murmur.doctor.latency import latency_lines, quantile
+from murmur.doctor.latency import quantile
 from shared.process.ledger import since
 
-DESCRIPTION = (
-    "p50 and p99 of acting during updates and between them, 32 sessions, latency target off and "
-    "20 ms (target: p99 within it, or the doctor names the part that is too slow)"
-)
+DESCRIPTION = "p50 and p99 of acting during updates and between them, 32 sessions"
 
-SESSIONS, TARGET_MS = 32, 20.0
+SESSIONS = 32
 
 
-def experiment(sessions: int, target_ms: float) -> dict[str, Any]:
+def experiment(sessions: int) -> dict[str, Any]:
     """Return `spread` with updates of some tenths of a second, and as long between them."""
     return {
         "environment": {"name": "spread"},
@@ -43,7 +40,6 @@ def experiment(sessions: int, target_ms: float) -> dict[str, Any]:
             "max_sessions": sessions,
             "max_policy_lag": 4,
             "checkpoint_every_updates": 100_000,
-            "batcher": {"latency_target_ms": target_ms},
         },
     }
 
@@ -57,24 +53,22 @@ def seen_by_doctor(seen: Scrape) -> dict[str, dict[float, float]]:
 
 
 async def measure(processes: Processes, sessions: int, warm_s: float, seconds: float) -> list[Any]:
-    """Return the learner's metrics before and after `seconds`, rows, and the machine's load."""
+    """Return the learner's metrics before and after `seconds`, and rows between them."""
     players = [Player(processes.address, i) for i in range(sessions)]
     async with playing(players):
         await asyncio.sleep(warm_s)
         before = await asyncio.to_thread(scrape, processes.metrics_url)
         rows = sum(p.rows for p in players)
-        psutil.cpu_percent()
         await asyncio.sleep(seconds)
-        busy = psutil.cpu_percent() / 100
         after = await asyncio.to_thread(scrape, processes.metrics_url)
         rows = sum(p.rows for p in players) - rows
-    return [before, after, rows, busy]
+    return [before, after, rows]
 
 
-def one(sessions: int, target_ms: float, warm_s: float, seconds: float) -> dict[str, Any]:
-    """Measure one target; 0: none."""
-    with Processes(experiment(sessions, target_ms), servers=()) as processes:
-        before, after, rows, busy = asyncio.run(measure(processes, sessions, warm_s, seconds))
+def one(sessions: int, warm_s: float, seconds: float) -> dict[str, Any]:
+    """Measure once."""
+    with Processes(experiment(sessions), servers=()) as processes:
+        before, after, rows = asyncio.run(measure(processes, sessions, warm_s, seconds))
     seen = since(seen_by_doctor(before), seen_by_doctor(after))
     result: dict[str, Any] = {}
     for phase, name in (("update", "during updates"), ("idle", "between updates")):
@@ -87,22 +81,15 @@ def one(sessions: int, target_ms: float, warm_s: float, seconds: float) -> dict[
     ) / max(1.0, after.metrics["batch_envs_count"] - before.metrics["batch_envs_count"])
     result["messages_per_s"] = rows / seconds
     result["updates"] = after.metrics["updates_total"] - before.metrics["updates_total"]
-    figures = len(latency_lines(seen, 0.0))  # those above
-    result["doctor"] = "; ".join(latency_lines(seen, TARGET_MS, busy)[figures:])
     return result
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Measure latencies with and without targets."""
+    """Measure latencies, twice if there is time."""
     sessions = effort.choose(4, SESSIONS, SESSIONS)
     warm_s, seconds = effort.choose((0.3, 0.4), (3.0, 8.0), (5.0, 30.0))
-    repeats = effort.choose(1, 1, 2)
-    targets = {"no target": 0.0} if effort is not Effort.SMOKE else {}
-    targets[f"target {TARGET_MS:g} ms"] = TARGET_MS
-    result: dict[str, Any] = {}
-    for turn in range(repeats):
-        for name, target_ms in targets.items():
-            key = f"{name}, turn {turn + 1}" if repeats > 1 else name
-            result[key] = one(sessions, target_ms, warm_s, seconds)
+    result: dict[str, Any] = {
+        f"turn {turn + 1}": one(sessions, warm_s, seconds) for turn in range(effort.choose(1, 1, 2))
+    }
     result["load_average"] = psutil.getloadavg()[0]
     return result

@@ -155,7 +155,6 @@ def diagnose(
         bottleneck = "servers"
     gpu = tuple(gpu_waits(before, after, learn, config))
     bottleneck = _gpu_bottleneck(bottleneck, busy["learning"], gpu, span)
-    target_ms = config.learner.batcher.latency_target_ms if config else 0.0
     seen = Diagnosis(
         rows / span,
         device,
@@ -164,7 +163,7 @@ def diagnose(
         per_row,
         after.agents,
         in_flight=after.in_flight,
-        latency=latency_lines(since(before.latency, after.latency), target_ms, after.machine_busy),
+        latency=latency_lines(since(before.latency, after.latency)),
         cache=after.cache,
         kernels_busy=after.device.get("utilization_ratio"),
         waits=gpu,

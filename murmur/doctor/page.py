@@ -134,7 +134,7 @@ def _diagnose(
 
     speedup = None
     if _worth_probing(run, seen, before, after, probe, console):
-        config, speedup = _prober(run, config, console)
+        speedup = _prober(run, config, console)
     return diagnose(before, after, config, algorithm_config(config.algorithm).about, speedup)
 
 
@@ -176,16 +176,12 @@ def _worth_probing(
     return False
 
 
-def _prober(
-    run: RunFolder, config: ExperimentConfig, console: Console
-) -> tuple[ExperimentConfig, Speedup]:
-    """Return the run's settings, a batch size of 0 resolved, and a function that times others."""
-    from learner_service.tuning.batch_size import fit_batch_size
+def _prober(run: RunFolder, config: ExperimentConfig, console: Console) -> Speedup:
+    """Return a function that times updates with other settings."""
     from learner_service.tuning.probe import checkpoint_spec, seconds_per_row
 
     spec = checkpoint_spec(run.checkpoint("latest"))
     with _busy(console, "timing updates with the run's settings"):
-        config = fit_batch_size(config, spec, run.path)  # in the run's folder since it began
         now = seconds_per_row(config, spec)
     own = "algorithm=" + one_line({"name": config.algorithm.name, **config.algorithm.options})
 
@@ -197,7 +193,7 @@ def _prober(
             except MurmurError:  # settings that do not fit each other are no remedy
                 return None
 
-    return config, speedup
+    return speedup
 
 
 def show(seen: Diagnosis, console: Console) -> None:

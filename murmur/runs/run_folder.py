@@ -32,7 +32,7 @@ import psutil
 
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import Overrides, load
-from shared.config.text import config_text
+from shared.config.text import to_yaml
 from shared.process.errors import CheckpointError, ConfigError
 from shared.process.files import make_folder, read_json, write_whole
 from shared.wire.notices import FILE as NOTICES
@@ -211,7 +211,7 @@ class RunFolder:
     def write_config(self, config: ExperimentConfig, *, resume: bool = False) -> Path:
         """Write the whole configuration; return its file."""
         path = self.config_file(resume=resume)
-        write_whole(path, config_text(config))
+        write_whole(path, to_yaml(config))
         return path
 
     def read_json(self, name: str) -> dict[str, Any]:

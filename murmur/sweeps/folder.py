@@ -28,7 +28,7 @@ from murmur.runs.run_folder import RunFolder
 from murmur.sweeps.spec import NO_SEARCH, SweepConfig, experiment
 from shared.config.files import read_file
 from shared.config.section import validate
-from shared.config.text import comparable, config_text, one_line, plain_data, to_yaml
+from shared.config.text import comparable, one_line, plain_data, to_yaml
 from shared.process.errors import ConfigError
 from shared.process.files import make_folder, write_whole
 from shared.process.run_lock import RunLock
@@ -114,7 +114,7 @@ class SweepFolder:
             make_folder(folder)
         write_whole(sweep.path / "sweep.yaml", to_yaml(plain_data(spec)))
         for run, config in zip(sweep.runs, configs, strict=True):
-            write_whole(sweep.config_file(run), config_text(config))
+            write_whole(sweep.config_file(run), to_yaml(config))
         sweep.save()
         return sweep
 

@@ -261,14 +261,7 @@ def load(
         ConfigError: for an invalid configuration, naming the key, the value and the fix.
     """
     data, own_name, file = read_config(name)
-    changes: list[Change] = []
-    for key, text in sorted((os.environ if environ is None else environ).items()):
-        if key.startswith("MURMUR_") and "__" in key[len(ENV_PREFIX) :] and key[7] != "_":
-            raise ConfigError(f"environment variable {key}: write {ENV_PREFIX}{key[7:]}")
-        if key.startswith(ENV_PREFIX):
-            path = _path_of_variable(key)
-            changes.append((path, value_of(text, key, path), key))
-    changes += changes_of(overrides)
+    changes = [*_variables(os.environ if environ is None else environ), *changes_of(overrides)]
     for section in PLUGINS:
         names = [value for at, value, _ in changes if at == [section, "name"]]
         if names:
@@ -296,6 +289,20 @@ def code_of(config: ExperimentConfig) -> list[str]:
     """Return all code that a configuration names, as package.module:Name."""
     plugins = [getattr(config, section).model_dump() for section in PLUGINS]
     return named_code([plugins, config.evaluation.environment, config.imitation.baseline])
+
+
+def _variables(environ: Mapping[str, str]) -> Iterator[Change]:
+    """Yield the changes that environment variables ask for.
+
+    Raises:
+        ConfigError: for a name that is nearly one of murmur's.
+    """
+    for key, text in sorted(environ.items()):
+        if key.startswith("MURMUR_") and "__" in key[len(ENV_PREFIX) :] and key[7] != "_":
+            raise ConfigError(f"environment variable {key}: write {ENV_PREFIX}{key[7:]}")
+        if key.startswith(ENV_PREFIX):
+            path = _path_of_variable(key)
+            yield path, value_of(text, key, path), key
 
 
 def _path_of_variable(key: str) -> list[Any]:

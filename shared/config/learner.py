@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from shared.config.section import Auto, Open, Section
 
@@ -17,22 +17,6 @@ class BatcherConfig(Section):
         description="wait up to max_wait_ms to gather this number of environments; 0: never wait",
     )
     max_wait_ms: float = Field(0.0, ge=0, description="longest wait of the oldest request, ms")
-    latency_target_ms: float = Field(
-        0.0,
-        ge=0,
-        description="async: tune size and wait above while running, so that 99 of 100 requests "
-        "get their actions within this time of their arrival, ms; 0: off",
-    )
-
-    @model_validator(mode="after")
-    def _one_chooses(self) -> "BatcherConfig":
-        if self.latency_target_ms and (self.preferred_batch_envs or self.max_wait_ms):
-            raise ValueError(
-                f"latency_target_ms={self.latency_target_ms:g} chooses preferred_batch_envs and "
-                f"max_wait_ms, which are {self.preferred_batch_envs} and {self.max_wait_ms:g}: "
-                "set both to 0, or latency_target_ms"
-            )
-        return self
 
 
 class LearnerConfig(Section):
@@ -86,11 +70,6 @@ class LearnerConfig(Section):
         ge=0,
         description="memory that networks, and that unrolls, may take, GiB; an environment whose "
         "observations would take more is refused at its handshake; 0: what is free",
-    )
-    memory_budget_gib: float = Field(
-        2.0,
-        gt=0,
-        description="CPU: what an update may take where batch_size is 0",
     )
     pipeline: Literal["async", "sync"] = Field(
         "async",
@@ -169,16 +148,6 @@ class LearnerConfig(Section):
     checkpoint_every_updates: int = Field(50, ge=1, description="updates between checkpoints")
     keep_checkpoints: int = Field(3, ge=1, description="latest checkpoints kept beside the best")
     log_every_s: float = Field(1.0, gt=0, description="pause between lines of progress.jsonl, s")
-
-    @model_validator(mode="after")
-    def _target_is_of_async(self) -> "LearnerConfig":
-        if self.pipeline == "sync" and self.batcher.latency_target_ms:
-            raise ValueError(
-                f"batcher.latency_target_ms={self.batcher.latency_target_ms:g} with pipeline=sync: "
-                "there acting waits for all environments and for updates; set pipeline=async, or "
-                "latency_target_ms=0"
-            )
-        return self
 
     @property
     def policy_lag(self) -> int:

@@ -94,15 +94,18 @@ def _preparation_data(name: str) -> dict[str, Any]:
     return data
 
 
-def plugin_files(value: object) -> dict[str, dict[str, str]]:
-    """Find the files of all code that a part of the configuration names. Imports nothing.
+def plugin_files(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Find the files of code that a configuration names. Imports nothing.
+
+    Args:
+        names: package.module:Name each.
 
     Returns:
         name of a module -> its "file" and "sha256"; a package's digest covers all files in its
         folder.
     """
     found = {}
-    for module in dict.fromkeys(name.partition(":")[0] for name in named_code(value)):
+    for module in dict.fromkeys(name.partition(":")[0] for name in names):
         parts = module.split(".")
         for folder in map(Path, dict.fromkeys([*sys.path, *_folders])):
             single, package = (

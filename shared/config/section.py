@@ -13,6 +13,7 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
+from pydantic_core import ErrorDetails
 
 from shared.config.text import short
 from shared.process.errors import ConfigError
@@ -40,19 +41,8 @@ REMOVED: Mapping[str, tuple[object, str]] = {
         0,
         "curves update/*_grad_norm show gradients, murmur.load has the weights",
     ),
-    **{
-        f"environment.{name}": (default, "a subclass of TerrainEnvironment may add it in _reward")
-        for name, default in (
-            ("coverage_weight", 0),
-            ("distance_weight", 0),
-            ("overlap_weight", 0),
-            ("collision_weight", 0),
-            ("collision_distance_m", 5),
-            ("altitude_weight", 0),
-        )
-    },
-    "environment.raster_resampling": ("area", "resample the file"),
-    "environment.raster_quantile_of": ("crop", "set raster_threshold to that quantile"),
+    "learner.batcher.latency_target_ms": (0.0, "set preferred_batch_envs and max_wait_ms there"),
+    "learner.memory_budget_gib": (2.0, "a batch_size is no longer searched for; set one"),
 }
 _noticed: set[str] = set()  # former names, as dotted keys
 
@@ -117,33 +107,35 @@ def validate(model: type[Model], data: Mapping[str, Any], where: str = "") -> Mo
     try:
         return model.model_validate(with_new_names(model, data, where))
     except ValidationError as error:
-        lines = []
-        for e in error.errors():
-            path = ".".join(str(p) for p in e["loc"])
-            full = ".".join(p for p in (where, path) if p)
-            if e["type"] == "extra_forbidden":
-                known = _keys_at(model, [str(p) for p in e["loc"][:-1]])
-                close = get_close_matches(str(e["loc"][-1]), known, 1)
-                hint = f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(known)
-                if "arguments" in known and not close:  # of an environment of another library
-                    hint += f"; what its factory is to be given is arguments.{e['loc'][-1]}"
-                lines.append(f"unknown key '{full}'; {hint}")
-            elif e["type"] == "missing":
-                lines.append(f"key '{full}' is missing{_plugin_advice(model, e['loc'])}")
-            elif e["type"] == "model_type":
-                keys = ", ".join(_keys_at(model, [str(p) for p in e["loc"]]))
-                lines.append(f"'{full}' = {short(e['input'])}: it is a section with keys: {keys}")
-            elif e["type"] in ("tuple_type", "list_type"):
-                one = isinstance(e["input"], str | int | float)
-                example = f", [{e['input']}]" if one else ""
-                lines.append(f"'{full}' = {short(e['input'])}: it is a list{example}")
-            elif e["type"] == "dict_type":
-                lines.append(f"'{full}' = {short(e['input'])}: it holds keys, {full}.KEY=VALUE")
-            elif e["type"] == "value_error":
-                lines.append(f"{full + ': ' if full else ''}{e['ctx']['error']}")
-            else:
-                lines.append(f"'{full}' = {short(e['input'])}: {e['msg']}")
+        lines = [_message(model, where, found) for found in error.errors()]
         raise ConfigError("; ".join(lines)) from None
+
+
+def _message(model: type[BaseModel], where: str, e: ErrorDetails) -> str:
+    """Return one of pydantic's errors as a message with the key, its value, and the fix."""
+    path = ".".join(str(p) for p in e["loc"])
+    full = ".".join(p for p in (where, path) if p)
+    if e["type"] == "extra_forbidden":
+        known = _keys_at(model, [str(p) for p in e["loc"][:-1]])
+        close = get_close_matches(str(e["loc"][-1]), known, 1)
+        hint = f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(known)
+        if "arguments" in known and not close:  # of an environment of another library
+            hint += f"; what its factory is to be given is arguments.{e['loc'][-1]}"
+        return f"unknown key '{full}'; {hint}"
+    if e["type"] == "missing":
+        return f"key '{full}' is missing{_plugin_advice(model, e['loc'])}"
+    if e["type"] == "model_type":
+        keys = ", ".join(_keys_at(model, [str(p) for p in e["loc"]]))
+        return f"'{full}' = {short(e['input'])}: it is a section with keys: {keys}"
+    if e["type"] in ("tuple_type", "list_type"):
+        one = isinstance(e["input"], str | int | float)
+        example = f", [{e['input']}]" if one else ""
+        return f"'{full}' = {short(e['input'])}: it is a list{example}"
+    if e["type"] == "dict_type":
+        return f"'{full}' = {short(e['input'])}: it holds keys, {full}.KEY=VALUE"
+    if e["type"] == "value_error":
+        return f"{full + ': ' if full else ''}{e['ctx']['error']}"
+    return f"'{full}' = {short(e['input'])}: {e['msg']}"
 
 
 def _plugin_advice(model: type[BaseModel], path: tuple[int | str, ...]) -> str:

@@ -5,6 +5,7 @@ and bytes are YAML 1.1's. Other text that the two versions read differently (010
 options of plug-ins yes, no, on, off) is refused, with both readings.
 """
 
+import contextlib
 import datetime
 import json
 import math
@@ -21,6 +22,9 @@ from pydantic_core import PydanticSerializationError
 from shared.process.errors import ConfigError
 
 _SAME_IN_JSON = (str, bool, type(None))
+_NO_JSON = (
+    PydanticSerializationError, PydanticUserError, ValidationError, ValueError, KeyError
+)  # fmt: skip
 _HIDDEN = "***"
 _USER_OF_URI = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 _SECRET_KEY = re.compile(
@@ -38,42 +42,26 @@ def plain_data(model: BaseModel, where: str = "") -> dict[str, Any]:
     Raises:
         ConfigError: for a value that YAML cannot represent, naming its key.
     """
-    raw = model.model_dump()
-    data: dict[str, Any] = {}
-    for key in raw:
+    kind, data = type(model), dict[str, Any]()
+    for key, raw in model.model_dump().items():
         at, value = f"{where}.{key}".lstrip("."), getattr(model, key)
-        data[key] = plain_data(value, at) if isinstance(value, BaseModel) else None
-        if data[key] is None:
-            data[key] = _as_json(model, key, value, raw[key], at)
+        if isinstance(value, BaseModel):
+            data[key] = plain_data(value, at)
+            continue
+        if key in kind.model_fields and type(raw) not in _SAME_IN_JSON:
+            with contextlib.suppress(*_NO_JSON):
+                said = model.model_dump(mode="json", include={key}, warnings=False)[key]
+                own, again = (
+                    getattr(kind.model_validate({**dict(model), key: x}), key)
+                    for x in (value, said)
+                )
+                raw = said if difference(own, again) is None else raw
+        data[key] = plain_value(raw, at)
     return data
 
 
-def _as_json(model: BaseModel, key: str, value: object, raw: object, where: str) -> Any:  # noqa: ANN401
-    """Return a field's JSON value if it validates to the same value, else the value itself."""
-    kind = type(model)
-    if key not in kind.model_fields or type(raw) in _SAME_IN_JSON:
-        return plain_value(raw, where)
-    try:
-        said = model.model_dump(mode="json", include={key}, warnings=False)[key]
-        own, again = (
-            getattr(kind.model_validate({**dict(model), key: x}), key) for x in (value, said)
-        )
-    except (PydanticSerializationError, PydanticUserError, ValidationError, ValueError, KeyError):
-        return plain_value(raw, where)
-    return plain_value(said if difference(own, again) is None else raw, where)
-
-
-def config_text(config: BaseModel) -> str:
-    """Return the whole configuration as the text of a file for `murmur train`.
-
-    Raises:
-        ConfigError: for a value that YAML cannot represent, naming its key.
-    """
-    return to_yaml(plain_data(config))
-
-
 def read_config_text(text: str, where: str) -> dict[str, Any]:
-    """Read sections written by `config_text`, or as JSON by a checkpoint of 0.2.
+    """Read sections written by `to_yaml`, or as JSON by a checkpoint of 0.2.
 
     Raises:
         ConfigError, yaml.YAMLError, ValueError, RecursionError: if it is neither.
@@ -304,17 +292,17 @@ def parse_yaml(text: str, where: str, keys: str = "") -> Any:  # noqa: ANN401 - 
         loader.dispose()
 
 
-def to_yaml(data: Mapping[str, Any], where: str = "configuration") -> str:
+def to_yaml(data: Mapping[str, Any] | BaseModel, where: str = "configuration") -> str:
     """Write a YAML document that `parse_yaml` reads as `data`.
 
     Args:
-        data: values of types that `plain_value` accepts.
+        data: a configuration, or values of types that `plain_value` accepts.
         where: file or option that gets the document, for messages.
 
     Raises:
         ConfigError: if a value of `data` would be read as another value, naming its key.
     """
-    data = plain_value(data, where)
+    data = plain_data(data) if isinstance(data, BaseModel) else plain_value(data, where)
     try:
         text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=_WIDTH)
         read = parse_yaml(text, where)
@@ -478,34 +466,46 @@ def _reading_1_1(text: str) -> object:
         return text
 
 
-def plain_value(value: object, where: str) -> Any:  # noqa: ANN401 - whatever YAML can say
+def plain_value(value: object, where: str, count: list[int] | None = None) -> Any:  # noqa: ANN401 - whatever YAML can say
     """Return a deep copy of a value in types that survive YAML.
 
     NumPy's numbers become Python's, paths become text, mappings become dictionaries.
 
+    Args:
+        value: value to copy.
+        where: its key, for messages.
+        count: number of keys and values so far, of one that holds this one; None: it is the whole.
+
     Raises:
         ConfigError: if a configuration cannot hold it, naming its key.
     """
-    try:
-        return _plain(value, where, [0])
-    except RecursionError:
-        raise ConfigError(f"{where} is nested too deeply, or holds itself") from None
-
-
-def _plain(value: object, where: str, count: list[int]) -> Any:  # noqa: ANN401
+    if count is None:
+        try:
+            return plain_value(value, where, [0])
+        except RecursionError:
+            raise ConfigError(f"{where} is nested too deeply, or holds itself") from None
     count[0] += 1
     if count[0] > 2 * MAX_VALUES:  # of keys and values
         raise ConfigError(f"{where}: there are more than {MAX_VALUES} values in all; use a file")
     if isinstance(value, Mapping):
         return {
-            _plain(key, f"a key of {where}", count): _plain(part, f"{where}.{key}", count)
+            plain_value(key, f"a key of {where}", count): plain_value(part, f"{where}.{key}", count)
             for key, part in value.items()
         }
     if isinstance(value, list) or type(value) is tuple:
-        parts = [_plain(part, f"{where}.{i}", count) for i, part in enumerate(value)]
+        parts = [plain_value(part, f"{where}.{i}", count) for i, part in enumerate(value)]
         return parts if isinstance(value, list) else tuple(parts)
     if type(value) is set:
-        return {_plain(part, where, count) for part in value}
+        return {plain_value(part, where, count) for part in value}
+    return _plain_scalar(value, where)
+
+
+def _plain_scalar(value: object, where: str) -> object:
+    """Return a value that holds no others, in a type that survives YAML.
+
+    Raises:
+        ConfigError: if a configuration cannot hold it, naming its key.
+    """
     if isinstance(value, np.generic) and value.dtype.kind in "biufUS":
         value = value.item()
     elif isinstance(value, PathLike):

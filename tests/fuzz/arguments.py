@@ -13,7 +13,6 @@ from shared.config.files import load
 from shared.config.section import validate
 from shared.config.text import (
     NO_YAML,
-    config_text,
     difference,
     one_line,
     parse_yaml,
@@ -232,7 +231,7 @@ def _check_files(arguments: dict[str, Any], whole: str) -> None:
     mapping = {"environment": {**base["environment"], "arguments": arguments}}
     config = load(mapping, (), {})
     _same(arguments, given(config), "mapping")
-    _FILE.write_text(config_text(config))
+    _FILE.write_text(to_yaml(config))
     _same(arguments, given(load(str(_FILE), (), {})), "mapping's file")
 
 

@@ -100,7 +100,7 @@ def _save(group: Group, run_dir: Path, *numbers: int) -> list[str]:
     folder = CheckpointFolder(run_dir, 2, group)
     for updates in numbers:
         folder.save(PARTS[group.rank], updates)
-    group.barrier()
+    group.all_ranks(True)
     return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from learner_service.device.precision import Precision
-from learner_service.last_finite import LastFinite
 from learner_service.learning.base import build_algorithm
+from learner_service.loop import LastFinite
 from learner_service.report import _largest_observation
 from learner_service.storage.unroll import OBSERVATION
 from shared.config import PluginConfig

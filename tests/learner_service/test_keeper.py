@@ -10,8 +10,8 @@ import yaml
 
 from learner_service.app import run_learner
 from learner_service.checkpoint import CheckpointFolder
-from learner_service.device.device import resolve_precision, select_device
-from learner_service.tuning.batch_size import require_nothing_measured
+from learner_service.device.device import select_device
+from learner_service.device.precision import Precision
 from shared.config.learner import LearnerConfig
 from shared.process.errors import ConfigError
 from tests.learner_service.running import experiment, running_learner
@@ -29,7 +29,7 @@ def test_sync_run_keeps_device_and_precision_of_auto(tmp_path: Path) -> None:
     kept = yaml.safe_load((tmp_path / "config.yaml").read_text())["learner"]
     device = select_device(LearnerConfig(num_threads=1))
     assert kept["device"] == device.type
-    assert kept["precision"] == resolve_precision(LearnerConfig(), device)
+    assert kept["precision"] == Precision.of(LearnerConfig(), device).name
 
 
 def test_an_async_run_may_move_to_another_device(tmp_path: Path) -> None:
@@ -41,26 +41,22 @@ def test_an_async_run_may_move_to_another_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "found", "fix"),
     [
-        ({"name": "coma", "batch_size": 0}, None, "algorithm.batch_size=60, or"),
-        ({"name": "coma", "batch_size": 0}, 77, "algorithm.batch_size=77, or"),
-        ({"name": "qmix", "replay": {"batch_size": 0}}, 9, "algorithm.replay.batch_size=9, or"),
+        ({"name": "coma", "batch_size": 0}, None, "algorithm.batch_size=60"),
+        ({"name": "coma", "batch_size": 0}, 77, "algorithm.batch_size=77"),
+        ({"name": "qmix", "replay": {"batch_size": 0}}, 9, "algorithm.replay.batch_size=9"),
     ],
 )
-def test_a_sync_run_refuses_a_batch_size_that_is_measured(
+def test_a_batch_size_of_0_is_refused_with_what_was_found(
     tmp_path: Path, algorithm: dict[str, Any], found: int | None, fix: str
 ) -> None:
     if found:
         (tmp_path / "batch-size.json").write_text(json.dumps({"batch_size": found}))
-    sections = experiment(learner={"pipeline": "sync"}).model_dump() | {"algorithm": algorithm}
-    sync = type(experiment()).model_validate(sections)
+    sections = experiment().model_dump() | {"algorithm": algorithm}
+    config = type(experiment()).model_validate(sections)
     with pytest.raises(ConfigError) as caught:
-        run_learner(sync, tmp_path, resume=False, stop=threading.Event())
-    assert f"set {fix} learner.pipeline=async" in str(caught.value)
+        run_learner(config, tmp_path, resume=False, stop=threading.Event())
+    assert str(caught.value).endswith(f"set {fix}")
     assert not (tmp_path / "config.yaml").exists()
-    async_ = sync.model_copy(
-        update={"learner": sync.learner.model_copy(update={"pipeline": "async"})}
-    )
-    require_nothing_measured(async_, tmp_path)
 
 
 def _writes_a_board(thread: threading.Thread) -> bool:

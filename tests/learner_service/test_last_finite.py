@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.last_finite import LastFinite
 from learner_service.learning.base import Algorithm
+from learner_service.loop import LastFinite
 from learner_service.storage.rollout import Batch
 from learner_service.storage.unroll import OBSERVATION
 from tests.learner_service.algorithms.test_contract import ENTRIES, Case

@@ -15,7 +15,7 @@ from learner_service.device.precision import Precision
 from learner_service.learning.base import Algorithm, build_algorithm
 from learner_service.preprocess.normalize import ObservationNorm
 from learner_service.ranks.group import ALONE
-from learner_service.start_from import Origin, load_origin, start_acting
+from learner_service.start_from import Origin, load_origin, start_from
 from learner_service.storage.unroll import OBSERVATION
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
@@ -66,7 +66,7 @@ def test_a_new_algorithm_acts_like_the_checkpoint(name: str, tmp_path: Path) -> 
     old, checkpoint = origin(config, spec)
     new = build(config, spec, seed=2)
     unlike = acts(new, spec)["action"].clone()
-    start_acting(checkpoint, config, spec, new, tmp_path)
+    start_from(checkpoint, config, spec, new, tmp_path)
     assert not torch.equal(unlike, acts(old, spec)["action"])
     for key, value in acts(old, spec).items():
         assert torch.equal(acts(new, spec)[key], value)
@@ -82,7 +82,7 @@ def test_other_number_of_agents_takes_what_fits(tmp_path: Path) -> None:
     few, many = vector_spec(2), vector_spec(4)
     old, checkpoint = origin(config, few)
     new = build(config, many, seed=2)
-    start_acting(checkpoint, config, many, new, tmp_path)
+    start_from(checkpoint, config, many, new, tmp_path)
     view = torch.randn(3, 4, 4)
     pairs = old.snapshot().act({"view": view.view(6, 2, 4)}, None)["logits"]
     assert torch.equal(new.snapshot().act({"view": view}, None)["logits"].view(6, 2, 3), pairs)
@@ -109,7 +109,7 @@ def test_statistics_are_taken_whole_or_not_at_all(tmp_path: Path) -> None:
     norm.update(rows, torch.ones(60, 2), ALONE)
     checkpoint.state["algorithm"].update(old.state_dict())
     new = build(config, after, seed=2)
-    start_acting(checkpoint, config, after, new, tmp_path)
+    start_from(checkpoint, config, after, new, tmp_path)
     found, expected = new.parts["observation_norm"].state_dict(), norm.state_dict()
     of_view = [key for key in expected if ".view." in key]
     assert all(torch.equal(found[key], expected[key]) for key in of_view)
@@ -131,7 +131,7 @@ def test_another_network_is_refused(network: dict[str, Any], fix: str, tmp_path:
     _, checkpoint = origin(config_of(MAPPO), spec)
     other = config_of(MAPPO, network=network)
     with pytest.raises(ConfigError) as refused:
-        start_acting(checkpoint, other, spec, build(config_of(MAPPO), spec, 2), tmp_path)
+        start_from(checkpoint, other, spec, build(config_of(MAPPO), spec, 2), tmp_path)
     assert str(refused.value).endswith(fix)
 
 
@@ -141,7 +141,7 @@ def test_the_fix_names_the_network_that_auto_chose(tmp_path: Path) -> None:
     base = experiment().model_dump(mode="json") | {"algorithm": MAPPO, "network": {"name": "auto"}}
     auto = validate(ExperimentConfig, base)
     with pytest.raises(ConfigError, match=r"set network\.name=mlp network\.hidden=\[8\]$"):
-        start_acting(checkpoint, auto, spec, build(auto, spec, 2), tmp_path)
+        start_from(checkpoint, auto, spec, build(auto, spec, 2), tmp_path)
 
 
 def test_initialisation_may_differ(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_initialisation_may_differ(tmp_path: Path) -> None:
     old, checkpoint = origin(config_of(MAPPO), spec)
     other = config_of(MAPPO, network={"initialization": "he"})
     new = build(other, spec, 2)
-    start_acting(checkpoint, other, spec, new, tmp_path)
+    start_from(checkpoint, other, spec, new, tmp_path)
     assert torch.equal(acts(new, spec)["logits"], acts(old, spec)["logits"])
 
 
@@ -159,7 +159,7 @@ def test_a_policy_of_which_nothing_fits_is_refused_and_unchanged(tmp_path: Path)
     new = build(config, spec, 2)
     before = acts(new, spec)["logits"].clone()
     with pytest.raises(ConfigError, match=r"no tensor of the policy fits: actor\..*\[1, 6, 8\]"):
-        start_acting(checkpoint, config, spec, new, tmp_path)
+        start_from(checkpoint, config, spec, new, tmp_path)
     assert torch.equal(acts(new, spec)["logits"], before)
 
 

@@ -86,7 +86,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         folder / "run",
         [
             *("--set", "evaluation.every_updates=4", "--set", "evaluation.episodes=8"),
-            *("--set", "learner.batcher.latency_target_ms=20"),  # for panels of what it tunes
         ],
     )
     exporter = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Exporter)

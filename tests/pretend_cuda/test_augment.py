@@ -125,5 +125,5 @@ def test_a_run_with_symmetries_is_clean(case: Case, tmp_path: Path) -> None:
         with DrivenRun(config, symmetric(case.space), tmp_path) as run:
             run.play_until(updates, run.player(3), run.player(2))
         assert run.updates >= updates
-        assert not run.run.context.learner._algorithm.graphs.fallbacks
+        assert not run.run.context.learner.algorithm.graphs.fallbacks
     assert not unknown(list(cuda.report.faults))

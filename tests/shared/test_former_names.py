@@ -1,6 +1,7 @@
 """Options under the names they had before: accepted for one release, with one notice each."""
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from shared.config import PluginConfig, Section
 from shared.config import section as checking
 from shared.config.files import load
 from shared.config.plugins import KINDS, load_plugin, plugin_names
-from shared.config.section import FORMER_NAMES, validate
-from shared.config.text import config_text
+from shared.config.section import FORMER_NAMES, REMOVED, validate
+from shared.config.text import to_yaml
 from shared.process.errors import ConfigError
 
 OLD: dict[str, Any] = {
@@ -78,12 +79,21 @@ def test_environment_variables_and_evaluations_take_former_names() -> None:
 
 
 def test_a_checkpoint_of_before_has_its_configuration() -> None:
-    text = config_text(load(OLD, environ={})).replace("color:", "colour:")
+    text = to_yaml(load(OLD, environ={})).replace("color:", "colour:")
     assert "colour: true" in text
     assert "normalise_rewards" in text
     config = saved_config({"config": text}, "update-000001.pt")
     assert config.augment.color
     assert resolved_data(config)["network"]["initialization"] == "he"
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_an_option_that_is_gone_is_refused_unless_at_its_default(key: str) -> None:
+    """Configurations of former runs, also in checkpoints, say every option."""
+    default, instead = REMOVED[key]
+    assert load(OLD, {key: default}, {}) == load(OLD, (), {})
+    with pytest.raises(ConfigError, match=f"'{key}' = 77: it is gone; {re.escape(instead)}"):
+        load(OLD, [f"{key}=77"], {})
 
 
 def test_the_critics_network_takes_former_names() -> None:

@@ -255,7 +255,7 @@ def test_files_of_plugins_are_found_without_running_them(
     package.mkdir()
     for name in ("__init__", "part"):
         (package / f"{name}.py").write_text("raise SystemExit('not to be run')\n")
-    named = {"a": "alone_here:Own", "b": ["package_here:Own", "nowhere:Own", "12:30"]}
+    named = ["alone_here:Own", "package_here:Own", "nowhere:Own"]
     before = plugin_files(named)
     assert {name: Path(x["file"]).name for name, x in before.items()} == {
         "alone_here": "alone_here.py",

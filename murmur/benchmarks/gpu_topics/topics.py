@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from learner_service.device.device import half_precision
-from learner_service.tuning.precision import fastest
+from learner_service.tuning.resolve import fastest
 from murmur.benchmarks import masac_update
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.gpu_topics.figures import (

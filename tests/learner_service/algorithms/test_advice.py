@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from learner_service.storage.rollout import RolloutStorage
-from learner_service.tuning.warm_up import warn_of_waiting
+from learner_service.tuning.warm_up import check_in_flight
 from shared import config as options_of_murmur
 from shared.config import PluginConfig
 from tests.learner_service.networks.plugged import install
@@ -38,7 +38,7 @@ def advice(caplog: pytest.LogCaptureFixture, name: str, **options: int) -> str:
     storage = RolloutStorage(vector_spec(2), 4, 2 * 4 * 2, 1, CPU, unrolls_per_update=2)
     storage.expect(8)
     with caplog.at_level(logging.WARNING):
-        warn_of_waiting(config, storage)
+        check_in_flight(config, storage)
     said = re.search(r"\d of 8 environments wait their turn: (.*)\. An update takes", caplog.text)
     assert said, caplog.text
     return said[1]

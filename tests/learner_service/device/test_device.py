@@ -9,11 +9,11 @@ import torch
 
 from learner_service.device.device import (
     require_compiler,
-    resolve_precision,
     restore_generator,
     select_device,
     why_no_cuda,
 )
+from learner_service.device.precision import Precision
 from shared.config.learner import LearnerConfig
 from shared.process.errors import ResourceError
 
@@ -114,8 +114,8 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_precision_is_as_asked_or_what_suits_the_device() -> None:
     cpu = torch.device("cpu")
-    assert resolve_precision(LearnerConfig(), cpu) == "fp32"
-    assert resolve_precision(LearnerConfig(precision="bf16"), cpu) == "bf16"
+    assert Precision.of(LearnerConfig(), cpu).name == "fp32"
+    assert Precision.of(LearnerConfig(precision="bf16"), cpu).name == "bf16"
 
 
 @pytest.mark.gpu
@@ -123,7 +123,7 @@ def test_precision_is_as_asked_or_what_suits_the_device() -> None:
 def test_auto_takes_cuda_and_half_precision() -> None:
     device = select_device(LearnerConfig(device="auto"))
     assert device.type == "cuda"
-    assert resolve_precision(LearnerConfig(), device) in ("bf16", "fp16")
+    assert Precision.of(LearnerConfig(), device).name in ("bf16", "fp16")
 
 
 def test_random_numbers_continue_only_on_their_kind_of_device() -> None:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from learner_service.ranks.checksum import checksum, require_same
-from learner_service.ranks.group import ALONE, Group
+from learner_service.ranks.group import ALONE, Group, checksum, require_same
 from shared.process.errors import ConfigError
 from shared.process.ledger import Ledger
 from tests.ranks.processes import JobError, Ranks
@@ -101,7 +100,7 @@ def test_ranks_decide_together(ranks: Ranks) -> None:
 
 
 def _gathered(group: Group) -> list[float]:
-    group.barrier()
+    group.all_ranks(True)
     return group.gather(10.0 + group.rank)
 
 
@@ -130,7 +129,7 @@ def test_alone_changes_nothing_and_counts_nothing() -> None:
     assert all(torch.equal(a, b) for a, b in zip(tensors, _tensors(1), strict=True))
     assert ALONE.agree({"a": 3.0}, "sum") == {"a": 3.0}
     assert ALONE.gather(2.0) == [2.0]
-    ALONE.barrier()
+    assert ALONE.all_ranks(True)
     require_same(ALONE, {"a": tensors[0]}, "update 1")
     assert (ALONE.calls, ALONE.bytes, ALONE.waited_s) == (0, 0, 0.0)
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from learner_service.ranks.group import Group
-from learner_service.ranks.heartbeat import Heartbeat
+from learner_service.ranks.watch import Heartbeat
 from tests.ranks.processes import Ranks
 
 _kept: list[Heartbeat] = []

@@ -11,14 +11,13 @@ import torch
 from learner_service.device.cuda_graph import Graphs
 from learner_service.device.device import select_device
 from learner_service.ranks.group import ALONE
-from learner_service.tuning.fit import with_precision
-from learner_service.tuning.precision import fastest, fit_precision
 from learner_service.tuning.probe import (
     Probe,
     _median_seconds,
     supervised_update_seconds,
     update_seconds,
 )
+from learner_service.tuning.resolve import fastest, with_precision
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
@@ -50,20 +49,19 @@ def test_16_bits_must_be_faster_by_5_percent(bf16: float, chosen: str) -> None:
 
 
 def test_the_fastest_precision_is_measured_once_for_each_run(tmp_path: Path) -> None:
-    config = experiment(learner={"device": "cuda"}, algorithm={"data_passes": 3, "batch_size": 0})
+    config = experiment(learner={"device": "cuda"}, algorithm={"data_passes": 3})
     measure = Timed(fp32=1.0, bf16=0.5)
     with pretend_cuda():
-        first = fit_precision(config, SPEC, tmp_path, GPU, measure)
-        again = fit_precision(config, SPEC, tmp_path, GPU, measure)
+        first = with_precision(config, ALONE, SPEC, tmp_path, GPU, measure)
+        again = with_precision(config, ALONE, SPEC, tmp_path, GPU, measure)
         assert [c.learner.precision for c in measure.asked] == ["fp32", "bf16"]
         larger = experiment(learner={"device": "cuda"}, network={"hidden": [16]})
-        fit_precision(larger, SPEC, tmp_path, GPU, measure)
+        with_precision(larger, ALONE, SPEC, tmp_path, GPU, measure)
     assert first.learner.precision == again.learner.precision == "bf16"
     assert first.algorithm == config.algorithm
     assert len(measure.asked) == 4
     tried = measure.asked[0].algorithm.options
     assert tried["data_passes"] == 1
-    assert tried["batch_size"] > 0
     assert json.loads((tmp_path / "precision.json").read_text())["precision"] == "bf16"
 
 
@@ -87,7 +85,7 @@ def test_nothing_is_measured_on_a_cpu_in_sync_or_if_it_is_set(
     tmp_path: Path, device: torch.device, learner: dict[str, str]
 ) -> None:
     config, measure = experiment(learner=learner), Timed()
-    assert fit_precision(config, SPEC, tmp_path, device, measure) is config
+    assert with_precision(config, ALONE, SPEC, tmp_path, device, measure) is config
     assert not measure.asked
 
 
@@ -119,7 +117,7 @@ def test_the_choice_is_timed_on_the_device(tmp_path: Path) -> None:
     algorithm = PluginConfig(name="qmix", replay={**replay, "unroll_steps": 4})
     config = config.model_copy(update={"algorithm": algorithm})
     with pretend_cuda() as cuda:
-        chosen = fit_precision(config, SPEC, tmp_path, torch.device("cuda", 0))
+        chosen = with_precision(config, ALONE, SPEC, tmp_path, torch.device("cuda", 0))
     assert chosen.learner.precision in ("fp32", "bf16")
     assert not [fault for fault in cuda.report.faults if fault.kind is not Kind.SYNC]
 
@@ -146,7 +144,7 @@ def test_the_choice_is_timed_on_samples(tmp_path: Path) -> None:
     with pretend_cuda() as cuda:
         device = torch.device("cuda", 0)
         spec = ToySource().spec
-        chosen = fit_precision(config, spec, tmp_path, device, supervised_update_seconds)
+        chosen = with_precision(config, ALONE, spec, tmp_path, device, supervised_update_seconds)
     assert chosen.learner.precision in ("fp32", "bf16")
     assert json.loads((tmp_path / "precision.json").read_text())["found_for"]["augment"]
     assert not [fault for fault in cuda.report.faults if fault.kind is not Kind.SYNC]

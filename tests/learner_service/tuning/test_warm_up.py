@@ -14,7 +14,7 @@ from learner_service.learning.options import OnPolicyConfig
 from learner_service.storage.flight import Flight
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.tuning.warm_up import WarmUp, check_in_flight, warn_of_waiting
+from learner_service.tuning.warm_up import WarmUp, check_in_flight
 from shared.config.files import config_names, find_config, load
 from shared.process.errors import ConfigError, SpecError
 from tests.learner_service.running import experiment, running_learner
@@ -176,10 +176,10 @@ def test_waiting_environments_are_told_of(caplog: pytest.LogCaptureFixture) -> N
         env_server={"num_workers": 4, "envs_per_worker": 4, "sessions_per_worker": 1},
     )
     with caplog.at_level("WARNING", logger="murmur"):
-        warn_of_waiting(config, RolloutStorage(SPEC, 4, 4, 1, CPU, unrolls_per_update=2))
+        check_in_flight(config, RolloutStorage(SPEC, 4, 4, 1, CPU, unrolls_per_update=2))
     assert "12 of 16 environments wait their turn" in caplog.text
     caplog.clear()
-    warn_of_waiting(config, RolloutStorage(SPEC, 4, 4, 1, CPU))
+    check_in_flight(config, RolloutStorage(SPEC, 4, 4, 1, CPU))
     assert not caplog.text
 
 
