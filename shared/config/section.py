@@ -65,8 +65,7 @@ def with_new_names(
     """
     fields, found = model.model_fields, dict[str, Any]()
     for given, value in data.items():
-        gone = (None, "") if given in fields else REMOVED.get(f"{where}.{given}".lstrip("."))
-        default, instead = gone or (None, "")
+        default, instead = REMOVED.get(f"{where}.{given}".lstrip("."), (None, ""))
         if instead and value == default:
             continue
         if instead:

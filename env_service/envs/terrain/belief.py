@@ -231,6 +231,7 @@ class Totals(NamedTuple):
         seen: [N] int64, cells looked at so far.
         gain: [N] float64, relative gain of the last step, sum w (H_before - H) / sum w H_before
             with w after the step.
+        newly_seen: [N] int64, cells looked at for the first time in the last step.
     """
 
     weighted: NDArray[np.float64]
@@ -240,6 +241,7 @@ class Totals(NamedTuple):
     correct: NDArray[np.int64]
     seen: NDArray[np.int64]
     gain: NDArray[np.float64]
+    newly_seen: NDArray[np.int64]
 
 
 @compiled(reassociate=True)
@@ -319,6 +321,7 @@ def _add(
     totals.claimed[n] += claimed
     totals.correct[n] += correct
     totals.seen[n] += seen
+    totals.newly_seen[n] = seen
     totals.gain[n] = 1 - totals.weighted[n] / base if base > 0 else 0.0
 
 

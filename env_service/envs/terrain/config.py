@@ -64,12 +64,18 @@ class Config(BaseModel):
     raster_crop: float = Field(
         0.5, gt=0, le=1, description="raster: side of the crop as a share of the largest that fits"
     )
+    raster_resampling: Literal["area", "nearest"] = Field(
+        "area", description="raster: how the crop's values become the map's, before the threshold"
+    )
     raster_augment: bool = Field(True, description="raster: flip and turn every crop at random")
     raster_threshold: float | None = Field(
         None, description="raster: cells above this value are of interest; null for the quantile"
     )
     raster_quantile: float = Field(
-        0.55, gt=0, lt=1, description="raster: share of a crop's cells that are not of interest"
+        0.55, gt=0, lt=1, description="raster: share of cells that are not of interest"
+    )
+    raster_quantile_of: Literal["crop", "raster"] = Field(
+        "crop", description="raster: what the quantile is taken over"
     )
     raster_share: tuple[float, float] = Field(
         (0.1, 0.9), description="raster: a crop whose share of interest is outside is redrawn"
@@ -100,6 +106,18 @@ class Config(BaseModel):
     reward_offset: float = Field(-0.5, description="added to the reward of every step")
     interest_weight: float = Field(
         0.0, description="reward per bit that the metric entropy, which takes the truth, falls"
+    )
+    coverage_weight: float = Field(0.0, description="reward per share of the map newly seen")
+    distance_weight: float = Field(0.0, description="penalty per lattice spacing flown")
+    overlap_weight: float = Field(
+        0.0, description="penalty per share of one's footprint that another agent sees as well"
+    )
+    collision_weight: float = Field(0.0, description="penalty per other agent within the distance")
+    collision_distance_m: float = Field(
+        5.0, ge=0, description="horizontal distance that counts as a collision, metres"
+    )
+    altitude_weight: float = Field(
+        0.0, description="reward of 0.01 var(z) + 0.1 mean |z_i - z_j|, altitudes in metres"
     )
 
     @model_validator(mode="after")

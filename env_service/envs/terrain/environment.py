@@ -125,7 +125,7 @@ class TerrainEnvironment(VectorEnvironment):
         assert restart.all() or 0 <= chosen[~restart].min() <= chosen[~restart].max() < num_actions
         for n in np.flatnonzero(restart):
             self._begin(int(n), int(seeds[n]))
-        entropy = self._entropy()
+        before, entropy = state.cells.copy(), self._entropy()
         going = ~restart
         state.time[going] += 1
         assert (state.time <= self._decisions).all(), "an episode continued after its LAST row"
@@ -143,7 +143,7 @@ class TerrainEnvironment(VectorEnvironment):
             self._mask,
         )
         self._paths[np.arange(self.num_envs), state.time] = state.cells
-        reward = self._reward(entropy)
+        reward = self._reward(before, entropy)
         reward[restart] = 0
         last = state.time == self._decisions
         step_type = np.where(last, StepType.LAST, StepType.MID).astype(np.uint8)
@@ -196,13 +196,35 @@ class TerrainEnvironment(VectorEnvironment):
         totals = self.state.totals
         return totals.interest_entropy / np.maximum(totals.interest, 1)
 
-    def _reward(self, entropy: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Return the reward [N, A] of the step from entropy [N]."""
-        config = self.config
-        shared = config.reward_scale * self.state.totals.gain + config.reward_offset
+    def _reward(
+        self, before: NDArray[np.int32], entropy: NDArray[np.float64]
+    ) -> NDArray[np.float32]:
+        """Return the reward [N, A] of the step from positions `before` [N, A, 3], entropy [N]."""
+        config, state = self.config, self.state
+        shared = config.reward_scale * state.totals.gain + config.reward_offset
         if config.interest_weight:
             shared = shared + config.interest_weight * (entropy - self._entropy())
-        return np.repeat(shared[:, None], config.num_agents, axis=1).astype(np.float32)
+        if config.coverage_weight:
+            shared = shared + config.coverage_weight * (
+                state.totals.newly_seen / state.truth[0].size
+            )
+        if config.altitude_weight:
+            shared = shared + config.altitude_weight * altitude_diversity(
+                self.mission.metres[state.cells[:, :, 2]]
+            )
+        reward = np.repeat(shared[:, None], config.num_agents, axis=1)
+        if config.distance_weight:
+            reward -= config.distance_weight * (
+                np.linalg.norm(self._metres(state.cells) - self._metres(before), axis=-1)
+                / config.spacing_m
+            )
+        if config.overlap_weight:
+            reward -= config.overlap_weight * footprint_overlap(state.rects)
+        if config.collision_weight:
+            reward -= config.collision_weight * close_agents(
+                self._metres(state.cells)[..., :2], config.collision_distance_m
+            )
+        return reward.astype(np.float32)
 
     def _metres(self, cells: NDArray[np.int32]) -> NDArray[np.float64]:
         """Convert lattice positions [..., 3] to meters."""
@@ -252,6 +274,31 @@ class TerrainEnvironment(VectorEnvironment):
             "cell_m": np.array(cell_size_m(self.config)),
             "time": np.array(time),
         }
+
+
+def altitude_diversity(metres: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return [N] 0.01 var(z) + 0.1 mean |z_i - z_j| over pairs, of altitudes [N, A] in meters."""
+    agents = metres.shape[1]
+    pairs = np.abs(metres[:, :, None] - metres[:, None]).sum(axis=(1, 2))
+    mean = pairs / max(agents * (agents - 1), 1)
+    return np.asarray(0.01 * metres.var(axis=1) + 0.1 * mean)
+
+
+def footprint_overlap(rects: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return each footprint's largest share that another one covers: [N, A, 4] -> [N, A]."""
+    low = np.maximum(rects[:, :, None, ::2], rects[:, None, :, ::2])
+    high = np.minimum(rects[:, :, None, 1::2], rects[:, None, :, 1::2])
+    common = np.maximum(high - low, 0).prod(axis=-1)  # [N, A, A]
+    own = np.diagonal(common, axis1=1, axis2=2).copy()
+    agents = np.arange(rects.shape[1])
+    common[:, agents, agents] = 0
+    return np.asarray(common.max(axis=2) / np.maximum(own, 1))
+
+
+def close_agents(metres: NDArray[np.float64], distance: float) -> NDArray[np.float64]:
+    """Count the other agents within a horizontal distance: [N, A, 2] meters -> [N, A]."""
+    apart = np.linalg.norm(metres[:, :, None] - metres[:, None], axis=-1)
+    return np.asarray((apart <= distance).sum(axis=2) - 1.0)
 
 
 def symmetries(config: Config) -> tuple[Symmetry, ...]:

@@ -165,6 +165,7 @@ def state(config: Config, num_envs: int) -> State:
             correct=np.zeros(num_envs, np.int64),
             seen=np.zeros(num_envs, np.int64),
             gain=np.zeros(num_envs),
+            newly_seen=np.zeros(num_envs, np.int64),
         ),
     )
 

@@ -88,16 +88,23 @@ def _read(path: Path) -> tuple[NDArray[np.generic], float | None]:
         raise RasterError(f"raster '{path}' cannot be read ({reason}); save it again") from error
 
 
-def resample(values: NDArray[np.float32], shape: tuple[int, int]) -> NDArray[np.float32]:
+def resample(
+    values: NDArray[np.float32], shape: tuple[int, int], nearest: bool
+) -> NDArray[np.float32]:
     """Resample a grid's values to another grid over the same area.
 
     Each new cell gets the mean over the area that it covers, parts of cells included (OpenCV's
-    INTER_AREA): from m to n cells, cell i gets the mean over [i m/n, (i+1) m/n).
+    INTER_AREA): from m to n cells, cell i gets the mean over [i m/n, (i+1) m/n). Or it gets the
+    value at its corner: cell i that of floor(i m/n).
 
     Args:
         values: [rows, columns] values.
         shape: (rows, columns) of the result.
+        nearest: true for values at corners instead of means.
     """
+    if nearest:
+        rows, columns = (np.arange(n) * m // n for n, m in zip(shape, values.shape, strict=True))
+        return values[np.ix_(rows, columns)]
     across = _means(values, shape[0])
     return np.asarray(_means(across.T, shape[1]).T, np.float32)
 
@@ -133,6 +140,8 @@ class RasterWorld:
         self._shape = shape
         self._values = load_raster(config.raster)
         self._threshold: float | None = config.raster_threshold
+        if config.raster_quantile_of == "raster" and self._threshold is None:
+            self._threshold = float(np.quantile(self._values, config.raster_quantile))
         if self._threshold is not None:
             low, high = float(self._values.min()), float(self._values.max())
             if not low <= self._threshold < high:
@@ -187,7 +196,7 @@ class RasterWorld:
         crop = np.rot90(self._values[top : top + rows, left : left + columns], turns)
         if config.raster_augment and generator.integers(2):
             crop = crop[::-1]
-        values = resample(crop, self._shape)
+        values = resample(crop, self._shape, nearest=config.raster_resampling == "nearest")
         threshold = self._threshold
         if threshold is None:
             # Of the crop, not of its resampled values: cheaper by the factor of enlargement.

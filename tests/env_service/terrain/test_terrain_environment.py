@@ -12,7 +12,6 @@ from env_service.compiled import compiled
 from env_service.envs.terrain import BASELINES, Config, make
 from env_service.envs.terrain.environment import TerrainEnvironment
 from env_service.envs.terrain.gain import expected_gains, sampled
-from shared.config.section import validate
 from shared.process.errors import ConfigError
 from shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE
 from shared.wire.timestep import StepType, TimeStep
@@ -147,6 +146,35 @@ def test_conflicts_are_settled_and_counted() -> None:
     assert env.render_state(0)["executed_action"].tolist() == [4, 2]
 
 
+def test_extra_rewards_add_up() -> None:
+    base = {**SMALL, "num_agents": 2, "reward_scale": 0.0, "reward_offset": 0.0}
+
+    def reward(**weight: float) -> list[float]:
+        env = TerrainEnvironment(Config(**base, **weight), 1)
+        env.reset(SEED)
+        env.state.cells[0] = [[1, 2, 2], [3, 2, 1]]
+        before = env.state.totals.interest_entropy[0]
+        step = env.step(actions(4, 5), GO, SEED)  # agent 0 along x; agent 1 down to 5 m
+        row: list[float] = step.reward[0].tolist()
+        fall.append((before - env.state.totals.interest_entropy[0]) / env.state.truth[0].sum())
+        coverage.append(env.state.totals.newly_seen[0] / env.state.truth[0].size)
+        return row
+
+    coverage: list[float] = []
+    fall: list[float] = []
+    # agent 0 at (10, 10, 15), agent 1 at (15, 10, 5): 5 m apart, both flew one spacing
+    assert reward(distance_weight=0.1) == pytest.approx([-0.1, -0.1])
+    assert reward(collision_weight=2.0) == [-2, -2]
+    assert reward(collision_weight=2.0, collision_distance_m=4.9) == [0, 0]
+    assert reward(altitude_weight=0.5) == pytest.approx([0.625, 0.625])
+    # cells of 5.77 m / 15 = 0.385 m; radii 22 and 7 around columns 25 and 38: agent 1's 14 x 14
+    # cells lie within 3 .. 47, so it shares all of them, agent 0 196 of 44 x 44
+    assert reward(overlap_weight=1.0) == pytest.approx([-196 / 44**2, -1])
+    assert reward(coverage_weight=3.0) == pytest.approx([3 * coverage[-1]] * 2)
+    assert reward(interest_weight=2.0) == pytest.approx([2 * fall[-1]] * 2)
+    assert fall[-1] > 0
+
+
 def test_rewards_of_interest_sum_to_the_fall_of_the_metric() -> None:
     env = make(Config(**SMALL, num_agents=2, reward_scale=0, reward_offset=0, interest_weight=1), 1)
     first = env.reset(SEED)
@@ -225,10 +253,3 @@ def test_function_that_cannot_be_cached_is_still_compiled() -> None:
     namespace: dict[str, Any] = {}
     exec("def double(x):\n    return 2 * x", namespace)  # noqa: S102 - a function of no file
     assert compiled()(namespace["double"])(21) == 42
-
-
-def test_rewards_that_are_gone_are_refused_by_name() -> None:
-    former = {"coverage_weight": 0.0, "collision_distance_m": 5.0, "raster_resampling": "area"}
-    assert validate(Config, former, "environment") == Config()
-    with pytest.raises(ConfigError, match=r"overlap_weight' = 1: it is gone; a subclass"):
-        validate(Config, {"overlap_weight": 1}, "environment")

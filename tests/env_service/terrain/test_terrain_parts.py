@@ -9,6 +9,11 @@ from pydantic import ValidationError
 
 from env_service.envs.terrain import Config, channels
 from env_service.envs.terrain.belief import ODDS_MAX, ODDS_MIN, entropy_row, fuse, pool, scratch
+from env_service.envs.terrain.environment import (
+    altitude_diversity,
+    close_agents,
+    footprint_overlap,
+)
 from env_service.envs.terrain.lattice import MOVES, action_mask, lattice_shape, move_agents
 from env_service.envs.terrain.sensor import camera, footprint, map_shape, measure
 
@@ -198,6 +203,17 @@ def test_image_channel() -> None:
     out = np.zeros((2, 2))
     channels.pool_image(seen, (2, 0), (2, 4), (4, 4), 0.8, np.zeros(4, np.float32), out)
     np.testing.assert_allclose(out, [[0.5, 0.5], [(3 * 0.8 + 0.2) / 4, 0.2]], atol=1e-6)
+
+
+def test_extra_reward_terms() -> None:
+    # altitudes 5 and 15: var 25, one pair 10 apart
+    np.testing.assert_allclose(altitude_diversity(np.array([[5.0, 15.0]])), [0.25 + 1.0])
+    assert altitude_diversity(np.array([[5.0]])) == 0
+    # 2 x 4 and 4 x 4 cells share 1 x 4
+    rects = np.array([[[0, 2, 0, 4], [1, 5, 0, 4], [9, 10, 9, 10]]])
+    np.testing.assert_allclose(footprint_overlap(rects), [[0.5, 0.25, 0]])
+    metres = np.array([[[0.0, 0.0], [3.0, 4.0], [9.0, 4.0]]])
+    np.testing.assert_allclose(close_agents(metres, 5.0), [[1, 1, 0]])
 
 
 @pytest.mark.parametrize(

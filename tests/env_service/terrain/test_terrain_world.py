@@ -86,6 +86,8 @@ def test_bundled_raster() -> None:
     shares = worlds.mean(axis=(1, 2))
     assert ((shares >= 0.1) & (shares <= 0.9)).all()
     assert len({w.tobytes() for w in worlds}) == 20
+    fixed = draws(Config(world="raster", raster_quantile_of="raster"), 5)
+    assert fixed.mean(axis=(1, 2)).std() > shares.std()
 
 
 def test_crop_is_the_raster_itself(tmp_path: Path) -> None:
@@ -131,16 +133,18 @@ def test_colours_are_no_values(tmp_path: Path) -> None:
 def test_resampling_by_hand() -> None:
     """Three cells to two: the first covers cell 0 and half of cell 1. And to six, and none lost."""
     column = np.array([[1.0], [2.0], [6.0]], np.float32)
-    means = resample(column, (2, 1))
+    means = resample(column, (2, 1), nearest=False)
     np.testing.assert_allclose(means, [[(1 + 0.5 * 2) / 1.5], [(0.5 * 2 + 6) / 1.5]])
-    np.testing.assert_array_equal(resample(column, (6, 1))[:, 0], [1, 1, 2, 2, 6, 6])
+    np.testing.assert_array_equal(resample(column, (6, 1), nearest=False)[:, 0], [1, 1, 2, 2, 6, 6])
+    np.testing.assert_array_equal(resample(column, (2, 1), nearest=True)[:, 0], [1, 2])
+    np.testing.assert_array_equal(resample(column.T, (1, 4), nearest=True), [[1, 1, 2, 6]])
 
 
 @pytest.mark.parametrize("shape", [(120, 100), (493, 493), (50, 61), (245, 300)])
 def test_means_equal_opencv(shape: tuple[int, int]) -> None:
     values = load_raster("jacksboro")[:245, :300]
     theirs = cv2.resize(np.ascontiguousarray(values), shape[::-1], interpolation=cv2.INTER_AREA)
-    np.testing.assert_allclose(resample(values, shape), theirs, rtol=1e-6)
+    np.testing.assert_allclose(resample(values, shape, nearest=False), theirs, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
