@@ -25,10 +25,9 @@ from learner_service.layers.casting import cast_weights
 from learner_service.layers.distributions import sample, uniform
 from learner_service.layers.forward import forward
 from learner_service.layers.inputs import CriticInputs, Inputs
-from learner_service.layers.recurrent import RecurrentState, memory_size, recurrent_states
+from learner_service.layers.recurrent import RecurrentState, memory_size
 from learner_service.learning import options
 from learner_service.learning.base import require_discrete
-from learner_service.learning.counterfactual import bounded_log, taken
 from learner_service.learning.exploration import (
     LEAST,
     Exploration,
@@ -38,20 +37,25 @@ from learner_service.learning.exploration import (
     penalties,
     policy_probabilities,
 )
-from learner_service.learning.imitation import LOGGED, advice, mean_of_told
 from learner_service.learning.minibatches import (
+    LOGGED,
     NEVER_TAKEN,
     Pass,
+    advice,
     counted_actions,
     deviations,
+    mean_of_told,
+    recurrent_states,
 )
 from learner_service.learning.on_policy import OnPolicyAlgorithm
 from learner_service.learning.policies import ComaPolicy
 from learner_service.learning.returns import (
+    bounded_log,
     lambda_returns,
     most_gain,
     of_agents,
     polyak_update,
+    taken,
     target_of,
 )
 from learner_service.learning.rollout_rows import RecurrentStates

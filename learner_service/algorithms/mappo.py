@@ -22,12 +22,14 @@ from learner_service.layers.distributions import Categorical, Normal, logged_ent
 from learner_service.layers.forward import forward, forward_both
 from learner_service.layers.inputs import CriticInputs, Inputs
 from learner_service.learning import options
-from learner_service.learning.imitation import LOGGED, advice, mean_of_told
 from learner_service.learning.minibatches import (
+    LOGGED,
     NEVER_TAKEN,
     Minibatch,
     Pass,
+    advice,
     counted_actions,
+    mean_of_told,
 )
 from learner_service.learning.on_policy import OnPolicyAlgorithm
 from learner_service.learning.policies import (
@@ -38,6 +40,7 @@ from learner_service.learning.policies import (
     require_one_trunk,
 )
 from learner_service.learning.returns import (
+    ValueNorm,
     clipped_surrogate,
     lambda_returns,
     moments_of_sets,
@@ -46,7 +49,6 @@ from learner_service.learning.returns import (
     vtrace_returns,
 )
 from learner_service.learning.rollout_rows import RecurrentStates
-from learner_service.learning.value_norm import ValueNorm
 from learner_service.preprocess.running_moments import CLIPPED
 from learner_service.storage.rollout import Batch, transitions
 from shared.wire.spec import ACTION_MASK

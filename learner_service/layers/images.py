@@ -6,8 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.layers.layers import NetworkConfig
-from learner_service.layers.mlp import MLP
+from learner_service.layers.stacked import MLP, NetworkConfig
 from shared.process.errors import ConfigError
 
 if TYPE_CHECKING:

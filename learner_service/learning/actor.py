@@ -6,11 +6,11 @@ from typing_extensions import override
 
 from learner_service.device.precision import Precision
 from learner_service.layers.building import build_network, input_options
+from learner_service.layers.casting import publish
 from learner_service.layers.inputs import ActorInputs
-from learner_service.layers.recurrent import memory_size, recurrent_states
-from learner_service.layers.snapshot import publish
+from learner_service.layers.recurrent import memory_size
 from learner_service.learning.base import Algorithm, Policy
-from learner_service.learning.minibatches import counted_actions
+from learner_service.learning.minibatches import counted_actions, recurrent_states
 from learner_service.learning.policies import (
     Actor,
     MappoPolicy,

@@ -19,10 +19,10 @@ from learner_service.layers.building import (
     input_options,
     shared_encoder,
 )
+from learner_service.layers.casting import publish
 from learner_service.layers.encoded import Encoder, learned_parameters
 from learner_service.layers.inputs import ActorInputs, InputShape
 from learner_service.layers.recurrent import memory_size
-from learner_service.layers.snapshot import publish
 from learner_service.layers.stacked import count_slices
 from learner_service.learning.base import Algorithm, Policy
 from learner_service.learning.options import CriticConfig, SharingConfig

@@ -22,12 +22,12 @@ from torch import Tensor
 from learner_service.device.cuda_graph import Captured, Outputs, copy_by_type
 from learner_service.layers.inputs import Inputs
 from learner_service.layers.recurrent import RecurrentState
-from learner_service.learning.minibatches import Pass, shares
+from learner_service.learning.minibatches import Pass, shares, told_of_rows
 from learner_service.learning.packed_rows import Layout, packed, unpacked
-from learner_service.learning.rollout_rows import RolloutRows, told_of_rows
+from learner_service.learning.rollout_rows import RolloutRows
 from learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.wire.spec import AGENT_MASK, Discrete
 from shared.wire.timestep import StepType
 

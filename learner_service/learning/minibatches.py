@@ -9,7 +9,9 @@ Ranks of a group make as many minibatches as one learner with all their rows wou
 the group is that of all ranks together; where a rank has no row for it, rows of weight 0 stand in.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +22,9 @@ from learner_service.layers.recurrent import RecurrentState
 from learner_service.learning.returns import of_agents
 from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.rollout import Batch, Transitions
-from learner_service.storage.unroll import OBSERVATION
-from shared.wire.spec import AGENT_MASK
+from learner_service.storage.storage import OBSERVATION
+from shared.wire.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION
+from shared.wire.timestep import StepType
 
 # Log-probability in rows that do not count, which may be of another time: their ratio is 0, for an
 # infinite one times a weight of 0 is NaN.
@@ -174,6 +177,29 @@ def counted_actions(batch: Batch, t: Transitions, num_agents: int) -> Tensor:
     return weight if alive is None else weight * (alive[:-1] != 0)
 
 
+def told_of_rows(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return columns of minibatches that are observed: legal actions, and those of experts."""
+    columns = {}
+    if ACTION_MASK in obs:
+        columns["mask"] = obs[ACTION_MASK]
+    if EXPERT_ACTION in obs:
+        columns[EXPERT_ACTION] = obs[EXPERT_ACTION].long()
+    return columns
+
+
+def recurrent_states(batch: Batch) -> tuple[RecurrentState, RecurrentState] | tuple[None, None]:
+    """Initial states of policy and critic for a batch; None if the policy is not recurrent.
+
+    The policy starts from the state that it had when it acted. A critic does not act, so it starts
+    from zeros at the unroll's first row.
+    """
+    memory = batch.arrays.get("memory")
+    if memory is None:
+        return None, None
+    first = batch.arrays["step_type"] == int(StepType.FIRST)
+    return RecurrentState(memory[0], first), RecurrentState(torch.zeros_like(memory[0]), first)
+
+
 @dataclass
 class Rows:
     """All joint transitions of a batch: R rows, each of all A agents at one step, time outermost.
@@ -278,3 +304,57 @@ class Rows:
         before = (self.actor_state, self.critic_state)
         states = (state and state.columns(units.flatten()) for state in before)
         return Pass(number, actor, critic, found, share, -share, any_counts, self.sharing, *states)
+
+
+LOGGED = ("imitation_loss", "imitation_share")
+
+
+class Advice(NamedTuple):
+    """Imitation part of a minibatch's loss.
+
+    Attributes:
+        terms: summands of the loss, L = -E[log pi(expert | o)]; empty in runs without an expert.
+        logged: -log pi(expert | o) [M, A], 0 where none was asked, and whether one was, [M, A] 1 or
+            0; empty without.
+        told: [M, A] bool mask of rows where an expert was asked; None in runs without.
+    """
+
+    terms: list[tuple[Tensor, Tensor]]
+    logged: list[Tensor]
+    told: Tensor | None
+
+    def spared(self, weight: Tensor) -> Tensor:
+        """Weights [M, A] of other losses of the policy, 0 where an expert was asked."""
+        return weight if self.told is None else weight.masked_fill(self.told, 0)
+
+
+def mean_of_told(means: Tensor, told: list[Tensor], first: int) -> Tensor:
+    """Make the mean loss of all rows, at `first` before the share, that of the rows told.
+
+    Args:
+        means: means for the log.
+        told: empty in runs without an expert, whose means do not change.
+        first: index at which LOGGED begins.
+    """
+    if told:
+        means[first] /= means[first + 1].clamp_min(1e-8)
+    return means
+
+
+def advice(
+    columns: Mapping[str, Tensor], log_prob: Callable[[Tensor], Tensor], cost: Tensor
+) -> Advice:
+    """Compute the imitation part of a minibatch's loss.
+
+    Args:
+        columns: columns of the minibatch, name -> [M, A, ...].
+        log_prob: log pi [M, A] of actions [M, A].
+        cost: [M, A] cost of the minibatch's rows; see Pass.
+    """
+    expert = columns.get(EXPERT_ACTION)
+    if expert is None:
+        return Advice([], [], None)
+    told = expert >= 0
+    found = log_prob(expert.clamp_min(0))
+    logged = [-found.detach().masked_fill(~told, 0), told.float()]
+    return Advice([(found, cost * told)], logged, told)

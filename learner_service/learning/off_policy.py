@@ -22,10 +22,9 @@ from learner_service.learning.options import (
 )
 from learner_service.learning.returns import annealed, mean_over
 from learner_service.ranks.group import Group
-from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
-from learner_service.storage.sequences import SequenceReplay
-from learner_service.storage.unroll import NEXT as NEXT
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage, SequenceReplay
+from learner_service.storage.storage import NEXT as NEXT
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.process.errors import ConfigError
 from shared.wire.spec import AGENT_MASK, EnvSpec

@@ -19,9 +19,9 @@ from learner_service.learning.actor_critic import ActorCritic
 from learner_service.learning.options import OnPolicyCriticConfig
 from learner_service.storage.flight import transitions_in
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
-from shared.wire.spec import ACTION_MASK, EXPERT_ACTION, EnvSpec
+from shared.wire.spec import EXPERT_ACTION, EnvSpec
 
 # Of the policy and of the critic.
 RecurrentStates = tuple[RecurrentState | None, RecurrentState | None]
@@ -170,13 +170,3 @@ class RolloutRows(ActorCritic[Batch]):
     @abstractmethod
     def _fed(self, obs: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
         """Return inputs of actor and critic."""
-
-
-def told_of_rows(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return columns of minibatches that are observed: legal actions, and those of experts."""
-    columns = {}
-    if ACTION_MASK in obs:
-        columns["mask"] = obs[ACTION_MASK]
-    if EXPERT_ACTION in obs:
-        columns[EXPERT_ACTION] = obs[EXPERT_ACTION].long()
-    return columns

@@ -20,8 +20,8 @@ from typing_extensions import override
 from learner_service.device.adam import decayed
 from learner_service.device.cuda_graph import Outputs
 from learner_service.device.precision import Precision
+from learner_service.layers.casting import publish, snapshot
 from learner_service.layers.dropout import draw_from
-from learner_service.layers.snapshot import publish, snapshot
 from learner_service.learning.averaging import averaged, decay_after
 from learner_service.learning.base import Policy
 from learner_service.learning.options import GradNorm

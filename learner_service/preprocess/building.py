@@ -18,7 +18,7 @@ from learner_service.preprocess.stack_frames import StackFrames
 from learner_service.preprocess.transform import Transform, Transforms
 from learner_service.ranks.group import Group
 from learner_service.storage.frames import find_frames
-from learner_service.storage.unroll import NEXT, OBSERVATION
+from learner_service.storage.storage import NEXT, OBSERVATION
 from shared.config.experiment import AugmentConfig, ImitationConfig
 from shared.process.errors import ConfigError
 from shared.wire.spec import EnvSpec

@@ -14,9 +14,8 @@ from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config.learner import LearnerConfig
 from shared.process.errors import WireError
 from shared.rpc import rollout_pb2 as pb
-from shared.wire.codec import ObservationCodec
+from shared.wire.codec import ObservationCodec, RowCheck
 from shared.wire.notices import GIVEN_UP, NOTICES_TAG, unpack_notices
-from shared.wire.row_check import RowCheck
 from shared.wire.timestep import StepType, TimeStep
 
 _FIRST_ROWS_PATIENCE = 10  # environments may compile and load before their first rows

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from learner_service.serving.evaluation import Evaluation
 from learner_service.serving.opponents import Pairing
-from learner_service.storage.unroll import Unroll
+from learner_service.storage.storage import Unroll
 from shared.wire.codec import ActionCodec
 from shared.wire.spec import EnvSpec
 from shared.wire.timestep import Array, StepType, TimeStep

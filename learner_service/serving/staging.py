@@ -16,7 +16,7 @@ from typing_extensions import override
 from learner_service.device.cuda_graph import Graphs
 from learner_service.learning.base import Policy
 from learner_service.serving.slot_memory import SlotMemory
-from learner_service.storage.unroll import DTYPES, OBSERVATION, Unroll
+from learner_service.storage.storage import DTYPES, OBSERVATION, Unroll
 from shared.wire.timestep import Array, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)

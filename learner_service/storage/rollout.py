@@ -20,16 +20,16 @@ from learner_service.device.readback import to_host
 from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.flight import Demand, Flight, Speed, plan, transitions_in, unmeasured
 from learner_service.storage.frames import Frames
-from learner_service.storage.storage import Batch as AnyBatch
-from learner_service.storage.storage import UnrollStorage
-from learner_service.storage.unroll import (
+from learner_service.storage.storage import (
     OBSERVATION,
     Unroll,
+    UnrollStorage,
     array_bytes,
     is_transition,
     side_by_side,
     time_step_layout,
 )
+from learner_service.storage.storage import Batch as AnyBatch
 from shared.wire.spec import AGENT_MASK, EnvSpec
 from shared.wire.timestep import StepType
 

@@ -30,7 +30,7 @@ from learner_service.layers import toom_cook
 from learner_service.learning.minibatches import Rows
 from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from murmur.benchmarks.effort import Effort
 from shared.config import PluginConfig
 from shared.wire.spec import ACTION_MASK

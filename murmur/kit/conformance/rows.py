@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from env_service.environment import random_action
 from murmur.kit.conformance.checklist import Checklist
-from shared.wire.row_check import MAX_ABS_OBSERVATION
+from shared.wire.codec import MAX_ABS_OBSERVATION
 from shared.wire.spec import ACTION_MASK, AGENT_CELL, EXPERT_ACTION, Discrete, EnvSpec
 from shared.wire.timestep import Array, StepType, TimeStep
 

@@ -18,7 +18,7 @@ from learner_service.preprocess.augment.base import Augment
 from learner_service.preprocess.augmentation import Augmentation
 from learner_service.preprocess.transform import Transforms
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.wire.timestep import StepType
 from tests.learner_service.algorithms.test_captured_updates import tensors

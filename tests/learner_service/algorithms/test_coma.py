@@ -19,7 +19,7 @@ from learner_service.learning.exploration import policy_probabilities
 from learner_service.learning.minibatches import Pass
 from learner_service.learning.returns import clipped_surrogate, lambda_returns
 from learner_service.storage.rollout import Batch, RolloutStorage, transitions
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.process.errors import ConfigError, SpecError
 from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, EnvSpec

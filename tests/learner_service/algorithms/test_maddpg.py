@@ -18,7 +18,7 @@ from learner_service.algorithms.maddpg import Actions, Config, Maddpg, gumbel_so
 from learner_service.device.precision import Precision
 from learner_service.learning.off_policy import rows_of
 from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.process.errors import ConfigError, SpecError
 from shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec

@@ -16,9 +16,9 @@ from learner_service.algorithms.mappo import Config, Mappo
 from learner_service.device.precision import Precision, clip_gradients
 from learner_service.layers.distributions import ILLEGAL, Categorical, Normal, explore
 from learner_service.layers.stacked import sharing_agents
-from learner_service.learning.value_norm import ValueNorm
+from learner_service.learning.returns import ValueNorm
 from learner_service.storage.rollout import Batch, RolloutStorage
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.process.errors import ConfigError
 from shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec

@@ -30,7 +30,7 @@ from learner_service.algorithms.masac import (
 from learner_service.device.precision import Precision
 from learner_service.layers.distributions import SquashedNormal
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from murmur.benchmarks._masac_loop import AgentNetworks, MasacLoop
 from murmur.benchmarks.masac_update import count_operations
 from shared.config import PluginConfig

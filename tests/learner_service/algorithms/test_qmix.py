@@ -17,7 +17,7 @@ from learner_service.device.precision import Precision
 from learner_service.layers.inputs import StateInputs
 from learner_service.learning.off_policy import rows_of
 from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.process.errors import SpecError
 from shared.wire.spec import (

@@ -10,7 +10,7 @@ from learner_service.algorithms.mappo import Mappo
 from learner_service.layers.stacked import sharing_agents
 from learner_service.learning.on_policy import OnPolicyAlgorithm
 from learner_service.learning.packed_rows import packed, unpacked
-from learner_service.learning.value_norm import ValueNorm
+from learner_service.learning.returns import ValueNorm
 from learner_service.preprocess.running_moments import crowd
 from learner_service.storage.rollout import Batch, transitions
 from shared.wire.timestep import StepType

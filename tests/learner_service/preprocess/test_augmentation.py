@@ -16,7 +16,7 @@ from learner_service.preprocess.augmentation import Augmentation
 from learner_service.preprocess.transform import Transforms
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import NEXT, OBSERVATION
+from learner_service.storage.storage import NEXT, OBSERVATION
 from shared.config import PluginConfig
 from shared.config.experiment import AugmentConfig
 from shared.config.symmetry import ArrayChange, Symmetry
