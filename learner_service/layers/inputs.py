@@ -48,11 +48,9 @@ class Inputs:
         """The images as a network is fed them: float32, bytes scaled to 0..1."""
         return None if self.stored is None else to_float(self.stored)
 
-    def rows(self, index: Tensor | slice) -> "Inputs":
+    def rows(self, start: int, stop: int) -> "Inputs":
         """Some of the joint rows."""
-        if isinstance(index, slice):
-            return self.each(lambda x: x[index])
-        return self.each(lambda x: x.index_select(0, index))
+        return self.each(lambda x: x[start:stop])
 
     def grouped(self, agents: int) -> "Inputs":
         """The same rows as [B * A / agents, agents, ...]."""

@@ -21,9 +21,8 @@ from learner_service.layers.inputs import Inputs
 from learner_service.layers.recurrent import RecurrentState
 from learner_service.learning.returns import of_agents
 from learner_service.ranks.group import ALONE, Group
-from learner_service.storage.rollout import Batch, Transitions
-from learner_service.storage.storage import OBSERVATION
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION
+from learner_service.storage.rollout import Batch
+from shared.wire.spec import ACTION_MASK, EXPERT_ACTION
 from shared.wire.timestep import StepType
 
 # Log-probability in rows that do not count, which may be of another time: their ratio is 0, for an
@@ -170,13 +169,6 @@ def shares(weight: Tensor, sharing: Tensor, group: Group = ALONE) -> tuple[Tenso
     return weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
 
 
-def counted_actions(batch: Batch, t: Transitions, num_agents: int) -> Tensor:
-    """[L, B, A] 1 where an alive agent's action was taken and led to the next row, else 0."""
-    weight = t.valid.unsqueeze(-1).expand(-1, -1, num_agents).float()
-    alive = batch.arrays.get(OBSERVATION + AGENT_MASK)
-    return weight if alive is None else weight * (alive[:-1] != 0)
-
-
 def told_of_rows(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return columns of minibatches that are observed: legal actions, and those of experts."""
     columns = {}
@@ -298,8 +290,12 @@ class Rows:
         if rest:
             weight[-rest:, :, -columns - 1] = 0
         share, any_counts = shares(weight.flatten(1, 2), self.sharing, group)
-        actor = self.actor.rows(rows)
-        critic = actor if self.critic is self.actor else self.critic.rows(rows)
+        actor = self.actor.each(lambda x: x.index_select(0, rows))
+        critic = (
+            actor
+            if self.critic is self.actor
+            else self.critic.each(lambda x: x.index_select(0, rows))
+        )
         found = {name: x.index_select(0, rows) for name, x in self.columns.items()}
         before = (self.actor_state, self.critic_state)
         states = (state and state.columns(units.flatten()) for state in before)

@@ -24,7 +24,6 @@ from learner_service.learning.returns import annealed, mean_over
 from learner_service.ranks.group import Group
 from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage, SequenceReplay
 from learner_service.storage.storage import NEXT as NEXT
-from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.process.errors import ConfigError
 from shared.wire.spec import AGENT_MASK, EnvSpec
@@ -36,12 +35,6 @@ def rows_of(batch: ReplayBatch) -> dict[str, Tensor]:
     """All that an update reads of a batch, as named tensors: arrays, NEXT + arrays, and scalars."""
     rows = {**batch.arrays, **{NEXT + name: x for name, x in batch.next_arrays.items()}}
     return rows | {"reward": batch.reward, "discount": batch.discount, "weight": batch.weight}
-
-
-def observed(rows: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-    """Name -> [B, ...] of the observations in `rows_of`; prefix NEXT: those of row t + k."""
-    prefix += OBSERVATION
-    return {k.removeprefix(prefix): v for k, v in rows.items() if k.startswith(prefix)}
 
 
 def alive_mask(observation: Mapping[str, Tensor]) -> Tensor | None:
@@ -130,8 +123,8 @@ class OffPolicyConfig(SharingConfig, AlgorithmConfig):
 class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     """Learns from transitions, whatever policy made them. Used by the thread that learns.
 
-    `_learn(rows)` gets `_rows_of` a batch, multiplies the critics' losses by its "weight" [B], and
-    returns PRIORITY, the new td_error [B], among the scalars.
+    `_learn(rows)` gets `rows_of` a batch, or the arrays of sequences [L + 1, S, ...]. It multiplies
+    the losses of critics by "weight" [B] and returns PRIORITY, the new td_error [B], too.
     """
 
     _config: OffPolicyConfig
@@ -175,7 +168,12 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         """
         self._counts["updates"] += 1
         self._set_rows(self._rows() + self._rows_per_update)
-        rows, turn = self._rows_of(batch), self._turn()
+        rows, turn = batch.arrays if self.memory_size else rows_of(batch), self._turn()
+        if self._config.replay.prioritized and self._group.size > 1:
+            # Weights are over the largest that any rank has drawn.
+            largest = batch.largest_weight.clone()
+            self._group.largest_([largest])
+            rows["weight"] = batch.weight * (batch.largest_weight / largest)
         if batch.error_memory is None:
             scalars = self._captured(rows, **turn)
             batch.td_error = scalars.pop(PRIORITY)
@@ -212,20 +210,6 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             if value != self._explored[i]:
                 self._explored[i] = value
                 self._exploration[i].fill_(value)
-
-    def _rows_of(self, batch: ReplayBatch) -> dict[str, Tensor]:
-        """`rows_of` a batch, its weights over the largest that any rank has drawn.
-
-        Of sequences: their arrays, [L + 1, S, ...].
-        """
-        if self.memory_size:
-            return batch.arrays
-        rows = rows_of(batch)
-        if self._config.replay.prioritized and self._group.size > 1:
-            largest = batch.largest_weight.clone()
-            self._group.largest_([largest])
-            rows["weight"] = batch.weight * (batch.largest_weight / largest)
-        return rows
 
     def _rows(self) -> Fraction:
         return Fraction(int(self._counts["rows"]), int(self._counts["rows_divisor"]))

@@ -140,26 +140,6 @@ def mean_over(x: Tensor, counted: Tensor, dim: int) -> Tensor:
     return (x * counted).sum(dim) / counted.sum(dim).clamp_min(1)
 
 
-def mean_of_sets(x: Tensor, counted: Tensor, sharing: Tensor, group: Group = ALONE) -> Tensor:
-    """For each parameter group the mean over all rows of its agents that count; 0 where none does.
-
-    The sum is a loss under which each group learns as if it were alone: what other agents do, and
-    how many there are, scales nothing.
-
-    Args:
-        x: [R, A].
-        counted: [R, A] mask, 1 where an agent's row counts, else 0.
-        sharing: [S, A] result of `sharing_agents`.
-        group: the mean is over the rows of all its ranks.
-
-    Returns:
-        [S].
-    """
-    sums, counts = sharing @ (x * counted).sum(0), sharing @ counted.sum(0)
-    group.sum_([sums, counts])
-    return sums / counts.clamp_min(1)
-
-
 def of_agents(x: Tensor, sharing: Tensor) -> Tensor:
     """Each agent's number, [..., A], or [..., 1] where all share, of those of sets [..., S]."""
     if len(sharing) == 1:
@@ -170,9 +150,24 @@ def of_agents(x: Tensor, sharing: Tensor) -> Tensor:
 def moments_of_sets(
     x: Tensor, counted: Tensor, sharing: Tensor, group: Group = ALONE
 ) -> tuple[Tensor, Tensor]:
-    """[S] `mean_of_sets` and [S] the biased variance of the same rows."""
-    mean = mean_of_sets(x, counted, sharing, group)
-    return mean, mean_of_sets((x - of_agents(mean, sharing)).square(), counted, sharing, group)
+    """Find each parameter group's mean, and biased variance, over its agents' rows that count.
+
+    Args:
+        x: [R, A].
+        counted: [R, A] mask, 1 where an agent's row counts, else 0.
+        sharing: [S, A] result of `sharing_agents`.
+        group: group of the ranks that hold the rows.
+
+    Returns:
+        [S] means and [S] variances; 0 where no row counts.
+    """
+    sums, counts = sharing @ (x * counted).sum(0), sharing @ counted.sum(0)
+    group.sum_([sums, counts])
+    counts = counts.clamp_min(1)
+    mean = sums / counts
+    squares = sharing @ ((x - of_agents(mean, sharing)).square() * counted).sum(0)
+    group.sum_([squares])
+    return mean, squares / counts
 
 
 def annealed(start: float, end: float, done: float, over: float) -> float:
@@ -248,7 +243,7 @@ class ValueNorm(nn.Module):
                 and it waits to see whether there is anything to clip.
         """
         valid = counted > 0
-        mean, std = self._statistics()
+        mean, std = self.statistics()
         started = of_agents(self.weight, self._sharing) > 0
         reach = (_REACH * std).where(started, -math.inf)
         low, high = mean - reach, mean + reach
@@ -286,24 +281,14 @@ class ValueNorm(nn.Module):
         self.square.lerp_(squares / counts, fresh)
         self.weight.lerp_(torch.ones_like(self.weight), fresh)
 
-    def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Each agent's mean and deviation, [A]."""
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Return each agent's mean and deviation, [A]."""
         weight = self.weight.clamp_min(1e-8)
         mean = self.mean / weight
         variance = self.square / weight - mean.square()
         started = self.weight > 0
         std = torch.where(started, variance.clamp_min(1e-4).sqrt(), 1.0)
         return of_agents(mean, self._sharing), of_agents(std, self._sharing)
-
-    def normalize(self, x: Tensor) -> Tensor:
-        """[..., A] to units of the deviation."""
-        mean, std = self._statistics()
-        return (x - mean) / std
-
-    def denormalize(self, x: Tensor) -> Tensor:
-        """Back again."""
-        mean, std = self._statistics()
-        return x * std + mean
 
 
 def taken(x: Tensor, action: Tensor) -> Tensor:

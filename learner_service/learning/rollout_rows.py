@@ -5,13 +5,13 @@ from abc import abstractmethod
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from learner_service.device.cuda_graph import Captured, Outputs
 from learner_service.device.precision import Precision
 from learner_service.device.streams import Pace
-from learner_service.layers.forward import chunk_of, forward, forward_rows
+from learner_service.layers.forward import chunk_of
 from learner_service.layers.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.layers.recurrent import RecurrentState
 from learner_service.layers.stacked import sharing_agents
@@ -26,7 +26,6 @@ from shared.wire.spec import EXPERT_ACTION, EnvSpec
 # Of the policy and of the critic.
 RecurrentStates = tuple[RecurrentState | None, RecurrentState | None]
 _MOST_AT_ONCE = 16  # minibatches of a graph
-_MOST_ROWS = 8192  # of agents, that a network is fed at once
 _ROOM = 33 / 32  # of a minibatch of fixed size: the number of minibatches is a whole one
 
 
@@ -140,23 +139,8 @@ class RolloutRows(ActorCritic[Batch]):
         joint = width / agents if self._single else width
         whole = math.ceil(joint * self._config.batch_number * 9 / 8)  # with unrolls' last rows
         shapes = self._actor_inputs.shape.image, self._critic_inputs.shape.image
-        most = min(chunk_of(image, _MOST_ROWS) for image in shapes)
+        most = min(chunk_of(image, self._device) for image in shapes)
         return max(1, min(most // agents, whole))
-
-    def _outputs(self, network: nn.Module, inputs: Inputs, state: RecurrentState | None) -> Tensor:
-        """Return [R, A, K] float32 of a network; without gradient any number of rows will do.
-
-        On a GPU the rows are a block, and go through at once.
-        """
-        if not self._static:
-            return forward_rows(network, inputs, self._precision, state)
-        return forward(network, inputs, state, self._precision)[0]
-
-    def _rows_of(self, network: nn.Module, inputs: Inputs) -> Tensor:
-        """Return [R, A, K] float32 for the rows of a pass or block, a part of them at once."""
-        if not self._static:
-            return forward_rows(network, inputs, self._precision)
-        return forward_rows(network, inputs, self._precision, most=_MOST_ROWS)
 
     def _call(self, step: Captured, given: Mapping[str, Tensor], **options: int) -> Outputs:
         """Run a graph, a few of them ahead of the device at most.

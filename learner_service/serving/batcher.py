@@ -54,6 +54,7 @@ class DynamicBatcher:
     what a Condition costs; the rest belongs to the inference thread.
 
     Attributes:
+        depth: requests that the last batch left pending.
         updating: set by the learner while an update is under way.
         tuners: tuners by phase, "update" and "idle", if there is a latency target.
     """
@@ -71,6 +72,7 @@ class DynamicBatcher:
         self._pending: deque[Request] = deque()
         self._arrivals: SimpleQueue[Sequence[Request]] = SimpleQueue()
         self._closed = False
+        self.depth = 0
         self.updating = False
         target_s = config.latency_target_ms / 1e3
         phases = ("update", "idle") if target_s else ()
@@ -97,11 +99,6 @@ class DynamicBatcher:
         self._closed = True
         self._arrivals.put(())  # wakes it
 
-    @property
-    def depth(self) -> int:
-        """Return the number of pending requests; those of one turn of the event loop count once."""
-        return len(self._pending) + self._arrivals.qsize()
-
     def next_batch(self, timeout_s: float) -> list[Request] | None:
         """Return the next batch, in slot order in sync mode, else in order of arrival.
 
@@ -117,6 +114,7 @@ class DynamicBatcher:
             batch, wait_s = self._take()
             left_s = deadline - time.monotonic()
             if batch or left_s <= 0:
+                self.depth = len(self._pending)
                 return batch
             with contextlib.suppress(Empty):
                 self._pending.extend(self._arrivals.get(timeout=min(wait_s, left_s)))

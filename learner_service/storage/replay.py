@@ -232,14 +232,6 @@ class ReplayBatch(Batch):
         """B."""
         return len(self.index)
 
-    def next_observation(self) -> dict[str, Tensor]:
-        """Return the observations at t + k: name -> [B, ...]."""
-        return {
-            k.removeprefix(OBSERVATION): v
-            for k, v in self.next_arrays.items()
-            if k.startswith(OBSERVATION)
-        }
-
     def changed(self, change: Callable[[Tensor], Tensor]) -> "ReplayBatch":
         """Return a batch with a function applied to every tensor that a draw sets."""
         drawn: dict[str, Any] = {name: change(getattr(self, name)) for name in _DRAWN}

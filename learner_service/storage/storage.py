@@ -75,6 +75,12 @@ def array_bytes(layout: Layout) -> dict[str, int]:
     return {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in layout.items()}
 
 
+def observed(arrays: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """Name -> observation of named arrays; prefix NEXT: those of row t + k."""
+    prefix += OBSERVATION
+    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+
+
 def is_transition(step_type: Tensor) -> Tensor:
     """Tell which time steps [T, ...] are followed by a transition: [T - 1, ...] bool.
 
@@ -416,11 +422,7 @@ class Batch(ABC):
 
     def observation(self) -> dict[str, Tensor]:
         """Return the observations, by name."""
-        return {
-            k.removeprefix(OBSERVATION): v
-            for k, v in self.arrays.items()
-            if k.startswith(OBSERVATION)
-        }
+        return observed(self.arrays)
 
 
 @dataclass(frozen=True)
