@@ -1,4 +1,8 @@
-"""Networks that remember: a GRU over time between any network and its outputs."""
+"""Networks that remember: a GRU over time between any network and its outputs.
+
+Through time a GRU goes in as few kernels as a step can take, two forward and two back: what does
+not depend on the order of time is done for all steps at once.
+"""
 
 import math
 from dataclasses import dataclass

@@ -7,6 +7,8 @@ to one size: see `fixed_shapes`.
 
 Ranks of a group make as many minibatches as one learner with all their rows would. Minibatch k of
 the group is that of all ranks together; where a rank has no row for it, rows of weight 0 stand in.
+
+Where an expert said what it would have done, a minibatch's loss has a part for that: see `advice`.
 """
 
 from collections.abc import Callable, Mapping
@@ -341,6 +343,10 @@ def advice(
     columns: Mapping[str, Tensor], log_prob: Callable[[Tensor], Tensor], cost: Tensor
 ) -> Advice:
     """Compute the imitation part of a minibatch's loss.
+
+    DAgger: Ross, Gordon, Bagnell 2011, "A Reduction of Imitation Learning and Structured Prediction
+    to No-Regret Online Learning" (arXiv:1011.0686). Rows that have an expert's action raise its
+    probability, in place of the policy gradient and of the entropy; other rows learn as ever.
 
     Args:
         columns: columns of the minibatch, name -> [M, A, ...].

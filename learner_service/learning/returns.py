@@ -1,4 +1,4 @@
-"""Returns, surrogates, schedules and target updates: functions that algorithms share."""
+"""Returns and their running deviation, surrogates, target updates: what algorithms share."""
 
 import copy
 import math

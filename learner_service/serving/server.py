@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from learner_service.serving.admission import Admission, Admitted, Context
-from learner_service.serving.handshake import read_hello
+from learner_service.serving.lockstep import read_hello
 from shared.config.learner import LearnerConfig
 from shared.process.addresses import host_and_port
 from shared.process.errors import ResourceError

@@ -831,6 +831,10 @@ def deal(
 class SequenceReplay(ReplayStorage):
     """Draws whole columns of the ring: unrolls, with the recurrent state at their first step.
 
+    Kapturowski, Ostrovski, Quan, Munos, Dabney 2019, "Recurrent Experience Replay in Distributed
+    Reinforcement Learning" (R2D2), section 3: sequences of fixed length are kept with the recurrent
+    state that acting had at their first step ("stored state"), and learned from as a whole.
+
     A batch's `arrays` are then [L + 1, S, ...], `memory` [1, S, A, H]; it has as many sequences S
     as make `batch_size` transitions. A column is drawn in proportion to its transitions.
     """

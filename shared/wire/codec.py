@@ -1,4 +1,4 @@
-"""Arrays <-> bytes by spec, and messages <-> bytes without a second copy.
+"""Arrays <-> bytes by spec, messages <-> bytes without a second copy, and checks of time steps.
 
 The wire is plain protobuf (proto/rollout.proto): any language can speak it. But protobuf's own
 Python code copies a `bytes` field twice on its way out and once on its way in, about 2 ms a
@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from shared.process.errors import SpecError, WireError
 from shared.rpc import rollout_pb2 as pb
 from shared.wire.channel import ENCODING_BYTES, MAX_OBSERVATION_BYTES, PART_BYTES
-from shared.wire.framing import parse, varint
-from shared.wire.parts import Assembly, part_frames, split
+from shared.wire.framing import Assembly, parse, part_frames, split, varint
 from shared.wire.spec import (
     ACTION_MASK,
     AGENT_CELL,
@@ -383,7 +382,7 @@ _MAX_SQUARE = MAX_ABS_OBSERVATION**2  # of a float32 sum of squares, which bound
 
 
 class RowCheck:
-    """Check of the rows of a message. Keeps no state between messages.
+    """Check, in both services, of docs/wire.md's rules for the rows of a message. Keeps no state between messages.
 
     `passes` takes a few passes over usual rows and no allocation of their size. Only rows that it
     does not accept are checked number by number, by `broken`.

@@ -12,8 +12,7 @@ from shared.process.errors import WireError
 from shared.rpc import rollout_pb2 as pb
 from shared.wire.channel import ENCODING_BYTES, PART_BYTES
 from shared.wire.codec import Layout
-from shared.wire.framing import parse
-from shared.wire.parts import PartFrame, part_frames, split
+from shared.wire.framing import PartFrame, parse, part_frames, split
 from shared.wire.samples import SPLITS, SampleSpec
 from shared.wire.timestep import Array
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from learner_service.algorithms.mappo import Mappo
 from learner_service.layers.stacked import sharing_agents
+from learner_service.learning.fixed_shapes import packed, unpacked
 from learner_service.learning.on_policy import OnPolicyAlgorithm
-from learner_service.learning.packed_rows import packed, unpacked
 from learner_service.learning.returns import ValueNorm
 from learner_service.preprocess.running_moments import crowd
 from learner_service.storage.rollout import Batch, transitions
