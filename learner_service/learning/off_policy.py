@@ -10,7 +10,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from learner_service.device.cuda_graph import Outputs
-from learner_service.device.precision import Precision
 from learner_service.layers.stacked import count_slices
 from learner_service.learning.actor_critic import ActorCritic
 from learner_service.learning.options import (
@@ -24,7 +23,6 @@ from learner_service.learning.returns import annealed, mean_over
 from learner_service.ranks.group import Group
 from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage, SequenceReplay
 from learner_service.storage.storage import NEXT as NEXT
-from shared.config import PluginConfig
 from shared.process.errors import ConfigError
 from shared.wire.spec import AGENT_MASK, EnvSpec
 
@@ -132,26 +130,18 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     _team = False  # see ReplayStorage
 
     @override
-    def __init__(
-        self,
-        config: OffPolicyConfig,
-        spec: EnvSpec,
-        network: PluginConfig,
-        precision: Precision,
-        device: torch.device,
-        seed: int,
-    ) -> None:
-        super().__init__(config, spec, network, precision, device, seed)
+    def _prepare(self) -> None:
+        config, device = self._config, self._device
         # MASAC's option from before learner.cuda_graph.
         self.graphs.enabled &= getattr(config, "cuda_graph", True)
         self._captured = self._capture("update", self._learn)
         self._captured_in_place = self._capture("update", self._learn_in_place, in_place=True)
-        self._seed, replay = seed, config.replay
+        replay = config.replay
         # A team learns from one loss: its gradient is one vector, clipped as a whole.
         of_loss = (0,) if self._team else self._slices
         self._num_slices, self._shares = count_slices(of_loss), agent_shares(of_loss, device)
         self.unroll_length = replay.unroll_steps
-        self.rows_per_update = replay.batch_size * spec.num_agents
+        self.rows_per_update = replay.batch_size * self._spec.num_agents
         interval = replay.update_interval * self._group.size  # rows of all ranks
         self._rows_per_update = Fraction(interval, replay.updates_per_interval)
         # Rows that the updates stand for are a fraction, so that no rounding adds up.

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.device.precision import Precision
 from learner_service.learning.fixed_shapes import FixedShapes
 from learner_service.learning.minibatches import (
     Pass,
@@ -23,13 +22,10 @@ from learner_service.learning.minibatches import (
     recurrent_states,
     told_of_rows,
 )
-from learner_service.learning.options import OnPolicyCriticConfig
 from learner_service.learning.returns import annealed
 from learner_service.learning.rollout_rows import RolloutRows
 from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import lengthened
-from shared.config import PluginConfig
-from shared.wire.spec import EnvSpec
+from learner_service.storage.storage import lengthened, observed
 
 
 class Schedule:
@@ -117,17 +113,9 @@ class OnPolicyAlgorithm(RolloutRows):
     _unused: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     @override
-    def __init__(
-        self,
-        config: OnPolicyCriticConfig,
-        spec: EnvSpec,
-        network: PluginConfig,
-        precision: Precision,
-        device: torch.device,
-        seed: int,
-    ) -> None:
-        super().__init__(config, spec, network, precision, device, seed)
-        c = config
+    def _prepare(self) -> None:
+        super()._prepare()
+        c = self._config
         self.unroll_length, self.unrolls_per_update = c.unroll_steps, c.unrolls_per_update
         self.rows_per_update = c.batch_size * c.batch_number
         self._schedule = Schedule(
@@ -135,7 +123,7 @@ class OnPolicyAlgorithm(RolloutRows):
             c.entropy_weight,
             c.anneal_updates,
             c.final_lr_fraction,
-            device,
+            self._device,
             static=self._static,
         )
         self._counts = {"updates": 0}
@@ -177,7 +165,7 @@ class OnPolicyAlgorithm(RolloutRows):
         else:
             self.graphs.eager_calls["update"] += 1
             self._total.zero_()
-            rows = self._prepare(batch)
+            rows = self._rows(batch)
             first = rows.of_single_agents() if self._single else rows
             for k in range(c.data_passes):
                 seen = first
@@ -214,12 +202,12 @@ class OnPolicyAlgorithm(RolloutRows):
                     self._call(steps, fixed.gather(words, memory, k, start))
 
     @torch.no_grad()
-    def _prepare(self, batch: Batch) -> Rows:
+    def _rows(self, batch: Batch) -> Rows:
         """Return what minibatches are of; keep what `_scalars` needs of the batch."""
         arrays = self._completed(batch.arrays)
         batch = Batch(arrays, [])
         length, envs = arrays["step_type"].shape
-        obs = {name: x.flatten(0, 1) for name, x in batch.observation().items()}
+        obs = {name: x.flatten(0, 1) for name, x in observed(arrays).items()}
         action = arrays["raw_action" if "raw_action" in arrays else "action"].flatten(0, 1)
         action = action if action.is_floating_point() else action.long()
         inputs, states = self._fed(obs, action), recurrent_states(batch)
@@ -237,7 +225,7 @@ class OnPolicyAlgorithm(RolloutRows):
     def _redrawn_rows(self, rows: Rows, batch: Batch) -> Rows:
         """Return rows of a batch with what was seen and done changed at random."""
         count = len(rows.weight)
-        obs = {name: x.flatten(0, 1)[:count] for name, x in batch.observation().items()}
+        obs = {name: x.flatten(0, 1)[:count] for name, x in observed(batch.arrays).items()}
         obs, action = self.redrawn(obs, rows.columns["action"], rows.actor_state)
         actor, critic = self._fed(obs, action)
         columns = rows.columns | {"action": action} | told_of_rows(obs)

@@ -9,19 +9,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from learner_service.device.cuda_graph import Captured, Outputs
-from learner_service.device.precision import Precision
 from learner_service.device.streams import Pace
 from learner_service.layers.forward import chunk_of
 from learner_service.layers.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.layers.recurrent import RecurrentState
-from learner_service.layers.stacked import sharing_agents
 from learner_service.learning.actor_critic import ActorCritic
 from learner_service.learning.options import OnPolicyCriticConfig
 from learner_service.storage.flight import transitions_in
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig
-from shared.wire.spec import EXPERT_ACTION, EnvSpec
+from shared.wire.spec import EXPERT_ACTION
 
 # Of the policy and of the critic.
 RecurrentStates = tuple[RecurrentState | None, RecurrentState | None]
@@ -44,23 +41,21 @@ class RolloutRows(ActorCritic[Batch]):
     _columns: tuple[str, ...]  # of numbers that `_learnable` returns
 
     @override
-    def __init__(
-        self,
-        config: OnPolicyCriticConfig,
-        spec: EnvSpec,
-        network: PluginConfig,
-        precision: Precision,
-        device: torch.device,
-        seed: int,
-    ) -> None:
-        self._imitates = spec.observation(EXPERT_ACTION) is not None
-        self._static = device.type != "cpu"  # no shape depends on what rows hold
-        self._sharing = sharing_agents(config.slices(spec.num_agents), device)
-        super().__init__(config, spec, network, precision, device, seed)
+    def _prepare(self) -> None:
+        device = self._device
         self._total = torch.zeros(len(self._of_steps) + 1, device=device)  # and minibatches
         self._of_batch = torch.zeros(self._OF_BATCH, device=device)
         self._pace = Pace(device)
         self._longest = 0  # time steps of an unroll so far, with memory
+
+    @property
+    def _imitates(self) -> bool:
+        return self._spec.observation(EXPERT_ACTION) is not None
+
+    @property
+    def _static(self) -> bool:
+        """Whether no shape may depend on what rows hold."""
+        return self._device.type != "cpu"
 
     @abstractmethod
     def _values_of_rows(

@@ -382,7 +382,9 @@ _MAX_SQUARE = MAX_ABS_OBSERVATION**2  # of a float32 sum of squares, which bound
 
 
 class RowCheck:
-    """Check, in both services, of docs/wire.md's rules for the rows of a message. Keeps no state between messages.
+    """Check, in both services, of docs/wire.md's rules for the rows of a message.
+
+    Keeps no state between messages.
 
     `passes` takes a few passes over usual rows and no allocation of their size. Only rows that it
     does not accept are checked number by number, by `broken`.

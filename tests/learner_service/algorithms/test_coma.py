@@ -127,7 +127,7 @@ def test_batched_targets_equal_one_forward_at_a_time() -> None:
     spec = vector_spec(num_agents=3, masked=True)
     coma, batch = make_coma(spec), random_batch(spec, 9, 4)
     twin = copy.deepcopy(coma._generator.get_state())
-    rows = coma._prepare(batch)
+    rows = coma._rows(batch)
     expected = plain_targets(
         coma, spec, batch, final_actions(coma, batch, torch.Generator().set_state(twin))
     )
@@ -168,7 +168,7 @@ def test_a_closed_unroll_ends_with_an_action_of_the_policy(recurrent: int) -> No
     both = storage.sample(0, 0)
     assert both is not None
     batch = Batch({k: v[:, :1] for k, v in both.arrays.items()}, [0])
-    rows = coma._prepare(batch)
+    rows = coma._rows(batch)
     taken = rows.columns["action"].view(4, 1, 2)
     assert taken[:3, 0].tolist() == [[0, 0], [0, 0], [1, 1]]
     assert rows.weight.flatten().tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
@@ -472,7 +472,7 @@ def test_dead_agents_teach_nothing() -> None:
     batch.arrays["discount"][:] = 1
     batch.arrays["reward"][3, 1] = torch.tensor([7.0, 7.0])
     coma = make_coma(alive_spec)
-    rows = coma._prepare(batch)
+    rows = coma._rows(batch)
     dead = (3 * 2 + 1) * 2 + 0
     assert (rows.weight.flatten() == 0).nonzero().flatten().tolist() == [dead]
     # The step into death brings its reward, and nothing comes after; for the other agent it does.

@@ -244,7 +244,7 @@ def test_comas_actor_is_unrolled_from_what_it_acted_with() -> None:
         assert isinstance(serving.policy, ComaPolicy)
         policy = serving.policy
     for batch in batches:
-        rows = coma._prepare(batch)
+        rows = coma._rows(batch)
         memory = batch.arrays["memory"][0]
         for t in range(4):
             now = batch.arrays["step_type"][t] == FIRST

@@ -105,7 +105,7 @@ def test_returns_are_those_of_a_cpu() -> None:
     assert isinstance(plain, Mappo)
     learn(padded, batch)
     plain._static = plain._schedule._static = False
-    rows = plain._prepare(batch)
+    rows = plain._rows(batch)
     fixed = padded._fixed
     for name in ("log_prob", "advantage", "target"):
         ours = fixed._buffers["columns"][: len(rows.weight), :, fixed.columns.index(name)]

@@ -62,7 +62,7 @@ def test_coma_minibatches_hold_whole_joint_rows() -> None:
     coma = build("coma", "discrete")
     assert isinstance(coma, Coma)
     batch = ENTRIES["coma"].batch(coma, make_spec("discrete"), 0, ALIVE)
-    rows = coma._prepare(batch)
+    rows = coma._rows(batch)
     joint = torch.arange(len(rows.weight))
     rows.columns["joint"] = joint
     with torch.no_grad():
