@@ -23,6 +23,7 @@ from learner_service.learning.returns import annealed, mean_over
 from learner_service.ranks.group import Group
 from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage, SequenceReplay
 from learner_service.storage.storage import NEXT as NEXT
+from learner_service.storage.storage import observed as observed
 from shared.process.errors import ConfigError
 from shared.wire.spec import AGENT_MASK, EnvSpec
 
