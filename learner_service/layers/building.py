@@ -337,7 +337,8 @@ def _require_room(
     fed = max(math.prod(shape.image or ()), shape.vector)
     if fed < _LARGE_INPUT and fed * rows < _LARGE_PASS:
         return
-    found = footprint(build, shape, agents)
+    image = None if shape.image is None else (agents, *shape.image)
+    found = footprint(build, agents, image, (agents, shape.vector) if shape.vector else None)
     if found is None:
         return
     require_room(

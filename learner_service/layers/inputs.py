@@ -436,19 +436,14 @@ class ActorInputs:
         if action is not None:
             action = action.detach()
             if self._sees_others:
-                self._add_others(images, vectors, observation, action)
+                others = self._of_others(observation, action)
+                (images if others.dim() == 5 else vectors).append(others)
             if whole:
                 vectors.append(action)
         return Inputs(_cat(images), _cat(vectors))
 
-    def _add_others(
-        self,
-        images: list[Tensor],
-        vectors: list[Tensor],
-        observation: Mapping[str, Tensor],
-        action: Tensor,
-    ) -> None:
-        """Append what each agent is shown of the others: one more image, or one more vector."""
+    def _of_others(self, observation: Mapping[str, Tensor], action: Tensor) -> Tensor:
+        """Return what agents are shown of the others, [B, A, 1, H, W] or [B, A, F]."""
         raise NotImplementedError
 
     def _agent_numbers(self, thread: int, device: torch.device) -> Tensor:
@@ -509,24 +504,17 @@ class CriticInputs(ActorInputs):
         self.shape = InputShape(image, vector)
 
     @override
-    def _add_others(
-        self,
-        images: list[Tensor],
-        vectors: list[Tensor],
-        observation: Mapping[str, Tensor],
-        action: Tensor,
-    ) -> None:
+    def _of_others(self, observation: Mapping[str, Tensor], action: Tensor) -> Tensor:
         b, a = action.shape
         if self._action_map:
             assert self.shape.image is not None
             _, h, w = self.shape.image
             cell = observation[AGENT_CELL].long()
-            images.append(others_action_map(cell, action, self._num_actions, h, w))
-        else:
-            each = one_hot(action, self._num_actions)  # [B, A, K]
-            joint = each.unsqueeze(1).expand(b, a, a, self._num_actions)
-            others = 1 - torch.eye(a, device=action.device).view(1, a, a, 1)
-            vectors.append((joint * others).flatten(2))
+            return others_action_map(cell, action, self._num_actions, h, w)
+        each = one_hot(action, self._num_actions)  # [B, A, K]
+        joint = each.unsqueeze(1).expand(b, a, a, self._num_actions)
+        others = 1 - torch.eye(a, device=action.device).view(1, a, a, 1)
+        return (joint * others).flatten(2)
 
 
 class JointInputs(ActorInputs):
@@ -577,18 +565,12 @@ class JointInputs(ActorInputs):
         self.with_action_shape = InputShape(image, vector + size)
 
     @override
-    def _add_others(
-        self,
-        images: list[Tensor],
-        vectors: list[Tensor],
-        observation: Mapping[str, Tensor],
-        action: Tensor,
-    ) -> None:
+    def _of_others(self, observation: Mapping[str, Tensor], action: Tensor) -> Tensor:
         parts = [to_float(observation[v.name], 2) for v in self._others]
         each = torch.cat([*parts, action], 2)  # [B, A, F + U]
         # Row a of the windows: a, a + 1, ..., and round to a - 1.
         windows = torch.cat([each, each[:, :-1]], 1).unfold(1, self._num_agents, 1)
-        vectors.append(windows[..., 1:].transpose(2, 3).flatten(2))  # of [B, A, F + U, A]
+        return windows[..., 1:].transpose(2, 3).flatten(2)  # of [B, A, F + U, A]
 
 
 def with_action(inputs: Inputs, action: Tensor) -> Inputs:

@@ -13,7 +13,6 @@ from learner_service.learning.options import SharingConfig
 from learner_service.serving.admission import MODE_NAMES, Admission, Admitted, Context, Refused
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.evaluation import EvaluationScheduler
-from learner_service.serving.league import split
 from learner_service.serving.session import EnvSession
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config.experiment import ExperimentConfig
@@ -333,12 +332,6 @@ class EnvSessions:
                 stream.messages = sequence
                 requests.inc()
                 await self._answer(context, session, sequence, timestep)
-        except WireError as error:
-            raise Refused(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                "contents",
-                f"worker '{session.worker_id}': {error}",
-            ) from None
         finally:
             self._host.end(session)
 
@@ -383,9 +376,12 @@ class EnvSessions:
         """
         other = None
         if session.order is not None:
-            timestep = session.from_worker(timestep)
+            timestep = session.of_agents(timestep, session.order)
         if session.pairing is not None:
-            timestep, other = split(session.spec, timestep)
+            half = session.spec.num_agents // 2  # in a league the spec is that of both teams
+            both = timestep
+            timestep = session.of_agents(both, slice(half))
+            other = session.of_agents(both, slice(half, None))
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._arrived.append(Request(session, sequence, timestep, reply, other))
         if len(self._arrived) == 1:
