@@ -43,6 +43,7 @@ class RolloutRows(ActorCritic[Batch]):
     @override
     def _prepare(self) -> None:
         device = self._device
+        self._static = device.type != "cpu"  # no shape depends on what rows hold
         self._total = torch.zeros(len(self._of_steps) + 1, device=device)  # and minibatches
         self._of_batch = torch.zeros(self._OF_BATCH, device=device)
         self._pace = Pace(device)
@@ -51,11 +52,6 @@ class RolloutRows(ActorCritic[Batch]):
     @property
     def _imitates(self) -> bool:
         return self._spec.observation(EXPERT_ACTION) is not None
-
-    @property
-    def _static(self) -> bool:
-        """Whether no shape may depend on what rows hold."""
-        return self._device.type != "cpu"
 
     @abstractmethod
     def _values_of_rows(
