@@ -37,6 +37,8 @@ from shared.wire.timestep import StepType, TimeStep
 
 _EVALUATION_POLL_S = 0.05
 HELLO_TIMEOUT_S = 10.0
+_FIRST_ROWS_PATIENCE = 10  # environments may compile and load before their first rows
+_LAST = int(StepType.LAST)  # NumPy compares faster with ints
 _MAX_SLOT = 1 << 20  # the run remembers an episode's number for each slot it has seen
 
 
@@ -79,102 +81,6 @@ async def read_hello(context: Context, stream: Admitted) -> pb.Hello:
     _check_hello(hello)
     stream.greet(hello)
     return hello
-
-
-class Handshake:
-    """Hello -> Welcome, for every session of environments. Used on the event loop."""
-
-    def __init__(self, host: Host) -> None:
-        """Greet on behalf of `host`."""
-        self._host = host
-
-    async def greet(self, hello: pb.Hello, context: Context, stream: Admitted) -> EnvSession:
-        """Answer the Hello of a session that steps environments with Welcome.
-
-        Raises:
-            Refused: if there can be no such session.
-        """
-        try:
-            spec = spec_from_proto(hello.spec)
-            check_size(spec, hello.num_envs)
-            stream.reserve(message_bytes(spec, hello.num_envs))
-            team = await self._agree(hello, spec, stream.admission)
-        except MurmurError as error:
-            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "spec", str(error)) from None
-        starts: list[pb.SlotStart] = []
-        if hello.mode == pb.MODE_EVALUATE:
-            session = await self._evaluation(hello, spec)
-        else:
-            try:
-                session, starts = self._host.admit(hello, spec)
-            except MurmurError as error:
-                raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "mode", str(error)) from None
-        if team.num_agents < spec.num_agents:
-            self._host.pair(session)
-        starts = self._arrange(session, starts)
-        welcome = pb.Welcome(
-            first_slot=max(session.first_slot, 0),
-            policy_version=self._host.policy_version,
-            run_seed=self._host.run_seed,
-            slots=starts,
-        )
-        try:
-            await context.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
-        except BaseException:
-            self._host.end(session)
-            raise
-        stream.welcome()
-        return session
-
-    async def _agree(self, hello: pb.Hello, spec: EnvSpec, admission: Admission) -> EnvSpec:
-        """The part of the agents that the run acts for; the first training session begins the run.
-
-        Raises:
-            MurmurError: if this is another environment than the run's.
-        """
-        training = hello.mode == pb.MODE_TRAIN
-        while self._host.spec is None and not training:
-            await asyncio.sleep(_EVALUATION_POLL_S)  # there is nothing to evaluate yet
-        if self._host.spec is not None and not training:  # their episodes may have another limit
-            spec = replace(spec, max_episode_steps=self._host.spec.max_episode_steps)
-        team = self._host.team(spec, training)
-        await admission.open_once(
-            lambda: self._host.spec is not None, lambda: self._host.open(team)
-        )
-        assert self._host.spec is not None
-        team = self._host.team(spec, training)  # another session may have begun the run meanwhile
-        difference = first_difference(self._host.spec, team)
-        if difference:
-            raise SpecError(
-                f"worker '{hello.worker_id}' brings another environment than this run's: "
-                f"{difference} (here: the learner, there: the worker)"
-            )
-        return team
-
-    def _arrange(self, session: EnvSession, starts: list[pb.SlotStart]) -> list[pb.SlotStart]:
-        """Note which row of the worker holds each of the run's agents; reorder its actions."""
-        assert self._host.spec is not None
-        order = agent_order(self._host.spec, session.spec)
-        if not order:
-            return starts
-        logger.info(
-            "worker '%s' lists the agents in another order than the run; its rows are put in order",
-            session.worker_id,
-        )
-        session.order = np.array(order)
-        dtype, shape = action_layout(session.spec.action)
-        for start in starts:
-            taken = np.frombuffer(start.actions, dtype).reshape(-1, session.spec.num_agents, *shape)
-            start.actions = session.to_worker(taken).tobytes()
-        return starts
-
-    async def _evaluation(self, hello: pb.Hello, spec: EnvSpec) -> EnvSession:
-        """A session for the next evaluation, as soon as one is due."""
-        while (evaluation := self._host.scheduler.start()) is None:
-            await asyncio.sleep(_EVALUATION_POLL_S)
-        evaluation.wanted = hello.episodes
-        zeros = np.zeros(hello.num_envs, np.int64)
-        return EnvSession(hello.worker_id, spec, hello.num_envs, -1, zeros, evaluation=evaluation)
 
 
 async def _first_hello(context: Context) -> pb.Hello:
@@ -275,17 +181,12 @@ def in_order(spec: EnvSpec, known: EnvSpec | None, config: ExperimentConfig) -> 
     return replace(spec, agents=known.agents) if may_be_put else spec
 
 
-_FIRST_ROWS_PATIENCE = 10  # environments may compile and load before their first rows
-_LAST = int(StepType.LAST)  # NumPy compares faster with ints
-
-
 class EnvSessions:
     """Serves the sessions of environments. All methods run on the event loop."""
 
     def __init__(self, host: Host, config: LearnerConfig, metrics: LearnerMetrics) -> None:
         """Serve on behalf of `host`."""
         self._host = host
-        self._handshake = Handshake(host)
         self._metrics = metrics
         self._received = metrics.counter("received_bytes")
         self._timeout_s = config.session_timeout_s or None
@@ -305,7 +206,7 @@ class EnvSessions:
                 "this run trains in an environment, it takes no samples; start the server with "
                 "the run's configuration",
             )
-        session = await self._handshake.greet(hello, context, stream)
+        session = await self._greet(hello, context, stream)
         codec = ObservationCodec(session.spec, session.num_envs)
         check = RowCheck(session.spec, session.num_envs, self._max_abs_reward)
         requests = self._metrics.counter("requests", mode=stream.mode)
@@ -334,6 +235,94 @@ class EnvSessions:
                 await self._answer(context, session, sequence, timestep)
         finally:
             self._host.end(session)
+
+    async def _greet(self, hello: pb.Hello, context: Context, stream: Admitted) -> EnvSession:
+        """Answer the Hello of a session that steps environments with Welcome.
+
+        Raises:
+            Refused: if there can be no such session.
+        """
+        try:
+            spec = spec_from_proto(hello.spec)
+            check_size(spec, hello.num_envs)
+            stream.reserve(message_bytes(spec, hello.num_envs))
+            team = await self._agree(hello, spec, stream.admission)
+        except MurmurError as error:
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "spec", str(error)) from None
+        starts: list[pb.SlotStart] = []
+        if hello.mode == pb.MODE_EVALUATE:
+            session = await self._evaluation(hello, spec)
+        else:
+            try:
+                session, starts = self._host.admit(hello, spec)
+            except MurmurError as error:
+                raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "mode", str(error)) from None
+        if team.num_agents < spec.num_agents:
+            self._host.pair(session)
+        starts = self._arrange(session, starts)
+        welcome = pb.Welcome(
+            first_slot=max(session.first_slot, 0),
+            policy_version=self._host.policy_version,
+            run_seed=self._host.run_seed,
+            slots=starts,
+        )
+        try:
+            await context.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
+        except BaseException:
+            self._host.end(session)
+            raise
+        stream.welcome()
+        return session
+
+    async def _agree(self, hello: pb.Hello, spec: EnvSpec, admission: Admission) -> EnvSpec:
+        """The part of the agents that the run acts for; the first training session begins the run.
+
+        Raises:
+            MurmurError: if this is another environment than the run's.
+        """
+        training = hello.mode == pb.MODE_TRAIN
+        while self._host.spec is None and not training:
+            await asyncio.sleep(_EVALUATION_POLL_S)  # there is nothing to evaluate yet
+        if self._host.spec is not None and not training:  # their episodes may have another limit
+            spec = replace(spec, max_episode_steps=self._host.spec.max_episode_steps)
+        team = self._host.team(spec, training)
+        await admission.open_once(
+            lambda: self._host.spec is not None, lambda: self._host.open(team)
+        )
+        assert self._host.spec is not None
+        team = self._host.team(spec, training)  # another session may have begun the run meanwhile
+        difference = first_difference(self._host.spec, team)
+        if difference:
+            raise SpecError(
+                f"worker '{hello.worker_id}' brings another environment than this run's: "
+                f"{difference} (here: the learner, there: the worker)"
+            )
+        return team
+
+    def _arrange(self, session: EnvSession, starts: list[pb.SlotStart]) -> list[pb.SlotStart]:
+        """Note which row of the worker holds each of the run's agents; reorder its actions."""
+        assert self._host.spec is not None
+        order = agent_order(self._host.spec, session.spec)
+        if not order:
+            return starts
+        logger.info(
+            "worker '%s' lists the agents in another order than the run; its rows are put in order",
+            session.worker_id,
+        )
+        session.order = np.array(order)
+        dtype, shape = action_layout(session.spec.action)
+        for start in starts:
+            taken = np.frombuffer(start.actions, dtype).reshape(-1, session.spec.num_agents, *shape)
+            start.actions = session.to_worker(taken).tobytes()
+        return starts
+
+    async def _evaluation(self, hello: pb.Hello, spec: EnvSpec) -> EnvSession:
+        """A session for the next evaluation, as soon as one is due."""
+        while (evaluation := self._host.scheduler.start()) is None:
+            await asyncio.sleep(_EVALUATION_POLL_S)
+        evaluation.wanted = hello.episodes
+        zeros = np.zeros(hello.num_envs, np.int64)
+        return EnvSession(hello.worker_id, spec, hello.num_envs, -1, zeros, evaluation=evaluation)
 
     async def _receive(
         self,
