@@ -24,7 +24,7 @@ from learner_service.loop import Step
 from learner_service.report import settle
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.evaluation import Evaluation, EvaluationScheduler, check_best_metric
-from learner_service.serving.inference import Evaluator, InferenceLoop, ServingStats
+from learner_service.serving.inference import InferenceLoop, ServingStats
 from learner_service.serving.league import League, check_opponent, team_spec
 from learner_service.serving.lockstep import EnvSessions, in_order
 from learner_service.serving.opponents import Pairing
@@ -283,9 +283,10 @@ class Run:
             storage=storage,
             snapshots=snapshots,
             staging=staging,
-            evaluator=Evaluator(self.scheduler, snapshots, staging, self._league, stats, sampling),
+            scheduler=self.scheduler,
             league=self._league,
             stats=stats,
+            sampling=sampling,
         )
         storage.on_room = self.inference.wake
 

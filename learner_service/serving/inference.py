@@ -162,68 +162,6 @@ class ServingStats:
 _LAST = int(StepType.LAST)
 
 
-class Evaluator:
-    """Answers evaluation sessions with the policies of their evaluations. Inference thread."""
-
-    def __init__(
-        self,
-        scheduler: EvaluationScheduler,
-        snapshots: Snapshots,
-        staging: Staging,
-        league: League,
-        stats: ServingStats,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        """Wire it up.
-
-        Args:
-            scheduler: scheduler that completed and ended evaluations are reported to.
-            snapshots: snapshots that tell when a policy is written.
-            staging: brings rows to the policy, and actions back.
-            league: acts for the teams that the policy does not act for.
-            stats: counts of what is served.
-            generator: randomness of the actions; None: they are greedy.
-        """
-        self._scheduler = scheduler
-        self._snapshots = snapshots
-        self._staging = staging
-        self._league = league
-        self._stats = stats
-        self._generator = generator
-
-    def answer(self, request: Request) -> None:
-        """Note the results in a session's rows, act on the rows and deliver the actions."""
-        session, timestep = request.session, request.timestep
-        evaluation = session.evaluation
-        assert evaluation is not None
-        complete = evaluation.observe(timestep)
-        last = int((timestep.step_type == _LAST).sum())
-        self._stats.metrics.counter("episodes", mode="evaluate").inc(last)
-        enter("evaluate")
-        policy, generator, staging = evaluation.policy, self._generator, self._staging
-        self._snapshots.published.wait()  # evaluations' policies are behind this mark, too
-        with self._stats.clock.working("evaluate"):
-            own = ForwardRows(policy, [timestep], session.memory)
-            action, (session.memory,) = staging.forward_rows([own], generator)
-            if request.other is not None:
-                action = action.copy()  # the other team's actions may overwrite it
-                others = self._league.play([request], policy, generator, staging, None)
-                action = np.concatenate([action, others[session]], axis=1)
-        enter("reply")
-        deliver([(request, session.pack(request.sequence, evaluation.updates, action))])
-        if complete and not session.complete:
-            session.complete = True
-            self._scheduler.finished(evaluation)
-
-    def end(self, session: EnvSession) -> None:
-        """Release the evaluation of a session that has ended."""
-        assert session.evaluation is not None
-        self._scheduler.end(session.evaluation, session.complete, session.given_up)
-
-
-_IDLE_S = 0.2
-
-
 @dataclass(slots=True)
 class _Served:
     """Time steps of training sessions that are served together.
@@ -264,9 +202,10 @@ class InferenceLoop:
         storage: UnrollStorage[Any],
         snapshots: Snapshots,
         staging: Staging,
-        evaluator: Evaluator,
+        scheduler: EvaluationScheduler,
         league: League,
         stats: ServingStats,
+        sampling: torch.Generator | None = None,
     ) -> None:
         """Wire the loop up.
 
@@ -275,15 +214,17 @@ class InferenceLoop:
             storage: storage of the transitions.
             snapshots: snapshots of the policy that acts.
             staging: brings rows to the policy, and actions back.
-            evaluator: acts for evaluation sessions.
+            scheduler: scheduler that completed and ended evaluations are reported to.
             league: acts for the teams that the policy does not act for.
             stats: counts of what is served.
+            sampling: randomness of evaluations' actions; None: they are greedy.
         """
         self._batcher = batcher
         self._storage = storage
         self._snapshots = snapshots
         self._staging = staging
-        self._evaluator = evaluator
+        self._scheduler = scheduler
+        self._sampling = sampling
         self._league = league
         self._stats = stats
         self._metrics = stats.metrics
@@ -323,7 +264,7 @@ class InferenceLoop:
             if not request.stored:  # else it was blocked: the learner made it wait, not the queue
                 self._stats.note_arrival(request.session.answered, request.arrived, started)
             if request.session.evaluating and not request.session.closed:
-                self._evaluator.answer(request)
+                self._evaluate(request)
 
         # Observe: rows go to their unrolls, full unrolls to the storage.
         batch, training = _Served(), [r for r in requests if not r.session.evaluating]
@@ -421,6 +362,30 @@ class InferenceLoop:
         batch.requests.append(request)
         batch.acting.append(target)
 
+    def _evaluate(self, request: Request) -> None:
+        """Note the results in an evaluation's rows, act on the rows and deliver the actions."""
+        session, timestep = request.session, request.timestep
+        evaluation = session.evaluation
+        assert evaluation is not None
+        complete = evaluation.observe(timestep)
+        last = int((timestep.step_type == _LAST).sum())
+        self._metrics.counter("episodes", mode="evaluate").inc(last)
+        enter("evaluate")
+        policy, sampling, staging = evaluation.policy, self._sampling, self._staging
+        self._snapshots.published.wait()  # evaluations' policies are behind this mark, too
+        with self._stats.clock.working("evaluate"):
+            own = ForwardRows(policy, [timestep], session.memory)
+            action, (session.memory,) = staging.forward_rows([own], sampling)
+            if request.other is not None:
+                action = action.copy()  # the other team's actions may overwrite it
+                others = self._league.play([request], policy, sampling, staging, None)
+                action = np.concatenate([action, others[session]], axis=1)
+        enter("reply")
+        deliver([(request, session.pack(request.sequence, evaluation.updates, action))])
+        if complete and not session.complete:
+            session.complete = True
+            self._scheduler.finished(evaluation)
+
     def during_update(self, updating: bool) -> None:
         """Note that an update begins or ends. Called by the thread that learns."""
         self._batcher.updating = updating
@@ -444,7 +409,8 @@ class InferenceLoop:
             self._blocked = [r for r in self._blocked if r.session is not session]
         request = self._batcher.withdraw(session)
         if session.evaluating:
-            self._evaluator.end(session)
+            assert session.evaluation is not None
+            self._scheduler.end(session.evaluation, session.complete, session.given_up)
             return
         if self._staging.memory is not None:
             self._staging.memory.dismiss(session)

@@ -12,7 +12,7 @@ from learner_service.device.cuda_graph import Graphs
 from learner_service.learning.base import Algorithm, Policy
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.evaluation import Evaluation, EvaluationScheduler
-from learner_service.serving.inference import Evaluator, InferenceLoop, ServingStats
+from learner_service.serving.inference import InferenceLoop, ServingStats
 from learner_service.serving.league import League
 from learner_service.serving.packed import PackedStaging, make_staging
 from learner_service.serving.session import EnvSession
@@ -80,7 +80,7 @@ class Serving:
             storage=self.storage,
             snapshots=self.snapshots,
             staging=self.staging,
-            evaluator=Evaluator(scheduler, self.snapshots, self.staging, league, stats),
+            scheduler=scheduler,
             league=league,
             stats=stats,
         )
