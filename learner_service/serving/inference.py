@@ -28,6 +28,7 @@ from shared.wire.timestep import Array, StepType, TimeStep
 _MID, _LAST, _ABORTED = int(StepType.MID), int(StepType.LAST), int(StepType.ABORTED)
 # An act waited if it took _WAITED_S and _WAITED_TIMES the usual, in which an act weighs _NEWER.
 _WAITED_S, _WAITED_TIMES, _NEWER = 0.01, 5.0, 0.02
+_IDLE_S = 0.2
 
 
 class ServingStats:
