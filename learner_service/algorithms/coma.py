@@ -38,7 +38,7 @@ from learner_service.learning.exploration import (
     policy_probabilities,
 )
 from learner_service.learning.minibatches import (
-    LOGGED,
+    IMITATION_LOGGED,
     NEVER_TAKEN,
     Pass,
     advice,
@@ -132,7 +132,7 @@ class Coma(OnPolicyAlgorithm):
         falls = c.epsilon_start, c.epsilon_end, c.epsilon_env_steps
         self._exploration = Exploration(*falls, k).to(self._device)
         self._columns = ("target", "inverse") if c.clip_ratio else ("target",)
-        self._of_steps = (*_BY_ROW, *(LOGGED if self._imitates else ()), *_NORMS)
+        self._of_steps = (*_BY_ROW, *(IMITATION_LOGGED if self._imitates else ()), *_NORMS)
         self._logged = (*self._of_steps, *_OF_THE_BATCH)
 
     @property

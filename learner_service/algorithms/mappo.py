@@ -23,7 +23,7 @@ from learner_service.layers.forward import forward, forward_both, forward_rows
 from learner_service.layers.inputs import CriticInputs, Inputs
 from learner_service.learning import options
 from learner_service.learning.minibatches import (
-    LOGGED,
+    IMITATION_LOGGED,
     NEVER_TAKEN,
     Minibatch,
     Pass,
@@ -114,7 +114,7 @@ class Mappo(OnPolicyAlgorithm):
             # Without the state each agent's value is of what it sees alone.
             self.critic = self._make_critic(shape, 1, encoder, apart=not c.centralized)
             self._critic_optimizer = self._adam(self.critic, c.critic_lr, eps=1e-5)
-        norms, imitation = _NORMS[: len(self._learned)], LOGGED if self._imitates else ()
+        norms, imitation = _NORMS[: len(self._learned)], IMITATION_LOGGED if self._imitates else ()
         self._of_steps = (*_BY_ROW, *imitation, *norms)
         self._logged = (*self._of_steps, *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)

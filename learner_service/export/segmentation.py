@@ -33,6 +33,10 @@ from shared.wire.samples import IMAGE, MASK, SampleSpec
 
 _CPU = torch.device("cpu")
 _BYTE = 255.0
+_EXAMPLE = (2, 3, 70, 90)  # no side that tracing would take for a constant
+_CHECKED = ((1, 3, 61, 47), (3, 3, 150, 170))
+_TOLERANCE = 1e-3  # relative and absolute, between logits of PyTorch and ONNX Runtime in fp32
+_LOGITS = "logits"
 
 
 class Segmenter(nn.Module):
@@ -122,12 +126,6 @@ def load_segmentation(state: Mapping[str, Any], name: str) -> Trained:
             "release it was saved by"
         ) from None
     return Trained(algorithm, Segmenter(algorithm.make_policy(), image_size(spec)), spec, config)
-
-
-_EXAMPLE = (2, 3, 70, 90)  # no side that tracing would take for a constant
-_CHECKED = ((1, 3, 61, 47), (3, 3, 150, 170))
-_TOLERANCE = 1e-3  # relative and absolute, between logits of PyTorch and ONNX Runtime in fp32
-_LOGITS = "logits"
 
 
 def export_segmentation(

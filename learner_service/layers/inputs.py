@@ -17,6 +17,8 @@ from shared.config.derived import Channel, DerivedMap
 from shared.process.errors import ConfigError, SpecError
 from shared.wire.spec import AGENT_CELL, NO_INPUTS, STATE, ArraySpec, Discrete, EnvSpec
 
+_LARGE_IMAGE = 4096  # bytes of an image from which it is not kept as float32
+
 
 def others_action_map(cell: Tensor, action: Tensor, num_actions: int, h: int, w: int) -> Tensor:
     """Draw every other agent's action at its cell: (action + 1) / K, else 0.
@@ -214,9 +216,6 @@ def _runs(channels: tuple[Channel, ...]) -> list[tuple[int, list[Channel]]]:
         (run[0][0], [channel for _, channel in run])
         for run in ([*group] for _, group in groupby(numbered, key))
     ]
-
-
-_LARGE_IMAGE = 4096  # bytes of an image from which it is not kept as float32
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ from shared.process.errors import ConfigError
 
 Sharing = bool | tuple[int, ...]  # which agents share weights, as an algorithm's option says it
 _WIDE = 16  # columns of a matrix from which a CPU multiplies it at full speed
+Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
+Initialisation = Literal["uniform", "orthogonal", "he"]
 
 
 def resolve_sharing(sharing: Sharing, num_agents: int, option: str) -> tuple[int, ...]:
@@ -285,8 +287,6 @@ CAST |= {StackedLinear, StackedConv2d}
 CAST_TO_LEARN |= {StackedLinear, StackedConv2d}
 
 
-Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
-Initialisation = Literal["uniform", "orthogonal", "he"]
 # In place where that is exact: neither layer needs what was there before.
 _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
     "relu": lambda: nn.ReLU(inplace=True),

@@ -36,6 +36,13 @@ from shared.wire.spec import AGENT_MASK, Discrete
 from shared.wire.timestep import StepType
 
 _WORD = 4  # bytes
+_HEADROOM = 4
+_TEMPORARIES = 24  # arrays of `prepare` that live at once in its pool, of one number of each agent
+_FLAT, _VALUE, _ROW, _BLOCK = "flat/", "value/", "row/", "block/"
+_WORDS = "words"
+_SMALL = ("reward", "discount", "step_type", "log_prob", OBSERVATION + AGENT_MASK)
+_COUNTED, _FIRST = "weight", "first"
+Arrays = Mapping[str, Tensor]
 
 
 class Part(NamedTuple):
@@ -106,16 +113,6 @@ def _as_words(x: Tensor) -> Tensor:
     numbers = numbers.view(torch.uint8)
     numbers = F.pad(numbers, (0, missing)) if missing else numbers.contiguous()
     return numbers.view(torch.float32)
-
-
-_HEADROOM = 4
-_TEMPORARIES = 24  # arrays of `prepare` that live at once in its pool, of one number of each agent
-_FLAT, _VALUE, _ROW, _BLOCK = "flat/", "value/", "row/", "block/"
-_WORDS = "words"
-_SMALL = ("reward", "discount", "step_type", "log_prob", OBSERVATION + AGENT_MASK)
-_COUNTED, _FIRST = "weight", "first"
-
-Arrays = Mapping[str, Tensor]
 
 
 class FixedShapes:

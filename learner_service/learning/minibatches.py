@@ -30,6 +30,7 @@ from shared.wire.timestep import StepType
 # Log-probability in rows that do not count, which may be of another time: their ratio is 0, for an
 # infinite one times a weight of 0 is NaN.
 NEVER_TAKEN = 1e4
+IMITATION_LOGGED = ("imitation_loss", "imitation_share")
 
 
 @dataclass
@@ -304,9 +305,6 @@ class Rows:
         return Pass(number, actor, critic, found, share, -share, any_counts, self.sharing, *states)
 
 
-LOGGED = ("imitation_loss", "imitation_share")
-
-
 class Advice(NamedTuple):
     """Imitation part of a minibatch's loss.
 
@@ -332,7 +330,7 @@ def mean_of_told(means: Tensor, told: list[Tensor], first: int) -> Tensor:
     Args:
         means: means for the log.
         told: empty in runs without an expert, whose means do not change.
-        first: index at which LOGGED begins.
+        first: index at which IMITATION_LOGGED begins.
     """
     if told:
         means[first] /= means[first + 1].clamp_min(1e-8)

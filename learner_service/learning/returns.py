@@ -12,6 +12,7 @@ from learner_service.preprocess.running_moments import CROWD_ROWS, agents_of_set
 from learner_service.ranks.group import ALONE, Group
 
 M = TypeVar("M", bound=nn.Module)
+_REACH = 100.0  # deviations from the mean, ranges of a batch: returns may be rare and large
 
 
 def lambda_returns(
@@ -191,9 +192,6 @@ def polyak_update(target: nn.Module, online: nn.Module, tau: float) -> None:
     )
     for old, new in zip(target.buffers(), online.buffers(), strict=True):
         old.copy_(new)
-
-
-_REACH = 100.0  # deviations from the mean, ranges of a batch: returns may be rare and large
 
 
 class ValueNorm(nn.Module):

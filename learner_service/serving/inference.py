@@ -160,9 +160,6 @@ class ServingStats:
             session.episode_return[aborted] = 0
 
 
-_LAST = int(StepType.LAST)
-
-
 @dataclass(slots=True)
 class _Served:
     """Time steps of training sessions that are served together.

@@ -20,6 +20,8 @@ from learner_service.serving.session import EnvSession
 from learner_service.storage.storage import DTYPES, OBSERVATION, Unroll
 from shared.wire.timestep import Array, StepType, TimeStep
 
+_FIRST = int(StepType.FIRST)
+
 
 class SlotMemory:
     """One row for each slot: read and written by index, whatever the number of sessions.
@@ -85,9 +87,6 @@ class SlotMemory:
     def _rows(self, session: EnvSession) -> Tensor:
         first = 1 + session.first_slot
         return self.table[first : first + session.num_envs]
-
-
-_FIRST = int(StepType.FIRST)
 
 
 class RowTarget(NamedTuple):

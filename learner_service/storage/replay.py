@@ -50,6 +50,12 @@ from shared.wire.spec import AGENT_MASK, EnvSpec
 from shared.wire.timestep import StepType
 
 _BRANCHES = 128
+_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
+_CHUNK_BYTES = 32 << 20  # what is saved as one file
+_MIN_PRIORITY = 1e-5
+_SHARE = 0.8  # of the memory that is free
+# Tensors of a batch that a draw sets, beside its arrays.
+_DRAWN = "reward", "discount", "weight", "index", "age", "largest_weight"
 
 
 class SumTree:
@@ -136,14 +142,6 @@ class SumTree:
             index = branch if index is None else torch.add(branch, index, alpha=_BRANCHES)
         assert index is not None
         return index, self._levels[0].index_select(0, index) / total
-
-
-_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
-_CHUNK_BYTES = 32 << 20  # what is saved as one file
-_MIN_PRIORITY = 1e-5
-_SHARE = 0.8  # of the memory that is free
-# Tensors of a batch that a draw sets, beside its arrays.
-_DRAWN = "reward", "discount", "weight", "index", "age", "largest_weight"
 
 
 class ReplayConfig(Section):

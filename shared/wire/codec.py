@@ -33,6 +33,19 @@ from shared.wire.spec import (
 )
 from shared.wire.timestep import Array, StepType, TimeStep
 
+# Names of the wire's own arrays; no observation or metric can collide with them, because those
+# carry a prefix.
+_STEP_TYPE, _REWARD, _DISCOUNT, _ACTION = "step_type", "reward", "discount", "action"
+_OBSERVATION, _METRIC = "observation/", "metric/"
+_HALF = 2  # bytes; BLAS has no half precision
+# NumPy compares faster with ints.
+_FIRST, _MID = int(StepType.FIRST), int(StepType.MID)
+_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
+_LARGEST = float(np.finfo(np.float32).max)
+# Beyond it sums within a network overflow float32, and actions of NaN would mean nothing.
+MAX_ABS_OBSERVATION = 1e18
+_MAX_SQUARE = MAX_ABS_OBSERVATION**2  # of a float32 sum of squares, which bounds each number
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -71,12 +84,6 @@ class Layout:
         sizes = [d.itemsize * math.prod(s) for _, d, s in self.fields]
         starts = accumulate(sizes, initial=0)
         return [(*field, start) for field, start in zip(self.fields, starts, strict=False)]
-
-
-# Names of the wire's own arrays; no observation or metric can collide with them, because those
-# carry a prefix.
-_STEP_TYPE, _REWARD, _DISCOUNT, _ACTION = "step_type", "reward", "discount", "action"
-_OBSERVATION, _METRIC = "observation/", "metric/"
 
 
 def timestep_layout(spec: EnvSpec, num_envs: int) -> Layout:
@@ -369,16 +376,6 @@ class ActionCodec:
             f"the learner sent action {action[at]} for agent {at[1]} of environment {at[0]} of the "
             f"session; the environment accepts {accepted}"
         )
-
-
-_HALF = 2  # bytes; BLAS has no half precision
-# NumPy compares faster with ints.
-_FIRST, _MID = int(StepType.FIRST), int(StepType.MID)
-_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
-_LARGEST = float(np.finfo(np.float32).max)
-# Beyond it sums within a network overflow float32, and actions of NaN would mean nothing.
-MAX_ABS_OBSERVATION = 1e18
-_MAX_SQUARE = MAX_ABS_OBSERVATION**2  # of a float32 sum of squares, which bounds each number
 
 
 class RowCheck:

@@ -16,6 +16,9 @@ from shared.process.errors import WireError
 from shared.rpc import rollout_pb2 as pb
 from shared.wire.channel import ENCODING_BYTES, PART_BYTES
 
+OBSERVATION = pb.WorkerMessage.OBSERVATION_FIELD_NUMBER
+_SEQUENCE, _ARRAYS, _PART = b"\x09", b"\x12", b"\x1d"  # tags of Observation's and Samples' fields
+
 
 def varint(value: int) -> bytes:
     """Encode a number as protobuf's base-128 varint."""
@@ -45,10 +48,6 @@ def parse(kind: type[Message], message: bytes, field: str, max_bytes: int) -> An
     if got != field:
         raise WireError(f"expected message '{field}', got '{got}'")
     return getattr(parsed, field)
-
-
-OBSERVATION = pb.WorkerMessage.OBSERVATION_FIELD_NUMBER
-_SEQUENCE, _ARRAYS, _PART = b"\x09", b"\x12", b"\x1d"  # tags of Observation's and Samples' fields
 
 
 class PartFrame:
