@@ -24,7 +24,6 @@ from tests.wire import hello
 MODULES = (
     "learner_service.serving.lockstep",
     "learner_service.serving.session",
-    "learner_service.serving.lockstep",
     "shared.wire.spec",
 )
 SEEDS = [b"\3\1\0" + bytes(range(1, 40)), b"\2\0\1abc", b"\6\1\2\1\2\3\4\5", b"\2\1\3\7", b"\4\1\4"]
