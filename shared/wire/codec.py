@@ -233,7 +233,7 @@ class ObservationCodec:
     """Codec of one session's observations. Used by one thread.
 
     An observation of up to PART_BYTES is one message; a larger one is several, the parts of
-    shared.wire.parts.
+    shared.wire.framing.
 
     Attributes:
         num_parts: number of messages of one observation.
