@@ -97,8 +97,8 @@ def unpack_grant(spec: SampleSpec, message: bytes) -> Grant:
 class SampleCodec:
     """Codec of one session's samples. Used by one thread.
 
-    The answer to a grant of n samples is one message, or the parts of shared.wire.framing. If some of
-    the samples are broken, a message that names them comes first.
+    The answer to a grant of n samples is one message, or the parts of shared.wire.framing. If some
+    of the samples are broken, a message that names them comes first.
     """
 
     def __init__(self, spec: SampleSpec) -> None:
