@@ -181,7 +181,8 @@ def forward_rows(
     rows, agents = some.shape[:2]
     image = None if inputs.stored is None else inputs.stored.shape[-3:]
     step = max(1, chunk_of(image, some.device) // agents)
-    if rows <= step:
+    # With memory rows are of whole environments, on a GPU no more than those of a minibatch.
+    if rows <= step or (hidden is not None and some.device.type != "cpu"):
         return forward(network, inputs, hidden, precision)[0]
     if isinstance(network, Recurrent):
         assert hidden is not None
