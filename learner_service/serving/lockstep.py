@@ -83,15 +83,19 @@ async def read_hello(context: Context, stream: Admitted) -> pb.Hello:
     return hello
 
 
+def _bad_hello(text: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT) -> Refused:
+    """Make the refusal of a first message."""
+    return Refused(code, "hello", text)
+
+
 async def _first_hello(context: Context) -> pb.Hello:
     """Return the first message of a stream, if it comes in time."""
     try:
         first = await asyncio.wait_for(context.read(), HELLO_TIMEOUT_S)
     except TimeoutError:
-        raise Refused(
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-            "hello",
+        raise _bad_hello(
             f"no Hello within {HELLO_TIMEOUT_S:g} s: a silent stream does not keep its place",
+            grpc.StatusCode.DEADLINE_EXCEEDED,
         ) from None
     return _parse_hello(first)
 
@@ -108,9 +112,7 @@ def _check_hello(hello: pb.Hello) -> None:
     if hello.mode == pb.MODE_SUPPLY:
         return
     if not 1 <= hello.num_envs <= MAX_ENVS or hello.mode not in MODE_NAMES:
-        raise Refused(
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "hello",
+        raise _bad_hello(
             f"worker '{hello.worker_id}' says Hello with num_envs={hello.num_envs} "
             f"(1 to {MAX_ENVS}), mode={hello.mode} ({', '.join(pb.Mode.keys())})",
         )
@@ -119,39 +121,31 @@ def _check_hello(hello: pb.Hello) -> None:
 def _parse_hello(message: object) -> pb.Hello:
     """The first message of a stream."""
     if not isinstance(message, bytes):
-        raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "hello", "the stream ended before Hello")
+        raise _bad_hello("the stream ended before Hello", grpc.StatusCode.FAILED_PRECONDITION)
     if len(message) > MAX_HELLO_BYTES:
-        raise Refused(
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            "hello",
+        raise _bad_hello(
             f"the first message has {len(message)} bytes, a Hello at most {MAX_HELLO_BYTES}",
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
         )
     try:
         parsed = pb.WorkerMessage.FromString(message)
     except DecodeError as error:
-        raise Refused(
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "hello",
+        raise _bad_hello(
             f"the first message is no WorkerMessage: {error}",
         ) from None
     if parsed.WhichOneof("message") != "hello":
-        raise Refused(
-            grpc.StatusCode.FAILED_PRECONDITION,
-            "hello",
+        raise _bad_hello(
             f"the first message must be hello, got {parsed.WhichOneof('message')}",
+            grpc.StatusCode.FAILED_PRECONDITION,
         )
     hello = parsed.hello
     if len(hello.worker_id) > MAX_NAME_CHARACTERS or not hello.worker_id.isprintable():
-        raise Refused(
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "hello",
+        raise _bad_hello(
             f"worker_id {hello.worker_id[:40]!r} has {len(hello.worker_id)} characters; it may "
             f"have {MAX_NAME_CHARACTERS}, all printable",
         )
     if hello.preferred_first_slot >= _MAX_SLOT:
-        raise Refused(
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "hello",
+        raise _bad_hello(
             f"preferred_first_slot {hello.preferred_first_slot} is not below {_MAX_SLOT}",
         )
     return hello
