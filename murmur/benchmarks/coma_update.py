@@ -226,15 +226,15 @@ class Clocks:
         self._wrap(algorithm._precision, "step_together", "backward and step")
         for network in (algorithm.actor, algorithm.critic):
             network.forward = self._timed(network.forward, "networks")
-        prepare = algorithm._prepare
+        prepare = algorithm._rows
 
         def prepared(batch: Batch) -> Rows:
             rows = prepare(batch)
             for inputs in (rows.actor, rows.critic):
-                self._wrap(inputs, "rows", "features")
+                self._wrap(inputs, "each", "features")
             return rows
 
-        algorithm._prepare = self._timed(prepared, "targets")  # type: ignore[method-assign]
+        algorithm._rows = self._timed(prepared, "targets")  # type: ignore[method-assign]
 
     def _wrap(self, owner: object, name: str, part: str) -> None:
         setattr(owner, name, self._timed(getattr(owner, name), part))
