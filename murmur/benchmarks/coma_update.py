@@ -220,7 +220,6 @@ class Clocks:
         """Wrap an algorithm for good."""
         self.seconds = dict.fromkeys(("networks", "backward and step", "targets", "features"), 0.0)
         self._part: str | None = None
-        self._wrap(algorithm, "_outputs", "targets")
         self._wrap(algorithm, "_actor_inputs", "features")
         self._wrap(algorithm, "_critic_inputs", "features")
         self._wrap(algorithm._precision, "step_together", "backward and step")
