@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.serving.batcher import ActingTime, DynamicBatcher, LatencyTuner, Limits
+from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.inference import ServingStats
+from learner_service.serving.latency import ActingTime, LatencyTuner, Limits
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
