@@ -13,12 +13,11 @@ from env_service.envs.spread.environment import Spread
 from learner_service.algorithms.mappo import Mappo
 from learner_service.device.adam import Adam
 from learner_service.device.precision import Precision
-from learner_service.layers.mlp import MLP
-from learner_service.layers.stacked import StackedLinear
+from learner_service.layers.stacked import MLP, StackedLinear
 from learner_service.learning.base import Policy, build_algorithm
-from learner_service.learning.schedule import Schedule
+from learner_service.learning.on_policy import Schedule
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.wire.timestep import StepType
 

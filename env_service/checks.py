@@ -19,8 +19,8 @@ from env_service.environment import (
     shape_errors,
 )
 from shared.process.errors import EnvironmentFault, SpecError
+from shared.wire.codec import RowCheck
 from shared.wire.notices import Notices
-from shared.wire.row_check import RowCheck
 from shared.wire.seeding import episode_seeds, uniform
 from shared.wire.spec import (
     ACTION_MASK,

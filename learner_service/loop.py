@@ -159,8 +159,13 @@ class Learner:
             MurmurError: if too many updates in a row were not finite.
         """
         before, version = enter("wait_rows"), self.ranks.progress.updates
-        batch = self._sample(version, timeout_s)
-        update = None
+        # All ranks have rows in time, or none makes an update.
+        ready, batch, update = self.storage.due(version, timeout_s), None, None
+        if self.ranks.meet(ready=ready, log_due=self.report.due):
+            batch = self.storage.sample(version, 0.0)
+            # A session that comes or goes meanwhile may ask for larger updates.
+            assert batch is not None or self.ranks.group.size == 1, "due() said so"
+        self.report.count_rows()
         if batch is not None:
             self.updating(True)
             started = time.monotonic()
@@ -193,16 +198,6 @@ class Learner:
             self.finished.set()
         if before is not None:
             enter(before)
-
-    def _sample(self, version: int, timeout_s: float) -> Batch | None:
-        """Return the rows of an update, or None unless all ranks have some in time."""
-        ready, batch = self.storage.due(version, timeout_s), None
-        if self.ranks.meet(ready=ready, log_due=self.report.due):
-            batch = self.storage.sample(version, 0.0)
-            # A session that comes or goes meanwhile may ask for larger updates.
-            assert batch is not None or self.ranks.group.size == 1, "due() said so"
-        self.report.count_rows()
-        return batch
 
     def _means(
         self, scalars: dict[str, Tensor], batch: Batch

@@ -17,8 +17,7 @@ from learner_service.device.readback import to_host
 from learner_service.gathering import RankSync
 from learner_service.learning.base import Algorithm
 from learner_service.preprocess.running_moments import CLIPPED
-from learner_service.storage.storage import Batch, Storage
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION, Batch, Storage
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics

@@ -23,14 +23,11 @@ from learner_service.device.precision import Precision
 from learner_service.learning.base import Algorithm, Policy, build_algorithm
 from learner_service.loop import Step
 from learner_service.report import settle
-from learner_service.serving.accounts import ServingStats
-from learner_service.serving.agents import in_order
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.evaluation import Evaluation, EvaluationScheduler, check_best_metric
-from learner_service.serving.evaluator import Evaluator
-from learner_service.serving.inference import InferenceLoop
+from learner_service.serving.inference import InferenceLoop, ServingStats
 from learner_service.serving.league import League, check_opponent, team_spec
-from learner_service.serving.lockstep import EnvSessions
+from learner_service.serving.lockstep import EnvSessions, in_order
 from learner_service.serving.opponents import Pairing
 from learner_service.serving.packed import make_staging
 from learner_service.serving.session import EnvSession
@@ -281,9 +278,10 @@ class Run:
             storage=storage,
             snapshots=snapshots,
             staging=staging,
-            evaluator=Evaluator(self.scheduler, snapshots, staging, self._league, stats, sampling),
+            scheduler=self.scheduler,
             league=self._league,
             stats=stats,
+            sampling=sampling,
         )
         storage.on_room = self.inference.wake
 

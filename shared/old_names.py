@@ -25,6 +25,13 @@ MOVED = {
     "learner_service.algorithms.returns": "learner_service.learning.returns",
     "learner_service.networks.building": "learner_service.layers.building",
     "learner_service.networks.inputs": "learner_service.layers.inputs",
+    "learner_service.layers.layers": "learner_service.layers.stacked",
+    "learner_service.layers.mlp": "learner_service.layers.stacked",
+    "learner_service.layers.snapshot": "learner_service.layers.casting",
+    "learner_service.learning.imitation": "learner_service.learning.minibatches",
+    "learner_service.learning.value_norm": "learner_service.learning.returns",
+    "learner_service.storage.unroll": "learner_service.storage.storage",
+    "shared.wire.row_check": "shared.wire.codec",
     "learner_service.runtime": "learner_service.device",
     "learner_service.runtime.precision": "learner_service.device.precision",
 }

@@ -31,8 +31,8 @@ from env_service.environment import (
 )
 from env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
 from shared.process.errors import EnvironmentFault
+from shared.wire.codec import RowCheck
 from shared.wire.notices import Notices
-from shared.wire.row_check import RowCheck
 from shared.wire.spec import ACTION_MASK, action_layout
 from shared.wire.timestep import Array, StepType, TimeStep
 

@@ -23,12 +23,11 @@ from learner_service.device.cuda_graph import Outputs
 from learner_service.layers.building import resolve_network
 from learner_service.layers.casting import cast_weights
 from learner_service.layers.distributions import sample, uniform
-from learner_service.layers.forward import forward
+from learner_service.layers.forward import forward, forward_rows
 from learner_service.layers.inputs import CriticInputs, Inputs
-from learner_service.layers.recurrent import RecurrentState, memory_size, recurrent_states
+from learner_service.layers.recurrent import RecurrentState, memory_size
 from learner_service.learning import options
 from learner_service.learning.base import require_discrete
-from learner_service.learning.counterfactual import bounded_log, taken
 from learner_service.learning.exploration import (
     LEAST,
     Exploration,
@@ -38,20 +37,24 @@ from learner_service.learning.exploration import (
     penalties,
     policy_probabilities,
 )
-from learner_service.learning.imitation import LOGGED, advice, mean_of_told
 from learner_service.learning.minibatches import (
+    IMITATION_LOGGED,
     NEVER_TAKEN,
     Pass,
-    counted_actions,
+    advice,
     deviations,
+    mean_of_told,
+    recurrent_states,
 )
 from learner_service.learning.on_policy import OnPolicyAlgorithm
 from learner_service.learning.policies import ComaPolicy
 from learner_service.learning.returns import (
+    bounded_log,
     lambda_returns,
     most_gain,
     of_agents,
     polyak_update,
+    taken,
     target_of,
 )
 from learner_service.learning.rollout_rows import RecurrentStates
@@ -129,7 +132,7 @@ class Coma(OnPolicyAlgorithm):
         falls = c.epsilon_start, c.epsilon_end, c.epsilon_env_steps
         self._exploration = Exploration(*falls, k).to(self._device)
         self._columns = ("target", "inverse") if c.clip_ratio else ("target",)
-        self._of_steps = (*_BY_ROW, *(LOGGED if self._imitates else ()), *_NORMS)
+        self._of_steps = (*_BY_ROW, *(IMITATION_LOGGED if self._imitates else ()), *_NORMS)
         self._logged = (*self._of_steps, *_OF_THE_BATCH)
 
     @property
@@ -197,7 +200,7 @@ class Coma(OnPolicyAlgorithm):
             step_type: [L + 1, B] step types, read with memory only.
         """
         mask = obs.get(ACTION_MASK)
-        logits = self._outputs(self.actor, self._actor_inputs(obs), state)
+        logits = forward_rows(self.actor, self._actor_inputs(obs), self._precision, state)
         if state is not None:
             assert step_type is not None
             at = last_written(step_type)
@@ -217,11 +220,14 @@ class Coma(OnPolicyAlgorithm):
     ) -> dict[str, Tensor]:
         # Q'(s, u) of the actions taken; that of rows without one before them is not asked for.
         skipped = 0 if states[1] is not None else envs
-        critic = inputs[1].rows(slice(skipped, None)) if skipped else inputs[1]
-        value = taken(self._outputs(self.target, critic, states[1]), action[skipped:])
+        critic = inputs[1].each(lambda x: x[skipped:]) if skipped else inputs[1]
+        value = taken(
+            forward_rows(self.target, critic, self._precision, states[1]),
+            action[skipped:],
+        )
         found = {"value": F.pad(value, (0, 0, skipped, 0)) if skipped else value}
         if self._config.clip_ratio:  # log pi_old(u | o)
-            logits = self._outputs(self.actor, inputs[0], states[0])
+            logits = forward_rows(self.actor, inputs[0], self._precision, states[0])
             pi = policy_probabilities(logits, obs.get(ACTION_MASK), self._epsilon)
             found["log_prob"] = taken(bounded_log(pi), action)
         return found
@@ -232,7 +238,7 @@ class Coma(OnPolicyAlgorithm):
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         # 2. y = r + gamma [(1 - lambda) Q'(s', u') + lambda y'] (section 3, TD(lambda)).
         c, t, value = self._config, transitions(batch), values["value"][1:]
-        weight = counted_actions(batch, t, self._spec.num_agents)
+        weight = t.weight
         target = lambda_returns(t.reward, t.discount, value, t.next_is_last, c.gamma, c.td_lambda)
         columns = {"target": target}
         if c.clip_ratio:
@@ -293,7 +299,7 @@ class Coma(OnPolicyAlgorithm):
     def _values(self, minibatches: Pass) -> Tensor:
         """Return the critic's values of all minibatches, [n, M, A, K]."""
         if minibatches.critic_state is None:
-            q = self._rows_of(self.critic, minibatches.critic)
+            q = forward_rows(self.critic, minibatches.critic, self._precision)
             return q.view(*minibatches.share.shape, -1)
         found = []
         for rows in (minibatches.at(i) for i in range(minibatches.number)):

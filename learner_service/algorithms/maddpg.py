@@ -275,7 +275,9 @@ class Maddpg(OffPolicyAlgorithm):
 
     def _learn(self, rows: Mapping[str, Tensor], *, moves_policies: bool) -> dict[str, Tensor]:
         """The update, on the device from end to end; with and without the policies' turn."""
-        rows, tau = self.transforms.draw(rows, self._generator), self._config.target_tau
+        if self.transforms.draws:
+            rows = self.transforms.draw(rows, self._generator)
+        tau = self._config.target_tau
         obs = observed(rows)  # o: name -> [B, A, ...] or [B, ...]
         alive = alive_mask(obs)  # [B, A], or None
         counted = None if alive is None else alive_rows(alive, obs, self._group)

@@ -19,15 +19,16 @@ from learner_service.device.cuda_graph import Outputs
 from learner_service.device.readback import to_host
 from learner_service.layers.casting import cast_weights
 from learner_service.layers.distributions import Categorical, Normal, logged_entropy
-from learner_service.layers.forward import forward, forward_both
+from learner_service.layers.forward import forward, forward_both, forward_rows
 from learner_service.layers.inputs import CriticInputs, Inputs
 from learner_service.learning import options
-from learner_service.learning.imitation import LOGGED, advice, mean_of_told
 from learner_service.learning.minibatches import (
+    IMITATION_LOGGED,
     NEVER_TAKEN,
     Minibatch,
     Pass,
-    counted_actions,
+    advice,
+    mean_of_told,
 )
 from learner_service.learning.on_policy import OnPolicyAlgorithm
 from learner_service.learning.policies import (
@@ -38,6 +39,7 @@ from learner_service.learning.policies import (
     require_one_trunk,
 )
 from learner_service.learning.returns import (
+    ValueNorm,
     clipped_surrogate,
     lambda_returns,
     moments_of_sets,
@@ -46,7 +48,6 @@ from learner_service.learning.returns import (
     vtrace_returns,
 )
 from learner_service.learning.rollout_rows import RecurrentStates
-from learner_service.learning.value_norm import ValueNorm
 from learner_service.preprocess.running_moments import CLIPPED
 from learner_service.storage.rollout import Batch, transitions
 from shared.wire.spec import ACTION_MASK
@@ -113,7 +114,7 @@ class Mappo(OnPolicyAlgorithm):
             # Without the state each agent's value is of what it sees alone.
             self.critic = self._make_critic(shape, 1, encoder, apart=not c.centralized)
             self._critic_optimizer = self._adam(self.critic, c.critic_lr, eps=1e-5)
-        norms, imitation = _NORMS[: len(self._learned)], LOGGED if self._imitates else ()
+        norms, imitation = _NORMS[: len(self._learned)], IMITATION_LOGGED if self._imitates else ()
         self._of_steps = (*_BY_ROW, *imitation, *norms)
         self._logged = (*self._of_steps, *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
@@ -154,13 +155,13 @@ class Mappo(OnPolicyAlgorithm):
     ) -> dict[str, Tensor]:
         # 1. Values V of all rows, and V-trace: log pi(u | o).
         if self.critic is None:
-            out = value = self._outputs(self.actor.network, inputs[0], states[0])
+            out = value = forward_rows(self.actor.network, inputs[0], self._precision, states[0])
         else:
-            value = self._outputs(self.critic, inputs[1], states[1])
+            value = forward_rows(self.critic, inputs[1], self._precision, states[1])
         found = {"value": value[..., -1]}
         if self._config.vtrace_clip:
             if self.critic is not None:
-                out = self._outputs(self.actor.network, inputs[0], states[0])
+                out = forward_rows(self.actor.network, inputs[0], self._precision, states[0])
             pi = self.actor.distribution(out, obs.get(ACTION_MASK))
             found["log_prob"] = pi.log_prob(action)
         return found
@@ -170,10 +171,11 @@ class Mappo(OnPolicyAlgorithm):
         self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         c, t, value = self._config, transitions(batch), values["value"]
-        weight = counted_actions(batch, t, self._spec.num_agents)  # [L, B, A]
+        weight = t.weight  # [L, B, A]
         old_log_prob = batch.arrays["log_prob"][:-1]
         if c.normalize_values:
-            value = self.value_norm.denormalize(value)
+            mean, std = self.value_norm.statistics()
+            value = value * std + mean
         # 2. Targets G and advantages A = G - V by GAE, or both by V-trace; [L, B, A].
         if not c.vtrace_clip:
             target = lambda_returns(
@@ -191,20 +193,22 @@ class Mappo(OnPolicyAlgorithm):
         # 3. Advantages in units of their deviation, by parameter group.
         target_mean, target_variance = moments_of_sets(target, counted, sharing, self._group)  # [S]
         mean, variance = moments_of_sets(advantage, counted, sharing, self._group)
-        std = variance.sqrt()
+        deviation = variance.sqrt()
         explained = 1 - variance / target_variance.clamp_min(1e-8)
-        advantage = (advantage - of_agents(mean, sharing)) / (of_agents(std, sharing) + 1e-8)
+        advantage = advantage - of_agents(mean, sharing)
+        advantage = advantage / (of_agents(deviation, sharing) + 1e-8)
         # 4. Targets in units of their running deviation (Yu et al., section 5.1).
         if c.normalize_values:
             target = self.value_norm.plausible(target, counted, rows)
             self.value_norm.update(target, counted, self._group)
-            target = self.value_norm.normalize(target)
+            mean, std = self.value_norm.statistics()
+            target = (target - mean) / std
         columns = {
             "log_prob": old_log_prob.where(weight > 0, NEVER_TAKEN),
             "advantage": advantage.view(shape),
             "target": target.view(shape),
         }
-        return columns, weight, torch.stack([target_mean, std, explained]).mean(1)
+        return columns, weight, torch.stack([target_mean, deviation, explained]).mean(1)
 
     def _steps(self, minibatches: Pass) -> None:
         """Make a step of the policy and of the value function for each minibatch.

@@ -156,11 +156,6 @@ class Actor(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """Outputs [B, A, K] or [B, A, 2 U] float32 for inputs [B, A, ...]."""
-        out: Tensor = self.network(inputs.image, inputs.vector)
-        return out.float()
-
 
 def squashed_normal(outputs: Tensor) -> SquashedNormal:
     """The policy of an actor's outputs [..., 2 U]: means, and deviations before softplus."""
@@ -317,7 +312,9 @@ class Masac(OffPolicyAlgorithm):
 
     def _learn(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The update, on the device from end to end: static shapes, no synchronisation."""
-        rows, c = self.transforms.draw(rows, self._generator), self._config
+        if self.transforms.draws:
+            rows = self.transforms.draw(rows, self._generator)
+        c = self._config
         obs, next_obs = observed(rows), observed(rows, NEXT)  # name -> [B, A, ...] or [B, ...]
         reward, discount = rows["reward"], rows["discount"]  # [B, A], and gamma^n: [B, A] or [B, 1]
         # What each row counts for: each parameter group is to get the mean over its agents' rows.
@@ -330,9 +327,9 @@ class Masac(OffPolicyAlgorithm):
         temperature = self.temperature.log.detach().exp()  # alpha: [A] or [1]
         with cast_weights(self._precision, self.actor):
             inputs = self._actor_inputs(obs), self._actor_inputs(next_obs)
-            out = self.actor(inputs[0])
+            out = forward(self.actor.network, inputs[0])[0].float()
             with torch.no_grad():
-                next_out = self.actor(inputs[1])
+                next_out = forward(self.actor.network, inputs[1])[0].float()
         # 2. Their values: q [B, A, 2] of the actions taken, else [B, A].
         learn = self._discrete if isinstance(self._spec.action, Discrete) else self._continuous
         q, value, terms, next_value, order, wanted = learn(
@@ -349,7 +346,8 @@ class Masac(OffPolicyAlgorithm):
             # 5. Temperatures: J_alpha = log alpha (H - H_wanted) (equation 18).
             if c.learn_temperature:
                 of_log = temperature_gradient(order, wanted, share)
-                terms += [(self._log_temperatures(of_log), of_log)]
+                with torch.enable_grad():
+                    terms += [(self.temperature.log.expand_as(of_log), of_log)]
         # 6. One backward pass and one step of all; targets follow.
         values, weights = zip(*terms, strict=True)
         self._precision.backward(values, [self._optimizer], weights)
@@ -377,11 +375,6 @@ class Masac(OffPolicyAlgorithm):
             "critic_grad_norm": critic_norm,
             PRIORITY: td_error.mean(1),
         }
-
-    def _log_temperatures(self, like: Tensor) -> Tensor:
-        """Logarithms of the temperatures [B, A] of rows like these."""
-        with torch.enable_grad():
-            return self.temperature.log.expand_as(like)
 
     def _continuous(
         self,

@@ -203,7 +203,8 @@ class Qmix(OffPolicyAlgorithm):
 
     def _of_rows(self, rows: Mapping[str, Tensor]) -> "_Step":
         """Values of both ends of transitions that were drawn one by one."""
-        rows = self.transforms.draw(rows, self._generator)
+        if self.transforms.draws:
+            rows = self.transforms.draw(rows, self._generator)
         obs, next_obs = observed(rows), observed(rows, NEXT)
         with torch.no_grad():
             value = self._q(self.target.agents, next_obs)

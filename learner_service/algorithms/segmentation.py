@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from learner_service.device.readback import to_host
 from learner_service.layers.casting import cast_weights
 from learner_service.layers.dense import build_dense
-from learner_service.learning.averaging import follow
 from learner_service.learning.confusion import SCORES, Counts, count_pairs, scores
-from learner_service.learning.labelled_images import class_weights, image_size
+from learner_service.learning.supervised import class_weights, image_size
 from learner_service.learning.supervised_network import (
     NetworkConfig,
     NetworkPolicy,
     SupervisedNetwork,
+    follow,
 )
 from learner_service.preprocess.augment.mixing import MASK_B, MIX
 from learner_service.ranks.group import ALONE, Group

@@ -127,9 +127,6 @@ class SupplyDesk:
         self._sessions.add(session)
         try:
             await session.run(self._timeout_s)
-        except WireError as error:
-            words = f"worker '{hello.worker_id}': {error}"
-            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "contents", words) from None
         finally:
             self._sessions.discard(session)
             self._reassign(store, session, hello.worker_id)

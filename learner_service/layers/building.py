@@ -53,10 +53,8 @@ from learner_service.layers.encoded import Encoded, Encoder
 from learner_service.layers.footprint import footprint
 from learner_service.layers.forward import Alone, Twins
 from learner_service.layers.inputs import InputOptions, InputShape
-from learner_service.layers.layers import LayersConfig, initialize
-from learner_service.layers.mlp import MLP
 from learner_service.layers.recurrent import Recurrent
-from learner_service.layers.stacked import count_slices
+from learner_service.layers.stacked import MLP, LayersConfig, count_slices, initialize
 from shared.config import PluginConfig, Section
 from shared.config.plugins import Plugin, plugin_failures, resolve_plugin
 from shared.process.errors import ConfigError
@@ -339,7 +337,8 @@ def _require_room(
     fed = max(math.prod(shape.image or ()), shape.vector)
     if fed < _LARGE_INPUT and fed * rows < _LARGE_PASS:
         return
-    found = footprint(build, shape, agents)
+    image = None if shape.image is None else (agents, *shape.image)
+    found = footprint(build, agents, image, (agents, shape.vector) if shape.vector else None)
     if found is None:
         return
     require_room(

@@ -1,8 +1,12 @@
-"""Casts all weights of a pass together: one kernel each way, where autocast takes one a weight."""
+"""Weights in the type of a pass: of snapshots, cast when they are published; else cast together.
 
+All weights of a pass are cast by one kernel each way, where autocast takes one a weight.
+"""
+
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,11 +14,40 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from learner_service.device.precision import Precision
-from learner_service.layers.snapshot import CAST
-from learner_service.layers.stacked import StackedGRU
 
-# A GRU multiplies by its own weights in fp32 while it learns; its layer for inputs is cast.
-_CAST_TO_LEARN = CAST - {StackedGRU}
+# Layers of which autocast casts all weights. Of others, also of their subclasses, it may cast none:
+# a LayerNorm works in fp32. Layers of ours are added where they are defined.
+CAST: set[type[nn.Module]] = {nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
+CAST_TO_LEARN = set(CAST)
+M = TypeVar("M", bound=nn.Module)
+
+
+def snapshot(network: M, precision: Precision) -> M:
+    """A frozen copy that gives, under autocast, what the network gives under autocast.
+
+    Weights that autocast would cast in every forward pass are stored in its type.
+
+    Args:
+        network: network with weights in fp32.
+        precision: precision of forward passes.
+    """
+    copied = copy.deepcopy(network).eval().requires_grad_(False)
+    if precision.dtype != torch.float32:
+        for layer in copied.modules():
+            if type(layer) in CAST:
+                for weight in layer.parameters(recurse=False):
+                    weight.data = weight.data.to(precision.dtype)
+    return copied
+
+
+@torch.no_grad()
+def publish(network: nn.Module, to: nn.Module) -> None:
+    """Copy the weights and buffers of a network into its snapshot."""
+    torch._foreach_copy_(list(to.parameters()), list(network.parameters()))
+    for mine, theirs in zip(to.buffers(), network.buffers(), strict=True):
+        mine.copy_(theirs)
+
+
 Slot = tuple[dict[str, Any], str]  # where a layer keeps a weight: its `_parameters`, and the name
 _slots_of: WeakKeyDictionary[nn.Module, list[Slot]] = WeakKeyDictionary()
 
@@ -73,7 +106,7 @@ def weight_slots(network: nn.Module) -> list[Slot]:
         slots = [
             (layer._parameters, name)
             for layer in layers
-            if type(layer) in _CAST_TO_LEARN and not compiled
+            if type(layer) in CAST_TO_LEARN and not compiled
             for name, weight in layer._parameters.items()
             if weight is not None
         ]

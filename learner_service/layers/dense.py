@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.device.memory import learning, require_room
-from learner_service.layers.footprint import dense_footprint
+from learner_service.layers.footprint import footprint
 from shared.config import PluginConfig
 from shared.config.plugins import Plugin, plugin_failures, resolve_plugin
 from shared.process.errors import ConfigError
@@ -98,7 +98,7 @@ def _require_room(
     Raises:
         SpecError: if it does not fit with a batch of `learning_from`.
     """
-    found = dense_footprint(build, size, loss)
+    found = footprint(build, 1, (3, *size), loss=loss)
     if found is None:
         return
     images, device, itemsize = learning()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from learner_service.layers.inputs import Inputs
-    from learner_service.layers.mlp import MLP
+    from learner_service.layers.stacked import MLP
 
 
 class Encoder(nn.Module):

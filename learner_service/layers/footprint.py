@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from learner_service.layers.inputs import InputShape
 
 _COPIES = 4  # of each weight: itself, its gradient, Adam's two moments
 _ROWS = 2
@@ -38,57 +37,18 @@ class Footprint:
 
 
 def footprint(
-    build: Callable[[], nn.Module], shape: InputShape, num_agents: int
-) -> Footprint | None:
-    """The footprint of what `build` makes; None if that does not work without memory.
-
-    Args:
-        build: makes the network; called on the device `meta`, where tensors hold nothing.
-        shape: shape of the network's inputs.
-        num_agents: agents of a joint row.
-    """
-
-    def feed(network: nn.Module) -> int:
-        image = None if shape.image is None else torch.empty(_ROWS, num_agents, *shape.image)
-        vector = torch.empty(_ROWS, num_agents, shape.vector) if shape.vector else None
-        network(image, vector)
-        return sum(x.nbytes for x in (image, vector) if x is not None)
-
-    return _weighed(build, feed, _ROWS * num_agents)
-
-
-def dense_footprint(
     build: Callable[[], nn.Module],
-    size: tuple[int, int],
-    loss: Callable[[Tensor], Tensor] | None = None,
+    agents: int,
+    *shapes: tuple[int, ...] | None,
+    loss: Callable[[Tensor], Any] = lambda outputs: None,
 ) -> Footprint | None:
-    """As `footprint`, of a dense network; a row is an image.
+    """Measure what `build` makes, on the device `meta`; None if that does not work without memory.
 
     Args:
-        build: maker of the network, as in `footprint`.
-        size: height and width of the images.
-        loss: loss of logits [B, K, H, W], if the memory that it keeps is to count too.
-    """
-
-    def feed(network: nn.Module) -> int:
-        image = torch.empty(_ROWS, 3, *size)
-        logits = network(image)
-        if loss is not None:
-            loss(logits)
-        return image.nbytes
-
-    return _weighed(build, feed, _ROWS)
-
-
-def _weighed(
-    build: Callable[[], nn.Module], feed: Callable[[nn.Module], int], rows: int
-) -> Footprint | None:
-    """Measure the memory that `feed`, called on device `meta`, keeps for the backward pass.
-
-    Args:
-        build: maker of the network, as in `footprint`.
-        feed: makes a pass over `rows` rows; returns their bytes.
-        rows: number of rows in the pass.
+        build: makes the network.
+        agents: rows of one joint row; 1: a row is an image.
+        shapes: shapes of the network's inputs for one joint row; None: it is fed None.
+        loss: loss of the outputs, if the memory that it keeps is to count too.
     """
     kept: dict[int, int] = {}
 
@@ -103,10 +63,12 @@ def _weighed(
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             network = build()
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-                given = feed(network)
+                inputs = [None if shape is None else torch.empty(_ROWS, *shape) for shape in shapes]
+                loss(network(*inputs))
     except Exception:  # built once more, with memory, it may do, or says what is wrong
         return None
     for own in (*network.parameters(), *network.buffers()):
         kept.pop(own.untyped_storage()._cdata, None)
     weights = sum(p.numel() for p in network.parameters())
-    return Footprint(weights, max(sum(kept.values()), given) // rows)
+    given = sum(x.nbytes for x in inputs if x is not None)
+    return Footprint(weights, max(sum(kept.values()), given) // (_ROWS * agents))

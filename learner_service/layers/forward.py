@@ -13,7 +13,7 @@ from learner_service.layers.encoded import Encoded
 from learner_service.layers.inputs import Inputs
 from learner_service.layers.recurrent import Recurrent, RecurrentState
 
-_CHUNK_ROWS = 4096
+_ROWS_ON_CPU, _ROWS_ON_DEVICE = 4096, 8192  # of agents, that a network is fed at once
 _CHUNK_PIXELS = 1 << 24  # of images as float32: 64 MiB
 
 
@@ -151,13 +151,14 @@ def _side_by_side(network: nn.Module, inputs: Inputs, twins: int) -> tuple[nn.Mo
     return network, inputs.each(lambda x: x.repeat_interleave(twins, 1))
 
 
-def chunk_of(image: tuple[int, ...] | None, most: int) -> int:
+def chunk_of(image: tuple[int, ...] | None, device: torch.device) -> int:
     """Return the number of agents' rows that a network is fed at once where there are many.
 
     Args:
         image: shape [C, H, W] of an agent's image; None: vectors alone.
-        most: rows at most.
+        device: device of the rows.
     """
+    most = _ROWS_ON_CPU if device.type == "cpu" else _ROWS_ON_DEVICE
     return most if image is None else min(most, _CHUNK_PIXELS // math.prod(image))
 
 
@@ -166,7 +167,6 @@ def forward_rows(
     inputs: Inputs,
     precision: Precision,
     hidden: RecurrentState | None = None,
-    most: int = _CHUNK_ROWS,
 ) -> Tensor:
     """Return [B, A, outputs] float32 for many joint rows, in chunks: bounds memory.
 
@@ -175,22 +175,24 @@ def forward_rows(
         inputs: inputs [B, A, ...].
         precision: precision of the pass.
         hidden: recurrent state before them, of a recurrent network.
-        most: agents' rows of a chunk, at most.
     """
-    if isinstance(network, Recurrent):
-        assert hidden is not None
-        features = forward_rows(network.body, inputs, precision, most=most)
-        with cast_weights(precision, network.gru, network.head):
-            out, _ = network.remember(features, hidden)
-        return out.float()
     some = inputs.stored if inputs.stored is not None else inputs.vector
     assert some is not None
     rows, agents = some.shape[:2]
     image = None if inputs.stored is None else inputs.stored.shape[-3:]
-    step = max(1, chunk_of(image, most) // agents)
+    step = max(1, chunk_of(image, some.device) // agents)
+    # With memory rows are of whole environments, on a GPU no more than those of a minibatch.
+    if rows <= step or (hidden is not None and some.device.type != "cpu"):
+        return forward(network, inputs, hidden, precision)[0]
+    if isinstance(network, Recurrent):
+        assert hidden is not None
+        features = forward_rows(network.body, inputs, precision)
+        with cast_weights(precision, network.gru, network.head):
+            out, _ = network.remember(features, hidden)
+        return out.float()
     with cast_weights(precision, network):
         outputs = [
-            forward(network, inputs.rows(slice(start, start + step)))[0].float()
+            forward(network, inputs.rows(start, start + step))[0].float()
             for start in range(0, rows, step)
         ]
-    return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+    return torch.cat(outputs)

@@ -1,17 +1,20 @@
 """Base of image networks: convolutions, then linear layers over their output and the vectors."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.layers.layers import NetworkConfig
-from learner_service.layers.mlp import MLP
+from learner_service.layers.stacked import MLP, NetworkConfig
 from shared.process.errors import ConfigError
 
 if TYPE_CHECKING:
     from learner_service.layers.inputs import InputShape
+
+
+Convolve = Callable[[Any, tuple[int, int, int], tuple[int, ...]], tuple[nn.Module, int]]
 
 
 class ImageConfig(NetworkConfig):
@@ -71,14 +74,25 @@ class ImageNetwork(nn.Module):
         return x.view(*image.shape[:2], -1)
 
 
-def image_of(shape: "InputShape", network: str) -> tuple[int, int, int]:
-    """The image that a network is fed.
+def image_network(name: str, convolve: Convolve) -> Callable[..., ImageNetwork]:
+    """Return the `build` of a network plug-in that begins with convolutions.
 
-    Raises:
-        ConfigError: if there is none.
+    Args:
+        name: name of the network.
+        convolve: (config, [C, H, W], slices) -> convolutions, and how many numbers they give.
     """
-    if shape.image is None:
-        raise ConfigError(
-            f"network '{network}' needs images, the environment observes none; use 'mlp'"
-        )
-    return shape.image
+
+    def build(
+        config: Any,  # noqa: ANN401 - the plug-in's own
+        shape: "InputShape",
+        num_outputs: int,
+        slices: tuple[int, ...],
+    ) -> ImageNetwork:
+        if shape.image is None:
+            raise ConfigError(
+                f"network '{name}' needs images, the environment observes none; use 'mlp'"
+            )
+        convolutions, features = convolve(config, shape.image, slices)
+        return ImageNetwork(convolutions, features, config, shape, num_outputs, slices)
+
+    return build

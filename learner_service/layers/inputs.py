@@ -1,21 +1,221 @@
-"""Inputs of networks, derived from the run's EnvSpec."""
+"""Inputs of networks, derived from the run's EnvSpec: arrays, maps, what others do."""
 
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.layers.derived import derivation
 from learner_service.layers.distributions import one_hot
-from learner_service.layers.maps import centered, check_centred, others_action_map, stacked_shape
+from shared.config.derived import Channel, DerivedMap
 from shared.process.errors import ConfigError, SpecError
 from shared.wire.spec import AGENT_CELL, NO_INPUTS, STATE, ArraySpec, Discrete, EnvSpec
 
 _LARGE_IMAGE = 4096  # bytes of an image from which it is not kept as float32
+
+
+def others_action_map(cell: Tensor, action: Tensor, num_actions: int, h: int, w: int) -> Tensor:
+    """Draw every other agent's action at its cell: (action + 1) / K, else 0.
+
+    Actions of agents on one cell add up.
+
+    Args:
+        cell: [B, A, 2] int64 (row, column).
+        action: [B, A] int64.
+        num_actions: K.
+        h: rows of the map.
+        w: columns of the map.
+
+    Returns:
+        [B, A, 1, h, w] float32.
+    """
+    b, a = action.shape
+    flat = cell[..., 0] * w + cell[..., 1]  # [B, A]
+    # Whole numbers until the end: their sums are exact in whatever order a GPU forms them.
+    value = (action + 1).float()
+    every = torch.zeros(b, h * w, device=action.device).scatter_add_(1, flat, value)
+    others = every.unsqueeze(1).repeat(1, a, 1)
+    others.scatter_add_(2, flat.unsqueeze(-1), -value.unsqueeze(-1))
+    return others.div_(num_actions).view(b, a, 1, h, w)
+
+
+def centre(maps: Tensor, cell: Tensor) -> Tensor:
+    """Shift maps so that the given cell lies in the middle; what comes in from outside is zero.
+
+    A convolution then meets what surrounds the agent always at the same place, wherever the agent
+    stands.
+
+    Args:
+        maps: [R, C, H, W].
+        cell: [R, 2] int64 (row, column).
+
+    Returns:
+        [R, C, H, W]; [r, :, H // 2, W // 2] is maps[r, :, row, column].
+    """
+    _, _, h, w = maps.shape
+    up, left = h // 2, w // 2
+    padded = F.pad(maps, (left, w - 1 - left, up, h - 1 - up))
+    which = torch.arange(maps.shape[0], device=maps.device)
+    windows = padded.unfold(2, h, 1).unfold(3, w, 1)  # a view: [R, C, H, W, H, W]
+    return windows[which, :, cell[:, 0], cell[:, 1]]
+
+
+def centered(maps: Tensor, channels: tuple[int, ...], cell: Tensor) -> Tensor:
+    """Some channels of maps, shifted so that each agent's cell lies in the middle.
+
+    By slices: a list of channels as an index would be copied to the device in every call.
+
+    Args:
+        maps: [B, A, C, H, W].
+        channels: indices of the channels to shift.
+        cell: [B, A, 2] (row, column).
+    """
+    first, count = channels[0], len(channels)
+    if channels == tuple(range(first, first + count)):
+        some = maps.narrow(2, first, count)
+    else:
+        some = torch.cat([maps.narrow(2, channel, 1) for channel in channels], 2)
+    cell = cell.long().flatten(0, 1)  # long() leaves nothing for flatten to copy
+    return centre(some.flatten(0, 1), cell).view_as(some)
+
+
+def check_centred(
+    key: str, channels: tuple[int, ...], image: tuple[int, int, int] | None, spec: EnvSpec
+) -> None:
+    """Refuse to centre maps that are not there."""
+    if not channels:
+        return
+    if spec.observation(AGENT_CELL) is None:
+        raise ConfigError(
+            f"network.{key} needs an environment that says where its agents stand "
+            f"('{AGENT_CELL}'); '{spec.name}' does not"
+        )
+    count = image[0] if image else 0
+    if max(channels) >= count or min(channels) < 0:
+        raise ConfigError(f"network.{key} = {list(channels)}, but there are {count} maps")
+
+
+def stacked_shape(images: list[ArraySpec]) -> tuple[int, int, int] | None:
+    """Shape of images stacked by channel."""
+    if not images:
+        return None
+    sizes = {i.shape[1:] for i in images}
+    if len(sizes) > 1:
+        raise SpecError(
+            "images of different size cannot be stacked: "
+            + ", ".join(f"{i.name} {i.shape}" for i in images)
+        )
+    return sum(i.shape[0] for i in images), images[0].shape[1], images[0].shape[2]
+
+
+class Derivation:
+    """Replaces the sources of derived maps by the maps.
+
+    Attributes:
+        spec: spec that networks see: derived maps as float32 observations, none of their sources.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        """Plan the computation."""
+        self._maps = spec.derived
+        self._num_agents = spec.num_agents
+        self._sources = {source for derived in self._maps for source in derived.sources}
+        self._constants: dict[tuple[int, torch.device], dict[tuple[str, int], Tensor]] = {}
+        seen = [spec.derived_array(derived) for derived in self._maps]
+        seen += [o for o in spec.observations if o.name not in self._sources]
+        self.spec = dataclasses.replace(spec, observations=tuple(seen), derived=(), symmetries=())
+        self._shapes: dict[str, ArraySpec] = {array.name: array for array in seen}
+
+    def __call__(self, observation: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Observations by name, [B, A, ...] or [B, ...], as `spec` lists them."""
+        seen = {n: x for n, x in observation.items() if n not in self._sources}
+        return {m.name: self._compute(m, observation) for m in self._maps} | seen
+
+    def _compute(self, derived: DerivedMap, observation: Mapping[str, Tensor]) -> Tensor:
+        """[B, A, C, H, W], or [B, C, H, W] of a map that agents share."""
+        first = observation[next(derived.sources)]
+        array = self._shapes[derived.name]
+        height, width = array.shape[1:]
+        leading = (first.shape[0], *((self._num_agents,) * array.per_agent))
+        parts = []
+        for start, run in _runs(derived.channels):
+            kind, source, count = run[0].kind, run[0].source, len(run)
+            if kind == "constant":
+                values = self._constant(derived, start, run, first.device)  # [A, n], or [n]
+                part = values[..., None, None].expand(*leading, count, height, width)
+            else:
+                axis = -1 if kind == "fill" else -3
+                part = observation[source].narrow(axis, run[0].index, count)
+                if kind == "fill":
+                    part = part[..., None, None].expand(*leading, count, height, width)
+                elif kind == "entropy":
+                    part = weighted_entropy(part, *run[0].values)
+            parts.append(part)
+        return torch.cat(parts, -3)
+
+    def _constant(
+        self, derived: DerivedMap, start: int, run: list[Channel], device: torch.device
+    ) -> Tensor:
+        """Values of adjacent constant channels; a copy per thread, as each has its own stream."""
+        known = self._constants.setdefault((threading.get_ident(), device), {})
+        key = derived.name, start
+        if key not in known:
+            with torch.inference_mode(False):
+                values = torch.tensor([channel.values for channel in run]).T  # [A or 1, n]
+                if self._shapes[derived.name].per_agent:
+                    values = values.expand(self._num_agents, -1)
+                else:
+                    values = values[0]
+                values = values.contiguous()
+                if device.type == "cuda":
+                    values = values.pin_memory().to(device, non_blocking=True)
+            if type(values) is not Tensor:  # one that only traces
+                return values
+            known[key] = values
+        return known[key]
+
+
+def derivation(spec: EnvSpec) -> tuple[Derivation | None, EnvSpec]:
+    """Return what computes derived maps, None without any, and the spec that networks see."""
+    derive = Derivation(spec)
+    return derive if spec.derived else None, derive.spec
+
+
+def weighted_entropy(probability: Tensor, p_min: float, low: float, high: float) -> Tensor:
+    """Binary entropy in bits times a weight: 0 below `low`, 1 above `high`, 0.5 between.
+
+    Args:
+        probability: probabilities of any shape, float32.
+        p_min: probabilities are clamped to [p_min, 1 - p_min] first.
+        low: probability below which the weight is 0.
+        high: probability above which the weight is 1.
+    """
+    p = probability.clamp(p_min, 1 - p_min)
+    weight = ((p > high).float() + (p >= low).float()) / 2
+    q = 1 - p
+    return -weight * (p * p.log2() + q * q.log2())
+
+
+def _runs(channels: tuple[Channel, ...]) -> list[tuple[int, list[Channel]]]:
+    """Channels that one operation computes, with the number of the first of them."""
+    numbered = list(enumerate(channels))
+
+    def key(item: tuple[int, Channel]) -> object:
+        number, channel = item
+        if channel.kind == "constant":
+            return channel.kind
+        return channel.kind, channel.source, channel.index - number, channel.values
+
+    return [
+        (run[0][0], [channel for _, channel in run])
+        for run in ([*group] for _, group in groupby(numbered, key))
+    ]
 
 
 @dataclass(frozen=True)
@@ -48,11 +248,9 @@ class Inputs:
         """The images as a network is fed them: float32, bytes scaled to 0..1."""
         return None if self.stored is None else to_float(self.stored)
 
-    def rows(self, index: Tensor | slice) -> "Inputs":
+    def rows(self, start: int, stop: int) -> "Inputs":
         """Some of the joint rows."""
-        if isinstance(index, slice):
-            return self.each(lambda x: x[index])
-        return self.each(lambda x: x.index_select(0, index))
+        return self.each(lambda x: x[start:stop])
 
     def grouped(self, agents: int) -> "Inputs":
         """The same rows as [B * A / agents, agents, ...]."""
@@ -237,19 +435,14 @@ class ActorInputs:
         if action is not None:
             action = action.detach()
             if self._sees_others:
-                self._add_others(images, vectors, observation, action)
+                others = self._of_others(observation, action)
+                (images if others.dim() == 5 else vectors).append(others)
             if whole:
                 vectors.append(action)
         return Inputs(_cat(images), _cat(vectors))
 
-    def _add_others(
-        self,
-        images: list[Tensor],
-        vectors: list[Tensor],
-        observation: Mapping[str, Tensor],
-        action: Tensor,
-    ) -> None:
-        """Append what each agent is shown of the others: one more image, or one more vector."""
+    def _of_others(self, observation: Mapping[str, Tensor], action: Tensor) -> Tensor:
+        """Return what agents are shown of the others, [B, A, 1, H, W] or [B, A, F]."""
         raise NotImplementedError
 
     def _agent_numbers(self, thread: int, device: torch.device) -> Tensor:
@@ -310,24 +503,17 @@ class CriticInputs(ActorInputs):
         self.shape = InputShape(image, vector)
 
     @override
-    def _add_others(
-        self,
-        images: list[Tensor],
-        vectors: list[Tensor],
-        observation: Mapping[str, Tensor],
-        action: Tensor,
-    ) -> None:
+    def _of_others(self, observation: Mapping[str, Tensor], action: Tensor) -> Tensor:
         b, a = action.shape
         if self._action_map:
             assert self.shape.image is not None
             _, h, w = self.shape.image
             cell = observation[AGENT_CELL].long()
-            images.append(others_action_map(cell, action, self._num_actions, h, w))
-        else:
-            each = one_hot(action, self._num_actions)  # [B, A, K]
-            joint = each.unsqueeze(1).expand(b, a, a, self._num_actions)
-            others = 1 - torch.eye(a, device=action.device).view(1, a, a, 1)
-            vectors.append((joint * others).flatten(2))
+            return others_action_map(cell, action, self._num_actions, h, w)
+        each = one_hot(action, self._num_actions)  # [B, A, K]
+        joint = each.unsqueeze(1).expand(b, a, a, self._num_actions)
+        others = 1 - torch.eye(a, device=action.device).view(1, a, a, 1)
+        return (joint * others).flatten(2)
 
 
 class JointInputs(ActorInputs):
@@ -378,18 +564,12 @@ class JointInputs(ActorInputs):
         self.with_action_shape = InputShape(image, vector + size)
 
     @override
-    def _add_others(
-        self,
-        images: list[Tensor],
-        vectors: list[Tensor],
-        observation: Mapping[str, Tensor],
-        action: Tensor,
-    ) -> None:
+    def _of_others(self, observation: Mapping[str, Tensor], action: Tensor) -> Tensor:
         parts = [to_float(observation[v.name], 2) for v in self._others]
         each = torch.cat([*parts, action], 2)  # [B, A, F + U]
         # Row a of the windows: a, a + 1, ..., and round to a - 1.
         windows = torch.cat([each, each[:, :-1]], 1).unfold(1, self._num_agents, 1)
-        vectors.append(windows[..., 1:].transpose(2, 3).flatten(2))  # of [B, A, F + U, A]
+        return windows[..., 1:].transpose(2, 3).flatten(2)  # of [B, A, F + U, A]
 
 
 def with_action(inputs: Inputs, action: Tensor) -> Inputs:

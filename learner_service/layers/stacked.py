@@ -8,19 +8,25 @@ kernel: torch.baddbmm and grouped convolution, not vmap over modules, which lose
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from learner_service.layers import toom_cook
-from learner_service.layers.gru import Unrolled, gru_cell
+from learner_service.layers.casting import CAST, CAST_TO_LEARN, frozen
+from shared.config import Section
 from shared.process.errors import ConfigError
 
 Sharing = bool | tuple[int, ...]  # which agents share weights, as an algorithm's option says it
 _WIDE = 16  # columns of a matrix from which a CPU multiplies it at full speed
+Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
+Initialisation = Literal["uniform", "orthogonal", "he"]
 
 
 def resolve_sharing(sharing: Sharing, num_agents: int, option: str) -> tuple[int, ...]:
@@ -277,96 +283,163 @@ class StackedConv2d(nn.Conv2d):
         return out.reshape(x.shape[0], -1, *out.shape[2:])
 
 
-class StackedGRU(nn.Module):
-    """A gated recurrent unit per slice, over T steps; initialised and defined as nn.GRUCell.
-
-    r = sigmoid(W_r x + b_r + U_r h + c_r), z in the same way, n = tanh(W_n x + b_n + r (U_n h +
-    c_n)), h' = (1 - z) n + z h. Cho et al. 2014 (arXiv:1406.1078), in the variant of nn.GRU, which
-    has r outside the product. The state stays in fp32 whatever the precision.
-    """
-
-    def __init__(self, slices: tuple[int, ...], in_features: int, width: int) -> None:
-        super().__init__()
-        self._slices, s = slices, count_slices(slices)
-        self.input = StackedLinear(slices, in_features, 3 * width)  # r, z, n
-        self.weight = nn.Parameter(torch.empty(s, width, 3 * width))  # [S, H, 3H]
-        self.bias = nn.Parameter(torch.empty(s, 1, 3 * width))
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -1 / math.sqrt(width), 1 / math.sqrt(width))
-
-    def forward(self, x: Tensor, state: Tensor, keep: Tensor | None) -> Tensor:
-        """All states, one step after the other.
-
-        Args:
-            x: [T * R, I].
-            state: [R, H] state before the first step.
-            keep: [T, R] mask: 1, or 0 where the step begins with a state of zero; None: 1, T is 1.
-
-        Returns:
-            [T, R, H] the state after each step.
-        """
-        if keep is not None:
-            return unroll_together([(self, x, state)], keep)[0]
-        weight, bias = self.by_agent()
-        agents, rows, width = len(weight), *state.shape
-        if x.device.type != "cpu" and not torch.is_grad_enabled():
-            return self._step(x.view(-1, agents, x.shape[-1]), state, weight, bias)
-        # Not rows by rows: a policy that is exported would be bound to more than one of them.
-        from_input = _by_agent(self.input(x).float(), 1, agents)[0]
-        h = _by_agent(state, 1, agents)[0]
-        from_state = torch.baddbmm(bias, h, weight).float()
-        gates = from_input[..., : 2 * width] + from_state[..., : 2 * width]
-        reset, update = gates.sigmoid().chunk(2, -1)
-        new = from_input[..., 2 * width :] + reset * from_state[..., 2 * width :]
-        h = torch.lerp(new.tanh(), h, update)
-        return h.transpose(0, 1).reshape(1, rows, width)
-
-    def _step(self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """One step of x [B, A, I] without gradient, by the fused cell: [1, B * A, H]."""
-        rows, width = state.shape
-        h = state.view(-1, len(weight), width).transpose(0, 1)  # [A, B, H]
-        from_input = self.input(x.squeeze(1) if len(weight) == 1 else x.transpose(0, 1))
-        from_state = torch.baddbmm(bias, h, weight)  # [A, B, 3H]
-        with torch.autocast(x.device.type, enabled=False):
-            after, _ = gru_cell(
-                from_input.float().view(-1, 3 * width),
-                from_state.float().view(-1, 3 * width),
-                h.flatten(0, 1),
-            )
-        return after.view(len(weight), -1, width).transpose(0, 1).reshape(1, rows, width)
-
-    def by_agent(self) -> tuple[Tensor, Tensor]:
-        """The weights and biases of the state, of each agent or one for all: [A, H, 3H]."""
-        return per_agent(self.weight, self._slices), per_agent(self.bias, self._slices)
+CAST |= {StackedLinear, StackedConv2d}
+CAST_TO_LEARN |= {StackedLinear, StackedConv2d}
 
 
-def _by_agent(x: Tensor, length: int, agents: int) -> Tensor:
-    """[T * R, F] as [T, A, B, F]."""
-    return x.view(length, -1, agents, x.shape[-1]).transpose(1, 2)
+# In place where that is exact: neither layer needs what was there before.
+_ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
+    "relu": lambda: nn.ReLU(inplace=True),
+    "elu": lambda: nn.ELU(inplace=True),
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
 
 
-def unroll_together(units: list[tuple[StackedGRU, Tensor, Tensor]], keep: Tensor) -> list[Tensor]:
-    """All states of units of the same width and slices, which go through time side by side.
+class LayersConfig(Section):
+    """Options of the linear layers of a network."""
+
+    hidden: tuple[int, ...] = Field((64, 64), description="widths of the hidden linear layers")
+    activation: Activation = Field("relu", description="function after each hidden linear layer")
+    layer_norm: bool = Field(
+        False, description="normalise each hidden linear layer's outputs before the activation"
+    )
+    initialization: Initialisation = Field(
+        "uniform",
+        description="weights of linear layers at the start: uniform, as in PyTorch; orthogonal "
+        "(Saxe et al. 2014) or he (He et al. 2015), both with biases of 0",
+    )
+    output_gain: float = Field(
+        1.0,
+        gt=0,
+        description="orthogonal and he: scale of the last layer's weights; with 0.01 a policy "
+        "starts close to uniform",
+    )
+
+
+class NetworkConfig(LayersConfig):
+    """Those, and options of what such a network is fed and remembers."""
+
+    recurrent: int = Field(
+        0,
+        ge=0,
+        description="width of a GRU between these layers and the outputs, with which an agent "
+        "remembers its episode; 0: none",
+    )
+    agent_id: bool = Field(False, description="feed the agent's number as a one-hot vector")
+    normalize_observations: bool = Field(
+        False,
+        description="bring all observations that are no images to mean 0 and variance 1 by "
+        "running statistics",
+    )
+
+
+def linear_layers(
+    widths: list[int], slices: tuple[int, ...], config: LayersConfig
+) -> nn.Sequential:
+    """Linear layers from each width to the next, with what the options put between them.
 
     Args:
-        units: each with its inputs [T * R, I] and its state [R, H] before the first step.
-        keep: [T, R] mask: 1, or 0 where the step begins with a state of zero.
-
-    Returns:
-        [T, R, H] of each unit: the state after each step.
+        widths: widths of the inputs, of each hidden layer, and of the outputs.
+        slices: the slice of each agent, see StackedLinear.
+        config: `hidden` is not looked at.
     """
-    length, (rows, width) = len(keep), units[0][2].shape
-    weights, biases = zip(*(unit.by_agent() for unit, _, _ in units), strict=True)
-    agents = len(weights[0])
-    inputs = [_by_agent(unit.input(x).float(), length, agents) for unit, x, _ in units]
-    first = [_by_agent(state, 1, agents)[0] for _, _, state in units]
-    keeps = _by_agent(keep.reshape(-1, 1), length, agents)
-    states = Unrolled.apply(  # type: ignore[no-untyped-call]
-        torch.cat(inputs, 1),
-        torch.cat(first),
-        keeps.repeat(1, len(units), 1, 1),
-        torch.cat(weights),
-        torch.cat(biases),
-    )  # [T, units * A, B, H]
-    parts = states.view(length, len(units), agents, -1, width).unbind(1)
-    return [part.transpose(1, 2).reshape(length, rows, width) for part in parts]
+    layers: list[nn.Module] = []
+    for i, (size, width) in enumerate(pairwise(widths), 2):
+        last = i == len(widths)
+        relu = config.activation == "relu" and not config.layer_norm and not last
+        linear = StackedLinear(slices, size, width, relu=relu)
+        initialize(linear, config, last)
+        layers.append(linear)
+        if not last and config.layer_norm:
+            layers.append(StackedLayerNorm(slices, width))
+        if relu:  # numbers of layers, and so names of weights, are those of any activation
+            layers.append(nn.Identity())
+        elif not last:
+            layers.append(_ACTIVATIONS[config.activation]())
+    return nn.Sequential(*layers)
+
+
+@torch.no_grad()
+def initialize(linear: StackedLinear, config: LayersConfig, last: bool) -> None:
+    """Overwrite PyTorch's initial weights, if the options say so.
+
+    Args:
+        linear: a new layer.
+        config: options of the layers; see LayersConfig.
+        last: whether its outputs are the network's.
+    """
+    if config.initialization == "uniform":
+        return
+    # sqrt(2) makes up for the half that ReLU cuts off; its smooth relatives are treated alike.
+    hidden_gain = 5 / 3 if config.activation == "tanh" else math.sqrt(2)
+    gain = config.output_gain if last else hidden_gain
+    for weight in linear.weight:  # [I, O] of one parameter group
+        if config.initialization == "orthogonal":
+            nn.init.orthogonal_(weight, gain)
+        else:
+            nn.init.normal_(weight, std=gain / math.sqrt(len(weight)))
+    linear.bias.zero_()
+
+
+class MLP(nn.Module):
+    """Linear layers; the slice of each agent as in StackedLinear."""
+
+    def __init__(self, widths: list[int], slices: tuple[int, ...], config: LayersConfig) -> None:
+        super().__init__()
+        self._agents = len(slices) if count_slices(slices) > 1 else 1
+        self._slices = slices
+        self.layers = linear_layers(widths, slices, config)
+
+    def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
+        """Return [B, A, outputs] of [B, A, F].
+
+        Layers that stand side by side want agents outermost, [A, B, F].
+        """
+        if self._agents == 1:
+            out: Tensor = self.layers(vector.flatten(0, 1))
+            return out.view(*vector.shape[:2], -1)
+        stacked = vector.reshape(-1, self._agents, vector.shape[2]).transpose(0, 1)
+        out = self.layers(stacked).transpose(0, 1)
+        if vector.device.type == "cpu":  # which reads them faster in order
+            out = out.contiguous()
+        return out.reshape(*vector.shape[:2], -1)
+
+    def twice(self, image: Tensor | None, vector: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs of the inputs, and of the same with the last of them changed.
+
+        The first layer's sums are formed once, then the change's part is added. What comes second
+        passes gradient on to the change alone: weights and rows are constants there.
+
+        Args:
+            image: None.
+            vector: [B, A, F] inputs.
+            change: [B, A, U] summand of the last U of the F inputs.
+
+        Returns:
+            Two of [B, A, outputs].
+        """
+        first, rest = self.layers[0], self.layers[1:]
+        assert isinstance(first, StackedLinear)
+        shared, last = self._agents == 1, change.shape[2]
+        rows, moved = (
+            x.flatten(0, 1) if shared else x.reshape(-1, self._agents, x.shape[2]).transpose(0, 1)
+            for x in (vector, change)
+        )
+        sums = first(rows, before_relu=True)
+        weight = per_agent(first.weight.detach()[:, -last:], self._slices)  # [A, U, O], or [1, ...]
+        if shared:
+            changed = torch.addmm(sums.detach(), moved, weight.squeeze(0))
+        else:
+            changed = torch.baddbmm(sums.detach(), moved, weight)
+        with frozen(self):
+            second = rest(changed.relu_() if first.relu else changed)
+        # In this order: the sums are overwritten.
+        outputs = [rest(sums.relu_() if first.relu else sums), second]
+        if not shared:
+            outputs = [out.transpose(0, 1) for out in outputs]
+        if vector.device.type == "cpu":
+            outputs = [out.contiguous() for out in outputs]
+        same, other = (out.reshape(*vector.shape[:2], -1) for out in outputs)
+        return same, other

@@ -6,11 +6,11 @@ from typing_extensions import override
 
 from learner_service.device.precision import Precision
 from learner_service.layers.building import build_network, input_options
+from learner_service.layers.casting import publish
 from learner_service.layers.inputs import ActorInputs
-from learner_service.layers.recurrent import memory_size, recurrent_states
-from learner_service.layers.snapshot import publish
+from learner_service.layers.recurrent import memory_size
 from learner_service.learning.base import Algorithm, Policy
-from learner_service.learning.minibatches import counted_actions
+from learner_service.learning.minibatches import recurrent_states
 from learner_service.learning.policies import (
     Actor,
     MappoPolicy,
@@ -90,7 +90,7 @@ class ActorAlgorithm(Algorithm[Batch]):
 
     def weights(self, batch: Batch) -> Tensor:
         """[L, B, A] 1 where an agent's action was taken and led to the next row, else 0."""
-        return counted_actions(batch, transitions(batch), self.spec.num_agents)
+        return transitions(batch).weight
 
     def step(self, loss: Tensor, optimizer: torch.optim.Optimizer, max_norm: float = 0.0) -> Tensor:
         """Descend a loss by one step of an optimiser, of the actor or a critic; see Precision.step.

@@ -20,11 +20,11 @@ from learner_service.layers.building import (
     resolve_network,
     shared_encoder,
 )
+from learner_service.layers.casting import publish
 from learner_service.layers.encoded import Encoder, learned_parameters
 from learner_service.layers.inputs import ActorInputs, InputShape
 from learner_service.layers.recurrent import memory_size
-from learner_service.layers.snapshot import publish
-from learner_service.layers.stacked import count_slices
+from learner_service.layers.stacked import count_slices, sharing_agents
 from learner_service.learning.base import Algorithm, Policy
 from learner_service.learning.options import CriticConfig, SharingConfig
 from learner_service.learning.policies import SnapshotPolicy
@@ -80,7 +80,9 @@ class ActorCritic(Algorithm[B], Generic[B]):
         self._network = self._critic_network = network
         if isinstance(config, CriticConfig):
             self._critic_network = config.network_of_critic(network)
+        self._seed = seed
         self._slices = config.slices(spec.num_agents)
+        self._sharing = sharing_agents(self._slices, device)  # [S, A]
         self._num_slices = count_slices(self._slices)
         self._options = resolve_network(network, observed_image(spec)).inputs
         self._actor_inputs = ActorInputs(spec, self._options)
@@ -91,10 +93,14 @@ class ActorCritic(Algorithm[B], Generic[B]):
             self._build()
         self.memory_size = memory_size(self._acts)
         self._keep_attributes()
+        self._prepare()
 
     @abstractmethod
     def _build(self) -> None:
         """Make the networks, with weights drawn from torch's generator, and the optimisers."""
+
+    def _prepare(self) -> None:
+        """Make what needs the networks, once they are there."""
 
     @property
     def _acts(self) -> nn.Module:

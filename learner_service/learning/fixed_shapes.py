@@ -10,35 +10,109 @@
 What is padded has weight 0. Room for rows and environments is a power of two, at least `_HEADROOM`
 times what the first batch has; a batch with more doubles it, and what depends on it is captured
 again: `prepare` alone.
+
+Arrays lie side by side in one of float32 numbers, so that one launch gathers rows of all of them;
+what are no such numbers is kept as its bits, bytes by fours.
 """
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from learner_service.device.cuda_graph import Captured, Outputs, copy_by_type
 from learner_service.layers.inputs import Inputs
 from learner_service.layers.recurrent import RecurrentState
-from learner_service.learning.minibatches import Pass, shares
-from learner_service.learning.packed_rows import Layout, packed, unpacked
-from learner_service.learning.rollout_rows import RolloutRows, told_of_rows
+from learner_service.learning.minibatches import Pass, shares, told_of_rows
+from learner_service.learning.rollout_rows import RolloutRows
 from learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.wire.spec import AGENT_MASK, Discrete
 from shared.wire.timestep import StepType
 
+_WORD = 4  # bytes
 _HEADROOM = 4
 _TEMPORARIES = 24  # arrays of `prepare` that live at once in its pool, of one number of each agent
 _FLAT, _VALUE, _ROW, _BLOCK = "flat/", "value/", "row/", "block/"
 _WORDS = "words"
 _SMALL = ("reward", "discount", "step_type", "log_prob", OBSERVATION + AGENT_MASK)
 _COUNTED, _FIRST = "weight", "first"
-
 Arrays = Mapping[str, Tensor]
+
+
+class Part(NamedTuple):
+    """Position of an array in a row.
+
+    Attributes:
+        name: name of the array.
+        start: first number.
+        stop: last number + 1.
+        shape: shape of one agent's row.
+        dtype: data type of the array.
+    """
+
+    name: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+Layout = tuple[Part, ...]
+
+
+def packed(arrays: Mapping[str, Tensor], spare: int = 0) -> tuple[Layout, Tensor]:
+    """Lay arrays side by side.
+
+    Args:
+        arrays: name -> [R, A, ...].
+        spare: numbers of each agent's row to leave free at the end.
+
+    Returns:
+        where each is, and [R, A, W + spare].
+    """
+    parts: list[Tensor] = []
+    layout, start = [], 0
+    for name, x in arrays.items():
+        part = _as_words(x)
+        stop = start + part.shape[-1]
+        layout.append(Part(name, start, stop, tuple(x.shape[2:]), x.dtype))
+        parts.append(part)
+        start = stop
+    if spare:
+        parts.append(parts[0].new_zeros((*parts[0].shape[:2], spare)))
+    return tuple(layout), torch.cat(parts, -1)
+
+
+def unpacked(layout: Layout, words: Tensor) -> dict[str, Tensor]:
+    """Take apart what `packed` laid side by side: name -> [R, A, ...], of integers copies."""
+    found = {}
+    for name, start, stop, shape, dtype in layout:
+        x = words[..., start:stop]
+        if dtype.itemsize == 1:
+            x = x.view(torch.uint8)[..., : math.prod(shape)].view(dtype)
+        elif not dtype.is_floating_point:
+            x = x.view(torch.int32).to(dtype)
+        found[name] = x.reshape(*x.shape[:2], *shape).to(dtype)
+    return found
+
+
+def _as_words(x: Tensor) -> Tensor:
+    """[R, A, F] float32."""
+    numbers = x.unsqueeze(-1).flatten(2)
+    if x.dtype.is_floating_point:
+        return numbers.float()
+    if x.element_size() > 1:
+        return numbers.to(torch.int32).view(torch.float32)
+    missing = -numbers.shape[-1] % _WORD
+    numbers = numbers.view(torch.uint8)
+    numbers = F.pad(numbers, (0, missing)) if missing else numbers.contiguous()
+    return numbers.view(torch.float32)
 
 
 class FixedShapes:

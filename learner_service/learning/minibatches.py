@@ -7,9 +7,13 @@ to one size: see `fixed_shapes`.
 
 Ranks of a group make as many minibatches as one learner with all their rows would. Minibatch k of
 the group is that of all ranks together; where a rank has no row for it, rows of weight 0 stand in.
+
+Where an expert said what it would have done, a minibatch's loss has a part for that: see `advice`.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,13 +23,14 @@ from learner_service.layers.inputs import Inputs
 from learner_service.layers.recurrent import RecurrentState
 from learner_service.learning.returns import of_agents
 from learner_service.ranks.group import ALONE, Group
-from learner_service.storage.rollout import Batch, Transitions
-from learner_service.storage.unroll import OBSERVATION
-from shared.wire.spec import AGENT_MASK
+from learner_service.storage.rollout import Batch
+from shared.wire.spec import ACTION_MASK, EXPERT_ACTION
+from shared.wire.timestep import StepType
 
 # Log-probability in rows that do not count, which may be of another time: their ratio is 0, for an
 # infinite one times a weight of 0 is NaN.
 NEVER_TAKEN = 1e4
+IMITATION_LOGGED = ("imitation_loss", "imitation_share")
 
 
 @dataclass
@@ -167,11 +172,27 @@ def shares(weight: Tensor, sharing: Tensor, group: Group = ALONE) -> tuple[Tenso
     return weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
 
 
-def counted_actions(batch: Batch, t: Transitions, num_agents: int) -> Tensor:
-    """[L, B, A] 1 where an alive agent's action was taken and led to the next row, else 0."""
-    weight = t.valid.unsqueeze(-1).expand(-1, -1, num_agents).float()
-    alive = batch.arrays.get(OBSERVATION + AGENT_MASK)
-    return weight if alive is None else weight * (alive[:-1] != 0)
+def told_of_rows(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return columns of minibatches that are observed: legal actions, and those of experts."""
+    columns = {}
+    if ACTION_MASK in obs:
+        columns["mask"] = obs[ACTION_MASK]
+    if EXPERT_ACTION in obs:
+        columns[EXPERT_ACTION] = obs[EXPERT_ACTION].long()
+    return columns
+
+
+def recurrent_states(batch: Batch) -> tuple[RecurrentState, RecurrentState] | tuple[None, None]:
+    """Initial states of policy and critic for a batch; None if the policy is not recurrent.
+
+    The policy starts from the state that it had when it acted. A critic does not act, so it starts
+    from zeros at the unroll's first row.
+    """
+    memory = batch.arrays.get("memory")
+    if memory is None:
+        return None, None
+    first = batch.arrays["step_type"] == int(StepType.FIRST)
+    return RecurrentState(memory[0], first), RecurrentState(torch.zeros_like(memory[0]), first)
 
 
 @dataclass
@@ -272,9 +293,68 @@ class Rows:
         if rest:
             weight[-rest:, :, -columns - 1] = 0
         share, any_counts = shares(weight.flatten(1, 2), self.sharing, group)
-        actor = self.actor.rows(rows)
-        critic = actor if self.critic is self.actor else self.critic.rows(rows)
+        actor = self.actor.each(lambda x: x.index_select(0, rows))
+        critic = (
+            actor
+            if self.critic is self.actor
+            else self.critic.each(lambda x: x.index_select(0, rows))
+        )
         found = {name: x.index_select(0, rows) for name, x in self.columns.items()}
         before = (self.actor_state, self.critic_state)
         states = (state and state.columns(units.flatten()) for state in before)
         return Pass(number, actor, critic, found, share, -share, any_counts, self.sharing, *states)
+
+
+class Advice(NamedTuple):
+    """Imitation part of a minibatch's loss.
+
+    Attributes:
+        terms: summands of the loss, L = -E[log pi(expert | o)]; empty in runs without an expert.
+        logged: -log pi(expert | o) [M, A], 0 where none was asked, and whether one was, [M, A] 1 or
+            0; empty without.
+        told: [M, A] bool mask of rows where an expert was asked; None in runs without.
+    """
+
+    terms: list[tuple[Tensor, Tensor]]
+    logged: list[Tensor]
+    told: Tensor | None
+
+    def spared(self, weight: Tensor) -> Tensor:
+        """Weights [M, A] of other losses of the policy, 0 where an expert was asked."""
+        return weight if self.told is None else weight.masked_fill(self.told, 0)
+
+
+def mean_of_told(means: Tensor, told: list[Tensor], first: int) -> Tensor:
+    """Make the mean loss of all rows, at `first` before the share, that of the rows told.
+
+    Args:
+        means: means for the log.
+        told: empty in runs without an expert, whose means do not change.
+        first: index at which IMITATION_LOGGED begins.
+    """
+    if told:
+        means[first] /= means[first + 1].clamp_min(1e-8)
+    return means
+
+
+def advice(
+    columns: Mapping[str, Tensor], log_prob: Callable[[Tensor], Tensor], cost: Tensor
+) -> Advice:
+    """Compute the imitation part of a minibatch's loss.
+
+    DAgger: Ross, Gordon, Bagnell 2011, "A Reduction of Imitation Learning and Structured Prediction
+    to No-Regret Online Learning" (arXiv:1011.0686). Rows that have an expert's action raise its
+    probability, in place of the policy gradient and of the entropy; other rows learn as ever.
+
+    Args:
+        columns: columns of the minibatch, name -> [M, A, ...].
+        log_prob: log pi [M, A] of actions [M, A].
+        cost: [M, A] cost of the minibatch's rows; see Pass.
+    """
+    expert = columns.get(EXPERT_ACTION)
+    if expert is None:
+        return Advice([], [], None)
+    told = expert >= 0
+    found = log_prob(expert.clamp_min(0))
+    logged = [-found.detach().masked_fill(~told, 0), told.float()]
+    return Advice([(found, cost * told)], logged, told)

@@ -10,7 +10,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from learner_service.device.cuda_graph import Outputs
-from learner_service.device.precision import Precision
 from learner_service.layers.stacked import count_slices
 from learner_service.learning.actor_critic import ActorCritic
 from learner_service.learning.options import (
@@ -22,11 +21,9 @@ from learner_service.learning.options import (
 )
 from learner_service.learning.returns import annealed, mean_over
 from learner_service.ranks.group import Group
-from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
-from learner_service.storage.sequences import SequenceReplay
-from learner_service.storage.unroll import NEXT as NEXT
-from learner_service.storage.unroll import OBSERVATION
-from shared.config import PluginConfig
+from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage, SequenceReplay
+from learner_service.storage.storage import NEXT as NEXT
+from learner_service.storage.storage import observed as observed
 from shared.process.errors import ConfigError
 from shared.wire.spec import AGENT_MASK, EnvSpec
 
@@ -37,12 +34,6 @@ def rows_of(batch: ReplayBatch) -> dict[str, Tensor]:
     """All that an update reads of a batch, as named tensors: arrays, NEXT + arrays, and scalars."""
     rows = {**batch.arrays, **{NEXT + name: x for name, x in batch.next_arrays.items()}}
     return rows | {"reward": batch.reward, "discount": batch.discount, "weight": batch.weight}
-
-
-def observed(rows: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-    """Name -> [B, ...] of the observations in `rows_of`; prefix NEXT: those of row t + k."""
-    prefix += OBSERVATION
-    return {k.removeprefix(prefix): v for k, v in rows.items() if k.startswith(prefix)}
 
 
 def alive_mask(observation: Mapping[str, Tensor]) -> Tensor | None:
@@ -129,8 +120,8 @@ class OffPolicyConfig(SharingConfig, AlgorithmConfig):
 class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     """Learns from transitions, whatever policy made them. Used by the thread that learns.
 
-    `_learn(rows)` gets `_rows_of` a batch, multiplies the critics' losses by its "weight" [B], and
-    returns PRIORITY, the new td_error [B], among the scalars.
+    `_learn(rows)` gets `rows_of` a batch, or the arrays of sequences [L + 1, S, ...]. It multiplies
+    the losses of critics by "weight" [B] and returns PRIORITY, the new td_error [B], too.
     """
 
     _config: OffPolicyConfig
@@ -138,26 +129,18 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     _team = False  # see ReplayStorage
 
     @override
-    def __init__(
-        self,
-        config: OffPolicyConfig,
-        spec: EnvSpec,
-        network: PluginConfig,
-        precision: Precision,
-        device: torch.device,
-        seed: int,
-    ) -> None:
-        super().__init__(config, spec, network, precision, device, seed)
+    def _prepare(self) -> None:
+        config, device = self._config, self._device
         # MASAC's option from before learner.cuda_graph.
         self.graphs.enabled &= getattr(config, "cuda_graph", True)
         self._captured = self._capture("update", self._learn)
         self._captured_in_place = self._capture("update", self._learn_in_place, in_place=True)
-        self._seed, replay = seed, config.replay
+        replay = config.replay
         # A team learns from one loss: its gradient is one vector, clipped as a whole.
         of_loss = (0,) if self._team else self._slices
         self._num_slices, self._shares = count_slices(of_loss), agent_shares(of_loss, device)
         self.unroll_length = replay.unroll_steps
-        self.rows_per_update = replay.batch_size * spec.num_agents
+        self.rows_per_update = replay.batch_size * self._spec.num_agents
         interval = replay.update_interval * self._group.size  # rows of all ranks
         self._rows_per_update = Fraction(interval, replay.updates_per_interval)
         # Rows that the updates stand for are a fraction, so that no rounding adds up.
@@ -174,7 +157,12 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         """
         self._counts["updates"] += 1
         self._set_rows(self._rows() + self._rows_per_update)
-        rows, turn = self._rows_of(batch), self._turn()
+        rows, turn = batch.arrays if self.memory_size else rows_of(batch), self._turn()
+        if self._config.replay.prioritized and self._group.size > 1:
+            # Weights are over the largest that any rank has drawn.
+            largest = batch.largest_weight.clone()
+            self._group.largest_([largest])
+            rows["weight"] = batch.weight * (batch.largest_weight / largest)
         if batch.error_memory is None:
             scalars = self._captured(rows, **turn)
             batch.td_error = scalars.pop(PRIORITY)
@@ -211,20 +199,6 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             if value != self._explored[i]:
                 self._explored[i] = value
                 self._exploration[i].fill_(value)
-
-    def _rows_of(self, batch: ReplayBatch) -> dict[str, Tensor]:
-        """`rows_of` a batch, its weights over the largest that any rank has drawn.
-
-        Of sequences: their arrays, [L + 1, S, ...].
-        """
-        if self.memory_size:
-            return batch.arrays
-        rows = rows_of(batch)
-        if self._config.replay.prioritized and self._group.size > 1:
-            largest = batch.largest_weight.clone()
-            self._group.largest_([largest])
-            rows["weight"] = batch.weight * (batch.largest_weight / largest)
-        return rows
 
     def _rows(self) -> Fraction:
         return Fraction(int(self._counts["rows"]), int(self._counts["rows_divisor"]))

@@ -14,17 +14,92 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.device.precision import Precision
-from learner_service.layers.recurrent import recurrent_states
 from learner_service.learning.fixed_shapes import FixedShapes
-from learner_service.learning.minibatches import Pass, Rows, number_of_minibatches
-from learner_service.learning.options import OnPolicyCriticConfig
-from learner_service.learning.rollout_rows import RolloutRows, told_of_rows
-from learner_service.learning.schedule import Schedule
+from learner_service.learning.minibatches import (
+    Pass,
+    Rows,
+    number_of_minibatches,
+    recurrent_states,
+    told_of_rows,
+)
+from learner_service.learning.returns import annealed
+from learner_service.learning.rollout_rows import RolloutRows
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import lengthened
-from shared.config import PluginConfig
-from shared.wire.spec import EnvSpec
+from learner_service.storage.storage import lengthened, observed
+
+
+class Schedule:
+    """Sets learning rates and the entropy's weight for each update.
+
+    Both fall linearly. Tensors only change in place, so that a captured update sees their change.
+    Used by the thread that learns.
+
+    Attributes:
+        entropy_weight: scalar.
+    """
+
+    def __init__(
+        self,
+        optimizers: list[torch.optim.Optimizer],
+        entropy_weight: float,
+        anneal_updates: int,
+        final_lr_fraction: float,
+        device: torch.device,
+        *,
+        static: bool,
+    ) -> None:
+        """Take over the optimisers' learning rates as those of the first update.
+
+        Args:
+            optimizers: optimisers with the learning rates to lower.
+            entropy_weight: weight of the entropy in the first update.
+            anneal_updates: updates until the entropy's weight is 0; 0: no annealing.
+            final_lr_fraction: fraction of the learning rates that is left then.
+            device: the optimisers'.
+            static: learning rates are tensors, as a CUDA graph needs them; else numbers.
+        """
+        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self._first_rates = [float(group["lr"]) for group in self._groups]
+        self._rates = list(self._first_rates)
+        self._first_weight, self._over = entropy_weight, anneal_updates
+        self._final = final_lr_fraction
+        self._static, self._done = static, 0.0
+        self._on_device = torch.tensor(self._first_rates, device=device)
+        self.entropy_weight = torch.tensor(entropy_weight, device=device)
+
+    def set(self, updates: float) -> None:
+        """Set both for the next update."""
+        done = annealed(0.0, 1.0, updates, self._over)
+        share = 1 - (1 - self._final) * done
+        if done != self._done:  # each is a launch
+            self._done = done
+            self._rates = [rate * share for rate in self._first_rates]
+            self.entropy_weight.fill_(self._first_weight * (1 - done))
+            if self._static:
+                for i, rate in enumerate(self._rates):
+                    self._on_device[i].fill_(rate)
+        self.restore()
+
+    def rates(self, counts: Tensor) -> Tensor | None:
+        """Return learning rates for the minibatches of a pass, [n, groups]; `step` gets a row.
+
+        0 where nothing counts, so nothing moves. None where learning rates are numbers: such
+        minibatches are left out there.
+
+        Args:
+            counts: [n] flags, `counts` of a Pass.
+        """
+        return self._on_device * counts.unsqueeze(1) if self._static else None
+
+    def step(self, rates: Tensor) -> None:
+        """Set the learning rates of a minibatch, [groups] of `rates`."""
+        for group, rate in zip(self._groups, rates.unbind(), strict=True):
+            group["lr"] = rate
+
+    def restore(self) -> None:
+        """Give the optimisers their learning rates back as numbers, which checkpoints keep."""
+        for group, rate in zip(self._groups, self._rates, strict=True):
+            group["lr"] = rate
 
 
 class OnPolicyAlgorithm(RolloutRows):
@@ -38,17 +113,9 @@ class OnPolicyAlgorithm(RolloutRows):
     _unused: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     @override
-    def __init__(
-        self,
-        config: OnPolicyCriticConfig,
-        spec: EnvSpec,
-        network: PluginConfig,
-        precision: Precision,
-        device: torch.device,
-        seed: int,
-    ) -> None:
-        super().__init__(config, spec, network, precision, device, seed)
-        c = config
+    def _prepare(self) -> None:
+        super()._prepare()
+        c = self._config
         self.unroll_length, self.unrolls_per_update = c.unroll_steps, c.unrolls_per_update
         self.rows_per_update = c.batch_size * c.batch_number
         self._schedule = Schedule(
@@ -56,7 +123,7 @@ class OnPolicyAlgorithm(RolloutRows):
             c.entropy_weight,
             c.anneal_updates,
             c.final_lr_fraction,
-            device,
+            self._device,
             static=self._static,
         )
         self._counts = {"updates": 0}
@@ -98,7 +165,7 @@ class OnPolicyAlgorithm(RolloutRows):
         else:
             self.graphs.eager_calls["update"] += 1
             self._total.zero_()
-            rows = self._prepare(batch)
+            rows = self._rows(batch)
             first = rows.of_single_agents() if self._single else rows
             for k in range(c.data_passes):
                 seen = first
@@ -135,12 +202,12 @@ class OnPolicyAlgorithm(RolloutRows):
                     self._call(steps, fixed.gather(words, memory, k, start))
 
     @torch.no_grad()
-    def _prepare(self, batch: Batch) -> Rows:
+    def _rows(self, batch: Batch) -> Rows:
         """Return what minibatches are of; keep what `_scalars` needs of the batch."""
         arrays = self._completed(batch.arrays)
         batch = Batch(arrays, [])
         length, envs = arrays["step_type"].shape
-        obs = {name: x.flatten(0, 1) for name, x in batch.observation().items()}
+        obs = {name: x.flatten(0, 1) for name, x in observed(arrays).items()}
         action = arrays["raw_action" if "raw_action" in arrays else "action"].flatten(0, 1)
         action = action if action.is_floating_point() else action.long()
         inputs, states = self._fed(obs, action), recurrent_states(batch)
@@ -158,7 +225,7 @@ class OnPolicyAlgorithm(RolloutRows):
     def _redrawn_rows(self, rows: Rows, batch: Batch) -> Rows:
         """Return rows of a batch with what was seen and done changed at random."""
         count = len(rows.weight)
-        obs = {name: x.flatten(0, 1)[:count] for name, x in batch.observation().items()}
+        obs = {name: x.flatten(0, 1)[:count] for name, x in observed(batch.arrays).items()}
         obs, action = self.redrawn(obs, rows.columns["action"], rows.actor_state)
         actor, critic = self._fed(obs, action)
         columns = rows.columns | {"action": action} | told_of_rows(obs)

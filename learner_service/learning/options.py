@@ -10,8 +10,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from learner_service.layers.building import RESERVED
-from learner_service.layers.layers import LayersConfig
-from learner_service.layers.stacked import Sharing, resolve_sharing
+from learner_service.layers.stacked import LayersConfig, Sharing, resolve_sharing
 from learner_service.preprocess.frozen import FROZEN as FROZEN
 from learner_service.preprocess.frozen import SHARING as SHARING
 from learner_service.storage.flight import Demand, Flight, transitions_in, unmeasured

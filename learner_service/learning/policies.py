@@ -10,11 +10,11 @@ from typing_extensions import override
 
 from learner_service.device.precision import Precision
 from learner_service.layers.building import ImageShape, resolve_network
+from learner_service.layers.casting import snapshot
 from learner_service.layers.distributions import ILLEGAL, ActionDistribution, Categorical, Normal
 from learner_service.layers.forward import forward
 from learner_service.layers.inputs import ActorInputs, Inputs
 from learner_service.layers.recurrent import RecurrentState, memory_size
-from learner_service.layers.snapshot import snapshot
 from learner_service.layers.stacked import count_slices, per_agent
 from learner_service.learning.base import Policy
 from learner_service.learning.exploration import EpsilonSoftmax

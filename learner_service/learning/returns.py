@@ -1,14 +1,18 @@
-"""Returns, surrogates, schedules and target updates: functions that algorithms share."""
+"""Returns and their running deviation, surrogates, target updates: what algorithms share."""
 
 import copy
+import math
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from learner_service.learning.exploration import LEAST
+from learner_service.preprocess.running_moments import CROWD_ROWS, agents_of_sets, crowd
 from learner_service.ranks.group import ALONE, Group
 
 M = TypeVar("M", bound=nn.Module)
+_REACH = 100.0  # deviations from the mean, ranges of a batch: returns may be rare and large
 
 
 def lambda_returns(
@@ -137,26 +141,6 @@ def mean_over(x: Tensor, counted: Tensor, dim: int) -> Tensor:
     return (x * counted).sum(dim) / counted.sum(dim).clamp_min(1)
 
 
-def mean_of_sets(x: Tensor, counted: Tensor, sharing: Tensor, group: Group = ALONE) -> Tensor:
-    """For each parameter group the mean over all rows of its agents that count; 0 where none does.
-
-    The sum is a loss under which each group learns as if it were alone: what other agents do, and
-    how many there are, scales nothing.
-
-    Args:
-        x: [R, A].
-        counted: [R, A] mask, 1 where an agent's row counts, else 0.
-        sharing: [S, A] result of `sharing_agents`.
-        group: the mean is over the rows of all its ranks.
-
-    Returns:
-        [S].
-    """
-    sums, counts = sharing @ (x * counted).sum(0), sharing @ counted.sum(0)
-    group.sum_([sums, counts])
-    return sums / counts.clamp_min(1)
-
-
 def of_agents(x: Tensor, sharing: Tensor) -> Tensor:
     """Each agent's number, [..., A], or [..., 1] where all share, of those of sets [..., S]."""
     if len(sharing) == 1:
@@ -167,9 +151,24 @@ def of_agents(x: Tensor, sharing: Tensor) -> Tensor:
 def moments_of_sets(
     x: Tensor, counted: Tensor, sharing: Tensor, group: Group = ALONE
 ) -> tuple[Tensor, Tensor]:
-    """[S] `mean_of_sets` and [S] the biased variance of the same rows."""
-    mean = mean_of_sets(x, counted, sharing, group)
-    return mean, mean_of_sets((x - of_agents(mean, sharing)).square(), counted, sharing, group)
+    """Find each parameter group's mean, and biased variance, over its agents' rows that count.
+
+    Args:
+        x: [R, A].
+        counted: [R, A] mask, 1 where an agent's row counts, else 0.
+        sharing: [S, A] result of `sharing_agents`.
+        group: group of the ranks that hold the rows.
+
+    Returns:
+        [S] means and [S] variances; 0 where no row counts.
+    """
+    sums, counts = sharing @ (x * counted).sum(0), sharing @ counted.sum(0)
+    group.sum_([sums, counts])
+    counts = counts.clamp_min(1)
+    mean = sums / counts
+    squares = sharing @ ((x - of_agents(mean, sharing)).square() * counted).sum(0)
+    group.sum_([squares])
+    return mean, squares / counts
 
 
 def annealed(start: float, end: float, done: float, over: float) -> float:
@@ -193,3 +192,108 @@ def polyak_update(target: nn.Module, online: nn.Module, tau: float) -> None:
     )
     for old, new in zip(target.buffers(), online.buffers(), strict=True):
         old.copy_(new)
+
+
+class ValueNorm(nn.Module):
+    """Running mean and deviation of returns, with the bias of the first steps taken out.
+
+    Each parameter group has its own: agents with networks of their own may be paid differently.
+    Yu et al. 2022, section 5.1. The statistics cover about ten updates. Theirs of a hundred lag
+    behind the returns; what a network makes up for meanwhile is too much once they have followed,
+    and returns contain its values. With one or two optimiser steps an update both then swing
+    without bound. PopArt (van Hasselt et al. 2016, arXiv:1602.07714) prevents that, too, by
+    rescaling the network, but its values follow rising returns so late that VMAS balance reached
+    45 in place of 52.
+
+    One absurd reward would hide all others for some 200 updates. So returns are clipped to what is
+    plausible, see RunningMoments, by 100 deviations and 100 ranges of the batch.
+
+    Attributes:
+        clipped: returns of the last batch that were clipped, of this rank, scalar.
+        outlier: [2] the one that was clipped most, as it came and as it was taken.
+    """
+
+    mean: Tensor
+    square: Tensor
+    weight: Tensor
+    _sharing: Tensor
+    _set: Tensor
+
+    def __init__(self, sharing: Tensor, decay: float = 0.9) -> None:
+        """`sharing` [S, A] is of `sharing_agents`; `decay` what the past weighs at every update."""
+        super().__init__()
+        self._decay = decay
+        self.register_buffer("_sharing", sharing, persistent=False)
+        for name in ("mean", "square", "weight"):
+            self.register_buffer(name, torch.zeros(len(sharing)))
+        self.register_buffer("_set", sharing.argmax(0), persistent=False)
+        self._agents_of = agents_of_sets(sharing)
+        self.clipped = sharing.new_zeros(())  # of one rank: no part of the statistics
+        self.outlier = sharing.new_zeros(2)
+
+    def plausible(self, returns: Tensor, counted: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Clip returns.
+
+        Args:
+            returns: [R, A].
+            counted: [R, A] mask, 1 for a return that counts, else 0.
+            rows: scalar, R without padding: nothing waits for the device. None: nothing is padded,
+                and it waits to see whether there is anything to clip.
+        """
+        valid = counted > 0
+        mean, std = self.statistics()
+        started = of_agents(self.weight, self._sharing) > 0
+        reach = (_REACH * std).where(started, -math.inf)
+        low, high = mean - reach, mean + reach
+        if rows is None:
+            self.clipped.zero_()
+            outside = ((returns < low) | (returns > high)) & valid
+            if len(returns) < CROWD_ROWS or not outside.any():
+                return returns
+        x, counts = returns.unsqueeze(-1), valid.unsqueeze(-1)
+        crowds = [crowd(x, counts, agents, _REACH, 0.0, rows) for agents in self._agents_of]
+        crowd_low, crowd_high = (torch.cat(ends) for ends in zip(*crowds, strict=True))  # [S]
+        # By index: a product with 0 would make NaN of infinite ends.
+        low = torch.minimum(low, crowd_low.index_select(0, self._set))
+        high = torch.maximum(high, crowd_high.index_select(0, self._set))
+        clipped = valid if rows is None else valid & (rows >= CROWD_ROWS)
+        taken = torch.maximum(torch.minimum(returns, high), low).where(clipped, returns)
+        excess = (returns - taken).abs().flatten()
+        self.clipped.copy_((excess > 0).sum())
+        at = excess.argmax(0, keepdim=True)
+        self.outlier.copy_(torch.cat([x.flatten().gather(0, at) for x in (returns, taken)]))
+        return taken
+
+    def update(self, returns: Tensor, counted: Tensor, group: Group = ALONE) -> None:
+        """Update by returns [R, A] where `counted` is 1; a group without any keeps its statistics.
+
+        The returns are those of all ranks of the group.
+        """
+        counts, sums, squares = (
+            self._sharing @ x.sum(0)
+            for x in (counted, returns * counted, returns.square() * counted)
+        )
+        group.sum_([counts, sums, squares])
+        fresh, counts = (1 - self._decay) * (counts > 0).float(), counts.clamp_min(1)
+        self.mean.lerp_(sums / counts, fresh)
+        self.square.lerp_(squares / counts, fresh)
+        self.weight.lerp_(torch.ones_like(self.weight), fresh)
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Return each agent's mean and deviation, [A]."""
+        weight = self.weight.clamp_min(1e-8)
+        mean = self.mean / weight
+        variance = self.square / weight - mean.square()
+        started = self.weight > 0
+        std = torch.where(started, variance.clamp_min(1e-4).sqrt(), 1.0)
+        return of_agents(mean, self._sharing), of_agents(std, self._sharing)
+
+
+def taken(x: Tensor, action: Tensor) -> Tensor:
+    """Of x [..., K] what belongs to the actions taken [...]."""
+    return x.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def bounded_log(pi: Tensor) -> Tensor:
+    """Logarithms of probabilities, bounded where a saturated policy underflows to zero."""
+    return (pi + LEAST).log()

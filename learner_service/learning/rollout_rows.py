@@ -5,28 +5,24 @@ from abc import abstractmethod
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from learner_service.device.cuda_graph import Captured, Outputs
-from learner_service.device.precision import Precision
 from learner_service.device.streams import Pace
-from learner_service.layers.forward import chunk_of, forward, forward_rows
+from learner_service.layers.forward import chunk_of
 from learner_service.layers.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.layers.recurrent import RecurrentState
-from learner_service.layers.stacked import sharing_agents
 from learner_service.learning.actor_critic import ActorCritic
 from learner_service.learning.options import OnPolicyCriticConfig
 from learner_service.storage.flight import transitions_in
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
-from shared.config import PluginConfig
-from shared.wire.spec import ACTION_MASK, EXPERT_ACTION, EnvSpec
+from learner_service.storage.storage import OBSERVATION
+from shared.wire.spec import EXPERT_ACTION
 
 # Of the policy and of the critic.
 RecurrentStates = tuple[RecurrentState | None, RecurrentState | None]
 _MOST_AT_ONCE = 16  # minibatches of a graph
-_MOST_ROWS = 8192  # of agents, that a network is fed at once
 _ROOM = 33 / 32  # of a minibatch of fixed size: the number of minibatches is a whole one
 
 
@@ -45,23 +41,17 @@ class RolloutRows(ActorCritic[Batch]):
     _columns: tuple[str, ...]  # of numbers that `_learnable` returns
 
     @override
-    def __init__(
-        self,
-        config: OnPolicyCriticConfig,
-        spec: EnvSpec,
-        network: PluginConfig,
-        precision: Precision,
-        device: torch.device,
-        seed: int,
-    ) -> None:
-        self._imitates = spec.observation(EXPERT_ACTION) is not None
+    def _prepare(self) -> None:
+        device = self._device
         self._static = device.type != "cpu"  # no shape depends on what rows hold
-        self._sharing = sharing_agents(config.slices(spec.num_agents), device)
-        super().__init__(config, spec, network, precision, device, seed)
         self._total = torch.zeros(len(self._of_steps) + 1, device=device)  # and minibatches
         self._of_batch = torch.zeros(self._OF_BATCH, device=device)
         self._pace = Pace(device)
         self._longest = 0  # time steps of an unroll so far, with memory
+
+    @property
+    def _imitates(self) -> bool:
+        return self._spec.observation(EXPERT_ACTION) is not None
 
     @abstractmethod
     def _values_of_rows(
@@ -140,23 +130,8 @@ class RolloutRows(ActorCritic[Batch]):
         joint = width / agents if self._single else width
         whole = math.ceil(joint * self._config.batch_number * 9 / 8)  # with unrolls' last rows
         shapes = self._actor_inputs.shape.image, self._critic_inputs.shape.image
-        most = min(chunk_of(image, _MOST_ROWS) for image in shapes)
+        most = min(chunk_of(image, self._device) for image in shapes)
         return max(1, min(most // agents, whole))
-
-    def _outputs(self, network: nn.Module, inputs: Inputs, state: RecurrentState | None) -> Tensor:
-        """Return [R, A, K] float32 of a network; without gradient any number of rows will do.
-
-        On a GPU the rows are a block, and go through at once.
-        """
-        if not self._static:
-            return forward_rows(network, inputs, self._precision, state)
-        return forward(network, inputs, state, self._precision)[0]
-
-    def _rows_of(self, network: nn.Module, inputs: Inputs) -> Tensor:
-        """Return [R, A, K] float32 for the rows of a pass or block, a part of them at once."""
-        if not self._static:
-            return forward_rows(network, inputs, self._precision)
-        return forward_rows(network, inputs, self._precision, most=_MOST_ROWS)
 
     def _call(self, step: Captured, given: Mapping[str, Tensor], **options: int) -> Outputs:
         """Run a graph, a few of them ahead of the device at most.
@@ -170,13 +145,3 @@ class RolloutRows(ActorCritic[Batch]):
     @abstractmethod
     def _fed(self, obs: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
         """Return inputs of actor and critic."""
-
-
-def told_of_rows(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return columns of minibatches that are observed: legal actions, and those of experts."""
-    columns = {}
-    if ACTION_MASK in obs:
-        columns["mask"] = obs[ACTION_MASK]
-    if EXPERT_ACTION in obs:
-        columns[EXPERT_ACTION] = obs[EXPERT_ACTION].long()
-    return columns

@@ -10,7 +10,7 @@ Such a plug-in is an algorithm (see learner_service.learning.base) whose module 
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 
 import torch
@@ -28,8 +28,8 @@ from learner_service.storage.samples import SampleBatch
 from learner_service.telemetry.figures import Figures
 from shared.config.experiment import AugmentConfig, ExperimentConfig
 from shared.config.plugins import load_plugin, plugin_failures, plugin_names, resolve_plugin
-from shared.process.errors import ConfigError
-from shared.wire.samples import SampleSpec
+from shared.process.errors import ConfigError, SpecError
+from shared.wire.samples import IMAGE, MASK, SampleSpec
 
 
 class SupervisedConfig(AlgorithmConfig):
@@ -152,3 +152,41 @@ def build_supervised(
             config.augment, device, flip_pairs=spec.flip_pairs, ignore_index=spec.ignore_index
         )
     return algorithm
+
+
+def image_size(spec: SampleSpec) -> tuple[int, int]:
+    """Height and width of a data set's images.
+
+    Raises:
+        SpecError: if its samples are not RGB images with masks of their size.
+    """
+    image, mask = spec.array(IMAGE), spec.array(MASK)
+    for name, array in ((IMAGE, image), (MASK, mask)):
+        if array is None or array.dtype != "uint8":
+            raise SpecError(
+                f"segmentation needs samples with '{IMAGE}' uint8 [3, H, W] and '{MASK}' uint8 "
+                f"[H, W]; source '{spec.name}' has no such '{name}'"
+            )
+    assert image is not None
+    assert mask is not None
+    if len(image.shape) != 3 or image.shape[0] != 3 or mask.shape != image.shape[1:]:
+        raise SpecError(
+            f"segmentation needs '{IMAGE}' [3, H, W] and '{MASK}' [H, W] of one size; source "
+            f"'{spec.name}' has {image.shape} and {mask.shape}"
+        )
+    return image.shape[1], image.shape[2]
+
+
+def class_weights(given: Sequence[float], spec: SampleSpec) -> Tensor:
+    """[K] configured weights of the classes; ones if there are none.
+
+    Raises:
+        ConfigError: if there is not one for each class.
+    """
+    classes = spec.classes
+    if given and len(given) != len(classes):
+        raise ConfigError(
+            f"algorithm.class_weights has {len(given)} numbers, source '{spec.name}' has "
+            f"{len(classes)} classes ({', '.join(classes)}); give one for each"
+        )
+    return torch.tensor(given or [1.0] * len(classes))

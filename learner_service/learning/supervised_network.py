@@ -7,28 +7,62 @@ A subclass names its POLICY, makes `network` in `_build`, and learns in `_learn`
 calls are `Precision.step` and `follow`. Its `evaluate` passes the score to `_judge`.
 """
 
+import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import override
 
 from learner_service.device.adam import decayed
 from learner_service.device.cuda_graph import Outputs
 from learner_service.device.precision import Precision
+from learner_service.layers.casting import publish, snapshot
 from learner_service.layers.dropout import draw_from
-from learner_service.layers.snapshot import publish, snapshot
-from learner_service.learning.averaging import averaged, decay_after
 from learner_service.learning.base import Policy
 from learner_service.learning.options import GradNorm
 from learner_service.learning.supervised import Supervised, SupervisedConfig
 from learner_service.storage.samples import SampleBatch
 from shared.config import PluginConfig
 from shared.wire.samples import IMAGE, MASK, SampleSpec
+
+M = TypeVar("M", bound=nn.Module)
+_SOON = 10  # updates after which the average spans half of the updates so far
+
+
+def averaged(network: M) -> M:
+    """A copy that will hold the average; it is never trained itself."""
+    return copy.deepcopy(network).eval().requires_grad_(False)
+
+
+def decay_after(updates: float, decay: float) -> float:
+    """Share of the average that an update keeps: min(decay, (1 + n) / (10 + n)).
+
+    Small at first, so that the random weights of the beginning are soon forgotten.
+    """
+    return min(decay, (1 + updates) / (_SOON + updates))
+
+
+@torch.no_grad()
+def follow(average: nn.Module, network: nn.Module, share: Tensor) -> None:
+    """Move the average towards the network: average += share (network - average).
+
+    Args:
+        average: changed in place.
+        network: network to follow; its buffers are copied.
+        share: scalar on the device, 1 - decay.
+    """
+    mine: list[Tensor] = list(average.parameters())
+    theirs: list[Tensor] = list(network.parameters())
+    apart = torch._foreach_sub(theirs, mine)
+    torch._foreach_mul_(apart, share)
+    torch._foreach_add_(mine, list(apart))
+    for buffer, new in zip(average.buffers(), network.buffers(), strict=True):
+        buffer.copy_(new)
 
 
 class NetworkConfig(SupervisedConfig):

@@ -1,15 +1,10 @@
 """Convolutions over image observations, then linear layers over the result and the vectors."""
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field, model_validator
 from torch import nn
 
-from learner_service.layers.images import ImageConfig, ImageNetwork, image_of
+from learner_service.layers.images import ImageConfig, image_network
 from learner_service.layers.stacked import StackedConv2d
-
-if TYPE_CHECKING:
-    from learner_service.layers.inputs import InputShape
 
 STACKED = True
 
@@ -55,13 +50,4 @@ def convolve(
     return nn.Sequential(*layers), c * h * w
 
 
-def build(
-    config: Config, shape: "InputShape", num_outputs: int, slices: tuple[int, ...]
-) -> ImageNetwork:
-    """Build the network.
-
-    Raises:
-        ConfigError: if there is no image.
-    """
-    convolutions, features = convolve(config, image_of(shape, "cnn"), slices)
-    return ImageNetwork(convolutions, features, config, shape, num_outputs, slices)
+build = image_network("cnn", convolve)

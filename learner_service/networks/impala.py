@@ -5,17 +5,12 @@ Architectures" (arXiv:1802.01561), figure 3, right: three stages, each a 3 x 3 c
 pooling that halves the image, and two residual blocks; then ReLU and a linear layer of 256.
 """
 
-from typing import TYPE_CHECKING
-
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.layers.images import ImageConfig, ImageNetwork, image_of
+from learner_service.layers.images import ImageConfig, image_network
 from learner_service.layers.stacked import StackedConv2d
-
-if TYPE_CHECKING:
-    from learner_service.layers.inputs import InputShape
 
 STACKED = True
 _KERNEL = 3, 3
@@ -62,13 +57,4 @@ def convolve(
     return nn.Sequential(*layers, nn.ReLU()), c * h * w
 
 
-def build(
-    config: Config, shape: "InputShape", num_outputs: int, slices: tuple[int, ...]
-) -> ImageNetwork:
-    """Build the network.
-
-    Raises:
-        ConfigError: if there is no image.
-    """
-    convolutions, features = convolve(config, image_of(shape, "impala"), slices)
-    return ImageNetwork(convolutions, features, config, shape, num_outputs, slices)
+build = image_network("impala", convolve)

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from learner_service.layers.layers import NetworkConfig
-from learner_service.layers.mlp import MLP
+from learner_service.layers.stacked import MLP, NetworkConfig
 from shared.process.errors import ConfigError
 
 if TYPE_CHECKING:

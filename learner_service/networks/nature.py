@@ -5,17 +5,12 @@ Mnih et al. 2015, "Human-level control through deep reinforcement learning", Nat
 linear layer of 512.
 """
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 from torch import nn
 
-from learner_service.layers.images import ImageConfig, ImageNetwork, image_of
+from learner_service.layers.images import ImageConfig, image_network
 from learner_service.layers.stacked import StackedConv2d
 from shared.process.errors import ConfigError
-
-if TYPE_CHECKING:
-    from learner_service.layers.inputs import InputShape
 
 STACKED = True
 _LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride
@@ -49,13 +44,4 @@ def convolve(
     return nn.Sequential(*layers), c * h * w
 
 
-def build(
-    config: Config, shape: "InputShape", num_outputs: int, slices: tuple[int, ...]
-) -> ImageNetwork:
-    """Build the network.
-
-    Raises:
-        ConfigError: if there is no image, or it is too small.
-    """
-    convolutions, features = convolve(config, image_of(shape, "nature"), slices)
-    return ImageNetwork(convolutions, features, config, shape, num_outputs, slices)
+build = image_network("nature", convolve)

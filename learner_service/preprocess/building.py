@@ -1,13 +1,17 @@
 """The transforms of a run, in the order in which they are applied."""
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 import torch
+from torch import Tensor
+from typing_extensions import override
 
 from learner_service.layers.building import NORMALISE, Network
 from learner_service.layers.stacked import sharing_agents
 from learner_service.preprocess.augment import build_rl_augment
-from learner_service.preprocess.augmentation import Augmentation
+from learner_service.preprocess.augment.base import Augment
 from learner_service.preprocess.frozen import HideFrozen
-from learner_service.preprocess.imitation import EndImitation
 from learner_service.preprocess.normalize import (
     NormalizeObservations,
     NormalizeRewards,
@@ -15,13 +19,54 @@ from learner_service.preprocess.normalize import (
 )
 from learner_service.preprocess.running_moments import RunningMoments
 from learner_service.preprocess.stack_frames import StackFrames
-from learner_service.preprocess.transform import Transform, Transforms
+from learner_service.preprocess.transform import Rows, Transform, Transforms
 from learner_service.ranks.group import Group
 from learner_service.storage.frames import find_frames
-from learner_service.storage.unroll import NEXT, OBSERVATION
+from learner_service.storage.rollout import Rollout
+from learner_service.storage.storage import NEXT, OBSERVATION, Batch
 from shared.config.experiment import AugmentConfig, ImitationConfig
 from shared.process.errors import ConfigError
-from shared.wire.spec import EnvSpec
+from shared.wire.spec import EXPERT_ACTION, EnvSpec
+
+B = TypeVar("B", bound=Batch)
+_NOT_ASKED = -1
+
+
+class EndImitation(Transform):
+    """Hides experts' actions from updates after those of imitation: older rows may have some."""
+
+    def __init__(self, updates: int) -> None:
+        """Keep when imitation ends.
+
+        Args:
+            updates: number of updates that imitate.
+        """
+        self._updates = updates
+
+    @override
+    def batch(self, batch: B, updates: int) -> B:
+        if updates >= self._updates and isinstance(batch, Rollout):
+            batch.arrays[OBSERVATION + EXPERT_ACTION].fill_(_NOT_ASKED)
+        return batch
+
+
+class Augmentation(Transform):
+    """Changes what was seen and done at random.
+
+    Advantages, targets and log probabilities stay: a symmetry changes none of them, if the policy
+    that acted is as symmetric as its world (Mittal et al. 2024, "Symmetry Considerations for
+    Learning Task Symmetric Robot Policies", arXiv:2403.04359).
+    """
+
+    draws = True
+
+    def __init__(self, augment: Augment) -> None:
+        self._augment = augment
+
+    @override
+    def draw(self, rows: Mapping[str, Tensor], generator: torch.Generator) -> Rows:
+        return self._augment(rows, generator)
+
 
 Slices = tuple[int, ...]  # number of each agent's parameter group
 

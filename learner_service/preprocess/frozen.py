@@ -18,8 +18,7 @@ from learner_service.preprocess.transform import (
     with_arrays,
     with_reward,
 )
-from learner_service.storage.storage import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION, Batch
 from shared.process.errors import ConfigError
 from shared.wire.spec import AGENT_MASK
 

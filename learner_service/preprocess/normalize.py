@@ -19,8 +19,7 @@ from learner_service.layers.stacked import sharing_agents
 from learner_service.preprocess.running_moments import CLIPPED, RunningMoments
 from learner_service.preprocess.transform import Transform, reward_of, with_arrays, with_reward
 from learner_service.ranks.group import Group
-from learner_service.storage.storage import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION, Batch
 from shared.process.errors import ConfigError
 from shared.wire.spec import AGENT_MASK, NO_INPUTS, EnvSpec
 from shared.wire.timestep import StepType

@@ -12,8 +12,7 @@ from typing_extensions import override
 from learner_service.preprocess.transform import Transform
 from learner_service.storage.frames import Frames
 from learner_service.storage.rollout import Rollout
-from learner_service.storage.storage import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION, Batch
 from shared.wire.spec import EnvSpec
 
 B = TypeVar("B", bound=Batch)

@@ -153,11 +153,13 @@ class Group:
 
     def mean_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their means over the ranks, in one flat exchange for each dtype."""
-        self._reduce(tensors, "sum", 1 / self.size)
+        if self.size > 1:
+            self._reduce(tensors, "sum", 1 / self.size)
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their sums over the ranks."""
-        self._reduce(tensors, "sum")
+        if self.size > 1:
+            self._reduce(tensors, "sum")
 
     def totals(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Sums of tensors over the ranks, with gradient.
@@ -174,7 +176,8 @@ class Group:
 
     def largest_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their largest values over the ranks, element by element."""
-        self._reduce(tensors, "max")
+        if self.size > 1:
+            self._reduce(tensors, "max")
 
     @torch.no_grad()
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
@@ -192,8 +195,6 @@ class Group:
     @torch.no_grad()
     def _reduce(self, tensors: Sequence[Tensor], how: Extreme, scale: float = 1) -> None:
         """Reduce tensors in place; the result is the same bit for bit on all ranks."""
-        if self.size == 1:
-            return
         by_type: dict[torch.dtype, list[Tensor]] = {}
         for tensor in tensors:
             by_type.setdefault(tensor.dtype, []).append(tensor)

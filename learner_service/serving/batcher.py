@@ -52,6 +52,7 @@ class DynamicBatcher:
     what a Condition costs; the rest belongs to the inference thread.
 
     Attributes:
+        depth: requests that the last batch left pending.
         updating: set by the learner while an update is under way.
     """
 
@@ -68,6 +69,7 @@ class DynamicBatcher:
         self._pending: deque[Request] = deque()
         self._arrivals: SimpleQueue[Sequence[Request]] = SimpleQueue()
         self._closed = False
+        self.depth = 0
         self.updating = False
 
     def submit(self, *requests: Request) -> None:
@@ -78,11 +80,6 @@ class DynamicBatcher:
         """Let `next_batch` return None from now on."""
         self._closed = True
         self._arrivals.put(())  # wakes it
-
-    @property
-    def depth(self) -> int:
-        """Return the number of pending requests; those of one turn of the event loop count once."""
-        return len(self._pending) + self._arrivals.qsize()
 
     def next_batch(self, timeout_s: float) -> list[Request] | None:
         """Return the next batch, in slot order in sync mode, else in order of arrival.
@@ -99,6 +96,7 @@ class DynamicBatcher:
             batch, wait_s = self._take()
             left_s = deadline - time.monotonic()
             if batch or left_s <= 0:
+                self.depth = len(self._pending)
                 return batch
             with contextlib.suppress(Empty):
                 self._pending.extend(self._arrivals.get(timeout=min(wait_s, left_s)))

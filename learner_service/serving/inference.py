@@ -3,26 +3,149 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from learner_service.device.streams import enter_stream
-from learner_service.serving.accounts import ServingStats
 from learner_service.serving.batcher import DynamicBatcher, Request, deliver
-from learner_service.serving.evaluator import Evaluator
+from learner_service.serving.evaluation import EvaluationScheduler
 from learner_service.serving.league import League
 from learner_service.serving.session import EnvSession
 from learner_service.serving.snapshots import Snapshots
-from learner_service.serving.staging import RowTarget, Staging
-from learner_service.storage.storage import UnrollStorage
-from learner_service.storage.unroll import Unroll
+from learner_service.serving.staging import ForwardRows, RowTarget, Staging
+from learner_service.storage.storage import Unroll, UnrollStorage
+from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.progress import Progress
 from shared.process.ledger import enter, state
-from shared.wire.timestep import Array
+from shared.wire.timestep import Array, StepType, TimeStep
 
+# NumPy compares with ints faster.
+_MID, _LAST, _ABORTED = int(StepType.MID), int(StepType.LAST), int(StepType.ABORTED)
+# An act waited if it took _WAITED_S and _WAITED_TIMES the usual, in which an act weighs _NEWER.
+_WAITED_S, _WAITED_TIMES, _NEWER = 0.01, 5.0, 0.02
 _IDLE_S = 0.2
+
+
+class ServingStats:
+    """Rows, episodes, results and latencies of serving. Used by the inference thread.
+
+    Attributes:
+        progress: counters of the run, and results of episodes.
+        metrics: Prometheus metrics.
+        clock: clock of the device's work.
+    """
+
+    def __init__(
+        self,
+        batcher: DynamicBatcher,
+        storage: UnrollStorage[Any],
+        progress: Progress,
+        metrics: LearnerMetrics,
+        clock: DeviceClock,
+    ) -> None:
+        """Begin to count.
+
+        Args:
+            batcher: queue of requests.
+            storage: storage of the transitions.
+            progress: counters of the run.
+            metrics: Prometheus metrics.
+            clock: clock of the device's work.
+        """
+        self.progress = progress
+        self.metrics = metrics
+        self.clock = clock
+        self._batcher = batcher
+        self._num_agents = storage.spec.num_agents
+        self._learns_once = storage.learns_once
+        # Looked up once: these are counted for each request.
+        self._queue_wait = metrics.histogram("queue_wait_seconds")
+        self._environment = metrics.histogram("environment_seconds")
+        self._rows = metrics.counter("rows_received")
+        self._env_steps = metrics.counter("env_steps")
+        self._agent_steps = metrics.counter("agent_steps")
+        self._usual_s = 0.0  # of an act
+
+    def note_arrival(self, answered: float, arrived: float, taken: float) -> None:
+        """Count how long environments took for their steps, and the queue for a request.
+
+        Args:
+            answered: time of the session's last answer, s; 0 before the first.
+            arrived: time of the request's arrival, s.
+            taken: time when its batch began, s.
+        """
+        self._queue_wait.observe(taken - arrived)
+        if answered:
+            self._environment.observe(arrived - answered)
+
+    def note_act(self, seconds: float, updating: bool) -> None:
+        """Count an act that waited, told by its time beside that of the acts before.
+
+        Args:
+            seconds: time of copying observations, the policy, and copying actions, s.
+            updating: whether an update was under way when it began.
+        """
+        usual = self._usual_s or seconds
+        most = _WAITED_TIMES * usual
+        self._usual_s = usual + _NEWER * (min(seconds, most) - usual)
+        if seconds >= _WAITED_S and seconds >= most:
+            phase = "update" if updating or self._batcher.updating else "idle"
+            self.metrics.counter("acts_waited", phase=phase).inc()
+            self.metrics.counter("acts_waited_seconds", phase=phase).inc(seconds - usual)
+
+    def note_batch(self, latencies: Sequence[float], seconds: float, updating: bool) -> None:
+        """Count a batch and how long its requests have waited.
+
+        Args:
+            latencies: time from arrival to actions of training requests that the learner did not
+                make wait, s.
+            seconds: time of serving the batch, s.
+            updating: whether an update was under way when the batch began.
+        """
+        self.metrics.histogram("inference_seconds").observe(seconds)
+        phase = "update" if updating or self._batcher.updating else "idle"
+        acting = self.metrics.histogram("acting_seconds", phase=phase)
+        for latency in latencies:
+            acting.observe(latency)
+
+    def count(self, session: EnvSession, timestep: TimeStep) -> None:
+        """Count the steps, episodes and results of rows that a session sent."""
+        step_type = timestep.step_type
+        self._rows.inc(session.num_envs)
+        if session.resumed and session.messages == 1:
+            return
+        self.progress.rows_received += session.num_envs
+        all_mid = step_type.tobytes() == session.all_mid  # as most rows are
+        acted = len(step_type)
+        if not all_mid:
+            acted = int(((step_type == _MID) | (step_type == _LAST)).sum())
+        self.progress.env_steps_received += acted
+        if not self._learns_once:  # else they are counted once they are learned from
+            self.progress.env_steps += acted
+        self._env_steps.inc(acted)
+        self._agent_steps.inc(acted * self._num_agents)
+        session.episode_return += timestep.reward.sum(1)
+        if all_mid:
+            return
+        last = step_type == _LAST
+        if last.any():
+            finished = int(last.sum())
+            self.progress.episodes += finished
+            self.metrics.counter("episodes", mode="train").inc(finished)
+            self.progress.finish_episode("return", session.episode_return[last])
+            session.episode_return[last] = 0
+            for name, values in timestep.metrics.items():
+                if name != "return":
+                    self.progress.finish_episode(name, values[last])
+        aborted = step_type == _ABORTED
+        if aborted.any():
+            self.metrics.counter("episodes_dropped", reason="environment").inc(int(aborted.sum()))
+            session.episode_return[aborted] = 0
 
 
 @dataclass(slots=True)
@@ -65,9 +188,10 @@ class InferenceLoop:
         storage: UnrollStorage[Any],
         snapshots: Snapshots,
         staging: Staging,
-        evaluator: Evaluator,
+        scheduler: EvaluationScheduler,
         league: League,
         stats: ServingStats,
+        sampling: torch.Generator | None = None,
     ) -> None:
         """Wire the loop up.
 
@@ -76,15 +200,17 @@ class InferenceLoop:
             storage: storage of the transitions.
             snapshots: snapshots of the policy that acts.
             staging: brings rows to the policy, and actions back.
-            evaluator: acts for evaluation sessions.
+            scheduler: scheduler that completed and ended evaluations are reported to.
             league: acts for the teams that the policy does not act for.
             stats: counts of what is served.
+            sampling: randomness of evaluations' actions; None: they are greedy.
         """
         self._batcher = batcher
         self._storage = storage
         self._snapshots = snapshots
         self._staging = staging
-        self._evaluator = evaluator
+        self._scheduler = scheduler
+        self._sampling = sampling
         self._league = league
         self._stats = stats
         self._metrics = stats.metrics
@@ -124,7 +250,7 @@ class InferenceLoop:
             if not request.stored:  # else it was blocked: the learner made it wait, not the queue
                 self._stats.note_arrival(request.session.answered, request.arrived, started)
             if request.session.evaluating and not request.session.closed:
-                self._evaluator.answer(request)
+                self._evaluate(request)
 
         # Observe: rows go to their unrolls, full unrolls to the storage.
         batch, training = _Served(), [r for r in requests if not r.session.evaluating]
@@ -222,6 +348,30 @@ class InferenceLoop:
         batch.requests.append(request)
         batch.acting.append(target)
 
+    def _evaluate(self, request: Request) -> None:
+        """Note the results in an evaluation's rows, act on the rows and deliver the actions."""
+        session, timestep = request.session, request.timestep
+        evaluation = session.evaluation
+        assert evaluation is not None
+        complete = evaluation.observe(timestep)
+        last = int((timestep.step_type == _LAST).sum())
+        self._metrics.counter("episodes", mode="evaluate").inc(last)
+        enter("evaluate")
+        policy, sampling, staging = evaluation.policy, self._sampling, self._staging
+        self._snapshots.published.wait()  # evaluations' policies are behind this mark, too
+        with self._stats.clock.working("evaluate"):
+            own = ForwardRows(policy, [timestep], session.memory)
+            action, (session.memory,) = staging.forward_rows([own], sampling)
+            if request.other is not None:
+                action = action.copy()  # the other team's actions may overwrite it
+                others = self._league.play([request], policy, sampling, staging, None)
+                action = np.concatenate([action, others[session]], axis=1)
+        enter("reply")
+        deliver([(request, session.pack(request.sequence, evaluation.updates, action))])
+        if complete and not session.complete:
+            session.complete = True
+            self._scheduler.finished(evaluation)
+
     def during_update(self, updating: bool) -> None:
         """Note that an update begins or ends. Called by the thread that learns."""
         self._batcher.updating = updating
@@ -245,7 +395,8 @@ class InferenceLoop:
             self._blocked = [r for r in self._blocked if r.session is not session]
         request = self._batcher.withdraw(session)
         if session.evaluating:
-            self._evaluator.end(session)
+            assert session.evaluation is not None
+            self._scheduler.end(session.evaluation, session.complete, session.given_up)
             return
         if self._staging.memory is not None:
             self._staging.memory.dismiss(session)

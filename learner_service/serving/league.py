@@ -58,25 +58,6 @@ def team_spec(spec: EnvSpec) -> EnvSpec:
     return dataclasses.replace(spec, num_agents=half, agents=spec.agents[:half])
 
 
-def split(spec: EnvSpec, timestep: TimeStep) -> tuple[TimeStep, TimeStep]:
-    """A time step of both teams as one of each, as views; the spec is that of both."""
-    half = spec.num_agents // 2
-
-    def team(agents: slice) -> TimeStep:
-        return dataclasses.replace(
-            timestep,
-            reward=timestep.reward[:, agents],
-            observation={
-                o.name: timestep.observation[o.name][:, agents]
-                if o.per_agent
-                else timestep.observation[o.name]
-                for o in spec.observations
-            },
-        )
-
-    return team(slice(0, half)), team(slice(half, None))
-
-
 def check_opponent(path: Path, state: Mapping[str, Any], spec: EnvSpec) -> None:
     """Refuse an opponent that never saw this game, or saw it otherwise.
 

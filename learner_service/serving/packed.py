@@ -20,10 +20,8 @@ from learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
 from learner_service.device.readback import Readback
 from learner_service.device.streams import Fence
 from learner_service.learning.base import Policy
-from learner_service.serving.slot_memory import SlotMemory
-from learner_service.serving.staging import HostStaging, RowTarget, Staging
-from learner_service.storage.storage import UnrollStorage
-from learner_service.storage.unroll import OBSERVATION, Record
+from learner_service.serving.staging import HostStaging, RowTarget, SlotMemory, Staging
+from learner_service.storage.storage import OBSERVATION, Record, UnrollStorage
 from learner_service.telemetry.copied import Copied
 from shared.process.process import logger
 from shared.wire.spec import ACTION_MASK

@@ -11,11 +11,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from learner_service.serving.admission import Admission, Admitted, Context
-from learner_service.serving.handshake import read_hello
+from learner_service.serving.admission import Admission, Admitted, Context, Refused
+from learner_service.serving.lockstep import read_hello
 from shared.config.learner import LearnerConfig
 from shared.process.addresses import host_and_port
-from shared.process.errors import ResourceError
+from shared.process.errors import ResourceError, WireError
 from shared.rpc import rollout_pb2 as pb
 from shared.wire.channel import SERVER_OPTIONS, stream_handler
 from shared.wire.credentials import CredentialFolder, server_credentials
@@ -32,7 +32,8 @@ class SessionHandler(Protocol):
         """Serve one session, from its Hello to the end of its stream.
 
         Raises:
-            Refused: if there can be no such session, or it breaks the contract.
+            Refused: if there can be no such session.
+            WireError: if it breaks the contract.
         """
 
 
@@ -112,6 +113,10 @@ class RolloutServer:
         try:
             async with self.admission.admit(context) as stream:
                 hello = await read_hello(context, stream)
-                await self._handler.serve(hello, context, stream)
+                try:
+                    await self._handler.serve(hello, context, stream)
+                except WireError as error:
+                    words = f"worker '{hello.worker_id}': {error}"
+                    raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "contents", words) from None
         finally:
             self._streams -= 1

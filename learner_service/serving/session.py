@@ -9,7 +9,7 @@ from torch import Tensor
 
 from learner_service.serving.evaluation import Evaluation
 from learner_service.serving.opponents import Pairing
-from learner_service.storage.unroll import Unroll
+from learner_service.storage.storage import Unroll
 from shared.wire.codec import ActionCodec
 from shared.wire.spec import EnvSpec
 from shared.wire.timestep import Array, StepType, TimeStep
@@ -113,13 +113,13 @@ class EnvSession:
         """Put actions [n, A, ...] in the worker's order of agents."""
         return action[:, self._agent_of_row]
 
-    def from_worker(self, timestep: TimeStep) -> TimeStep:
-        """Put a time step in the run's order of agents."""
+    def of_agents(self, timestep: TimeStep, agents: NDArray[np.intp] | slice) -> TimeStep:
+        """Return a time step of some agents, or of all in another order."""
         return replace(
             timestep,
-            reward=timestep.reward[:, self.order],
+            reward=timestep.reward[:, agents],
             observation={
-                o.name: timestep.observation[o.name][:, self.order]
+                o.name: timestep.observation[o.name][:, agents]
                 if o.per_agent
                 else timestep.observation[o.name]
                 for o in self.spec.observations

@@ -57,6 +57,8 @@ class Epochs:
 
     Attributes:
         epoch: number of the epoch that batches are of, from 0 on.
+        num_ready: samples of this epoch that have arrived and wait.
+        trained: samples of this epoch that were trained.
     """
 
     def __init__(
@@ -234,9 +236,9 @@ class Epochs:
         self._status[early] = _ARRIVED
         self._status[self._broken[TRAIN] & ~done & own] = _BROKEN
         self._num_missing = int(np.count_nonzero(self._status == _MISSING))
-        self._num_arrived = int(np.count_nonzero(self._status == _ARRIVED))
+        self.num_ready = int(np.count_nonzero(self._status == _ARRIVED))
         self._ending = False  # the last batch has been taken
-        self._taken = int(np.count_nonzero(done))
+        self.trained = int(np.count_nonzero(done))
         self._cursor = 0
         there = self._permutation[self._status[self._permutation] == _ARRIVED].tolist()
         self._queue: deque[int] = deque(there if self._cached else early)
@@ -244,7 +246,7 @@ class Epochs:
     def _set(self, index: int, status: int) -> None:
         """A sample that was missing is not any more."""
         self._num_missing -= 1
-        self._num_arrived += int(status == _ARRIVED)
+        self.num_ready += int(status == _ARRIVED)
         self._status[index] = status
 
     def _next(self) -> list[int] | None:
@@ -280,17 +282,12 @@ class Epochs:
     @property
     def exhausted(self) -> bool:
         """Whether no sample of the current epoch is left to be trained."""
-        return not self._num_missing and not self._num_arrived
+        return not self._num_missing and not self.num_ready
 
     @property
     def remaining(self) -> int:
         """Samples of the current epoch that are neither trained nor broken."""
-        return self._num_missing + self._num_arrived
-
-    @property
-    def num_ready(self) -> int:
-        """Samples of the current epoch that have arrived and wait."""
-        return self._num_arrived
+        return self._num_missing + self.num_ready
 
     def take(self) -> Chosen | None:
         """The next batch, if it is there; its samples count as trained."""
@@ -302,10 +299,10 @@ class Epochs:
             places = [index // self._ranks for index in indices]
         else:
             places = [self._place.pop((self.epoch, index)) for index in indices]
-        chosen = Chosen(self.epoch, indices, places, self._taken == 0, len(found) == len(indices))
+        chosen = Chosen(self.epoch, indices, places, self.trained == 0, len(found) == len(indices))
         self._status[indices] = _TAKEN
-        self._taken += len(indices)
-        self._num_arrived -= len(indices)
+        self.trained += len(indices)
+        self.num_ready -= len(indices)
         self._ending = chosen.ends_epoch
         if not self._ordered:
             for _ in indices:
@@ -331,11 +328,6 @@ class Epochs:
         """Begin the next epoch; of several learners, once all have trained their samples."""
         self.epoch += 1
         self._begin(np.zeros(self._sizes[TRAIN], np.bool_))
-
-    @property
-    def trained(self) -> int:
-        """Samples of the current epoch that were trained."""
-        return self._taken
 
     @property
     def num_broken(self) -> int:

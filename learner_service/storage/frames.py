@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from learner_service.storage.unroll import DTYPES
 from shared.wire.spec import ArraySpec, EnvSpec
 from shared.wire.timestep import StepType
 
@@ -59,7 +58,7 @@ class Frames:
             shape = *memory.shape[:2], self.depth - 1, *image.shape
             size = math.prod(shape[2:])
             previous = memory[..., start : start + size].reshape(shape).transpose(1, 2)
-            found[image.name] = previous.to(DTYPES[image.dtype])
+            found[image.name] = previous.to(getattr(torch, image.dtype))
             start += size
         return found
 

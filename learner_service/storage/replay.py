@@ -33,9 +33,15 @@ from learner_service.device.readback import to_host
 from learner_service.device.streams import Fence
 from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.frames import Frames
-from learner_service.storage.storage import Batch, SavedPart, UnrollStorage
-from learner_service.storage.sum_tree import SumTree
-from learner_service.storage.unroll import OBSERVATION, Unroll, array_bytes, is_transition
+from learner_service.storage.storage import (
+    OBSERVATION,
+    Batch,
+    SavedPart,
+    Unroll,
+    UnrollStorage,
+    array_bytes,
+    is_transition,
+)
 from shared.config import Section
 from shared.process.errors import ConfigError, ResourceError
 from shared.process.ledger import enter
@@ -43,12 +49,99 @@ from shared.process.process import logger
 from shared.wire.spec import AGENT_MASK, EnvSpec
 from shared.wire.timestep import StepType
 
+_BRANCHES = 128
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 _CHUNK_BYTES = 32 << 20  # what is saved as one file
 _MIN_PRIORITY = 1e-5
 _SHARE = 0.8  # of the memory that is free
 # Tensors of a batch that a draw sets, beside its arrays.
 _DRAWN = "reward", "discount", "weight", "index", "age", "largest_weight"
+
+
+class SumTree:
+    """N priorities under sums of 128: a million are three levels.
+
+    A draw descends from the root: at each level one cumulative sum over 128 numbers and one search
+    in it, for the whole batch at once. Sums are added up again from their 128 parts whenever
+    one changes, so they do not drift.
+
+    Attributes:
+        leaves: [N] priorities; a view, to read.
+        root: [128] sums of all priorities, in as many parts; a view, to read.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """Make a tree of priorities that are zero.
+
+        Args:
+            size: N, number of priorities.
+            device: device of the priorities.
+        """
+        number = size
+        self._levels: list[Tensor] = []  # leaves first
+        while True:
+            blocks = -(-size // _BRANCHES)
+            self._levels.append(torch.zeros(blocks * _BRANCHES, device=device))
+            if blocks == 1:
+                break
+            size = blocks
+        self.leaves, self.root = self._levels[0][:number], self._levels[-1]
+
+    def set(self, index: Tensor, priority: Tensor) -> None:
+        """Set priorities.
+
+        Args:
+            index: [M] int64 indices; if one comes twice, its larger priority counts.
+            priority: [M] float32, >= 0.
+        """
+        leaves = self._levels[0]
+        leaves[index] = 0.0
+        leaves.scatter_reduce_(0, index, priority, "amax")
+        for below, above in zip(self._levels, self._levels[1:], strict=False):
+            index = index // _BRANCHES
+            above[index] = below.view(-1, _BRANCHES)[index].sum(1)
+
+    def set_range(self, start: int, priority: Tensor) -> None:
+        """Set the priorities at start, start + 1, ...: [M] float32."""
+        self._levels[0][start : start + len(priority)] = priority
+        stop = start + len(priority)
+        for below, above in zip(self._levels, self._levels[1:], strict=False):
+            start, stop = start // _BRANCHES, -(-stop // _BRANCHES)
+            above[start:stop] = below.view(-1, _BRANCHES)[start:stop].sum(1)
+
+    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw indices in proportion to their priority, one from each of `count` strata.
+
+        Schaul, Quan, Antonoglou, Silver 2016, "Prioritized Experience Replay", appendix B.2.1
+        (arXiv:1511.05952). Those of priority zero are never drawn; the total must not be zero.
+
+        Returns:
+            [count] int64 indices, and [count] their probabilities.
+        """
+        device = self._levels[0].device
+        total = self.root.sum()
+        # float64: float32 has but sixteen numbers for each of a million.
+        left = torch.rand(count, generator=generator, device=device, dtype=torch.float64)
+        left = (torch.arange(count, device=device) + left) * (total.double() / count)
+        index: Tensor | None = None
+        for level in reversed(self._levels):
+            blocks = level.view(-1, _BRANCHES)
+            if index is None:  # all draws begin at the root
+                sums = blocks[0].cumsum(0, dtype=torch.float64)
+            elif len(blocks) < count:  # add up each block once, else that of each draw
+                sums = blocks.cumsum(1, dtype=torch.float64).index_select(0, index)
+            else:
+                sums = blocks.index_select(0, index).cumsum(1, dtype=torch.float64)
+            # Rounding must not carry a draw past the last that has any priority.
+            left = torch.minimum(left, sums[..., -1] * (1 - 1e-9))
+            at = left if index is None else left.unsqueeze(1)
+            branch = torch.searchsorted(sums, at, right=True)
+            before = sums.gather(-1, (branch - 1).clamp_min(0))
+            left = (at - torch.where(branch > 0, before, 0.0)).view(count)
+            branch = branch.view(count)
+            index = branch if index is None else torch.add(branch, index, alpha=_BRANCHES)
+        assert index is not None
+        return index, self._levels[0].index_select(0, index) / total
 
 
 class ReplayConfig(Section):
@@ -135,14 +228,6 @@ class ReplayBatch(Batch):
     def size(self) -> int:
         """B."""
         return len(self.index)
-
-    def next_observation(self) -> dict[str, Tensor]:
-        """Return the observations at t + k: name -> [B, ...]."""
-        return {
-            k.removeprefix(OBSERVATION): v
-            for k, v in self.next_arrays.items()
-            if k.startswith(OBSERVATION)
-        }
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "ReplayBatch":
         """Return a batch with a function applied to every tensor that a draw sets."""
@@ -738,3 +823,51 @@ def deal(
         "prefetched": None,
     }
     return state, arrays
+
+
+class SequenceReplay(ReplayStorage):
+    """Draws whole columns of the ring: unrolls, with the recurrent state at their first step.
+
+    Kapturowski, Ostrovski, Quan, Munos, Dabney 2019, "Recurrent Experience Replay in Distributed
+    Reinforcement Learning" (R2D2), section 3: sequences of fixed length are kept with the recurrent
+    state that acting had at their first step ("stored state"), and learned from as a whole.
+
+    A batch's `arrays` are then [L + 1, S, ...], `memory` [1, S, A, H]; it has as many sequences S
+    as make `batch_size` transitions. A column is drawn in proportion to its transitions.
+    """
+
+    def _require_options(self) -> None:
+        """Refuse options of single transitions, beside those that ReplayStorage refuses."""
+        c = self._config
+        for name, value, only in (
+            ("prioritized", c.prioritized, False),
+            ("n_step", c.n_step, 1),
+        ):
+            if value != only:
+                raise ConfigError(
+                    f"{self._section}.{name}={str(value).lower()} is not supported with a "
+                    f"recurrent network, which learns from whole sequences; set it to "
+                    f"{str(only).lower()}"
+                )
+        if self._frames is not None:
+            raise ConfigError(
+                "network.frame_stack and network.recurrent cannot be combined with a replay; set "
+                "one of them to its default"
+            )
+        super()._require_options()
+
+    @torch.no_grad()
+    def _sample(self) -> ReplayBatch:
+        """Draw sequences; the lock is held."""
+        sequences = max(1, round(self._config.batch_size / self.length))
+        drawn, _ = self._tree.sample(sequences, self._generator)
+        column = drawn // self.length
+        arrays = {
+            name: array.index_select(0, column).transpose(0, 1).contiguous()
+            for name, array in self._arrays.items()
+        }
+        step = torch.arange(self.length, device=self.device).unsqueeze(1)
+        index = (column * self.length + step).flatten()  # [L * S]
+        age = self._age[column].repeat(self.length)
+        none = index.new_zeros(0, dtype=torch.float32)
+        return ReplayBatch(arrays, {}, none, none, none, index, age, largest_weight=none)

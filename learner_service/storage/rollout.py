@@ -20,16 +20,16 @@ from learner_service.device.readback import to_host
 from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.flight import Demand, Flight, Speed, plan, transitions_in, unmeasured
 from learner_service.storage.frames import Frames
-from learner_service.storage.storage import Batch as AnyBatch
-from learner_service.storage.storage import UnrollStorage
-from learner_service.storage.unroll import (
+from learner_service.storage.storage import (
     OBSERVATION,
     Unroll,
+    UnrollStorage,
     array_bytes,
     is_transition,
     side_by_side,
     time_step_layout,
 )
+from learner_service.storage.storage import Batch as AnyBatch
 from shared.wire.spec import AGENT_MASK, EnvSpec
 from shared.wire.timestep import StepType
 
@@ -77,12 +77,14 @@ class Transitions:
             LAST, or the environment failed after it. In the second case its discount is 1, so that
             its value stands for what would have come.
         valid: [L, B] bool, the action of t was taken and led to t+1: see `is_transition`.
+        weight: [L, B, A] 1 where an alive agent's action was taken and led to t+1, else 0.
     """
 
     reward: Tensor
     discount: Tensor
     next_is_last: Tensor
     valid: Tensor
+    weight: Tensor
 
 
 def transitions(batch: Rollout) -> Transitions:
@@ -91,15 +93,13 @@ def transitions(batch: Rollout) -> Transitions:
     next_is_last = step_type[1:] == int(StepType.LAST)
     next_is_last[:-1] |= step_type[2:] == int(StepType.ABORTED)
     discount = batch.arrays["discount"][1:].unsqueeze(-1)
+    reward, valid = batch.arrays["reward"][1:], is_transition(step_type)
+    weight = valid.unsqueeze(-1).expand_as(reward).float()
     alive = batch.arrays.get(OBSERVATION + AGENT_MASK)
     if alive is not None:
         discount = discount * (alive[1:] != 0)
-    return Transitions(
-        reward=batch.arrays["reward"][1:],
-        discount=discount,
-        next_is_last=next_is_last,
-        valid=is_transition(step_type),
-    )
+        weight = weight * (alive[:-1] != 0)
+    return Transitions(reward, discount, next_is_last, valid, weight)
 
 
 class RolloutStorage(UnrollStorage[Rollout]):

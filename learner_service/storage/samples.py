@@ -16,8 +16,7 @@ from torch import Tensor
 from learner_service.device.streams import Fence, Turns
 from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.epochs import TRAIN, VALID, Epochs, Request, merged_states
-from learner_service.storage.storage import Batch, SavedPart, Storage
-from learner_service.storage.unroll import DTYPES
+from learner_service.storage.storage import DTYPES, Batch, SavedPart, Storage
 from learner_service.telemetry.copied import Copied
 from shared.config.class_census import ClassCensus
 from shared.process.errors import SpecError

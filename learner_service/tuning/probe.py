@@ -19,8 +19,7 @@ from learner_service.learning.base import build_algorithm, grown
 from learner_service.learning.supervised import build_supervised, supervised_config
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.samples import SampleBatch
-from learner_service.storage.storage import UnrollStorage
-from learner_service.storage.unroll import OBSERVATION, Unroll
+from learner_service.storage.storage import OBSERVATION, Unroll, UnrollStorage
 from shared.config.experiment import ExperimentConfig
 from shared.wire.samples import SampleSpec
 from shared.wire.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Discrete, EnvSpec

@@ -15,6 +15,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 from learner_service.algorithms.masac import Config, Masac
 from learner_service.device.adam import Adam
 from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.storage import observed
 
 
 class AgentNetworks:
@@ -63,7 +64,7 @@ class MasacLoop:
     def update(self, batch: ReplayBatch, generator: torch.Generator) -> None:
         """Make one step of everything. Jacobi: with the noise of the stacked update."""
         view = batch.observation()["observation"]
-        after = batch.next_observation()["observation"]
+        after = observed(batch.next_arrays)["observation"]
         action = batch.arrays["action"]
         noise = torch.empty((2, *action.shape), device=action.device).normal_(generator=generator)
         following = None if self._gauss_seidel else self._following(after, noise[1])

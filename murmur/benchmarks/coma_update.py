@@ -30,7 +30,7 @@ from learner_service.layers import toom_cook
 from learner_service.learning.minibatches import Rows
 from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from murmur.benchmarks.effort import Effort
 from shared.config import PluginConfig
 from shared.wire.spec import ACTION_MASK
@@ -220,21 +220,20 @@ class Clocks:
         """Wrap an algorithm for good."""
         self.seconds = dict.fromkeys(("networks", "backward and step", "targets", "features"), 0.0)
         self._part: str | None = None
-        self._wrap(algorithm, "_outputs", "targets")
         self._wrap(algorithm, "_actor_inputs", "features")
         self._wrap(algorithm, "_critic_inputs", "features")
         self._wrap(algorithm._precision, "step_together", "backward and step")
         for network in (algorithm.actor, algorithm.critic):
             network.forward = self._timed(network.forward, "networks")
-        prepare = algorithm._prepare
+        prepare = algorithm._rows
 
         def prepared(batch: Batch) -> Rows:
             rows = prepare(batch)
             for inputs in (rows.actor, rows.critic):
-                self._wrap(inputs, "rows", "features")
+                self._wrap(inputs, "each", "features")
             return rows
 
-        algorithm._prepare = self._timed(prepared, "targets")  # type: ignore[method-assign]
+        algorithm._rows = self._timed(prepared, "targets")  # type: ignore[method-assign]
 
     def _wrap(self, owner: object, name: str, part: str) -> None:
         setattr(owner, name, self._timed(getattr(owner, name), part))

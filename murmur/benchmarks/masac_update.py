@@ -26,7 +26,7 @@ from learner_service.device.device import keep_freed_memory
 from learner_service.device.precision import Precision
 from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from murmur.benchmarks._masac_loop import MasacLoop
 from murmur.benchmarks.effort import Effort
 from shared.config import PluginConfig

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from env_service.sources.source import BrokenSample, Source, make_source, read_sample
 from learner_service.checkpoint import CheckpointFolder
-from learner_service.export.segmenter import Trained, load_segmentation
+from learner_service.export.segmentation import Trained, load_segmentation
 from learner_service.learning.confusion import Counts, f_scores, overlaps, scores
 from murmur.runs.run_folder import RunFolder
 from murmur.text import number, plain, screen_table

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from learner_service.export.segmenter import Trained
+from learner_service.export.segmentation import Trained
 from learner_service.preprocess.augment.building import build_augment
 from learner_service.telemetry.figures import painted, sheet, upright
 from shared.wire.samples import IMAGE, MASK

@@ -14,7 +14,7 @@ from learner_service.device.precision import Precision
 from murmur.runs.run_folder import RunFolder
 from shared.config.section import known_names
 from shared.process.errors import ConfigError
-from shared.wire.row_check import RowCheck
+from shared.wire.codec import RowCheck
 from shared.wire.spec import EXPERT_ACTION, STATE, ArraySpec, shown_agents, without_expert
 from shared.wire.timestep import Array, StepType, TimeStep
 

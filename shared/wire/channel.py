@@ -13,7 +13,7 @@ from shared.rpc import METHOD
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # to a client
 
 # gRPC assembles a message before the server sees it, from any client. So what it takes of one
-# stream is small: a Hello, or one part of an observation (shared.wire.parts). What a whole
+# stream is small: a Hello, or one part of an observation (shared.wire.framing). What a whole
 # observation takes is set aside only for a session that was admitted (see
 # learner_service.serving.admission).
 PART_BYTES = 1024 * 1024

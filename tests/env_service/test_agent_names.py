@@ -11,7 +11,7 @@ from env_service.checks import describe_environment
 from env_service.environment import VectorEnvironment, make_environment
 from shared.config import PluginConfig
 from shared.process.errors import ConfigError, SpecError
-from shared.wire.row_check import RowCheck
+from shared.wire.codec import RowCheck
 from shared.wire.timestep import StepType
 
 RESTART = np.ones(1, np.bool_)

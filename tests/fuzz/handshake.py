@@ -15,7 +15,7 @@ from tests.wire import hello
 
 MODULES = (
     "learner_service.serving.admission",
-    "learner_service.serving.handshake",
+    "learner_service.serving.lockstep",
     "shared.wire.spec",
 )
 _HELLO = hello(SPEC, 2)

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from learner_service.serving.agents import in_order
 from learner_service.serving.batcher import Request
+from learner_service.serving.lockstep import in_order
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
 from shared.process.errors import SpecError
@@ -22,9 +22,8 @@ from tests.fuzz.stand_in import Host, play, server_of
 from tests.wire import hello
 
 MODULES = (
-    "learner_service.serving.handshake",
+    "learner_service.serving.lockstep",
     "learner_service.serving.session",
-    "learner_service.serving.agents",
     "shared.wire.spec",
 )
 SEEDS = [b"\3\1\0" + bytes(range(1, 40)), b"\2\0\1abc", b"\6\1\2\1\2\3\4\5", b"\2\1\3\7", b"\4\1\4"]

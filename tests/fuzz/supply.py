@@ -36,7 +36,7 @@ from shared.process.errors import MurmurError, SpecError, WireError
 from shared.process.process import logger
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.wire.parts import PartFrame
+from shared.wire.framing import PartFrame
 from shared.wire.sample_codec import Broken, Grant, SampleCodec
 from shared.wire.samples import (
     SPLITS,

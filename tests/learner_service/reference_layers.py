@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from learner_service.algorithms.mappo import Mappo
 from learner_service.device.precision import Precision
+from learner_service.layers.recurrent import StackedGRU
 from learner_service.layers.stacked import (
     StackedConv2d,
-    StackedGRU,
     StackedLayerNorm,
     StackedLinear,
     count_slices,

@@ -10,16 +10,14 @@ import torch
 from env_service.environment import VectorEnvironment
 from learner_service.device.cuda_graph import Graphs
 from learner_service.learning.base import Algorithm, Policy
-from learner_service.serving.accounts import ServingStats
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.evaluation import Evaluation, EvaluationScheduler
-from learner_service.serving.evaluator import Evaluator
-from learner_service.serving.inference import InferenceLoop
+from learner_service.serving.inference import InferenceLoop, ServingStats
 from learner_service.serving.league import League
 from learner_service.serving.packed import PackedStaging, make_staging
 from learner_service.serving.session import EnvSession
 from learner_service.serving.snapshots import Snapshots
-from learner_service.storage.unroll import Arena, time_step_layout
+from learner_service.storage.storage import Arena, time_step_layout
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
@@ -82,7 +80,7 @@ class Serving:
             storage=self.storage,
             snapshots=self.snapshots,
             staging=self.staging,
-            evaluator=Evaluator(scheduler, self.snapshots, self.staging, league, stats),
+            scheduler=scheduler,
             league=league,
             stats=stats,
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from learner_service.learning.base import Algorithm
 from learner_service.loop import LastFinite
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from tests.learner_service.algorithms.test_contract import ENTRIES, Case
 
 POISONS = {"a reward": 1e30, "no number": math.nan, "infinity": math.inf, "an observation": 3e38}

@@ -16,7 +16,7 @@ from learner_service.learning.base import Algorithm, build_algorithm
 from learner_service.preprocess.normalize import ObservationNorm
 from learner_service.ranks.group import ALONE
 from learner_service.start_from import Origin, load_origin, start_from
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
 from shared.process.errors import CheckpointError, ConfigError

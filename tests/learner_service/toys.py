@@ -13,7 +13,7 @@ from learner_service.device.precision import Precision
 from learner_service.learning.base import Algorithm, Policy
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.wire.spec import (
     ACTION_MASK,

@@ -15,7 +15,6 @@ import numpy as np
 from learner_service.context import RunContext
 from learner_service.run import Run
 from learner_service.serving.batcher import Request
-from learner_service.serving.league import split
 from learner_service.serving.session import EnvSession
 from shared.config.experiment import ExperimentConfig
 from shared.rpc import rollout_pb2 as pb
@@ -180,7 +179,9 @@ class DrivenRun:
         player.sequence += 1
         row, other = player.environments.row(), None
         if player.session.pairing is not None:
-            row, other = split(self.spec, row)
+            half = self.spec.num_agents // 2
+            own, others = slice(half), slice(half, None)
+            row, other = (player.session.of_agents(row, team) for team in (own, others))
         player.pending = self._loop.create_future()
         self.run.batcher.submit(
             Request(player.session, player.sequence, row, player.pending, other)

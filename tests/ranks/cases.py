@@ -12,7 +12,7 @@ from learner_service.learning.base import Algorithm, algorithm_config, build_alg
 from learner_service.ranks.group import ALONE, Group
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import Batch, transitions
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.toys import ABORTED, CPU, FIRST, MID, random_batch, random_transitions

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from env_service.environment import named_arrays, random_action
 from murmur.kit.conformance.checklist import Checklist
-from shared.wire.row_check import RowCheck
+from shared.wire.codec import RowCheck
 from shared.wire.spec import ACTION_MASK, EnvSpec
 from shared.wire.timestep import Array, StepType, TimeStep
 

@@ -10,7 +10,7 @@ from learner_service.algorithms.mappo import Mappo
 from learner_service.device.precision import Precision
 from learner_service.learning.base import Algorithm
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from tests.learner_service.toys import ABORTED, CPU, FIRST, clone, random_batch, vector_spec
 

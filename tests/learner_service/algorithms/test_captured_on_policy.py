@@ -15,10 +15,10 @@ from learner_service.device.cuda_graph import WARM_UP_CALLS
 from learner_service.device.precision import Precision
 from learner_service.learning.base import Algorithm, build_algorithm
 from learner_service.preprocess.augment.base import Augment
-from learner_service.preprocess.augmentation import Augmentation
+from learner_service.preprocess.building import Augmentation
 from learner_service.preprocess.transform import Transforms
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.wire.timestep import StepType
 from tests.learner_service.algorithms.test_captured_updates import tensors

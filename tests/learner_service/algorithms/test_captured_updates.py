@@ -16,7 +16,7 @@ from learner_service.device.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.device.precision import Precision
 from learner_service.learning.base import Algorithm, build_algorithm
 from learner_service.storage.replay import ReplayStorage
-from learner_service.storage.unroll import OBSERVATION, Unroll
+from learner_service.storage.storage import OBSERVATION, Unroll
 from shared.config import PluginConfig
 from shared.config.experiment import AugmentConfig
 from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec

@@ -23,7 +23,7 @@ from learner_service.learning.on_policy import OnPolicyAlgorithm
 from learner_service.learning.options import OnPolicyConfig
 from learner_service.storage.flight import Speed
 from learner_service.storage.rollout import RolloutStorage
-from learner_service.storage.unroll import Unroll
+from learner_service.storage.storage import Unroll
 from shared.config import PluginConfig
 from shared.config.text import plain_data
 from shared.wire.spec import ArraySpec, Discrete, EnvSpec

@@ -19,7 +19,7 @@ from learner_service.learning.exploration import policy_probabilities
 from learner_service.learning.minibatches import Pass
 from learner_service.learning.returns import clipped_surrogate, lambda_returns
 from learner_service.storage.rollout import Batch, RolloutStorage, transitions
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.process.errors import ConfigError, SpecError
 from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, EnvSpec
@@ -127,7 +127,7 @@ def test_batched_targets_equal_one_forward_at_a_time() -> None:
     spec = vector_spec(num_agents=3, masked=True)
     coma, batch = make_coma(spec), random_batch(spec, 9, 4)
     twin = copy.deepcopy(coma._generator.get_state())
-    rows = coma._prepare(batch)
+    rows = coma._rows(batch)
     expected = plain_targets(
         coma, spec, batch, final_actions(coma, batch, torch.Generator().set_state(twin))
     )
@@ -168,7 +168,7 @@ def test_a_closed_unroll_ends_with_an_action_of_the_policy(recurrent: int) -> No
     both = storage.sample(0, 0)
     assert both is not None
     batch = Batch({k: v[:, :1] for k, v in both.arrays.items()}, [0])
-    rows = coma._prepare(batch)
+    rows = coma._rows(batch)
     taken = rows.columns["action"].view(4, 1, 2)
     assert taken[:3, 0].tolist() == [[0, 0], [0, 0], [1, 1]]
     assert rows.weight.flatten().tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
@@ -472,7 +472,7 @@ def test_dead_agents_teach_nothing() -> None:
     batch.arrays["discount"][:] = 1
     batch.arrays["reward"][3, 1] = torch.tensor([7.0, 7.0])
     coma = make_coma(alive_spec)
-    rows = coma._prepare(batch)
+    rows = coma._rows(batch)
     dead = (3 * 2 + 1) * 2 + 0
     assert (rows.weight.flatten() == 0).nonzero().flatten().tolist() == [dead]
     # The step into death brings its reward, and nothing comes after; for the other agent it does.

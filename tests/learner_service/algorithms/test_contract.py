@@ -18,7 +18,7 @@ from learner_service.layers.stacked import Sharing, count_slices, resolve_sharin
 from learner_service.learning.base import Algorithm, Policy, build_algorithm
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.config.plugins import resolve_plugin
 from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec

@@ -180,7 +180,7 @@ def test_a_large_minibatch_is_the_mean_of_its_parts(
     )
     assert isinstance(algorithm, OnPolicyAlgorithm)
     batch = batch_for(algorithm, spec) if name == "mappo" else random_batch(spec, 5, 6)
-    rows = algorithm._prepare(batch)
+    rows = algorithm._rows(batch)
     grads: dict[int, list[list[Tensor]]] = {i: [] for i in range(len(algorithm._learned))}
 
     def keep(*optimizers: torch.optim.Optimizer) -> None:

@@ -18,7 +18,7 @@ from learner_service.algorithms.maddpg import Actions, Config, Maddpg, gumbel_so
 from learner_service.device.precision import Precision
 from learner_service.learning.off_policy import rows_of
 from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION, observed
 from shared.config import PluginConfig
 from shared.process.errors import ConfigError, SpecError
 from shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
@@ -186,7 +186,7 @@ def plain_update(agents: list[PlainAgent], maddpg: Maddpg, batch: ReplayBatch) -
     Draws the same random numbers as the stacked update does.
     """
     c, a, generator = maddpg._config, len(agents), maddpg._generator
-    now, following = batch.observation(), batch.next_observation()
+    now, following = batch.observation(), observed(batch.next_arrays)
     discrete = "view" in now and batch.arrays["action"].dtype == torch.int32
 
     def choose(out: list[Tensor], observation: dict[str, Tensor]) -> list[Tensor]:

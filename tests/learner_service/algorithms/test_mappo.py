@@ -16,9 +16,9 @@ from learner_service.algorithms.mappo import Config, Mappo
 from learner_service.device.precision import Precision, clip_gradients
 from learner_service.layers.distributions import ILLEGAL, Categorical, Normal, explore
 from learner_service.layers.stacked import sharing_agents
-from learner_service.learning.value_norm import ValueNorm
+from learner_service.learning.returns import ValueNorm
 from learner_service.storage.rollout import Batch, RolloutStorage
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.process.errors import ConfigError
 from shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
@@ -100,14 +100,12 @@ def test_value_norm_by_hand() -> None:
     norm = ValueNorm(sharing_agents((0, 0), CPU), decay=0.5)
     norm.update(torch.tensor([[1.0, 3.0]]), torch.ones(1, 2))
     # One update, debiased: mean 2, variance 5 - 4 = 1.
-    torch.testing.assert_close(
-        norm.normalize(torch.tensor([[4.0, 1.0]])), torch.tensor([[2, -1.0]])
-    )
+    assert [x.tolist() for x in norm.statistics()] == [[2], [1]]
     norm.update(torch.tensor([[5.0, 9.0], [5.0, 9.0]]), torch.tensor([[1.0, 0], [1, 0]]))
     # Weights 1/3 and 2/3: mean 4, square (5 + 2*25)/3 = 55/3, variance 7/3.
-    got = norm.normalize(torch.full((1, 2), 4.0 + (7 / 3) ** 0.5))
-    torch.testing.assert_close(got, torch.ones(1, 2))
-    torch.testing.assert_close(norm.denormalize(got), torch.full((1, 2), 4.0 + (7 / 3) ** 0.5))
+    torch.testing.assert_close(
+        norm.statistics(), (torch.tensor([4.0]), torch.tensor([7 / 3]).sqrt())
+    )
 
 
 @pytest.mark.parametrize("sharing", [(0, 0, 0), (0, 1, 1)])
@@ -125,7 +123,7 @@ def test_one_absurd_return_does_not_hide_all_others(sharing: tuple[int, ...]) ->
             assert (taken is returns) == (update not in (0, first))
             assert torch.equal(taken[8:], returns[8:])
             norm.update(taken, counted)
-        std = norm._statistics()[1]
+        std = norm.statistics()[1]
         assert std.max() < 40, (first, std)  # unclipped 1e4
 
 
@@ -134,9 +132,8 @@ def test_value_norms_of_sets_by_hand() -> None:
     counted = torch.tensor([[1.0, 1, 0], [1, 1, 0]])
     norm.update(torch.tensor([[1.0, 100, 7], [3, 300, 7]]), counted)
     # Means 2 and 200, deviations 1 and 100; the third agent has had nothing: as it is.
-    got = norm.normalize(torch.tensor([[[3.0, 300, 7]]]))
-    torch.testing.assert_close(got, torch.tensor([[[1.0, 1, 7]]]))
-    torch.testing.assert_close(norm.denormalize(got), torch.tensor([[[3.0, 300, 7]]]))
+    wanted = torch.tensor([2.0, 200, 0]), torch.tensor([1.0, 100, 1])
+    torch.testing.assert_close(norm.statistics(), wanted)
 
 
 def test_clipping_by_agent_equals_a_loop() -> None:

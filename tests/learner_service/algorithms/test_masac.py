@@ -29,8 +29,9 @@ from learner_service.algorithms.masac import (
 )
 from learner_service.device.precision import Precision
 from learner_service.layers.distributions import SquashedNormal
+from learner_service.layers.forward import forward
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION, observed
 from murmur.benchmarks._masac_loop import AgentNetworks, MasacLoop
 from murmur.benchmarks.masac_update import count_operations
 from shared.config import PluginConfig
@@ -208,7 +209,7 @@ def test_actions_keep_the_bounds_and_are_what_is_learned_from(low: float, high: 
     assert action.shape == (500, 2, 2)
     assert action.dtype == torch.float32
     assert low <= float(action.min()) < float(action.max()) <= high
-    pi = squashed_normal(masac.actor(masac._actor_inputs(observation)))
+    pi = squashed_normal(forward(masac.actor.network, masac._actor_inputs(observation))[0])
     noise = torch.empty(500, 2, 2).normal_(generator=torch.Generator().manual_seed(0))
     sampled, _ = pi.rsample(noise)
     torch.testing.assert_close(action, (low + high) / 2 + (high - low) / 2 * sampled)
@@ -384,7 +385,7 @@ def test_losses_and_errors_are_means_over_alive_agents() -> None:
 def test_discrete_values_by_hand() -> None:
     spec = toy(Discrete(3), 2, ArraySpec(ACTION_MASK, "uint8", (3,)))
     masac = make(spec)
-    now, later = batch_for(spec, 1).observation(), batch_for(spec, 1).next_observation()
+    now, later = batch_for(spec, 1).observation(), observed(batch_for(spec, 1).next_arrays)
     now[ACTION_MASK] = torch.tensor([[[1, 1, 0], [1, 1, 1]]], dtype=torch.uint8)
     later[ACTION_MASK] = torch.tensor([[[1, 0, 1], [0, 0, 1]]], dtype=torch.uint8)
     # Both twins' values of the three actions; and more of them where the other agent does one.

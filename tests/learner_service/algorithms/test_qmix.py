@@ -17,7 +17,7 @@ from learner_service.device.precision import Precision
 from learner_service.layers.inputs import StateInputs
 from learner_service.learning.off_policy import rows_of
 from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION, observed
 from shared.config import PluginConfig
 from shared.process.errors import SpecError
 from shared.wire.spec import (
@@ -266,7 +266,7 @@ def plain_loss(qmix: Qmix, batch: ReplayBatch) -> Tensor:
         legal = [k for k in range(3) if observation[ACTION_MASK][b, a, k]]
         return max(legal, key=lambda k: float(chooser[k]))
 
-    now, following = batch.observation(), batch.next_observation()
+    now, following = batch.observation(), observed(batch.next_arrays)
     losses: list[Tensor] = []
     own: list[list[Tensor]] = [[] for _ in range(agents)]
     for b in range(rows):

@@ -14,9 +14,8 @@ from learner_service.device.precision import Precision
 from learner_service.layers.recurrent import Recurrent, RecurrentState
 from learner_service.learning.base import build_algorithm
 from learner_service.preprocess.transform import Transforms
-from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.sequences import SequenceReplay
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.replay import ReplayBatch, SequenceReplay
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.process.errors import ConfigError
 from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec

@@ -17,9 +17,8 @@ from learner_service.algorithms.segmentation import (
     network_input,
 )
 from learner_service.device.precision import Precision
-from learner_service.learning.averaging import averaged, decay_after, follow
 from learner_service.learning.supervised import build_supervised
-from learner_service.learning.supervised_network import learning_rate
+from learner_service.learning.supervised_network import averaged, decay_after, follow, learning_rate
 from learner_service.storage.samples import SampleBatch
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate

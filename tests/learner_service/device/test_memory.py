@@ -17,7 +17,7 @@ from learner_service.device.memory import (
 from learner_service.device.precision import Precision
 from learner_service.layers.building import build_network, build_twins
 from learner_service.layers.dense import build_dense
-from learner_service.layers.footprint import dense_footprint, footprint
+from learner_service.layers.footprint import footprint
 from learner_service.layers.inputs import InputShape
 from learner_service.learning.base import build_algorithm
 from learner_service.learning.supervised import build_supervised
@@ -64,7 +64,7 @@ def test_what_a_pass_keeps_is_counted_by_hand() -> None:
 
     shape = InputShape((1, 8, 8), 3)
     config = Config(channels=(2,), kernels=(3,), strides=(1,), hidden=())
-    found = footprint(lambda: build(config, shape, 1, (0,)), shape, 2)
+    found = footprint(lambda: build(config, shape, 1, (0,)), 2, (2, 1, 8, 8), (2, 3))
     assert found is not None
     assert found.weights == 2 * 9 + 2 + 75 + 1
     # float32: the image, what the ReLU gives, and what the linear layer is fed
@@ -87,10 +87,10 @@ def test_the_rows_of_a_pass_count_for_images() -> None:
 
 def test_what_a_dense_network_keeps_is_counted_by_hand() -> None:
     """1 x 1 convolution of 3 x 4 x 4 pixels to 2 classes: it keeps its input, the loss its own."""
-    found = dense_footprint(lambda: nn.Conv2d(3, 2, 1), (4, 4))
+    found = footprint(lambda: nn.Conv2d(3, 2, 1), 1, (3, 4, 4))
     assert found is not None
     assert (found.weights, found.activation_bytes) == (8, 4 * 48)
-    found = dense_footprint(lambda: nn.Conv2d(3, 2, 1), (4, 4), lambda x: x.square().sum())
+    found = footprint(lambda: nn.Conv2d(3, 2, 1), 1, (3, 4, 4), loss=lambda x: x.square().sum())
     assert found is not None
     assert found.activation_bytes == 4 * (48 + 32)
     # four copies of the weights, and two more; half of the activations in 16 bits
@@ -100,8 +100,8 @@ def test_what_a_dense_network_keeps_is_counted_by_hand() -> None:
 @pytest.mark.parametrize("name", ["unet", "segformer"])
 def test_what_a_pass_over_images_keeps_is_what_is_counted(name: str) -> None:
     network, kept = build_dense(PluginConfig(name=name), (64, 96), 5), dict[int, int]()
-    found = dense_footprint(
-        lambda: build_dense(PluginConfig(name=name), (64, 96), 5), (64, 96), any_loss
+    found = footprint(
+        lambda: build_dense(PluginConfig(name=name), (64, 96), 5), 1, (3, 64, 96), loss=any_loss
     )
     alive: list[Tensor] = []
 

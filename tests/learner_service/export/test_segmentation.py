@@ -11,8 +11,7 @@ import torch
 
 from learner_service.checkpoint import source_text
 from learner_service.export.policy import METADATA, SUFFIX, Format, load_exported
-from learner_service.export.segmentation import export_segmentation
-from learner_service.export.segmenter import load_segmentation
+from learner_service.export.segmentation import export_segmentation, load_segmentation
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate
 from tests.learner_service.algorithms.test_segmentation import SEGFORMER, SPEC, UNET, build

@@ -9,7 +9,7 @@ import torch
 
 from env_service.envs.terrain.config import Config
 from env_service.envs.terrain.environment import TerrainEnvironment
-from learner_service.layers.derived import Derivation, weighted_entropy
+from learner_service.layers.inputs import Derivation, weighted_entropy
 from shared.config.derived import Channel, DerivedMap
 from shared.wire.spec import STATE, ArraySpec, Discrete, EnvSpec
 from shared.wire.timestep import StepType

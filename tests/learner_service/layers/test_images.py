@@ -119,7 +119,7 @@ def test_large_images_stay_bytes_until_a_network_is_fed_them() -> None:
         assert x.image is not None
         assert x.image.shape == (4, 2, 3 + state, 64, 64)
         torch.testing.assert_close(x.image[:, :, :3], big["image"].float() / 255, rtol=0, atol=0)
-        rows = x.rows(torch.tensor([3, 1])).stored
+        rows = x.rows(1, 3).stored
         assert rows is not None
         assert rows.dtype == torch.uint8
     small = {k: v[..., :4, :4] if v.dim() > 3 else v for k, v in big.items()}

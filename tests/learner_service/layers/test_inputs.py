@@ -14,9 +14,10 @@ from learner_service.layers.inputs import (
     InputShape,
     JointInputs,
     StateInputs,
+    centre,
+    others_action_map,
     with_action,
 )
-from learner_service.layers.maps import centre, others_action_map
 from shared.config import PluginConfig
 from shared.process.errors import ConfigError, SpecError
 from shared.wire.spec import AGENT_CELL, STATE, ArraySpec, Continuous, Discrete, EnvSpec

@@ -8,10 +8,14 @@ import torch
 from torch import nn
 
 from learner_service.device.precision import Precision
-from learner_service.layers.layers import LayersConfig, linear_layers
-from learner_service.layers.stacked import StackedLayerNorm, StackedLinear
+from learner_service.layers.stacked import (
+    LayersConfig,
+    StackedLayerNorm,
+    StackedLinear,
+    linear_layers,
+)
 from learner_service.learning.base import build_algorithm
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.wire.spec import ACTION_MASK
 from tests.learner_service.algorithms.test_contract import make_spec, rollout

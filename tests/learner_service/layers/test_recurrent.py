@@ -14,12 +14,17 @@ from learner_service.algorithms.mappo import Mappo
 from learner_service.device.precision import Precision
 from learner_service.layers.building import build_network
 from learner_service.layers.forward import forward
-from learner_service.layers.gru import gru_cell, reset_by_inputs
 from learner_service.layers.inputs import InputShape
-from learner_service.layers.recurrent import Recurrent, RecurrentState, recurrent_states
-from learner_service.layers.stacked import StackedGRU
+from learner_service.layers.recurrent import (
+    Recurrent,
+    RecurrentState,
+    StackedGRU,
+    gru_cell,
+    reset_by_inputs,
+)
 from learner_service.learning.base import Algorithm, build_algorithm
 from learner_service.learning.exploration import policy_probabilities
+from learner_service.learning.minibatches import recurrent_states
 from learner_service.learning.policies import ComaPolicy
 from learner_service.storage.rollout import Batch
 from shared.config import PluginConfig
@@ -239,7 +244,7 @@ def test_comas_actor_is_unrolled_from_what_it_acted_with() -> None:
         assert isinstance(serving.policy, ComaPolicy)
         policy = serving.policy
     for batch in batches:
-        rows = coma._prepare(batch)
+        rows = coma._rows(batch)
         memory = batch.arrays["memory"][0]
         for t in range(4):
             now = batch.arrays["step_type"][t] == FIRST

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from learner_service.device.precision import Precision
 from learner_service.layers.building import build_network
+from learner_service.layers.casting import publish, snapshot
 from learner_service.layers.inputs import InputShape
 from learner_service.layers.recurrent import RecurrentState
-from learner_service.layers.snapshot import publish, snapshot
 from learner_service.learning.base import build_algorithm
 from shared.config import PluginConfig
 from tests.learner_service.toys import CPU, map_spec

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from learner_service.algorithms.mappo import Mappo
 from learner_service.layers.stacked import sharing_agents
+from learner_service.learning.fixed_shapes import packed, unpacked
 from learner_service.learning.on_policy import OnPolicyAlgorithm
-from learner_service.learning.packed_rows import packed, unpacked
-from learner_service.learning.value_norm import ValueNorm
+from learner_service.learning.returns import ValueNorm
 from learner_service.preprocess.running_moments import crowd
 from learner_service.storage.rollout import Batch, transitions
 from shared.wire.timestep import StepType
@@ -105,7 +105,7 @@ def test_returns_are_those_of_a_cpu() -> None:
     assert isinstance(plain, Mappo)
     learn(padded, batch)
     plain._static = plain._schedule._static = False
-    rows = plain._prepare(batch)
+    rows = plain._rows(batch)
     fixed = padded._fixed
     for name in ("log_prob", "advantage", "target"):
         ours = fixed._buffers["columns"][: len(rows.weight), :, fixed.columns.index(name)]

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from learner_service.device.precision import Precision
 from learner_service.learning.base import Algorithm, build_algorithm
-from learner_service.learning.imitation import advice
+from learner_service.learning.minibatches import advice
 from learner_service.learning.on_policy import OnPolicyAlgorithm
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.config.experiment import ImitationConfig
 from shared.process.errors import ConfigError

@@ -12,7 +12,6 @@ from learner_service.learning.returns import (
     annealed,
     lambda_returns,
     linear_recurrence,
-    mean_of_sets,
     mean_over,
     moments_of_sets,
     polyak_update,
@@ -261,7 +260,6 @@ def test_means_and_variances_of_sets_by_hand() -> None:
     x = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 8]])
     counted = torch.tensor([[1.0, 1, 0, 0], [1, 0, 1, 0]])
     # Agents 0 and 2: (1 + 5 + 7) / 3; agent 1: 2; agent 3 has no row that counts.
-    assert mean_of_sets(x, counted, sharing).tolist() == pytest.approx([13 / 3, 2, 0])
     # Agents 0 and 2 about 13/3: (100 + 4 + 64) / 9 / 3; one row does not vary.
     mean, variance = moments_of_sets(x, counted, sharing)
     assert mean.tolist() == pytest.approx([13 / 3, 2, 0])

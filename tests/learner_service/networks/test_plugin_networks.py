@@ -62,7 +62,7 @@ def test_coma_minibatches_hold_whole_joint_rows() -> None:
     coma = build("coma", "discrete")
     assert isinstance(coma, Coma)
     batch = ENTRIES["coma"].batch(coma, make_spec("discrete"), 0, ALIVE)
-    rows = coma._prepare(batch)
+    rows = coma._rows(batch)
     joint = torch.arange(len(rows.weight))
     rows.columns["joint"] = joint
     with torch.no_grad():
@@ -183,7 +183,7 @@ def test_an_import_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_inputs_are_grouped_without_moving_a_row() -> None:
     rows = Inputs(None, torch.arange(12.0).view(2, 3, 2))
-    alone = rows.grouped(1).rows(torch.tensor([4, 0])).vector
+    alone = rows.grouped(1).each(lambda x: x[[4, 0]]).vector
     assert alone is not None
     assert alone.tolist() == [[[8, 9]], [[0, 1]]]
     grouped = rows.grouped(1).vector

@@ -12,11 +12,11 @@ from learner_service.learning.base import Algorithm, build_algorithm
 from learner_service.learning.minibatches import Minibatch
 from learner_service.preprocess.augment import Augment
 from learner_service.preprocess.augment.symmetry import Symmetries
-from learner_service.preprocess.augmentation import Augmentation
+from learner_service.preprocess.building import Augmentation
 from learner_service.preprocess.transform import Transforms
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import NEXT, OBSERVATION
+from learner_service.storage.storage import NEXT, OBSERVATION
 from shared.config import PluginConfig
 from shared.config.experiment import AugmentConfig
 from shared.config.symmetry import ArrayChange, Symmetry

@@ -13,7 +13,7 @@ from learner_service.device.precision import Precision
 from learner_service.learning.base import Algorithm, build_algorithm
 from learner_service.preprocess.frozen import HideFrozen
 from learner_service.storage.rollout import Batch
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
 from shared.config.section import validate

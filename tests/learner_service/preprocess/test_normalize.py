@@ -19,7 +19,7 @@ from learner_service.export.policy import export_policy
 from learner_service.layers.stacked import sharing_agents
 from learner_service.learning.base import Algorithm, build_algorithm
 from learner_service.preprocess.running_moments import RunningMoments
-from learner_service.storage.unroll import OBSERVATION
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.config.experiment import AugmentConfig, ExperimentConfig
 from shared.config.section import validate

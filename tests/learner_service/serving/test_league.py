@@ -19,10 +19,10 @@ from learner_service.ranks.group import Group
 from learner_service.serving.league import (
     League,
     check_opponent,
-    split,
     team_spec,
 )
 from learner_service.serving.opponents import Opponent, Pairing
+from learner_service.serving.session import EnvSession
 from learner_service.serving.staging import HostStaging
 from shared.config import PluginConfig
 from shared.config.experiment import LeagueConfig
@@ -71,7 +71,7 @@ def test_a_team_is_half_of_the_agents() -> None:
         team_spec(vector_spec(num_agents=3))
 
 
-def test_split_gives_each_team_its_agents() -> None:
+def test_each_team_is_given_its_agents() -> None:
     spec = EnvSpec(
         "toy",
         4,
@@ -81,7 +81,8 @@ def test_split_gives_each_team_its_agents() -> None:
     both = row(spec, 1, MID)
     both.reward[:] = [[1, 2, 3, 4]]
     both.observation["view"][:] = np.array([[[5], [6], [7], [8]]])
-    own, other = split(spec, both)
+    session = EnvSession("w", spec, 1, 0, np.zeros(1, np.int64))
+    own, other = (session.of_agents(both, team) for team in (slice(2), slice(2, None)))
     assert (own.reward.tolist(), other.reward.tolist()) == ([[1, 2]], [[3, 4]])
     assert own.observation["view"].ravel().tolist() == [5, 6]
     assert other.observation["view"].ravel().tolist() == [7, 8]
@@ -179,7 +180,7 @@ def test_everybody_acts_on_the_rows_where_he_plays() -> None:
     a, b = opponents(0.5, 0.5)
     latest = mappo(9).make_policy()
     pairing = Pairing([a, None, b, a, None], np.zeros(5), [None] * 5)
-    other = split(BOTH, row(BOTH, 5, MID))[1]
+    other = row(team_spec(BOTH), 5, MID)
     view = np.random.default_rng(0).normal(size=(5, 2, 4)).astype(np.float32)
     seen = {"view": view, "action_mask": np.ones((5, 2, 3), np.uint8)}
     other = TimeStep(other.step_type, other.reward, other.discount, seen)

@@ -400,7 +400,7 @@ def test_what_grpc_will_not_take_never_reaches_the_learner(
 def test_a_stream_that_says_nothing_loses_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("learner_service.serving.handshake.HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("learner_service.serving.lockstep.HELLO_TIMEOUT_S", 0.2)
     config = experiment(learner={"max_sessions": 1})
     with running_learner(tmp_path, config) as learner:
         with Client(learner.port, SPEC, 1) as silent, pytest.raises(Refused) as caught:

@@ -11,8 +11,7 @@ from learner_service.device.cuda_graph import Graphs
 from learner_service.device.precision import Precision
 from learner_service.serving.packed import Packet
 from learner_service.serving.session import EnvSession
-from learner_service.serving.slot_memory import SlotMemory
-from learner_service.serving.staging import ForwardRows, HostStaging
+from learner_service.serving.staging import ForwardRows, HostStaging, SlotMemory
 from learner_service.storage.rollout import RolloutStorage
 from shared.config import PluginConfig
 from shared.wire.spec import ArraySpec, Continuous, Discrete, EnvSpec

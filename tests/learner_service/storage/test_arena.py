@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from learner_service.storage.rollout import RolloutStorage
-from learner_service.storage.unroll import OBSERVATION, Arena, Record, time_step_layout
+from learner_service.storage.storage import OBSERVATION, Arena, Record, time_step_layout
 from shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU, MID, vector_spec
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
-from learner_service.storage.unroll import OBSERVATION, Unroll
+from learner_service.storage.storage import OBSERVATION, Unroll
 from shared.process.errors import ConfigError, ResourceError
 from shared.wire.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID

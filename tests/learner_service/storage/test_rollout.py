@@ -6,7 +6,7 @@ import torch
 from learner_service.learning.returns import lambda_returns
 from learner_service.storage.flight import unroll_length
 from learner_service.storage.rollout import Batch, RolloutStorage, transitions
-from learner_service.storage.unroll import OBSERVATION, Unroll
+from learner_service.storage.storage import OBSERVATION, Unroll
 from shared.wire.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 

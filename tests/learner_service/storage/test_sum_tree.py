@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learner_service.storage.sum_tree import SumTree
+from learner_service.storage.replay import SumTree
 from tests.learner_service.toys import CPU
 
 

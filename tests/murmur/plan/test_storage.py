@@ -8,8 +8,7 @@ import torch
 from learner_service.storage.flight import Flight
 from learner_service.storage.replay import ReplayConfig, ReplayStorage
 from learner_service.storage.rollout import RolloutStorage
-from learner_service.storage.storage import UnrollStorage
-from learner_service.storage.unroll import Unroll
+from learner_service.storage.storage import Unroll, UnrollStorage
 from murmur.plan.storage import ReplayModel, Replays, RolloutModel
 from murmur.plan.storage import Unroll as ModelUnroll
 from shared.wire.spec import ArraySpec, Discrete, EnvSpec

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.wire.row_check import RowCheck
+from shared.wire.codec import RowCheck
 from shared.wire.spec import (
     ACTION_MASK,
     AGENT_CELL,
