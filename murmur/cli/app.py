@@ -66,7 +66,6 @@ _REMOVED = {
     "csv": "murmur.Run(FOLDER).metrics().to_csv(FILE) and .evaluations().to_csv(FILE) write tables "
     "(docs/tracking.md#csv)",
     "profile --nsys": "docs/idle-gpu.md has the commands for Nsight Systems",
-    "doctor --prometheus": "give the learner's own address, --metrics http://HOST:9101, or the run",
     "runs --algorithm": "give a pattern of folders, 'runs/NAME-*', or --json to jq",
     "runs --environment": "give a pattern of folders, 'runs/NAME-*', or --json to jq",
     "sweep --method": _NO_SEARCH,

@@ -74,6 +74,9 @@ def check(
 def doctor(
     run: Target = None,
     metrics: Metrics = None,
+    prometheus: Annotated[
+        str | None, typer.Option(help="Read from a Prometheus instead: http://host:9090.")
+    ] = None,
     window: Annotated[
         float | None,
         typer.Option(min=1, help="Seconds to look at; default: 30, more for several updates."),
@@ -105,8 +108,8 @@ def doctor(
 
     stdout = reserve_stdout() if json_ else None
     console = Console()
-    folder = None if run is None and metrics else begun(run)
-    seen = examine(folder, metrics, window, probe, Console(stderr=True))
+    folder = None if run is None and (metrics or prometheus) else begun(run)
+    seen = examine(folder, metrics, prometheus, window, probe, Console(stderr=True))
     if json_:
         print(as_json(seen), file=stdout, flush=True)
     else:

@@ -18,6 +18,7 @@ from murmur.runs.snapshots import (
     WINDOW_S,
     Snapshot,
     from_metrics,
+    from_prometheus,
     from_run,
     learners_of,
 )
@@ -70,15 +71,17 @@ _LAG_HINT = (
 def examine(
     run: RunFolder | None,
     metrics: str | None,
+    prometheus: str | None,
     window_s: float | None,
     probe: bool | None,
     console: Console,
 ) -> Diagnosis:
-    """Diagnose a run by its folder, or a live learner by its metrics.
+    """Diagnose a run by its folder, a live learner by its metrics, or one that Prometheus scrapes.
 
     Args:
         run: folder of the run; may be given beside an address, for remedies that need its settings.
         metrics: address of a learner's metrics port; of several that share a run, with commas.
+        prometheus: address of a Prometheus.
         window_s: length of the window [s]; None: several updates.
         probe: flag to measure the gain of changed settings of the learning (needs `run` and its
             checkpoint); None: if that takes less than PROBE_S and the memory suffices.
@@ -87,9 +90,11 @@ def examine(
     Raises:
         MurmurError: if there is nothing to read, or nothing happens.
     """
-    if metrics is None and run is not None:
+    if metrics is None and prometheus is None and run is not None:
         metrics = learners_of(run) or None  # the run's folder tells of the first learner alone
-    if metrics is not None:
+    if prometheus is not None:
+        looks = from_prometheus(prometheus, window_s)
+    elif metrics is not None:
         with _busy(console, f"watching {metrics} for {window_s or WINDOW_S:.0f} s"):
             looks = from_metrics(metrics, window_s, lambda line: console.print(plain(line)))
     else:

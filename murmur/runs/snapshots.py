@@ -1,5 +1,6 @@
-"""Counters of a learner at two moments: from its metrics port or its log."""
+"""Counters of a learner at two moments: from its metrics port, Prometheus or its log."""
 
+import json
 import time
 import urllib.parse
 import urllib.request
@@ -218,6 +219,73 @@ def _scrape(url: str) -> Snapshot:
     address = url.rstrip("/")
     if not address.endswith("/metrics"):
         address += "/metrics"
+    text = _get(address, "a learner's metrics port is learner.metrics_port, 9101 by default")
+    samples = [
+        (s.name, s.labels, s.value)
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    ]
+    return _snapshot(time.monotonic(), samples, address)  # only differences matter
+
+
+def from_prometheus(url: str, window_s: float | None) -> list[Look]:
+    """Return two snapshots from Prometheus of a learner, or of all that share a run.
+
+    Args:
+        url: address of Prometheus.
+        window_s: seconds between the snapshots; None: WINDOW_S, doubled until it holds UPDATES
+            updates.
+
+    Returns:
+        one pair for each learner, by rank.
+
+    Raises:
+        ConfigError: if it cannot be reached, or knows no learner, or more than one run's.
+    """
+    now = time.time()
+    last = _stored(url, now)
+    first = _stored(url, now - (window_s or WINDOW_S))
+    ago = WINDOW_S
+    while window_s is None and _too_few(first[0], last[0]) and ago < MOST_S:
+        ago *= 2
+        try:
+            earlier = _stored(url, now - ago)
+        except ConfigError:  # the run, or what Prometheus keeps, is younger
+            break
+        if earlier[0].rows > first[0].rows or not _same_process(
+            earlier[0].threads, last[0].threads
+        ):
+            break  # another process's counters
+        first = earlier
+    then = {snapshot.rank: snapshot for snapshot in first}
+    return [(then[after.rank], after) for after in last if after.rank in then]
+
+
+def _stored(url: str, at: float) -> list[Snapshot]:
+    """Return the snapshots of a run's learners in Prometheus at a time, by rank."""
+    query = urllib.parse.urlencode(
+        {"query": '{__name__=~"murmur_learner_.+"}', "time": f"{at:.3f}"}
+    )
+    address = f"{url.rstrip('/')}/api/v1/query?{query}"
+    answer = json.loads(_get(address, "give Prometheus's address, like http://host:9090"))
+    learners: dict[tuple[str, str], list[tuple[str, Mapping[str, str], float]]] = {}
+    for found in answer["data"]["result"]:
+        labels = found["metric"]
+        learner = labels.get("rank", ""), labels.get("instance", "")
+        sample = (labels["__name__"], labels, float(found["value"][1]))
+        learners.setdefault(learner, []).append(sample)
+    ranks = [rank for rank, _ in learners]
+    if not learners or len(set(ranks)) < len(ranks) or (len(ranks) > 1 and "" in ranks):
+        raise ConfigError(
+            f"Prometheus at {url} knows {len(learners)} learners at that time "
+            f"{sorted(instance for _, instance in learners)}; give the metrics addresses of one "
+            "run instead"
+        )
+    snapshots = [_snapshot(at, samples, url) for samples in learners.values()]
+    return sorted(snapshots, key=lambda snapshot: snapshot.rank)
+
+
+def _get(address: str, hint: str) -> str:
     try:
         host = urllib.parse.urlsplit(address).hostname or ""
         # None: those of the environment
@@ -226,16 +294,9 @@ def _scrape(url: str) -> Snapshot:
         with opener.open(address, timeout=10) as response:  # the user's own address
             text: str = response.read().decode()
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"cannot read {address}: {getattr(error, 'reason', error)}; a learner's metrics port "
-            "is learner.metrics_port, 9101 by default"
-        ) from None
-    samples = [
-        (s.name, s.labels, s.value)
-        for family in text_string_to_metric_families(text)
-        for s in family.samples
-    ]
-    return _snapshot(time.monotonic(), samples, address)  # only differences matter
+        reason = getattr(error, "reason", error)
+        raise ConfigError(f"cannot read {address.split('?')[0]}: {reason}; {hint}") from None
+    return text
 
 
 def _snapshot(

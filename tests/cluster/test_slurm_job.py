@@ -34,7 +34,6 @@ EXPERIMENT = {
     "learner": {"num_threads": 1, "checkpoint_every_updates": 3, "log_every_s": 0.000001},
     "evaluation": {"every_updates": 5, "episodes": 2},
 }
-SIZES = ["--gpus=0", "--cpus-per-rank=1", "--cpus-per-node=1"]
 
 
 class Job:
@@ -45,14 +44,7 @@ class Job:
         self.write_config(0)
         text = [sys.executable, "-m", "murmur", "slurm", str(self.config), "--run", str(self.run)]
         made = subprocess.run(
-            [
-                *text,
-                "--gpus=0",
-                "--cpus-per-rank=1",
-                "--cpus-per-node=1",
-                "--sbatch=--time=30",
-                *options,
-            ],
+            [*text, "--gpus=0", "--cpus-per-rank=1", "--cpus-per-node=1", "--sbatch=--time=30", *options],
             env=cluster.environment,
             cwd=ROOT,
             capture_output=True,

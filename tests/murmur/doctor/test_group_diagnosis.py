@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rich.console import Console
 from murmur.doctor.group_diagnosis import RankFigures, advice, pace_setter, rank_figures
 from murmur.doctor.page import as_json, examine, show
 from murmur.runs.run_folder import RunFolder
-from murmur.runs.snapshots import Snapshot, from_metrics, learners_of
+from murmur.runs.snapshots import Snapshot, from_metrics, from_prometheus, learners_of
 from shared.process.errors import ConfigError
 
 NOWHERE = Console(file=io.StringIO())
@@ -153,7 +154,7 @@ Serve = Callable[[Callable[[str], str]], str]
 
 def test_doctor_asks_all_learners_and_names_the_straggler(serve: Serve) -> None:
     addresses = f"{serve(learner(1))}, {serve(learner(0))}"
-    seen = examine(None, addresses, 0.01, None, NOWHERE)
+    seen = examine(None, addresses, None, 0.01, None, NOWHERE)
     assert [r.rank for r in seen.ranks] == [0, 1]
     said = io.StringIO()
     show(seen, Console(file=said, width=120))
@@ -168,6 +169,36 @@ def test_learners_of_no_one_run_are_refused(serve: Serve) -> None:
     addresses = ",".join(serve(learner(rank, labelled=False)) for rank in (0, 1))
     with pytest.raises(ConfigError, match=r"are 2 learners of ranks \[0, 0\]: give those of one"):
         from_metrics(addresses, 0.01)
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_prometheus_knows_all_learners_of_a_run(serve: Serve, labelled: bool) -> None:
+    def answer(path: str) -> str:
+        at = float(urllib.parse.parse_qs(urllib.parse.urlparse(path).query)["time"][0])
+
+        def samples(rank: int) -> list[dict[str, Any]]:
+            labels = {"instance": f"learner-{rank}"} | ({"rank": str(rank)} if labelled else {})
+
+            def of(name: str, value: float, **more: str) -> dict[str, Any]:
+                metric = {"__name__": f"murmur_learner_{name}", **labels, **more}
+                return {"metric": metric, "value": [0, str(value)]}
+
+            thread = {"thread": "inference", "state": "act"}
+            return [
+                of("rows_received_total", at * (rank + 1)),
+                of("state_seconds_total", at, **thread),
+            ]
+
+        return json.dumps({"data": {"result": [*samples(1), *samples(0)]}})
+
+    url = serve(answer)
+    if not labelled:
+        with pytest.raises(ConfigError, match="knows 2 learners at that time"):
+            from_prometheus(url, 60.0)
+        return
+    both = from_prometheus(url, 60.0)
+    rows = [after.rows - before.rows for before, after in both]
+    assert rows == [pytest.approx(60, abs=0.01), pytest.approx(120, abs=0.01)]
 
 
 def test_a_run_under_way_here_tells_where_its_learners_are(tmp_path: Path) -> None:

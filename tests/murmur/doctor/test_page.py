@@ -3,6 +3,7 @@
 import io
 import json
 import tracemalloc
+import urllib.parse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from murmur.cli import app
 from murmur.doctor.diagnosis import diagnose
 from murmur.doctor.page import examine, show
 from murmur.runs.run_folder import RunFolder
-from murmur.runs.snapshots import UPDATES, Snapshot, from_metrics, from_run
+from murmur.runs.snapshots import UPDATES, Snapshot, from_metrics, from_prometheus, from_run
 from shared.config import PluginConfig
 from shared.config.files import load
 from shared.config.plugins import resolve_plugin
@@ -202,6 +203,26 @@ def test_two_looks_at_a_metrics_port(serve: Callable[[Callable[[str], str]], str
     assert first.time < second.time
     assert second.threads == {"inference": {"act": 2.5}, "learner": {"wait_rows": 7.5}}
     assert (second.agents, second.sessions) == (3, 4)
+
+
+def test_what_prometheus_stored(serve: Callable[[Callable[[str], str]], str]) -> None:
+    def answer(path: str) -> str:
+        query = urllib.parse.parse_qs(urllib.parse.urlparse(path).query)
+        assert query["query"] == ['{__name__=~"murmur_learner_.+"}']
+
+        def sample(name: str, value: float, **labels: str) -> dict[str, Any]:
+            metric = {"__name__": f"murmur_learner_{name}", "instance": "learner:9101", **labels}
+            return {"metric": metric, "value": [0, str(value)]}
+
+        result = [
+            sample("rows_received_total", float(query["time"][0])),
+            sample("state_seconds_total", 3.0, thread="inference", state="act"),
+        ]
+        return json.dumps({"status": "success", "data": {"result": result}})
+
+    ((first, second),) = from_prometheus(serve(answer), 60.0)
+    assert second.rows - first.rows == pytest.approx(60, abs=0.01)
+    assert second.threads == {"inference": {"act": 3.0}}
 
 
 def slow_updates(cycles: int) -> list[dict[str, Any]]:
