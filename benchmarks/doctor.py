@@ -126,7 +126,7 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
 
 def _examine(run: Path, seconds: float) -> Diagnosis:
     """Diagnose the second half of a run."""
-    return examine(RunFolder.open(run), None, seconds / 2, True, Console(stderr=True))
+    return examine(RunFolder.open(run), None, None, seconds / 2, True, Console(stderr=True))
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:

@@ -143,9 +143,10 @@ class SessionWatch:
                 if self.rank == 0:
                     idle, updates = self._idle_ranks(), self.updates()
                     self.gauge.set(len(idle))
-                    if updates is None or updates != at or not 0 < len(idle) < self.size:
+                    moved = updates is not None and updates != at
+                    if moved or updates is None or not 0 < len(idle) < self.size:
                         since, at = time.monotonic(), updates
-                        self._resolve(idle)
+                        self._resolve(over=moved or not idle)
                     else:
                         self._tell(idle, time.monotonic() - since, updates)
                 if self._ended.wait(self.look_every_s):
@@ -178,8 +179,13 @@ class SessionWatch:
             self._told_at = now
             logger.warning("%s; %s", why, advice)
 
-    def _resolve(self, idle: list[int]) -> None:
-        """Say that the wait is over, if it was mentioned; without any session it is another one."""
-        if self._told_at and not idle:
+    def _resolve(self, *, over: bool) -> None:
+        """End the wait; say so if it was mentioned and is over.
+
+        Args:
+            over: whether an update was made, which takes rows of all ranks, or all have sessions;
+                without any session it is another wait.
+        """
+        if self._told_at and over:
             logger.info("all ranks have sessions again")
         self._told_at = 0.0

@@ -634,8 +634,12 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             if batch.td_error is None:
                 raise ValueError("a prioritized replay needs the algorithm to set td_error")
             error = batch.td_error.detach()
-            if batch.error_memory is not None and batch.td_error is not batch.error_memory:
-                error = batch.error_memory.copy_(error)
+            learned_from = self._taken or self._drawn
+            if learned_from is not None and learned_from.error_memory is not None:
+                # Transforms and eager updates give errors elsewhere; a graph reads them here.
+                if batch.td_error is not learned_from.error_memory:
+                    learned_from.error_memory.copy_(error)
+                error = learned_from.error_memory
             given = {"td_error": error, "index": batch.index, "age": batch.age}
             if self._group.size > 1:
                 given["largest"] = self._priorities(error)[1]
