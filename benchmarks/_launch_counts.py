@@ -124,7 +124,8 @@ def count_update(pretend: Any, config: Any, updates: int) -> tuple[dict[str, int
     probe_module = _module("learner_service.tuning.probe", "learner_service.probe")
     with pretend.pretend_cuda(hollow=True) as machine:
         probe = probe_module.Probe(config, _spec(config))
-        algorithm, storage = probe._algorithm, probe.storage
+        algorithm = getattr(probe, "algorithm", None) or probe._algorithm  # an older checkout's
+        storage = probe.storage
         update, done = algorithm.update, storage.done
         own: dict[str, int] = {}
         whole: dict[str, int] = {}
