@@ -149,7 +149,6 @@ def test_an_explained_key_is_whole_at_80_columns(
         (["check-env", "no_such_module:make"], ["no_such_module"]),
         (["csv", "runs/one", "--out", "x"], ["`murmur csv` was removed", "metrics().to_csv("]),
         (["sweep", "spread", "--trials", "3"], ["removed: let Optuna call murmur.train"]),
-        (["doctor", "--prometheus=http://host:9090"], ["--prometheus` was removed", "--metrics"]),
         (["slurm", "spread", "--sbatch", "--time=9", "--gpus", "9"], ["--gpus-per-node 8"]),
         (["slurm", "spread", "--time", "9"], ["slurm --time` was removed", "--sbatch=--time="]),
         (["config", "spread", "--set", "run=5"], ["'run' = 5: it is a section with keys: name,"]),

@@ -270,14 +270,14 @@ def test_a_window_too_short_for_updates_is_said(tmp_path: Path) -> None:
     lines = slow_updates(3)
     write.progress_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = io.StringIO()
-    seen = examine(write, None, None, None, Console(file=out, width=300))
+    seen = examine(write, None, None, None, None, Console(file=out, width=300))
     assert seen.bottleneck == "learning"
     assert "only 2 updates in these" in out.getvalue()
     assert "look again when the run has made 4 updates" in out.getvalue()
     assert "not timed: updates with other settings, about" in out.getvalue()
     assert not seen.remedies
     out = io.StringIO()  # a window within one update
-    examine(write, None, 30, None, Console(file=out, width=300))
+    examine(write, None, None, 30, None, Console(file=out, width=300))
     assert "no update in these 7 s" in out.getvalue()
     assert "leave --window out" in out.getvalue()
 
