@@ -31,7 +31,7 @@ class Heartbeat:
     Attributes:
         head: [3] number of begins and ends of steps (odd during a step), number of the first row of
             the session that steps, and number of its rows.
-        at: [2] as in SessionHeartbeat.
+        at: [2] number of the copy being stepped, or -1, and not 0 while one is being made.
     """
 
     _HEAD = 8

@@ -77,7 +77,7 @@ class Transitions:
             LAST, or the environment failed after it. In the second case its discount is 1, so that
             its value stands for what would have come.
         valid: [L, B] bool, the action of t was taken and led to t+1: see `is_transition`.
-        weight: [L, B, A] 1 where an alive agent's action was taken and led to t+1, else 0.
+        weight: [L, B, A] mask, 1 where an alive agent's action was taken and led to t+1.
     """
 
     reward: Tensor

@@ -69,7 +69,7 @@ class GetServer:
 
         Args:
             path: path asked for.
-            query: what follows its question mark.
+            query: part of the address behind its question mark.
             headers: headers by name in lower case.
         """
         raise NotImplementedError

@@ -44,7 +44,11 @@ class Job:
         self.write_config(0)
         text = [sys.executable, "-m", "murmur", "slurm", str(self.config), "--run", str(self.run)]
         made = subprocess.run(
-            [*text, "--gpus=0", "--cpus-per-rank=1", "--cpus-per-node=1", "--sbatch=--time=30", *options],
+            [
+                *text,
+                *("--gpus=0", "--cpus-per-rank=1", "--cpus-per-node=1", "--sbatch=--time=30"),
+                *options,
+            ],
             env=cluster.environment,
             cwd=ROOT,
             capture_output=True,

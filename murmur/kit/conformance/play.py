@@ -116,7 +116,9 @@ class Stream:
 
     def __init__(self, session: Session, checklist: Checklist, patience_s: float) -> None:
         """Begin a stream; `patience_s` is the longest wait for one message."""
-        self.session, self.checklist, self._patience_s = session, checklist, patience_s
+        self.session = session
+        self.checklist = checklist
+        self._patience_s = patience_s
 
     async def receive(self, key: str, name: str, read: Callable[[bytes], Answer | None]) -> Answer:
         """Read messages up to a whole one.

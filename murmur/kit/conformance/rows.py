@@ -34,7 +34,9 @@ class RowRules:
             checklist: checklist that receives the findings.
             fresh: True if all episodes begin here; else Welcome says that some are under way.
         """
-        self.spec, self.num_envs, self.checklist = spec, num_envs, checklist
+        self.spec = spec
+        self.num_envs = num_envs
+        self.checklist = checklist
         self._check = RowCheck(spec, num_envs)  # a learner's
         self._row, self.longer = 0, False
         # [N] by the last row; None: not known
