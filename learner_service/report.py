@@ -23,9 +23,11 @@ from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog
+from learner_service.telemetry.tensorboard_distributions import distributions
 from learner_service.telemetry.work import work_done
 from shared.config.experiment import ExperimentConfig
 from shared.process.errors import CheckpointError, MurmurError
+from shared.process.ledger import enter
 from shared.process.process import logger
 
 _NVML_EVERY_S = 5.0  # asking takes milliseconds
@@ -127,7 +129,16 @@ class Report:
                 m.histogram("policy_lag").observe(lag)
         for name, value in losses.items():
             m.gauge("loss", name=name).set(value)
+        every = self.config.tracking.histograms_every_updates
+        if self.log is not None and every and p.updates % every == 0:
+            self._draw(self.log, batch)
         self.profiling.updated()
+
+    def _draw(self, log: ProgressLog, batch: Batch) -> None:
+        """Draw histograms: they alone wait for the device a second time."""
+        enter("log")
+        found = distributions(self.algorithm.parts, batch.arrays.get("action"))
+        log.draw_histograms(to_host(found), self._progress.all_env_steps)
 
     def _note_scaler(self, losses: dict[str, float]) -> None:
         """fp16: report the loss's scale, which stays among the losses, and skipped steps."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import os
 import time
 from collections import deque
@@ -12,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch.utils.tensorboard import SummaryWriter
 
 from learner_service.telemetry.figures import Figures, png
@@ -267,15 +266,23 @@ class ProgressLog:
                 write_whole(self._figures / f"{name}.png", png(picture))
         except ResourceError as error:
             logger.error("%s; training continues", error)
+        if self._board is None:
+            return
+        with self._board_may_fail():
+            for name, picture in figures.pictures.items():
+                self._board.add_image(f"figures/{name}", picture, env_steps, dataformats="HWC")
+        self.draw_histograms(figures.values, env_steps)
+
+    def draw_histograms(self, found: Mapping[str, ArrayLike], env_steps: int) -> None:
+        """Histograms in TensorBoard of the finite values under each name."""
         board = self._board
         if board is None:
             return
         with self._board_may_fail():
-            for name, picture in figures.pictures.items():
-                board.add_image(f"figures/{name}", picture, env_steps, dataformats="HWC")
-            for name, values in figures.values.items():
-                if finite := [value for value in values if math.isfinite(value)]:
-                    board.add_histogram(name, np.array(finite), env_steps)
+            for name, values in found.items():
+                array = np.asarray(values)
+                if (finite := array[np.isfinite(array)]).size:
+                    board.add_histogram(name, finite, env_steps)
 
     def counts(self) -> Mapping[str, Mapping[tuple[str, ...], int]]:
         """Count data that trackers missed: metric -> labels -> count. Any thread may call it."""

@@ -61,7 +61,6 @@ def options(
 _NO_SEARCH = "let Optuna call murmur.train (docs/many-runs.md#search-with-optuna)"
 # A command, or a command and its option, that was removed -> what to use instead.
 _REMOVED = {
-    "check --config": "`murmur train NAME --set run.max_minutes=1` says how fast it is",
     "conformance --learner": "the kit examines servers; docs/wire.md says what a learner does",
     "csv": "murmur.Run(FOLDER).metrics().to_csv(FILE) and .evaluations().to_csv(FILE) write tables "
     "(docs/tracking.md#csv)",

@@ -48,25 +48,39 @@ def check(
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave out the speed measurements.")
     ] = False,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Time the networks of this configuration; repeatable."),
+    ] = None,
 ) -> None:
     """Check this machine: GPU and why not, speed, dependencies, cores, memory, disk, ports.
 
-    The exit code is 1 if something that murmur needs is missing.
+    Times the networks of spread and terrain-reference, or of --config, as murmur learns and acts
+    with them. The exit code is 1 if something that murmur needs is missing.
 
     [bold]Examples[/]
 
       murmur check
 
       murmur check --gpu --json
+
+      murmur check --config formation --config runs/one/config.yaml
     """
-    from murmur.kit.check import check_machine, findings_json, findings_table
+    from murmur.kit.check import check_machine, findings_json, findings_table, has_both_services
 
     stdout = reserve_stdout() if json_ else None
     findings = check_machine(need_gpu=gpu, measure=not quick)
-    if json_:
-        print(findings_json(findings), file=stdout, flush=True)
-    else:
+    if not json_:
         Console().print(findings_table(findings))
+    speeds = []
+    if config or (has_both_services() and not quick):
+        from murmur.kit.check_networks import CONFIGS, network_speeds, speeds_table
+
+        speeds = list(network_speeds(config or CONFIGS))
+        if not json_:
+            Console().print("", speeds_table(speeds))
+    if json_:
+        print(findings_json(findings, speeds), file=stdout, flush=True)
     raise SystemExit(1 if any(f.status == "fail" for f in findings) else 0)
 
 

@@ -5,8 +5,10 @@ import os
 import shutil
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 from rich.table import Table
@@ -25,6 +27,9 @@ from shared.config.extras import DISTRIBUTION, install_command
 from shared.config.learner import LearnerConfig
 from shared.process.host_memory import available_bytes, total_bytes
 from shared.wire.channel import proxy_in_use
+
+if TYPE_CHECKING:
+    from murmur.kit.check_networks import Speed
 
 Status = Literal["ok", "note", "fail"]
 _MARKS = {"ok": "[green]✓[/]", "note": "[yellow]![/]", "fail": "[red]✗[/]"}
@@ -58,6 +63,11 @@ def check_machine(*, need_gpu: bool, measure: bool) -> list[Finding]:
     return [*findings, *_dependencies(), *_ports()]
 
 
+def has_both_services() -> bool:
+    """Return whether networks of environments can be built here: the extras env and learner."""
+    return has_torch() and find_spec("numba") is not None
+
+
 def findings_table(findings: list[Finding]) -> Table:
     """Return the findings as a table for the terminal."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
@@ -66,12 +76,13 @@ def findings_table(findings: list[Finding]) -> Table:
     return table
 
 
-def findings_json(findings: list[Finding]) -> str:
-    """Return the findings as JSON, with the machine."""
+def findings_json(findings: list[Finding], speeds: "Sequence[Speed]" = ()) -> str:
+    """Return the findings as JSON, with the machine and the speeds of networks."""
     data = {
         "machine": describe_machine(),
         "commit": commit(),
         "findings": [asdict(f) for f in findings],
+        "networks": [asdict(s) for s in speeds],
     }
     return json.dumps(data, indent=1)
 

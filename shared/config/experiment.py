@@ -115,6 +115,12 @@ class TrackingConfig(Section):
         description="no network: W&B writes into the run's folder, for `wandb sync`; MLflow "
         "writes mlflow.db beside it",
     )
+    histograms_every_updates: int = Field(
+        0,
+        ge=0,
+        description="TensorBoard: histograms of weights, gradients and actions after every this "
+        "many updates; 0: never",
+    )
     figures_every_evaluations: int = Field(
         5,
         ge=0,
@@ -142,6 +148,15 @@ class TrackingConfig(Section):
             if value.count(name) > 1:
                 raise ValueError(f"'{name}' is listed {value.count(name)} times; list it once")
         return value
+
+    @model_validator(mode="after")
+    def _histograms_have_a_place(self) -> "TrackingConfig":
+        if self.histograms_every_updates and "tensorboard" not in self.loggers:
+            raise ValueError(
+                f"histograms_every_updates={self.histograms_every_updates} is for TensorBoard, "
+                f"which loggers={list(self.loggers)} lacks: add tensorboard, or set it to 0"
+            )
+        return self
 
     def without_password(self) -> "TrackingConfig":
         """Return a copy with `***` for user and password in mlflow_uri.

@@ -37,10 +37,6 @@ FORMER_NAMES = {
 # Option that is gone -> its former default, and what to do instead. Configurations of former runs
 # say all options: the default is passed over, any other value refused.
 REMOVED: Mapping[str, tuple[object, str]] = {
-    "tracking.histograms_every_updates": (
-        0,
-        "curves update/*_grad_norm show gradients, murmur.load has the weights",
-    ),
     "learner.batcher.latency_target_ms": (0.0, "set preferred_batch_envs and max_wait_ms there"),
     "learner.memory_budget_gib": (2.0, "a batch_size is no longer searched for; set one"),
 }

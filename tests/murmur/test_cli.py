@@ -149,8 +149,6 @@ def test_an_explained_key_is_whole_at_80_columns(
         (["check-env", "no_such_module:make"], ["no_such_module"]),
         (["csv", "runs/one", "--out", "x"], ["`murmur csv` was removed", "metrics().to_csv("]),
         (["sweep", "spread", "--trials", "3"], ["removed: let Optuna call murmur.train"]),
-        (["check", "--config", "spread"], ["check --config` was removed"]),
-        (["doctor", "--prometheus=http://host:9090"], ["--prometheus` was removed", "--metrics"]),
         (["slurm", "spread", "--sbatch", "--time=9", "--gpus", "9"], ["--gpus-per-node 8"]),
         (["slurm", "spread", "--time", "9"], ["slurm --time` was removed", "--sbatch=--time="]),
         (["config", "spread", "--set", "run=5"], ["'run' = 5: it is a section with keys: name,"]),
@@ -404,14 +402,27 @@ def test_check_reports_and_exits_by_what_is_needed(
     data = json.loads(out)
     topics = {f["topic"]: f for f in data["findings"]}
     assert topics["packages: core"]["status"] != "fail"
+    assert data["networks"] == []
     assert "GPU in torch" in topics
     assert code == 0
     if topics["GPU in torch"]["status"] != "ok":
         code, _, _ = murmur(monkeypatch, capsys, "check", "--quick", "--gpu")
         assert code == 1
-    code, _, err = murmur(monkeypatch, capsys, "check", "--config", "spread")
+
+
+def test_check_times_the_networks_of_configurations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = murmur(monkeypatch, capsys, "check", "--quick", "--json", "--config", "spread")
+    assert code == 0
+    timed = json.loads(out)["networks"]
+    assert {(of["config"], of["precision"]) for of in timed} >= {
+        ("spread", "fp32"),
+        ("spread", "bf16"),
+    }
+    code, _, err = murmur(monkeypatch, capsys, "check", "--quick", "--config", "faces")
     assert code == 2
-    assert "--config was removed: `murmur train NAME" in err
+    assert "--config faces: it has no environment" in err
 
 
 def test_a_run_is_fine_tuned_or_resumed_but_not_both(

@@ -11,6 +11,7 @@ ALLOWED = {
     "RunContext.finish": "all threads have ended",
     "Learner._means" + _EVENT: "one read of an update's losses",
     "Pace.given" + _EVENT: "learning is a few steps ahead of the device, no more",
+    "Report._draw*" + _EVENT: "weights, gradients and actions, at their interval alone",
     "Keeper.save*" + _EVENT: "a checkpoint is written",
     "Report.skipped*" + _EVENT: "a batch is written",
     "KeepOpponents._keep*" + _EVENT: "a past policy is written",

@@ -363,3 +363,14 @@ def test_pretending_leaves_torch_as_it_was() -> None:
         torch.set_float32_matmul_precision("high")
         assert state()[:3] != before[:3]
     assert state() == before
+
+
+@cases(MAPPO, slow=(MASAC, RECURRENT))
+def test_histograms_wait_only_at_their_interval(case: Case, tmp_path: Path) -> None:
+    config = case.config(tracking={"histograms_every_updates": 2})
+    with pretend_cuda(ALLOWED) as cuda, DrivenRun(config, make_spec(case.space), tmp_path) as run:
+        run.play(lambda: run.run.context.progress.updates >= 4, run.player(3), run.player(3))
+    (curves,) = (tmp_path / "tensorboard").iterdir()
+    drawn = curves.read_bytes()
+    assert all(name in drawn for name in (b"weights/", b"gradients/", b"actions/"))
+    assert_clean(cuda)

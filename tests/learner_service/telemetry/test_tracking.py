@@ -290,12 +290,6 @@ def test_a_configuration_is_flattened_by_dotted_names() -> None:
     }
 
 
-def test_histograms_of_weights_are_gone() -> None:
-    load("spread", ["tracking.histograms_every_updates=0"], {})  # as in a former run's config.yaml
-    with pytest.raises(ConfigError, match=r"histograms_every_updates' = 50: it is gone; curves"):
-        load("spread", ["tracking.histograms_every_updates=50"], {})
-
-
 def test_a_missing_library_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
