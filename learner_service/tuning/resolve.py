@@ -97,6 +97,7 @@ def fit(
     Returns:
         the configuration in that precision; and this rank's share of it, batch size included.
     """
+    config = resolve(config, spec)  # as a resumed run has it, which finds what was chosen
     whole = grown(config, spec)
     if whole is not config and not group.rank:
         size, asked = (algorithm_config(c.algorithm).about.learned_at_once for c in (whole, config))

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from learner_service.device.precision import Precision
+from learner_service.ranks.group import ALONE
 from learner_service.tuning import batch_size
 from learner_service.tuning.batch_size import largest, peak_bytes, with_batch_size
+from learner_service.tuning.resolve import fit, resolve
 from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
 from shared.config.files import load
@@ -169,6 +171,17 @@ def test_it_is_found_once_for_each_run(tmp_path: Path, steps: list[float]) -> No
     assert with_batch_size(replay_config(), vector_spec(), tmp_path) == found
     longer = replay_config(128, 100, "run.max_updates=9", "learner.port=0")
     assert with_batch_size(longer, vector_spec(), tmp_path).algorithm == found.algorithm
+    assert not steps
+
+
+def test_a_resumed_run_finds_it_with_the_network_that_auto_stood_for(
+    tmp_path: Path, steps: list[float]
+) -> None:
+    asked, spec = replay_config(128, 100, "network.name=auto"), vector_spec()
+    found = fit(asked, ALONE, spec, tmp_path, CPU)
+    assert steps
+    steps.clear()
+    assert fit(resolve(asked, spec), ALONE, spec, tmp_path, CPU) == found
     assert not steps
 
 
