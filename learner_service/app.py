@@ -22,7 +22,6 @@ from learner_service.device.device import (
 )
 from learner_service.device.precision import Precision
 from learner_service.images.run import SupervisedRun
-from learner_service.learning.base import algorithm_config
 from learner_service.learning.supervised import supervised_config
 from learner_service.ranks.group import ALONE, Group
 from learner_service.ranks.watch import SILENT_S, Heartbeat, SessionWatch
@@ -31,7 +30,8 @@ from learner_service.serving.admission import Admission
 from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.progress import reached_limit
 from learner_service.telemetry.tracking import require_trackers
-from learner_service.tuning.resolve import require_batch_size, resolve, share_of
+from learner_service.tuning.batch_size import require_nothing_measured
+from learner_service.tuning.resolve import resolve, share_of
 from shared.config.cores import with_threads
 from shared.config.experiment import ExperimentConfig
 from shared.process.addresses import host_and_port, port_or_any
@@ -156,7 +156,7 @@ def _prepared(
     config = resolve(config)  # wrong settings are refused before anything is written
     if not serve_only:
         require_trackers(config.tracking.services)
-        require_batch_size(config.algorithm.name, algorithm_config(config.algorithm), run_dir)
+        require_nothing_measured(config, run_dir)
     device = select_device(config.learner)
     if not serve_only and config.learner.pipeline == "sync":
         precision = Precision.of(config.learner, device).name

@@ -24,6 +24,7 @@ LONG = (
     "system/test_services.py",
     "murmur/test_your_environment.py",
     "system/test_replay_training.py",
+    "learner_service/tuning/test_batch_size.py",
     "system/test_security.py",
     "system/test_league.py",
     "env_service/test_check_environment.py",

@@ -113,6 +113,7 @@ class OffPolicyConfig(SharingConfig, AlgorithmConfig):
             joint=True,
             divided=("replay.batch_size", "replay.update_interval"),
             rounded_up=("replay.capacity_rows", "replay.capacity_bytes", "replay.start_rows"),
+            batch_size_advice="lower algorithm.replay.capacity_rows",  # it is on the device too
             cheaper_learning=((what, {"replay.update_interval": 2 * interval}),),
         )
 

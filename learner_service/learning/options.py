@@ -26,7 +26,8 @@ BatchSize = Annotated[
     int,
     Field(
         ge=0,
-        description="agent-transitions in a minibatch, of all learners together",
+        description="agent-transitions in a minibatch, of all learners together; 0: as many as fit "
+        "the memory",
     ),
 ]
 BatchNumber = Annotated[
@@ -63,7 +64,7 @@ class About:
     """Answers about an algorithm's options, for code that knows none of them.
 
     Keys are dotted names of options. The defaults are those of an algorithm that says nothing: its
-    options are not divided, and `murmur doctor` probes no change of them.
+    batch size is not searched, and `murmur doctor` probes no change of it.
 
     Attributes:
         batch_size: key of a minibatch's size; "": it has none.
@@ -74,6 +75,7 @@ class About:
         trial: changes that leave out what only repeats or delays an update's work.
         flight: keys of an unroll's length and of an update's unrolls, if the learner may choose
             them.
+        batch_size_advice: change to make on a GPU where not even a batch of one row fits.
         waiting_advice: change that lets more environments act at once; "": no option does.
         cheaper_learning: changes that may make learning from a row cheaper.
         larger_updates: function from a factor to a change after which an update takes that many
@@ -87,6 +89,7 @@ class About:
     rounded_up: tuple[str, ...] = ()
     trial: Mapping[str, Any] = field(default_factory=dict)
     flight: tuple[str, ...] = ()
+    batch_size_advice: str = "free memory of the device"
     waiting_advice: str = ""
     cheaper_learning: tuple[Change, ...] = ()
     larger_updates: Callable[[float], Change] | None = None
@@ -99,6 +102,12 @@ class AlgorithmConfig(Section):
     def about(self) -> About:
         """Answers about these options."""
         return About()
+
+    @property
+    def open_batch_size(self) -> str:
+        """Key of the batch size if that is 0, which stands for the largest that fits; else ""."""
+        key = self.about.batch_size
+        return key if key and not attrgetter(key)(self) else ""
 
     def for_rank(self, size: int) -> Self:
         """Return the share of one of `size` learners that learn together.
@@ -285,6 +294,11 @@ class OnPolicyConfig(AlgorithmConfig):
         if not self.max_batch_size:
             return self
         option = f"algorithm.max_batch_size={self.max_batch_size}"
+        if not self.batch_size:
+            raise ConfigError(
+                f"{option}: with algorithm.batch_size=0 minibatches are as large as the memory "
+                "allows and cannot grow; set batch_size, or max_batch_size=0"
+            )
         if self.max_batch_size < self.batch_size:
             raise ConfigError(
                 f"{option} is less than algorithm.batch_size={self.batch_size}, from which "

@@ -163,7 +163,8 @@ class ReplayConfig(Section):
     batch_size: int = Field(
         256,
         ge=0,
-        description="rows of an update, of all learners together",
+        description="rows of an update, of all learners together; 0: as many as fit the memory and "
+        "the replay",
     )
     update_interval: int = Field(
         64,

@@ -1,5 +1,6 @@
 """Measure how long an update takes with other settings, on synthetic rows."""
 
+import json
 import math
 import statistics
 import time
@@ -35,6 +36,23 @@ def checkpoint_spec(path: Path) -> EnvSpec:
         CheckpointError: if it cannot be read.
     """
     return saved_spec(CheckpointFolder(path.parent, 1).load(path))
+
+
+def depends_on(config: ExperimentConfig, spec: EnvSpec | SampleSpec, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever JSON can say
+    """Return what a measured choice depends on, as it is read back from JSON.
+
+    Args:
+        config: the experiment.
+        spec: spec of its environment or source.
+        more: further properties, of the device for example.
+    """
+    known = {
+        "algorithm": [config.algorithm.name, config.algorithm.options],
+        "network": config.network.model_dump(),
+        "environment": repr(spec),
+    }
+    found: dict[str, Any] = json.loads(json.dumps(known | more, default=repr))
+    return found
 
 
 class Probe:

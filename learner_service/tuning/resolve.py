@@ -4,7 +4,6 @@ import gc
 import json
 import math
 from collections.abc import Callable
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,14 @@ import torch
 from learner_service.device.device import half_precision
 from learner_service.layers.building import observed_image, resolve_network
 from learner_service.layers.dense import dense_plugin
-from learner_service.learning.base import AlgorithmConfig, algorithm_config, grown, with_options
+from learner_service.learning.base import algorithm_config, grown, with_options
 from learner_service.learning.supervised import is_supervised, wrong_algorithm
 from learner_service.ranks.group import Group
 from learner_service.storage.flight import Flight
-from learner_service.tuning.probe import update_seconds
-from shared.config import PluginConfig
+from learner_service.tuning.batch_size import with_batch_size
+from learner_service.tuning.probe import depends_on, update_seconds
 from shared.config.experiment import AugmentConfig, ExperimentConfig
 from shared.config.plugins import resolve_plugin
-from shared.process.errors import ConfigError
 from shared.process.files import read_json
 from shared.process.process import logger
 from shared.wire.samples import SampleSpec
@@ -30,6 +28,7 @@ from shared.wire.spec import EnvSpec
 _PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _CACHE = "precision.json"
 _GAIN = 1.05  # at least so much faster than fp32, which is the more exact
+_BATCH = 2048  # rows of a batch whose size is still to be found
 
 Measure = Callable[[ExperimentConfig, Any], float]
 
@@ -70,30 +69,6 @@ def resolve(
     return with_options(config, asked).changed({"learner.max_policy_lag": flight.max_policy_lag})
 
 
-def require_batch_size(name: str, options: AlgorithmConfig, run_dir: Path) -> None:
-    """Refuse a batch size of 0, which stood for the largest that fits.
-
-    Only runs of former versions have it: they can be evaluated, and continue with a number.
-
-    Args:
-        name: name of the algorithm.
-        options: its options.
-        run_dir: folder of the run.
-
-    Raises:
-        ConfigError: naming what was found for the run, or the algorithm's default.
-    """
-    key = options.about.batch_size
-    if not key or attrgetter(key)(options):
-        return
-    found: Any = read_json(run_dir / "batch-size.json").get("batch_size")
-    default = algorithm_config(PluginConfig(name=name))
-    raise ConfigError(
-        f"algorithm.{key}=0: the largest batch that fits is not searched for any more; set "
-        f"algorithm.{key}={found or attrgetter(key)(default)}"
-    )
-
-
 def share_of(config: ExperimentConfig, group: Group) -> ExperimentConfig:
     """Return the configuration with one rank's part of the options that are the whole group's.
 
@@ -108,18 +83,21 @@ def share_of(config: ExperimentConfig, group: Group) -> ExperimentConfig:
 def fit(
     config: ExperimentConfig, group: Group, spec: EnvSpec, run_dir: Path, device: torch.device
 ) -> tuple[ExperimentConfig, ExperimentConfig]:
-    """Choose the fastest precision if it is auto; minibatches grow with the environments.
+    """Choose the fastest precision if it is auto, and the largest batch if its size is 0.
+
+    Minibatches are as large as the number of environments makes them.
 
     Args:
         config: experiment of the whole group.
         group: learners of the run.
         spec: spec of the environment.
-        run_dir: folder where the choice is kept.
+        run_dir: folder where choices are kept.
         device: device that the run learns on.
 
     Returns:
-        the configuration in that precision; and this rank's share of it.
+        the configuration in that precision; and this rank's share of it, batch size included.
     """
+    config = resolve(config, spec)  # as a resumed run has it, which finds what was chosen
     whole = grown(config, spec)
     if whole is not config and not group.rank:
         size, asked = (algorithm_config(c.algorithm).about.learned_at_once for c in (whole, config))
@@ -132,7 +110,8 @@ def fit(
             math.sqrt(size / asked),
         )
     whole = with_precision(whole, group, spec, run_dir, device)
-    return config.changed({"learner.precision": whole.learner.precision}), share_of(whole, group)
+    own = with_batch_size(share_of(whole, group), spec, run_dir, group)
+    return config.changed({"learner.precision": whole.learner.precision}), own
 
 
 def with_precision(
@@ -184,7 +163,8 @@ def _fastest_precision(
     saved = read_json(cache)
     if saved.get("found_for") != found_for:
         options = algorithm_config(config.algorithm)
-        trial = with_options(config, options.changed(options.about.trial))
+        size = {key: _BATCH} if (key := options.open_batch_size) else {}
+        trial = with_options(config, options.changed({**options.about.trial, **size}))
         seconds = dict[str, float]()
         for name in ("fp32", half_precision()):
             seconds[name] = measure(trial.changed({"learner.precision": name}), spec)
@@ -211,16 +191,13 @@ def _depends_on(
     config: ExperimentConfig, spec: EnvSpec | SampleSpec, device: torch.device
 ) -> dict[str, Any]:
     """Return what the precision depends on, as it is read back from JSON."""
-    known = {
-        "algorithm": [config.algorithm.name, config.algorithm.options],
-        "network": config.network.model_dump(),
-        "environment": repr(spec),
-        "device": torch.cuda.get_device_properties(device).name,
-        "torch": torch.__version__,
-        "cuda_graph": config.learner.cuda_graph,
-        "compile": config.learner.compile,
-    }
-    if config.augment != AugmentConfig():
-        known["augment"] = config.augment.model_dump(mode="json")
-    found: dict[str, Any] = json.loads(json.dumps(known, default=repr))
-    return found
+    augment = config.augment.model_dump(mode="json")
+    return depends_on(
+        config,
+        spec,
+        device=torch.cuda.get_device_properties(device).name,
+        torch=torch.__version__,
+        cuda_graph=config.learner.cuda_graph,
+        compile=config.learner.compile,
+        **({} if config.augment == AugmentConfig() else {"augment": augment}),
+    )

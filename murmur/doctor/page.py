@@ -139,7 +139,7 @@ def _diagnose(
 
     speedup = None
     if _worth_probing(run, seen, before, after, probe, console):
-        speedup = _prober(run, config, console)
+        config, speedup = _prober(run, config, console)
     return diagnose(before, after, config, algorithm_config(config.algorithm).about, speedup)
 
 
@@ -181,12 +181,16 @@ def _worth_probing(
     return False
 
 
-def _prober(run: RunFolder, config: ExperimentConfig, console: Console) -> Speedup:
-    """Return a function that times updates with other settings."""
+def _prober(
+    run: RunFolder, config: ExperimentConfig, console: Console
+) -> tuple[ExperimentConfig, Speedup]:
+    """Return the run's settings, a batch size of 0 resolved, and a function that times others."""
+    from learner_service.tuning.batch_size import with_batch_size
     from learner_service.tuning.probe import checkpoint_spec, seconds_per_row
 
     spec = checkpoint_spec(run.checkpoint("latest"))
     with _busy(console, "timing updates with the run's settings"):
+        config = with_batch_size(config, spec, run.path)  # in the run's folder since it began
         now = seconds_per_row(config, spec)
     own = "algorithm=" + one_line({"name": config.algorithm.name, **config.algorithm.options})
 
@@ -198,7 +202,7 @@ def _prober(run: RunFolder, config: ExperimentConfig, console: Console) -> Speed
             except MurmurError:  # settings that do not fit each other are no remedy
                 return None
 
-    return speedup
+    return config, speedup
 
 
 def show(seen: Diagnosis, console: Console) -> None:

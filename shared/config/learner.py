@@ -71,6 +71,11 @@ class LearnerConfig(Section):
         description="memory that networks, and that unrolls, may take, GiB; an environment whose "
         "observations would take more is refused at its handshake; 0: what is free",
     )
+    memory_budget_gib: float = Field(
+        2.0,
+        gt=0,
+        description="CPU: what an update may take where batch_size is 0",
+    )
     pipeline: Literal["async", "sync"] = Field(
         "async",
         description="async: act while learning, rows at most max_policy_lag updates old; "

@@ -38,7 +38,6 @@ FORMER_NAMES = {
 # say all options: the default is passed over, any other value refused.
 REMOVED: Mapping[str, tuple[object, str]] = {
     "learner.batcher.latency_target_ms": (0.0, "set preferred_batch_envs and max_wait_ms there"),
-    "learner.memory_budget_gib": (2.0, "a batch_size is no longer searched for; set one"),
 }
 _noticed: set[str] = set()  # former names, as dotted keys
 

@@ -12,6 +12,7 @@ from learner_service.app import run_learner
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.device.device import select_device
 from learner_service.device.precision import Precision
+from learner_service.tuning.batch_size import require_nothing_measured
 from shared.config.learner import LearnerConfig
 from shared.process.errors import ConfigError
 from tests.learner_service.running import experiment, running_learner
@@ -41,22 +42,23 @@ def test_an_async_run_may_move_to_another_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "found", "fix"),
     [
-        ({"name": "coma", "batch_size": 0}, None, "algorithm.batch_size=60"),
-        ({"name": "coma", "batch_size": 0}, 77, "algorithm.batch_size=77"),
-        ({"name": "qmix", "replay": {"batch_size": 0}}, 9, "algorithm.replay.batch_size=9"),
+        ({"name": "coma", "batch_size": 0}, None, "algorithm.batch_size=60, or"),
+        ({"name": "coma", "batch_size": 0}, 77, "algorithm.batch_size=77, or"),
+        ({"name": "qmix", "replay": {"batch_size": 0}}, 9, "algorithm.replay.batch_size=9, or"),
     ],
 )
-def test_a_batch_size_of_0_is_refused_with_what_was_found(
+def test_a_sync_run_refuses_a_batch_size_that_is_measured(
     tmp_path: Path, algorithm: dict[str, Any], found: int | None, fix: str
 ) -> None:
     if found:
         (tmp_path / "batch-size.json").write_text(json.dumps({"batch_size": found}))
-    sections = experiment().model_dump() | {"algorithm": algorithm}
-    config = type(experiment()).model_validate(sections)
+    sections = experiment(learner={"pipeline": "sync"}).model_dump() | {"algorithm": algorithm}
+    sync = type(experiment()).model_validate(sections)
     with pytest.raises(ConfigError) as caught:
-        run_learner(config, tmp_path, resume=False, stop=threading.Event())
-    assert str(caught.value).endswith(f"set {fix}")
+        run_learner(sync, tmp_path, resume=False, stop=threading.Event())
+    assert f"set {fix} learner.pipeline=async" in str(caught.value)
     assert not (tmp_path / "config.yaml").exists()
+    require_nothing_measured(sync.changed({"learner.pipeline": "async"}), tmp_path)
 
 
 def _writes_a_board(thread: threading.Thread) -> bool:

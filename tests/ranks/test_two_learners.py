@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from learner_service.checkpoint import CheckpointFolder, files
+from shared.config import PluginConfig
 from shared.config.experiment import ExperimentConfig
 from tests.learner_service.running import experiment, play
 from tests.learner_service.toys import MatrixGame
@@ -131,6 +132,19 @@ def test_an_update_not_finite_on_one_rank_is_undone_on_both(tmp_path: Path) -> N
     assert written == ["batch-000000.pt", "rank1-batch-000000.pt"]
     rewards = [files.load(tmp_path / "checkpoints" / n)["arrays"]["reward"] for n in written]
     assert rewards[0].abs().max() < 100 < rewards[1].abs().max()
+
+
+@pytest.mark.long
+def test_learners_agree_on_the_largest_batch_that_fits(tmp_path: Path) -> None:
+    """0: each rank looks for the largest within its half of the replay; the least one counts."""
+    replay = {"batch_size": 0, "capacity_rows": 160, "start_rows": 40, "update_interval": 8}
+    train(tmp_path, config().model_copy(update={
+        "algorithm": PluginConfig(name="qmix", replay={**replay, "unroll_steps": 4}),
+    }))  # fmt: skip
+    found = json.loads((tmp_path / "batch-size.json").read_text())["batch_size"]
+    assert 1 < found <= 80
+    trained = [part["progress"]["rows_trained"] for part in parts(tmp_path, 4)]
+    assert trained == [4 * found] * 2
 
 
 @pytest.mark.long

@@ -101,6 +101,7 @@ def test_an_update_takes_the_unrolls_that_it_took(
 @pytest.mark.parametrize(
     ("environments", "options", "message"),
     [
+        (512, {"batch_size": 0, "max_batch_size": 64}, r"max_batch_size=64: .*batch_size=0 "),
         (512, {"max_batch_size": 100}, r"max_batch_size=100 is less than .*batch_size=480"),
         (0, {"max_batch_size": 960}, r"max_batch_size=960: .*env_server\.num_workers"),
     ],

@@ -49,7 +49,7 @@ def test_16_bits_must_be_faster_by_5_percent(bf16: float, chosen: str) -> None:
 
 
 def test_the_fastest_precision_is_measured_once_for_each_run(tmp_path: Path) -> None:
-    config = experiment(learner={"device": "cuda"}, algorithm={"data_passes": 3})
+    config = experiment(learner={"device": "cuda"}, algorithm={"data_passes": 3, "batch_size": 0})
     measure = Timed(fp32=1.0, bf16=0.5)
     with pretend_cuda():
         first = with_precision(config, ALONE, SPEC, tmp_path, GPU, measure)
@@ -62,6 +62,7 @@ def test_the_fastest_precision_is_measured_once_for_each_run(tmp_path: Path) -> 
     assert len(measure.asked) == 4
     tried = measure.asked[0].algorithm.options
     assert tried["data_passes"] == 1
+    assert tried["batch_size"] > 0
     assert json.loads((tmp_path / "precision.json").read_text())["precision"] == "bf16"
 
 
