@@ -174,7 +174,7 @@ def test_it_is_found_once_for_each_run(tmp_path: Path, steps: list[float]) -> No
     assert not steps
 
 
-def test_a_resumed_run_finds_it_with_the_network_that_auto_stood_for(
+def test_a_resumed_run_finds_it_where_the_network_was_auto(
     tmp_path: Path, steps: list[float]
 ) -> None:
     asked, spec = replay_config(128, 100, "network.name=auto"), vector_spec()
