@@ -207,6 +207,7 @@ class Run:
         )
         if isinstance(storage, ReplayStorage):
             context.metrics.watch(storage.graphs)
+            logger.info(storage.pace)
         if isinstance(storage, RolloutStorage):
             storage.expect(self._environments)
             self._require_room(spec, algorithm, storage)

@@ -9,6 +9,7 @@ from shared.config.plugins import Variant
 
 _OWN_OBSERVATION = {"centralized": (False, "each agent's own observation alone")}
 _TD3: dict[str, Any] = {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}
+_UPDATE_A_ROW = {"replay": {"update_interval": 1}}  # as the papers and other libraries do
 VARIANTS = {
     "ippo": Variant(
         "mappo",
@@ -35,6 +36,7 @@ VARIANTS = {
         "maddpg",
         "DDPG for each agent by itself (Lillicrap et al. 2016, arXiv:1509.02971).",
         fixed=_OWN_OBSERVATION,
+        defaults=_UPDATE_A_ROW,
     ),
     "matd3": Variant(
         "maddpg",
@@ -45,12 +47,13 @@ VARIANTS = {
         "maddpg",
         "TD3 for each agent by itself (Fujimoto et al. 2018, arXiv:1802.09477).",
         fixed=_OWN_OBSERVATION,
-        defaults=_TD3,
+        defaults={**_TD3, **_UPDATE_A_ROW},
     ),
     "sac": Variant(
         "masac",
         "SAC for each agent by itself (Haarnoja et al. 2018, arXiv:1812.05905).",
         fixed=_OWN_OBSERVATION,
+        defaults=_UPDATE_A_ROW,
     ),
 }
 

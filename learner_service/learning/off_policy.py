@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 import torch
 from pydantic import Field
@@ -115,6 +115,14 @@ class OffPolicyConfig(SharingConfig, AlgorithmConfig):
             rounded_up=("replay.capacity_rows", "replay.capacity_bytes", "replay.start_rows"),
             batch_size_advice="lower algorithm.replay.capacity_rows",  # it is on the device too
             cheaper_learning=((what, {"replay.update_interval": 2 * interval}),),
+        )
+
+    @override
+    def for_rank(self, size: int) -> Self:
+        """Return the share of one of `size` learners; an update follows a row of each at least."""
+        interval = max(size, self.replay.update_interval)
+        return super(OffPolicyConfig, self.changed({"replay.update_interval": interval})).for_rank(
+            size
         )
 
 

@@ -517,6 +517,18 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         return self._due() > 0
 
     @property
+    def pace(self) -> str:
+        """Describe how often updates are made, of all learners together."""
+        start, interval, updates = self._rate()
+        ranks = self._group.size
+        learners = f" of all {ranks} learners" if ranks > 1 else ""
+        return (
+            f"replay: {updates} update{'s' * (updates > 1)} of {ranks * self._config.batch_size:,} "
+            f"rows for every {ranks * interval:,} new rows{learners} "
+            f"({self._section}.update_interval), after the first {ranks * start:,}"
+        )
+
+    @property
     def ready_rows(self) -> int:
         """Transitions in the ring."""
         return self._filled * self.length

@@ -71,7 +71,8 @@ class Variant:
         of: name of the other plug-in.
         doc: docstring of this one.
         fixed: option -> (its only allowed value, description).
-        defaults: option -> default that replaces the other plug-in's.
+        defaults: option -> default that replaces the other plug-in's; of a section's options, a
+            mapping of these.
     """
 
     of: str
@@ -116,6 +117,22 @@ def _inside(folder: str) -> set[str]:
     return names - getattr(package, "SUPPORT", set()) | getattr(package, "VARIANTS", {}).keys()
 
 
+def _with_default(known: FieldInfo, value: Any) -> tuple[Any, FieldInfo]:  # noqa: ANN401
+    """Return the type and the field of an option whose default changes.
+
+    A section becomes one with other defaults, so that they hold for a configuration that sets some
+    of its options.
+    """
+    kind: Any = known.annotation
+    if isinstance(value, Mapping):
+        changed: dict[str, Any] = {
+            name: _with_default(kind.model_fields[name], x) for name, x in value.items()
+        }
+        kind = create_model(kind.__name__, __base__=kind, __doc__=kind.__doc__, **changed)
+        value = kind()
+    return kind, FieldInfo.merge_field_infos(known, annotation=kind, default=value)
+
+
 @cache
 def _variant(folder: str, name: str) -> ModuleType:
     """Make a plug-in's module from an entry of the folder's VARIANTS."""
@@ -127,8 +144,7 @@ def _variant(folder: str, name: str) -> ModuleType:
         for option, (value, description) in variant.fixed.items()
     }
     for option, value in variant.defaults.items():
-        known = inherited[option]
-        options[option] = (known.annotation, FieldInfo.merge_field_infos(known, default=value))
+        options[option] = _with_default(inherited[option], value)
     module = ModuleType(f"{folder}.{name}", variant.doc)
     vars(module).update({key: value for key, value in vars(base).items() if key.isupper()})
     config: type[BaseModel] = create_model(

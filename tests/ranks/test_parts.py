@@ -197,8 +197,11 @@ def test_a_rank_has_its_share_of_the_options() -> None:
     assert share(2, name="segmentation", batch_size=32).batch_size == 16
     with pytest.raises(ConfigError, match=r"algorithm.batch_size=60 .* 8 learners .* 64"):
         share(8, name="coma", batch_size=60)
-    with pytest.raises(ConfigError, match=r"algorithm.replay.update_interval=1 "):
-        share(2, name="qmix", replay={"update_interval": 1})
+    with pytest.raises(ConfigError, match=r"algorithm.replay.update_interval=3 .* 2 learners"):
+        share(2, name="qmix", replay={"update_interval": 3})
+    # An update takes a row of each learner at least: an update a row of one is one of all of two.
+    assert share(2, name="sac").replay.update_interval == 1
+    assert share(2, name="qmix", replay={"update_interval": 1}).replay.update_interval == 1
 
 
 def test_alone_each_share_is_the_whole() -> None:

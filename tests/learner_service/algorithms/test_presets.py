@@ -10,15 +10,16 @@ from shared.process.errors import ConfigError
 
 ALONE = {"centralized": False}
 TD3 = {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}
+AN_UPDATE_A_ROW = {"replay": {"update_interval": 1}}
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ippo": ("mappo", ALONE),
     "ppo": ("mappo", ALONE),
     "vdn": ("qmix", {"mixer": "vdn"}),
     "iql": ("qmix", {"mixer": "none"}),
-    "ddpg": ("maddpg", ALONE),
+    "ddpg": ("maddpg", {**ALONE, **AN_UPDATE_A_ROW}),
     "matd3": ("maddpg", TD3),
-    "td3": ("maddpg", {**TD3, **ALONE}),
-    "sac": ("masac", ALONE),
+    "td3": ("maddpg", {**TD3, **ALONE, **AN_UPDATE_A_ROW}),
+    "sac": ("masac", {**ALONE, **AN_UPDATE_A_ROW}),
 }
 
 
@@ -30,6 +31,17 @@ def test_a_preset_is_another_algorithm_with_options(name: str) -> None:
     assert preset.Config().model_dump() == whole.Config(**options).model_dump()
     assert preset.Config(gamma=0.5).gamma == 0.5
     assert preset.__doc__ != whole.__doc__
+
+
+def test_defaults_of_a_section_hold_beside_what_is_set() -> None:
+    sac = load_plugin("algorithm", "sac").Config
+    replay = validate(sac, {"replay": {"batch_size": 64}}, "algorithm").replay
+    assert (replay.batch_size, replay.update_interval, replay.start_rows) == (64, 1, 1000)
+    assert (
+        validate(sac, {"replay": {"update_interval": 8}}, "algorithm").replay.update_interval == 8
+    )
+    with pytest.raises(ConfigError, match=r"algorithm\.replay\.update_intervall"):
+        validate(sac, {"replay": {"update_intervall": 8}}, "algorithm")
 
 
 @pytest.mark.parametrize("name", [n for n in PRESETS if n != "matd3"])
