@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError
 
 CAN_PIN = hasattr(os, "sched_setaffinity")  # Linux
 

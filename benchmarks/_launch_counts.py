@@ -69,8 +69,9 @@ _DEADLINE_S = 60.0
 def _module(*names: str) -> Any:
     """Import the first of these modules that exists: packages have moved between versions."""
     for name in names:
-        with contextlib.suppress(ModuleNotFoundError):
-            return importlib.import_module(name)
+        for whole in (f"murmur.{name}", name):
+            with contextlib.suppress(ModuleNotFoundError):
+                return importlib.import_module(whole)
     raise ModuleNotFoundError(names[0])
 
 
@@ -84,7 +85,7 @@ def _config(name: str, changes: Sequence[str], precision: str) -> Any:
 
 
 def _spec(config: Any) -> Any:
-    make = importlib.import_module("env_service.environment").make_environment
+    make = _module("env_service.environment").make_environment
     return make(config.environment, 1).spec
 
 
@@ -170,7 +171,7 @@ def count_act(pretend: Any, config: Any, sessions: int) -> dict[str, int]:
 
 async def _turns(run: Any, machine: Any, sessions: int) -> dict[str, int]:
     batching = _module("learner_service.serving.batcher", "learner_service.batcher")
-    pb = importlib.import_module("shared.rpc.rollout_pb2")
+    pb = _module("shared.rpc.rollout_pb2")
     admitted = [
         run.admit(pb.Hello(worker_id=str(i), num_envs=_ENVS), run.spec)[0] for i in range(sessions)
     ]
@@ -199,7 +200,7 @@ async def _idle(run: Any) -> None:
 
 
 def _row(spec: Any, *, first: bool) -> Any:
-    timestep = importlib.import_module("shared.wire.timestep")
+    timestep = _module("shared.wire.timestep")
     n, a = _ENVS, spec.num_agents
     kind = timestep.StepType.FIRST if first else timestep.StepType.MID
     return timestep.TimeStep(

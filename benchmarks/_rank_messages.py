@@ -19,10 +19,10 @@ import psutil
 import yaml
 
 from benchmarks._cores import started_on
-from learner_service.ranks.meeting import kept_store
 from murmur.benchmarks._processes import await_end, cpu_s, scrape
+from murmur.learner_service.ranks.meeting import kept_store
 from murmur.runs.child import child_environment, murmur_command
-from shared.config.files import load
+from murmur.shared.config.files import load
 
 ROWS = 800  # of an update, on each rank
 _START_S, _SETTLE_S = 120.0, 0.5

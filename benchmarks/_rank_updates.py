@@ -16,9 +16,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from benchmarks._cores import started_on
-from learner_service.device.device import keep_freed_memory
-from learner_service.ranks.group import ALONE, Extreme, Group
 from murmur.benchmarks import coma_update, masac_update
+from murmur.learner_service.device.device import keep_freed_memory
+from murmur.learner_service.ranks.group import ALONE, Extreme, Group
 
 RANKS = 2
 # How updates are made: without any exchange; exchanging one number each, so that the faster process

@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from env_service.envs.spread.environment import Config as SpreadConfig
-from env_service.envs.spread.environment import Spread
-from learner_service.algorithms.mappo import Mappo
-from learner_service.device.adam import Adam
-from learner_service.device.precision import Precision
-from learner_service.layers.stacked import MLP, StackedLinear
-from learner_service.learning.base import Policy, build_algorithm
-from learner_service.learning.on_policy import Schedule
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig
-from shared.wire.timestep import StepType
+from murmur.env_service.envs.spread.environment import Config as SpreadConfig
+from murmur.env_service.envs.spread.environment import Spread
+from murmur.learner_service.algorithms.mappo import Mappo
+from murmur.learner_service.device.adam import Adam
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.stacked import MLP, StackedLinear
+from murmur.learner_service.learning.base import Policy, build_algorithm
+from murmur.learner_service.learning.on_policy import Schedule
+from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.timestep import StepType
 
 _CPU = torch.device("cpu")
 # Few rows: of millions some lie so near a ReLU's edge that rounding alone decides their side, and

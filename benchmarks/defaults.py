@@ -27,8 +27,8 @@ from murmur.doctor.machine import commit_of
 from murmur.results import provenance, require_clean_source, run_command, save_result
 from murmur.runs.child import murmur_command
 from murmur.runs.run_folder import RunFolder
-from shared.config.extras import missing_advice
-from shared.process.errors import ResourceError
+from murmur.shared.config.extras import missing_advice
+from murmur.shared.process.errors import ResourceError
 
 DESCRIPTION = (
     "share of rows dropped and return at equal steps learned from, on defaults, of six tasks: "

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.envs.formation import BASELINES, Config, make
-from env_service.sessions.evaluate import run_baseline
 from murmur.benchmarks.effort import Effort
-from shared.config.files import load
-from shared.config.section import validate
-from shared.wire.timestep import StepType
+from murmur.env_service.envs.formation import BASELINES, Config, make
+from murmur.env_service.sessions.evaluate import run_baseline
+from murmur.shared.config.files import load
+from murmur.shared.config.section import validate
+from murmur.shared.wire.timestep import StepType
 
 DESCRIPTION = (
     "CPU time of a step of leader and followers (target ≥ 200 k agent-steps/s on a core); scripted "

@@ -26,8 +26,8 @@ from benchmarks._launch_counts import PRESETS as COUNTED
 from murmur.benchmarks.effort import Effort
 from murmur.doctor.machine import ROOT, commit_of
 from murmur.results import provenance, require_clean_source, run_command, save_result
-from shared.config.files import config_names
-from shared.process.errors import ResourceError
+from murmur.shared.config.files import config_names
+from murmur.shared.process.errors import ResourceError
 
 DESCRIPTION = (
     "launches and synchronisations of an act with 1 and 16 sessions and of an update, by preset, "

@@ -18,15 +18,15 @@ import numpy as np
 
 from benchmarks._trainings import children_cpu_s, run_training
 from benchmarks.figures import Panel, chosen_baselines, draw, mean_and_range
-from env_service.sessions.evaluate import run_baseline
-from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.doctor.machine import RESULTS
+from murmur.env_service.sessions.evaluate import run_baseline
+from murmur.env_service.sessions.evaluation_result import EvaluationResult
 from murmur.results import origin_text, provenance, require_clean_source, run_command
 from murmur.runs.evaluation import baseline_names, evaluate_run
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.scores import Metric
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import load
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import load
 
 DESCRIPTION = "train a configuration from several seeds and compare with the scripted baselines"
 # Any free ports: whatever else is trained on this machine meanwhile.

@@ -26,16 +26,16 @@ import torch
 import yaml
 from prometheus_client import CollectorRegistry
 
-from env_service.metrics import WorkerMetrics
-from learner_service.app import run_learner
-from learner_service.telemetry.device_clock import DeviceClock
 from murmur.benchmarks._processes import Processes, Snapshot, cpu_s, scrape
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.training_rate import experiment
+from murmur.env_service.metrics import WorkerMetrics
+from murmur.learner_service.app import run_learner
+from murmur.learner_service.telemetry.device_clock import DeviceClock
 from murmur.runs.child import child_environment, murmur_command
-from shared.config.files import load
-from shared.process import ledger
-from shared.process.ledger import Ledger
+from murmur.shared.config.files import load
+from murmur.shared.process import ledger
+from murmur.shared.process.ledger import Ledger
 
 DESCRIPTION = (
     "the time ledger: share of each thread's time that it accounts for (target ≥ 99 %), and what "

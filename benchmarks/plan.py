@@ -34,9 +34,9 @@ from murmur.plan.setup import (
     task_of,
 )
 from murmur.plan.stated import network
-from shared.config.cores import available_cores
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
+from murmur.shared.config.cores import available_cores
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
 
 DESCRIPTION = (
     "what murmur plan forecasts and what is measured: light and heavy updates and a replay, 1 to 4 "

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import torch
 
-from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
 from murmur.benchmarks.effort import Effort
-from shared.wire.spec import ArraySpec, Continuous, EnvSpec
+from murmur.learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
+from murmur.shared.wire.spec import ArraySpec, Continuous, EnvSpec
 
 DESCRIPTION = "a sample of 1024 from a replay of 1 M rows (target ≤ 2 ms on a CPU core)"
 

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from benchmarks.figures import Panel, draw, mean_and_range
 from benchmarks.learning import curve, last_progress, train
-from learner_service.learning.confusion import Counts, scores
 from murmur.comparison.segmentation import load_trained, measure, open_source
 from murmur.doctor.machine import RESULTS
+from murmur.learner_service.learning.confusion import Counts, scores
 from murmur.results import origin_text, provenance, require_clean_source, run_command
 
 DESCRIPTION = "train segmentation with several augmentations and seeds, compare the F-scores"

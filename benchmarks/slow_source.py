@@ -5,9 +5,9 @@ import time
 
 import numpy as np
 
-from shared.wire.samples import SampleSpec
-from shared.wire.spec import ArraySpec
-from shared.wire.timestep import Array
+from murmur.shared.wire.samples import SampleSpec
+from murmur.shared.wire.spec import ArraySpec
+from murmur.shared.wire.timestep import Array
 
 
 class SlowSource:

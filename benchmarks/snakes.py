@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from env_service.envs.snakes import BASELINES, Config, make
 from murmur.benchmarks.effort import Effort
-from shared.wire.timestep import StepType
+from murmur.env_service.envs.snakes import BASELINES, Config, make
+from murmur.shared.wire.timestep import StepType
 
 DESCRIPTION = "snakes: game steps per second of CPU time, scripted sides against reference scores"
 

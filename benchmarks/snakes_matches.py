@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from env_service.envs.snakes.egocentric import SIZE
 from murmur.doctor.machine import RESULTS
+from murmur.env_service.envs.snakes.egocentric import SIZE
 from murmur.results import provenance, require_clean_source, run_command
 from murmur.runs.evaluation import evaluate_run
 from murmur.runs.run_folder import RunFolder

@@ -36,20 +36,20 @@ import numpy as np
 import psutil
 from prometheus_client import CollectorRegistry
 
-from env_service.environment import make_environment
-from env_service.metrics import WorkerMetrics
-from env_service.sessions.connection import Connection
-from env_service.sessions.reconnect import FINAL, Disconnected
-from env_service.sessions.worker import Stream
 from murmur.benchmarks._processes import Processes, cpu_s
 from murmur.doctor.machine import RESULTS
+from murmur.env_service.environment import make_environment
+from murmur.env_service.metrics import WorkerMetrics
+from murmur.env_service.sessions.connection import Connection
+from murmur.env_service.sessions.reconnect import FINAL, Disconnected
+from murmur.env_service.sessions.worker import Stream
 from murmur.kit.certs import make_certificates
 from murmur.results import origin_text, provenance, require_clean_source, run_command
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.credentials import Role
-from shared.wire.timestep import StepType
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.credentials import Role
+from murmur.shared.wire.timestep import StepType
 
 _SAMPLE_EVERY_S = 10.0
 _SHORT_SESSION_EVERY_S = 3.0

@@ -26,13 +26,13 @@ from grpc import aio
 
 from murmur.benchmarks._processes import cpu_s
 from murmur.benchmarks.effort import Effort
-from shared.config import PluginConfig
-from shared.config.experiment import EnvServerConfig, ExperimentConfig
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.channel import SERVER_OPTIONS, stream_handler
-from shared.wire.notices import NOTICES_TAG
-from shared.wire.sample_codec import Grant, SampleCodec, pack_grant
-from shared.wire.samples import SampleSpec, samples_from_proto
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import EnvServerConfig, ExperimentConfig
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import SERVER_OPTIONS, stream_handler
+from murmur.shared.wire.notices import NOTICES_TAG
+from murmur.shared.wire.sample_codec import Grant, SampleCodec, pack_grant
+from murmur.shared.wire.samples import SampleSpec, samples_from_proto
 
 DESCRIPTION = (
     "pairs a second that one core supplies from a folder of JPEGs of 512², beside a DataLoader "
@@ -64,8 +64,8 @@ def write_folder(folder: Path, count: int) -> None:
     """Write portraits as the source `folder` reads them; one of them to validate with."""
     import cv2
 
-    from env_service.sources.faces import Config, build
-    from env_service.sources.faces.classes import CLASSES
+    from murmur.env_service.sources.faces import Config, build
+    from murmur.env_service.sources.faces.classes import CLASSES
 
     portraits = build(Config(size=512, train=count))
     (folder / "images").mkdir()
@@ -109,7 +109,7 @@ def _timed(epoch: "partial[None] | Any", pid: int | None) -> tuple[float, float]
 
 
 def _read(plugin: PluginConfig, count: int) -> None:
-    from env_service.sources.source import make_source, read_sample
+    from murmur.env_service.sources.source import make_source, read_sample
 
     source = make_source(plugin)
     for index in range(count):
@@ -222,7 +222,7 @@ class Supply:
 
     async def _serve(self, _: object, context: aio.ServicerContext[bytes, bytes]) -> None:
         """Send grants as the learner does: several ahead."""
-        from learner_service.images.supply import grant_sizes
+        from murmur.learner_service.images.supply import grant_sizes
 
         hello = pb.WorkerMessage.FromString(await context.read()).hello
         spec = samples_from_proto(hello.source)
@@ -262,10 +262,10 @@ def _work(plugin: PluginConfig, port: int) -> None:
     import uvloop
     from prometheus_client import CollectorRegistry
 
-    from env_service.metrics import WorkerMetrics
-    from env_service.sessions.supply import run_supply
-    from env_service.watchdog.heartbeat import Heartbeat
-    from shared.process.process import wake_without_preempting
+    from murmur.env_service.metrics import WorkerMetrics
+    from murmur.env_service.sessions.supply import run_supply
+    from murmur.env_service.watchdog.heartbeat import Heartbeat
+    from murmur.shared.process.process import wake_without_preempting
 
     wake_without_preempting()
     config = ExperimentConfig(

@@ -18,10 +18,10 @@ import psutil
 from numpy.typing import NDArray
 
 from benchmarks.acceptance.task import load_task
-from env_service.compiled import compiled
-from env_service.environment import VectorEnvironment, make_environment
 from murmur.benchmarks.effort import Effort
-from shared.config import PluginConfig
+from murmur.env_service.compiled import compiled
+from murmur.env_service.environment import VectorEnvironment, make_environment
+from murmur.shared.config import PluginConfig
 
 DESCRIPTION = "the best possible return of MPE's speaker and listener, on A4's episodes"
 NEEDS = ("pettingzoo", "mpe2")

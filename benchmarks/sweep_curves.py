@@ -21,12 +21,12 @@ from rich.console import Console
 
 from benchmarks._trainings import run_training
 from benchmarks.figures import Panel, draw
-from learner_service.checkpoint.files import load
 from murmur.comparison import Comparison, compare
 from murmur.comparison.analysis import TaskResult
 from murmur.comparison.groups import make_tasks
 from murmur.comparison.page import tables
 from murmur.doctor import machine
+from murmur.learner_service.checkpoint.files import load
 from murmur.results import PAGE_WIDTH, origin_text, provenance, require_clean_source, run_command
 from murmur.runs.run_folder import RunFolder
 from murmur.sweeps.folder import INDEX

@@ -7,14 +7,14 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from env_service.environment import VectorEnvironment
-from env_service.envs.terrain import BASELINES, Config, make
-from env_service.envs.terrain.environment import TerrainEnvironment
-from env_service.envs.terrain.sensor import map_shape
-from env_service.envs.terrain.world import world
 from murmur.benchmarks.effort import Effort
-from shared.wire.spec import ACTION_MASK
-from shared.wire.timestep import StepType
+from murmur.env_service.environment import VectorEnvironment
+from murmur.env_service.envs.terrain import BASELINES, Config, make
+from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.env_service.envs.terrain.sensor import map_shape
+from murmur.env_service.envs.terrain.world import world
+from murmur.shared.wire.spec import ACTION_MASK
+from murmur.shared.wire.timestep import StepType
 
 DESCRIPTION = (
     "CPU time of a terrain step, memory of 32 environments, scripted baselines against the "

@@ -6,9 +6,9 @@ Three planners fly all agents of terrain-reference together, and plan again afte
 - worlds: knows how maps are drawn, 124 half-planes, weighed by Bayes' rule with all that was seen.
 - cells: knows what is believed of each cell, and nothing of how maps are drawn.
 
-Plans are those of env_service.envs.terrain.planning: each is a local optimum, so better ones may
-exist; the gain of a beam four times as wide says how much the search leaves. Plans are flown in the
-environment, and its own entropy and F1 are the result.
+Plans are those of murmur.env_service.envs.terrain.planning: each is a local optimum, so better ones
+may exist; the gain of a beam four times as wide says how much the search leaves. Plans are flown in
+the environment, and its own entropy and F1 are the result.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,10 @@ import psutil
 from numpy.typing import NDArray
 
 from benchmarks.acceptance.scores import bootstrap_interval
-from env_service.envs.terrain import Config
-from env_service.envs.terrain.environment import TerrainEnvironment
-from env_service.envs.terrain.planning import (
+from murmur.benchmarks.effort import Effort
+from murmur.env_service.envs.terrain import Config
+from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.env_service.envs.terrain.planning import (
     Beliefs,
     Floats,
     Game,
@@ -32,7 +33,6 @@ from env_service.envs.terrain.planning import (
     position,
     weigher,
 )
-from murmur.benchmarks.effort import Effort
 
 DESCRIPTION = "terrain's final entropy and F1 by planners that know the map, its kind, or neither"
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from env_service.envs.terrain import Config
-from env_service.envs.terrain.environment import TerrainEnvironment
-from learner_service.layers.inputs import ActorInputs, CriticInputs, InputOptions
 from murmur.benchmarks.effort import Effort
-from shared.wire.spec import ACTION_MASK
-from shared.wire.timestep import StepType, TimeStep
+from murmur.env_service.envs.terrain import Config
+from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.learner_service.layers.inputs import ActorInputs, CriticInputs, InputOptions
+from murmur.shared.wire.spec import ACTION_MASK
+from murmur.shared.wire.timestep import StepType, TimeStep
 
 DESCRIPTION = (
     "terrain with its channels computed by the server or by the learner: bytes on the wire, CPU "

@@ -14,12 +14,12 @@ import numpy as np
 import psutil
 
 from benchmarks.acceptance.task import experiment, load_task
-from env_service.envs.vmas import Config, make
 from murmur.benchmarks._processes import Processes, Snapshot
 from murmur.benchmarks.effort import Effort
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.wire.timestep import StepType
+from murmur.env_service.envs.vmas import Config, make
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.wire.timestep import StepType
 
 DESCRIPTION = (
     "frames of VMAS per CPU-second: VMAS itself, the plug-in, MAPPO's whole loop through gRPC on "

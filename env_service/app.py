@@ -13,22 +13,22 @@ from multiprocessing import connection, resource_tracker
 from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from env_service.metrics import counter, set_info
-from env_service.sessions.connection import learner_credentials
-from env_service.watchdog.descendants import (
+from murmur.env_service.metrics import counter, set_info
+from murmur.env_service.sessions.connection import learner_credentials
+from murmur.env_service.watchdog.descendants import (
     Guardian,
     adopt_orphans,
     child_ids,
     end_strangers,
     reap_orphans,
 )
-from env_service.worker_process import LOOK_EVERY_S, WorkerProcess, stop_all
-from shared.config.cores import with_workers
-from shared.config.experiment import ExperimentConfig
-from shared.process.addresses import host_and_port
-from shared.process.errors import ConfigError
-from shared.process.metrics_server import MetricsServer
-from shared.wire.credentials import warn_if_insecure
+from murmur.env_service.worker_process import LOOK_EVERY_S, WorkerProcess, stop_all
+from murmur.shared.config.cores import with_workers
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.addresses import host_and_port
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.metrics_server import MetricsServer
+from murmur.shared.wire.credentials import warn_if_insecure
 
 logger = logging.getLogger("murmur")
 

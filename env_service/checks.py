@@ -9,7 +9,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.environment import (
+from murmur.env_service.environment import (
     LONGER,
     RandomPolicy,
     VectorEnvironment,
@@ -18,17 +18,17 @@ from env_service.environment import (
     random_action,
     shape_errors,
 )
-from shared.process.errors import EnvironmentFault, SpecError
-from shared.wire.codec import RowCheck
-from shared.wire.notices import Notices
-from shared.wire.seeding import episode_seeds, uniform
-from shared.wire.spec import (
+from murmur.shared.process.errors import EnvironmentFault, SpecError
+from murmur.shared.wire.codec import RowCheck
+from murmur.shared.wire.notices import Notices
+from murmur.shared.wire.seeding import episode_seeds, uniform
+from murmur.shared.wire.spec import (
     ACTION_MASK,
     Discrete,
     EnvSpec,
     shown_agents,
 )
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 # Seeds of training have 63 bits; both of these need all 32 when folded for another library.
 _LOOK_SEEDS, _LOOK_ROWS = (11, 12, 13, 14), 40

@@ -7,9 +7,10 @@ group `murmur.environments`) that has
     make(config, num_envs) -> VectorEnvironment
     BASELINES            name -> (environment) -> ScriptedPolicy; may be empty
 
-`package.module:Name` names a class that is a plug-in by itself: see shared.config.named_plugin.
+`package.module:Name` names a class that is a plug-in by itself: see
+murmur.shared.config.named_plugin.
 
-`env_service.checks.check_environment()` reports violations by an implementation.
+`murmur.env_service.checks.check_environment()` reports violations by an implementation.
 """
 
 from abc import ABC, abstractmethod
@@ -21,20 +22,20 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.config import PluginConfig
-from shared.config.named_plugin import find_object, named_plugin
-from shared.config.plugins import load_plugin, plugin_failures
-from shared.config.section import known_names, validate
-from shared.process.errors import ConfigError
-from shared.wire.notices import Notices
-from shared.wire.seeding import episode_seeds, uniform
-from shared.wire.spec import (
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.named_plugin import find_object, named_plugin
+from murmur.shared.config.plugins import load_plugin, plugin_failures
+from murmur.shared.config.section import known_names, validate
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.notices import Notices
+from murmur.shared.wire.seeding import episode_seeds, uniform
+from murmur.shared.wire.spec import (
     ACTION_MASK,
     Discrete,
     EnvSpec,
     action_layout,
 )
-from shared.wire.timestep import Array, TimeStep
+from murmur.shared.wire.timestep import Array, TimeStep
 
 
 class VectorEnvironment(ABC):

@@ -35,7 +35,9 @@ class Snapshot:
 
 def painters() -> dict[str, ModuleType]:
     """Import the `pictures` module of each environment that has one, by the environment's name."""
-    return {name: import_module(f"env_service.envs.{name}.pictures") for name in sorted(DRAWN)}
+    return {
+        name: import_module(f"murmur.env_service.envs.{name}.pictures") for name in sorted(DRAWN)
+    }
 
 
 def find_painter(snapshots: Sequence[Snapshot]) -> ModuleType | None:

@@ -6,7 +6,7 @@ Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators".
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
+from murmur.env_service.compiled import compiled
 
 
 @compiled()

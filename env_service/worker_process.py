@@ -23,24 +23,24 @@ import uvloop
 from prometheus_client import REGISTRY
 from prometheus_client.multiprocess import mark_process_dead
 
-from env_service.metrics import WorkerMetrics
-from env_service.sessions.evaluate import copies_for, serve_evaluations
-from env_service.sessions.supply import run_supply
-from env_service.sessions.worker import run_sessions
-from env_service.watchdog.descendants import end_descendants, lead_session, marked
-from env_service.watchdog.heartbeat import Heartbeat
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import code_of
-from shared.config.plugin_folders import look_in
-from shared.process.errors import MurmurError
-from shared.process.host_memory import MemoryKills
-from shared.process.process import (
+from murmur.env_service.metrics import WorkerMetrics
+from murmur.env_service.sessions.evaluate import copies_for, serve_evaluations
+from murmur.env_service.sessions.supply import run_supply
+from murmur.env_service.sessions.worker import run_sessions
+from murmur.env_service.watchdog.descendants import end_descendants, lead_session, marked
+from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import code_of
+from murmur.shared.config.plugin_folders import look_in
+from murmur.shared.process.errors import MurmurError
+from murmur.shared.process.host_memory import MemoryKills
+from murmur.shared.process.process import (
     Backoff,
     configure_logging,
     die_with_parent,
     wake_without_preempting,
 )
-from shared.wire.samples import SPLITS
+from murmur.shared.wire.samples import SPLITS
 
 logger = logging.getLogger("murmur")
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from shared.rpc import rollout_pb2 as pb  # protoc --python_out=. -I proto rollout.proto
+from murmur.shared.rpc import rollout_pb2 as pb  # protoc --python_out=. -I proto rollout.proto
 
 METHOD = "/murmur.v1.Rollout/Play"
 FIRST, MID, LAST, ABORTED = range(4)

@@ -7,18 +7,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from learner_service.device.readback import to_host
-from learner_service.gathering import RankSync
-from learner_service.keeper import Keeper
-from learner_service.learning.base import Algorithm
-from learner_service.ranks.group import require_same
-from learner_service.report import Report, Update
-from learner_service.serving.evaluation import Evaluation, EvaluationScheduler
-from learner_service.serving.league import League
-from learner_service.serving.snapshots import Snapshots
-from learner_service.telemetry.figures import Figures
-from learner_service.telemetry.metrics import LearnerMetrics
-from shared.process.ledger import enter
+from murmur.learner_service.device.readback import to_host
+from murmur.learner_service.gathering import RankSync
+from murmur.learner_service.keeper import Keeper
+from murmur.learner_service.learning.base import Algorithm
+from murmur.learner_service.ranks.group import require_same
+from murmur.learner_service.report import Report, Update
+from murmur.learner_service.serving.evaluation import Evaluation, EvaluationScheduler
+from murmur.learner_service.serving.league import League
+from murmur.learner_service.serving.snapshots import Snapshots
+from murmur.learner_service.telemetry.figures import Figures
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.shared.process.ledger import enter
 
 
 def named_weights(algorithm: Algorithm[Any]) -> dict[str, Tensor]:

@@ -13,33 +13,33 @@ from typing import Any
 import torch
 import uvloop
 
-from learner_service.checkpoint import CheckpointFolder
-from learner_service.context import RunContext
-from learner_service.device.device import (
+from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.context import RunContext
+from murmur.learner_service.device.device import (
     choose_own_gpu,
     keep_freed_memory,
     select_device,
 )
-from learner_service.device.precision import Precision
-from learner_service.images.run import SupervisedRun
-from learner_service.learning.supervised import supervised_config
-from learner_service.ranks.group import ALONE, Group
-from learner_service.ranks.watch import SILENT_S, Heartbeat, SessionWatch
-from learner_service.run import Run
-from learner_service.serving.admission import Admission
-from learner_service.serving.server import RolloutServer
-from learner_service.telemetry.progress import reached_limit
-from learner_service.telemetry.tracking import require_trackers
-from learner_service.tuning.batch_size import require_nothing_measured
-from learner_service.tuning.resolve import resolve, share_of
-from shared.config.cores import with_threads
-from shared.config.experiment import ExperimentConfig
-from shared.process.addresses import host_and_port, port_or_any
-from shared.process.errors import ConnectionLostError
-from shared.process.files import make_folder, read_json, write_whole
-from shared.process.ledger import ThreadClock
-from shared.process.metrics_server import MetricsServer
-from shared.process.process import (
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.images.run import SupervisedRun
+from murmur.learner_service.learning.supervised import supervised_config
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.ranks.watch import SILENT_S, Heartbeat, SessionWatch
+from murmur.learner_service.run import Run
+from murmur.learner_service.serving.admission import Admission
+from murmur.learner_service.serving.server import RolloutServer
+from murmur.learner_service.telemetry.progress import reached_limit
+from murmur.learner_service.telemetry.tracking import require_trackers
+from murmur.learner_service.tuning.batch_size import require_nothing_measured
+from murmur.learner_service.tuning.resolve import resolve, share_of
+from murmur.shared.config.cores import with_threads
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.addresses import host_and_port, port_or_any
+from murmur.shared.process.errors import ConnectionLostError
+from murmur.shared.process.files import make_folder, read_json, write_whole
+from murmur.shared.process.ledger import ThreadClock
+from murmur.shared.process.metrics_server import MetricsServer
+from murmur.shared.process.process import (
     CriticalThread,
     critical_thread_works,
     ended_by_signals,
@@ -48,8 +48,8 @@ from shared.process.process import (
     process_began,
     wake_without_preempting,
 )
-from shared.process.run_lock import RunLock
-from shared.wire.credentials import CredentialFolder, credentials_for, warn_if_insecure
+from murmur.shared.process.run_lock import RunLock
+from murmur.shared.wire.credentials import CredentialFolder, credentials_for, warn_if_insecure
 
 # How long a stopping sync run may take to reach the next update, where it can be saved exactly.
 _SYNC_STOP_S = 20.0

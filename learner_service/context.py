@@ -11,34 +11,34 @@ from typing import Any
 import torch
 from torch import nn
 
-from learner_service.after_update import compare_ranks
-from learner_service.checkpoint import CheckpointFolder
-from learner_service.device.device import require_compiler, select_device
-from learner_service.device.memory import limited
-from learner_service.gathering import RankSync, StartBarrier
-from learner_service.keeper import Keeper, RunFolder
-from learner_service.learning.base import Algorithm
-from learner_service.loop import Learner, Step
-from learner_service.ranks.group import ALONE, Group
-from learner_service.report import Report
-from learner_service.start_from import load_origin
-from learner_service.storage.storage import Storage
-from learner_service.telemetry.device_clock import DeviceClock
-from learner_service.telemetry.device_info import describe_device, device_text, keep_device
-from learner_service.telemetry.gpu import Gpu
-from learner_service.telemetry.liveness import Liveness
-from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.telemetry.persistent_counters import counters_of
-from learner_service.telemetry.profiling import Profiling, nvtx_ranges
-from learner_service.telemetry.progress import Progress, ProgressLog
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import code_of
-from shared.config.plugin_folders import plugin_files
-from shared.process.errors import MurmurError, SpecError
-from shared.process.files import disk_error
-from shared.process.ledger import Ledger
-from shared.process.process import CriticalThread, end_process, exit_code, logger
-from shared.process.run_lock import RunLock
+from murmur.learner_service.after_update import compare_ranks
+from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.device.device import require_compiler, select_device
+from murmur.learner_service.device.memory import limited
+from murmur.learner_service.gathering import RankSync, StartBarrier
+from murmur.learner_service.keeper import Keeper, RunFolder
+from murmur.learner_service.learning.base import Algorithm
+from murmur.learner_service.loop import Learner, Step
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.report import Report
+from murmur.learner_service.start_from import load_origin
+from murmur.learner_service.storage.storage import Storage
+from murmur.learner_service.telemetry.device_clock import DeviceClock
+from murmur.learner_service.telemetry.device_info import describe_device, device_text, keep_device
+from murmur.learner_service.telemetry.gpu import Gpu
+from murmur.learner_service.telemetry.liveness import Liveness
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.learner_service.telemetry.persistent_counters import counters_of
+from murmur.learner_service.telemetry.profiling import Profiling, nvtx_ranges
+from murmur.learner_service.telemetry.progress import Progress, ProgressLog
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import code_of
+from murmur.shared.config.plugin_folders import plugin_files
+from murmur.shared.process.errors import MurmurError, SpecError
+from murmur.shared.process.files import disk_error
+from murmur.shared.process.ledger import Ledger
+from murmur.shared.process.process import CriticalThread, end_process, exit_code, logger
+from murmur.shared.process.run_lock import RunLock
 
 
 class RunContext:

@@ -6,10 +6,10 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from learner_service.ranks.group import Group
-from learner_service.telemetry.progress import OWN_COUNTERS, Progress, reached_limit
-from shared.config.experiment import RunConfig
-from shared.process.errors import ConfigError, SpecError
+from murmur.learner_service.ranks.group import Group
+from murmur.learner_service.telemetry.progress import OWN_COUNTERS, Progress, reached_limit
+from murmur.shared.config.experiment import RunConfig
+from murmur.shared.process.errors import ConfigError, SpecError
 
 _EVERY_S = 0.1
 _SUMMED = (*OWN_COUNTERS, "updates_skipped")

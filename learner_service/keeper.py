@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from learner_service.checkpoint import CheckpointFolder
-from learner_service.gathering import RankSync
-from learner_service.ranks.group import Group
-from learner_service.report import Report, Update
-from learner_service.storage.storage import Storage
-from shared.config.experiment import ExperimentConfig
-from shared.config.text import to_yaml
-from shared.process.errors import CheckpointError, ResourceError
-from shared.process.files import make_folder, write_whole
-from shared.process.ledger import enter
-from shared.process.process import logger
-from shared.process.run_lock import RunLock
+from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.gathering import RankSync
+from murmur.learner_service.ranks.group import Group
+from murmur.learner_service.report import Report, Update
+from murmur.learner_service.storage.storage import Storage
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.text import to_yaml
+from murmur.shared.process.errors import CheckpointError, ResourceError
+from murmur.shared.process.files import make_folder, write_whole
+from murmur.shared.process.ledger import enter
+from murmur.shared.process.process import logger
+from murmur.shared.process.run_lock import RunLock
 
 
 @dataclass(eq=False)

@@ -10,15 +10,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from learner_service.device.readback import Readback
-from learner_service.device.streams import enter_stream
-from learner_service.gathering import RankSync
-from learner_service.learning.base import Algorithm
-from learner_service.report import Report, Update
-from learner_service.storage.rollout import Rollout
-from learner_service.storage.storage import Batch, Storage
-from learner_service.telemetry.device_clock import DeviceClock
-from shared.process.ledger import enter
+from murmur.learner_service.device.readback import Readback
+from murmur.learner_service.device.streams import enter_stream
+from murmur.learner_service.gathering import RankSync
+from murmur.learner_service.learning.base import Algorithm
+from murmur.learner_service.report import Report, Update
+from murmur.learner_service.storage.rollout import Rollout
+from murmur.learner_service.storage.storage import Batch, Storage
+from murmur.learner_service.telemetry.device_clock import DeviceClock
+from murmur.shared.process.ledger import enter
 
 _WAIT_S = 0.2
 _TOTAL = "the sum of all weights"

@@ -12,23 +12,23 @@ import psutil
 import torch
 from torch import Tensor
 
-from learner_service.checkpoint import CheckpointFolder
-from learner_service.device.readback import to_host
-from learner_service.gathering import RankSync
-from learner_service.learning.base import Algorithm
-from learner_service.preprocess.running_moments import CLIPPED
-from learner_service.storage.storage import OBSERVATION, Batch, Storage
-from learner_service.telemetry.device_clock import DeviceClock
-from learner_service.telemetry.figures import Figures
-from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.telemetry.profiling import Profiling
-from learner_service.telemetry.progress import Progress, ProgressLog
-from learner_service.telemetry.tensorboard_distributions import distributions
-from learner_service.telemetry.work import work_done
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import CheckpointError, MurmurError
-from shared.process.ledger import enter
-from shared.process.process import logger
+from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.device.readback import to_host
+from murmur.learner_service.gathering import RankSync
+from murmur.learner_service.learning.base import Algorithm
+from murmur.learner_service.preprocess.running_moments import CLIPPED
+from murmur.learner_service.storage.storage import OBSERVATION, Batch, Storage
+from murmur.learner_service.telemetry.device_clock import DeviceClock
+from murmur.learner_service.telemetry.figures import Figures
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.learner_service.telemetry.profiling import Profiling
+from murmur.learner_service.telemetry.progress import Progress, ProgressLog
+from murmur.learner_service.telemetry.tensorboard_distributions import distributions
+from murmur.learner_service.telemetry.work import work_done
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import CheckpointError, MurmurError
+from murmur.shared.process.ledger import enter
+from murmur.shared.process.process import logger
 
 _NVML_EVERY_S = 5.0  # asking takes milliseconds
 _TELL_EVERY_S = 30.0  # between two lines, and files, of updates that are skipped

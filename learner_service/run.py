@@ -7,44 +7,48 @@ from typing import Any
 
 import torch
 
-from learner_service.after_update import Evaluate, KeepOpponents
-from learner_service.checkpoint import (
+from murmur.learner_service.after_update import Evaluate, KeepOpponents
+from murmur.learner_service.checkpoint import (
     check_spec,
     load_algorithm,
     saved_policy,
     saved_spec,
     spec_text,
 )
-from learner_service.context import RunContext
-from learner_service.device.cuda_graph import Graphs
-from learner_service.device.device import restore_generator
-from learner_service.device.memory import limited, require_room
-from learner_service.device.precision import Precision
-from learner_service.learning.base import Algorithm, Policy, build_algorithm
-from learner_service.loop import Step
-from learner_service.report import settle
-from learner_service.serving.batcher import DynamicBatcher
-from learner_service.serving.evaluation import Evaluation, EvaluationScheduler, check_best_metric
-from learner_service.serving.inference import InferenceLoop, ServingStats
-from learner_service.serving.league import League, check_opponent, team_spec
-from learner_service.serving.lockstep import EnvSessions, in_order
-from learner_service.serving.opponents import Pairing
-from learner_service.serving.packed import make_staging
-from learner_service.serving.session import EnvSession
-from learner_service.serving.slots import SlotTable
-from learner_service.serving.snapshots import Snapshots
-from learner_service.start_from import start_from
-from learner_service.storage.flight import Flight
-from learner_service.storage.replay import ReplayStorage
-from learner_service.storage.rollout import RolloutStorage
-from learner_service.storage.storage import UnrollStorage
-from learner_service.tuning.resolve import fit, resolve
-from learner_service.tuning.warm_up import WarmUp, check_in_flight
-from shared.config.text import to_yaml
-from shared.process.errors import ConfigError, ResourceError, SpecError
-from shared.process.process import logger
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.spec import EXPERT_ACTION, EnvSpec, first_difference, shown_agents
+from murmur.learner_service.context import RunContext
+from murmur.learner_service.device.cuda_graph import Graphs
+from murmur.learner_service.device.device import restore_generator
+from murmur.learner_service.device.memory import limited, require_room
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import Algorithm, Policy, build_algorithm
+from murmur.learner_service.loop import Step
+from murmur.learner_service.report import settle
+from murmur.learner_service.serving.batcher import DynamicBatcher
+from murmur.learner_service.serving.evaluation import (
+    Evaluation,
+    EvaluationScheduler,
+    check_best_metric,
+)
+from murmur.learner_service.serving.inference import InferenceLoop, ServingStats
+from murmur.learner_service.serving.league import League, check_opponent, team_spec
+from murmur.learner_service.serving.lockstep import EnvSessions, in_order
+from murmur.learner_service.serving.opponents import Pairing
+from murmur.learner_service.serving.packed import make_staging
+from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.slots import SlotTable
+from murmur.learner_service.serving.snapshots import Snapshots
+from murmur.learner_service.start_from import start_from
+from murmur.learner_service.storage.flight import Flight
+from murmur.learner_service.storage.replay import ReplayStorage
+from murmur.learner_service.storage.rollout import RolloutStorage
+from murmur.learner_service.storage.storage import UnrollStorage
+from murmur.learner_service.tuning.resolve import fit, resolve
+from murmur.learner_service.tuning.warm_up import WarmUp, check_in_flight
+from murmur.shared.config.text import to_yaml
+from murmur.shared.process.errors import ConfigError, ResourceError, SpecError
+from murmur.shared.process.process import logger
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.spec import EXPERT_ACTION, EnvSpec, first_difference, shown_agents
 
 # How long a stopping learner waits for the rows that environments are working on.
 _DRAIN_S = 5.0

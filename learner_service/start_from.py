@@ -13,24 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner_service.checkpoint import (
+from murmur.learner_service.checkpoint import (
     CheckpointFolder,
     files,
     saved_config,
     saved_source,
     saved_spec,
 )
-from learner_service.layers.building import observed_image, resolved_name
-from learner_service.layers.dense import DEFAULT as DENSE
-from learner_service.learning.base import Algorithm
-from learner_service.tuning.resolve import resolve
-from shared.config.experiment import ExperimentConfig
-from shared.config.text import one_line
-from shared.process.errors import CheckpointError, ConfigError
-from shared.process.files import write_whole
-from shared.process.process import logger
-from shared.wire.samples import SampleSpec
-from shared.wire.spec import EnvSpec, agent_order, first_difference, without_expert
+from murmur.learner_service.layers.building import observed_image, resolved_name
+from murmur.learner_service.layers.dense import DEFAULT as DENSE
+from murmur.learner_service.learning.base import Algorithm
+from murmur.learner_service.tuning.resolve import resolve
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.text import one_line
+from murmur.shared.process.errors import CheckpointError, ConfigError
+from murmur.shared.process.files import write_whole
+from murmur.shared.process.process import logger
+from murmur.shared.wire.samples import SampleSpec
+from murmur.shared.wire.spec import EnvSpec, agent_order, first_difference, without_expert
 
 STARTED_FROM = "started_from.json"  # in the run's folder
 _SHOWN = 6  # tensors that the screen names; the log and the file name all

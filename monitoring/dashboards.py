@@ -17,7 +17,7 @@ from grafana_foundation_sdk.models import common, dashboard
 
 from monitoring.boards import env_servers, learning, overview, queues, resources
 from monitoring.panel import LEARNER, Board, Panel
-from shared.process.errors import MurmurError
+from murmur.shared.process.errors import MurmurError
 
 FOLDER = Path(__file__).parent / "grafana" / "dashboards"
 _SOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="prometheus")

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from env_service.environment import VectorEnvironment, make_environment
+from murmur.env_service.environment import VectorEnvironment, make_environment
 from murmur.runs.run import Callback, Run
 from murmur.runs.settings import environment_factory, resolve, setting
 from murmur.runs.training import Source, prepare
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.extras import advising
+from murmur.shared.config.files import Overrides, changes_of, code_of, config_names, dotted, load
+from murmur.shared.config.plugin_folders import refused_code
+from murmur.shared.config.plugins import plugin_names
+from murmur.shared.config.text import plain_data, plain_value
+from murmur.shared.process.errors import ConfigError, ResourceError
+from murmur.shared.process.files import write_output
 from murmur.text import print_plain
-from shared.config.experiment import ExperimentConfig
-from shared.config.extras import advising
-from shared.config.files import Overrides, changes_of, code_of, config_names, dotted, load
-from shared.config.plugin_folders import refused_code
-from shared.config.plugins import plugin_names
-from shared.config.text import plain_data, plain_value
-from shared.process.errors import ConfigError, ResourceError
-from shared.process.files import write_output
 
 if TYPE_CHECKING:
     import pandas as pd

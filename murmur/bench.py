@@ -23,10 +23,10 @@ from rich.table import Table
 from murmur.benchmarks.effort import Effort
 from murmur.doctor.machine import ROOT
 from murmur.results import provenance, require_clean_source, result_tables, save_result
+from murmur.shared.config.extras import extra_of, install_command
+from murmur.shared.config.section import known_names
+from murmur.shared.process.errors import ConfigError
 from murmur.text import plain
-from shared.config.extras import extra_of, install_command
-from shared.config.section import known_names
-from shared.process.errors import ConfigError
 
 _CHECKOUT = {"benchmarks": ROOT / "benchmarks", "tests.chaos": ROOT / "tests" / "chaos"}
 _PACKAGES = {

@@ -11,13 +11,13 @@ import yaml
 from pydantic import BaseModel, TypeAdapter
 
 import murmur
-from env_service.metrics import METRICS as ENV_METRICS
-from learner_service.telemetry.metric_table import METRICS as LEARNER_METRICS
 from murmur.doctor.machine import ROOT
+from murmur.env_service.metrics import METRICS as ENV_METRICS
+from murmur.learner_service.telemetry.metric_table import METRICS as LEARNER_METRICS
 from murmur.runs.settings import default_of, fields
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.config.plugins import load_plugin, plugin_names
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.plugins import load_plugin, plugin_names
 
 FOLDER = ROOT / "docs" / "reference"
 _NOTE = "Written by `python -m murmur.reference`; a test compares this page with the code."

@@ -15,8 +15,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from murmur.doctor.machine import RESULTS, changed_files, commit, describe_machine, versions
+from murmur.shared.process.errors import ConfigError, MurmurError
 from murmur.text import in_rows, number, plain
-from shared.process.errors import ConfigError, MurmurError
 
 PAGE_WIDTH = 140  # characters of a line of a saved page
 _SHOWN_FILES = 3  # of those that are not committed

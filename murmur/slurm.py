@@ -13,8 +13,8 @@ from pathlib import Path
 
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.settings import TASK, has_torch, resolve
-from shared.config.files import load
-from shared.process.errors import ConfigError, ResourceError
+from murmur.shared.config.files import load
+from murmur.shared.process.errors import ConfigError, ResourceError
 
 _TEMPLATE = Path(__file__).with_name("slurm_job.sh")
 _PLACES_KEPT = 2  # sessions that a rank has room for beyond its share
@@ -58,7 +58,7 @@ def job_script(
     nodes = ranks // per_node
     servers = env_nodes or nodes
     if ranks > 1 and has_torch():
-        from learner_service.learning.base import algorithm_config
+        from murmur.learner_service.learning.base import algorithm_config
 
         algorithm_config(settings.algorithm).for_rank(ranks)
     workers = settings.env_server.num_workers

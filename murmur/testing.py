@@ -7,21 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from env_service.checks import assert_environment as _assert_environment
-from env_service.environment import make_environment
-from env_service.sources.source import make_source, read_sample
-from learner_service.export.policy import random_observations
-from learner_service.layers.building import build_network, resolve_network
-from learner_service.layers.inputs import InputShape
-from learner_service.learning.base import Algorithm, Policy
-from learner_service.storage.rollout import RolloutStorage
-from learner_service.tuning.probe import Probe, make_up
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.config.learner import LearnerConfig
-from shared.wire.samples import SPLITS
-from shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
-from shared.wire.timestep import StepType
+from murmur.env_service.checks import assert_environment as _assert_environment
+from murmur.env_service.environment import make_environment
+from murmur.env_service.sources.source import make_source, read_sample
+from murmur.learner_service.export.policy import random_observations
+from murmur.learner_service.layers.building import build_network, resolve_network
+from murmur.learner_service.layers.inputs import InputShape
+from murmur.learner_service.learning.base import Algorithm, Policy
+from murmur.learner_service.storage.rollout import RolloutStorage
+from murmur.learner_service.tuning.probe import Probe, make_up
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.wire.samples import SPLITS
+from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
+from murmur.shared.wire.timestep import StepType
 
 _ROWS = 6  # acted for at once
 _EPISODE = 5  # steps of an episode among synthetic rows

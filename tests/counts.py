@@ -93,7 +93,8 @@ def imports(files: list[File]) -> dict[str, set[str]]:
     modules = {}
     for file in files:
         parts = Path(file.path).with_suffix("").parts
-        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file.path
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        modules[name] = modules[f"murmur.{name}"] = file.path  # of a folder that murmur links to
     found: dict[str, set[str]] = {}
     for file in files:
         names = set(_imported(file, modules))

@@ -9,12 +9,12 @@ from typing import Any
 
 import grpc
 
-from shared.rpc import METHOD, PROTOCOL_VERSION
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.channel import CHANNEL_OPTIONS
-from shared.wire.codec import ActionCodec, ObservationCodec
-from shared.wire.spec import EnvSpec, spec_to_proto
-from shared.wire.timestep import Array, TimeStep
+from murmur.shared.rpc import METHOD, PROTOCOL_VERSION
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import CHANNEL_OPTIONS
+from murmur.shared.wire.codec import ActionCodec, ObservationCodec
+from murmur.shared.wire.spec import EnvSpec, spec_to_proto
+from murmur.shared.wire.timestep import Array, TimeStep
 
 
 def hello(spec: EnvSpec, num_envs: int, /, **changes: Any) -> pb.Hello:

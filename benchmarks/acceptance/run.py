@@ -37,17 +37,17 @@ from benchmarks._trainings import children_cpu_s, run_training
 from benchmarks.acceptance.page import list_tasks, overview, page, write
 from benchmarks.acceptance.scores import bootstrap_interval, interquartile_mean, scores
 from benchmarks.acceptance.task import STACKED, Task, built, experiment, load_task, published
-from env_service.sessions.evaluate import run_baseline
 from murmur.doctor.machine import RESULTS
+from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.results import provenance, require_clean_source
 from murmur.runs.evaluation import evaluate_run
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.settings import resolved_data
-from shared.config.cores import with_threads, with_workers
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import load
-from shared.config.plugins import plugin_names
-from shared.process.errors import ConfigError
+from murmur.shared.config.cores import with_threads, with_workers
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import load
+from murmur.shared.config.plugins import plugin_names
+from murmur.shared.process.errors import ConfigError
 
 DESCRIPTION = "train the acceptance tests and compare with what they have to reach"
 

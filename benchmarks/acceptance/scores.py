@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.sessions.evaluation_result import EvaluationResult
+from murmur.env_service.sessions.evaluation_result import EvaluationResult
 
 _RESAMPLES = 2000  # of the bootstrap
 

@@ -8,12 +8,12 @@ import yaml
 from pydantic import Field, model_validator
 
 from benchmarks.acceptance.scores import Floats, interquartile_mean
-from shared.config import Section
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import CONFIG_DIRS
-from shared.config.plugins import plugin_names
-from shared.config.section import validate
-from shared.process.errors import ConfigError
+from murmur.shared.config import Section
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import CONFIG_DIRS
+from murmur.shared.config.plugins import plugin_names
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import ConfigError
 
 TESTS = next((d / "acceptance" for d in CONFIG_DIRS if d.is_dir()), Path("configs/acceptance"))
 _PLATEAU = 1.0  # how near to a plateau is on it, in published units

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from env_service.adapters.casts import WHOLE
-from shared.process.errors import ConfigError
-from shared.wire.spec import ACTION_MASK, ActionSpec, Continuous, Discrete
-from shared.wire.timestep import Array
+from murmur.env_service.adapters.casts import WHOLE
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import ACTION_MASK, ActionSpec, Continuous, Discrete
+from murmur.shared.wire.timestep import Array
 
 Space = spaces.Space[Any]
 _NO_BOUND = 1e30  # a wider Box has no bounds that mean anything

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.wire.notices import Notices
-from shared.wire.timestep import Array
+from murmur.shared.wire.notices import Notices
+from murmur.shared.wire.timestep import Array
 
 Path = tuple[Any, ...]  # keys that lead from an observation to one of its parts
 Write = Callable[[Array, Any], None]  # writes a part into its place

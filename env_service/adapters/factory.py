@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from env_service.adapters.pixels import Reduction, Resize
-from env_service.adapters.teams import RETURN, TEAMS, Teams
-from shared.config import Section
-from shared.config.import_advice import import_advice
-from shared.config.named_plugin import find_object
-from shared.process.errors import ConfigError
-from shared.process.traces import error_message
+from murmur.env_service.adapters.pixels import Reduction, Resize
+from murmur.env_service.adapters.teams import RETURN, TEAMS, Teams
+from murmur.shared.config import Section
+from murmur.shared.config.import_advice import import_advice
+from murmur.shared.config.named_plugin import find_object
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.traces import error_message
 
 Factory = Callable[..., Any]
 

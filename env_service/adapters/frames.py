@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
 
 FRAME = "rgb_array"  # of render_state, and the render mode that draws it
 _TOLD = ("pettingzoo", "gymnasium")  # plug-ins whose factories take the argument to draw

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from env_service.adapters.factory import (
+from murmur.env_service.adapters.factory import (
     TURNS,
     AdapterConfig,
     Factory,
@@ -12,10 +12,10 @@ from env_service.adapters.factory import (
     find_factory,
     is_aec,
 )
-from env_service.environment import VectorEnvironment
-from env_service.watchdog.faults import close_quietly
-from shared.process.errors import ConfigError
-from shared.wire.spec import ACTION_MASK
+from murmur.env_service.environment import VectorEnvironment
+from murmur.env_service.watchdog.faults import close_quietly
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import ACTION_MASK
 
 # Where others keep masks: sb3-contrib, PyMARL, RLlib, and spellings of ours.
 _MASK_METHODS = (
@@ -132,7 +132,7 @@ def recognise(path: str, arguments: Mapping[str, Any]) -> str:
 
     Returns:
         "murmur" for a factory of a VectorEnvironment of num_envs copies (see
-        shared.config.named_plugin);
+        murmur.shared.config.named_plugin);
         else "pettingzoo" or "gymnasium".
 
     Raises:

@@ -12,11 +12,11 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from env_service.adapters.casts import VECTOR, Path, Write, subject_of, write_box
-from env_service.adapters.factory import AdapterConfig
-from shared.process.errors import ConfigError
-from shared.wire.spec import ACTION_MASK, STATE, ArraySpec
-from shared.wire.timestep import Array
+from murmur.env_service.adapters.casts import VECTOR, Path, Write, subject_of, write_box
+from murmur.env_service.adapters.factory import AdapterConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import ACTION_MASK, STATE, ArraySpec
+from murmur.shared.wire.timestep import Array
 
 Space = spaces.Space[Any]
 Part = tuple[Path, Write, Array]

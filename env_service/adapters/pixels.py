@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from shared.config.extras import missing_advice
-from shared.process.errors import ConfigError
-from shared.wire.timestep import Array
+from murmur.shared.config.extras import missing_advice
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.timestep import Array
 
 Pixels = Annotated[int, Field(ge=4, le=1024)]
 Resize = Pixels | tuple[Pixels, Pixels] | Literal["auto", "none"]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from env_service.adapters.casts import (
+from murmur.env_service.adapters.casts import (
     WHOLE,
     CastWatch,
     require_numbers,
@@ -22,23 +22,23 @@ from env_service.adapters.casts import (
     subject_of,
     write_box,
 )
-from env_service.adapters.factory import AdapterConfig, create
-from env_service.adapters.frames import FRAME, frame_of
-from env_service.adapters.seeds import fold_seed
-from env_service.adapters.teams import TeamReturns, teams_of
-from env_service.environment import LONGER, VectorEnvironment, blank_timestep
-from env_service.watchdog.faults import (
+from murmur.env_service.adapters.factory import AdapterConfig, create
+from murmur.env_service.adapters.frames import FRAME, frame_of
+from murmur.env_service.adapters.seeds import fold_seed
+from murmur.env_service.adapters.teams import TeamReturns, teams_of
+from murmur.env_service.environment import LONGER, VectorEnvironment, blank_timestep
+from murmur.env_service.watchdog.faults import (
     CopiesFailed,
     Fault,
     Reason,
     close_quietly,
     is_environments_fault,
 )
-from shared.process.errors import ConfigError, EnvironmentFault
-from shared.process.process import logger
-from shared.process.traces import error_message
-from shared.wire.notices import Notices
-from shared.wire.spec import (
+from murmur.shared.process.errors import ConfigError, EnvironmentFault
+from murmur.shared.process.process import logger
+from murmur.shared.process.traces import error_message
+from murmur.shared.wire.notices import Notices
+from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_MASK,
     MAX_EPISODE_STEPS,
@@ -47,11 +47,11 @@ from shared.wire.spec import (
     Discrete,
     EnvSpec,
 )
-from shared.wire.timestep import Array, StepType, TimeStep, surely_finite
+from murmur.shared.wire.timestep import Array, StepType, TimeStep, surely_finite
 
 if TYPE_CHECKING:
-    from env_service.adapters.actions import ActionLayout
-    from env_service.adapters.observations import ObservationLayout
+    from murmur.env_service.adapters.actions import ActionLayout
+    from murmur.env_service.adapters.observations import ObservationLayout
 
 # The outcome of a copy's step, and its values in a row.
 FIRST, MID, TERMINATED, TRUNCATED, FAILED = range(5)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError
 
 Teams = Literal["auto", "none", "agents"] | dict[str, tuple[str, ...]]
 TEAMS = (

@@ -1,1 +1,1 @@
-"""Environments by name: a module here is a plug-in (see env_service.environment)."""
+"""Environments by name: a module here is a plug-in (see murmur.env_service.environment)."""

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from env_service.adapters.casts import WHOLE
-from env_service.adapters.factory import AdapterConfig, first_reset, read, read_info
-from env_service.adapters.kinds import create_copies, unread_masks
-from env_service.adapters.sequential import (
+from murmur.env_service.adapters.casts import WHOLE
+from murmur.env_service.adapters.factory import AdapterConfig, first_reset, read, read_info
+from murmur.env_service.adapters.kinds import create_copies, unread_masks
+from murmur.env_service.adapters.sequential import (
     MID,
     TERMINATED,
     TRUNCATED,
@@ -25,9 +25,9 @@ from env_service.adapters.sequential import (
     hint_of,
     shown,
 )
-from env_service.environment import BaselineFactory, RandomPolicy
-from shared.process.errors import ConfigError
-from shared.wire.spec import ACTION_MASK
+from murmur.env_service.environment import BaselineFactory, RandomPolicy
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import ACTION_MASK
 
 _AGENT = "agent"
 _FLAG = bool | np.bool_
@@ -53,8 +53,8 @@ class Gymnasium(SequentialVectorEnv):
         Raises:
             ConfigError: if murmur cannot step the environment, naming the fix.
         """
-        from env_service.adapters.actions import ActionLayout
-        from env_service.adapters.observations import ObservationLayout
+        from murmur.env_service.adapters.actions import ActionLayout
+        from murmur.env_service.adapters.observations import ObservationLayout
 
         first = environments[0]
         self._team = config.team

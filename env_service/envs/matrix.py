@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
-from shared.config import Section
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
+from murmur.shared.config import Section
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 _CLIMBING = ((11, -30, 0), (-30, 7, 0), (0, 6, 5))
 

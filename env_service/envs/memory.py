@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
-from shared.config import Section
-from shared.wire.seeding import uniform
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
+from murmur.shared.config import Section
+from murmur.shared.wire.seeding import uniform
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 
 class Config(Section):

@@ -7,10 +7,10 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from env_service.adapters.casts import WHOLE, require_numbers, write_box
-from env_service.adapters.factory import AdapterConfig, first_reset, read, read_info
-from env_service.adapters.kinds import create_copies, unread_masks
-from env_service.adapters.sequential import (
+from murmur.env_service.adapters.casts import WHOLE, require_numbers, write_box
+from murmur.env_service.adapters.factory import AdapterConfig, first_reset, read, read_info
+from murmur.env_service.adapters.kinds import create_copies, unread_masks
+from murmur.env_service.adapters.sequential import (
     GUESSED,
     MID,
     TERMINATED,
@@ -20,9 +20,9 @@ from env_service.adapters.sequential import (
     hint_of,
     shown,
 )
-from env_service.environment import BaselineFactory, RandomPolicy
-from shared.process.errors import ConfigError
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE
+from murmur.env_service.environment import BaselineFactory, RandomPolicy
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE
 
 _STEP_RETURNS = "(observations, rewards, terminations, truncations, infos)"
 
@@ -58,8 +58,8 @@ class PettingZoo(SequentialVectorEnv):
         Raises:
             ConfigError: if murmur cannot step the environment, naming the fix.
         """
-        from env_service.adapters.actions import ActionLayout
-        from env_service.adapters.observations import ObservationLayout
+        from murmur.env_service.adapters.actions import ActionLayout
+        from murmur.env_service.adapters.observations import ObservationLayout
 
         first = environments[0]
         agents = _agents(first, config.factory)
@@ -384,7 +384,7 @@ def _state(environment: Any, config: Config) -> tuple[Any, Any, Any, str]:  # no
         return None, None, None, ""
     from gymnasium import spaces
 
-    from env_service.adapters.observations import state_layout
+    from murmur.env_service.adapters.observations import state_layout
 
     inner = getattr(environment, "unwrapped", environment)
     space = getattr(environment, "state_space", None) or getattr(inner, "state_space", None)

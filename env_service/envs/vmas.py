@@ -18,16 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from env_service.adapters.factory import MoreMetrics, find_factory
-from env_service.adapters.frames import FRAME
-from env_service.adapters.seeds import fold_seed
-from env_service.adapters.teams import TEAMS, TeamReturns, Teams, teams_of
-from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment, blank_timestep
-from shared.config import Section
-from shared.config.section import known_names
-from shared.process.errors import ConfigError
-from shared.wire.spec import ArraySpec, Continuous, Discrete, EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.adapters.factory import MoreMetrics, find_factory
+from murmur.env_service.adapters.frames import FRAME
+from murmur.env_service.adapters.seeds import fold_seed
+from murmur.env_service.adapters.teams import TEAMS, TeamReturns, Teams, teams_of
+from murmur.env_service.environment import (
+    BaselineFactory,
+    RandomPolicy,
+    VectorEnvironment,
+    blank_timestep,
+)
+from murmur.shared.config import Section
+from murmur.shared.config.section import known_names
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import ArraySpec, Continuous, Discrete, EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 
 class Config(Section):

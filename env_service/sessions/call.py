@@ -6,12 +6,12 @@ import contextlib
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from env_service.metrics import WorkerMetrics
-from env_service.sessions.reconnect import Disconnected
-from shared.process.errors import WireError
-from shared.rpc import METHOD
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.notices import Notices, pack_notices
+from murmur.env_service.metrics import WorkerMetrics
+from murmur.env_service.sessions.reconnect import Disconnected
+from murmur.shared.process.errors import WireError
+from murmur.shared.rpc import METHOD
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.notices import Notices, pack_notices
 
 _GRACE_S = 1.0  # how long a stopping worker waits for the learner to end the stream
 

@@ -7,10 +7,10 @@ from typing import Self
 
 from grpc import aio
 
-from shared.config.experiment import ExperimentConfig
-from shared.process.addresses import is_loopback, learner_addresses
-from shared.wire.channel import channel_options
-from shared.wire.credentials import (
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.addresses import is_loopback, learner_addresses
+from murmur.shared.wire.channel import channel_options
+from murmur.shared.wire.credentials import (
     CredentialFolder,
     Credentials,
     Role,

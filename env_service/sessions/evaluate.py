@@ -27,29 +27,29 @@ from grpc import aio
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from env_service.environment import (
+from murmur.env_service.environment import (
     BaselineFactory,
     SeededPolicy,
     VectorEnvironment,
     environment_module,
     find_baseline,
 )
-from env_service.metrics import WorkerMetrics
-from env_service.sessions.evaluation_result import EvaluationResult, joined_result
-from env_service.sessions.expert import Expert
-from env_service.sessions.ranks import LearnerChoice, Ranks
-from env_service.sessions.reconnect import Disconnected
-from env_service.sessions.recording import EpisodeRecorder
-from env_service.sessions.worker import Stream, closing_all, guarded_environment, run_until
-from env_service.watchdog.faults import FaultCount, GuardedEnvironment
-from env_service.watchdog.heartbeat import Heartbeat
-from shared.config.experiment import ExperimentConfig
-from shared.process.coroutines import run_coroutine
-from shared.process.errors import EnvironmentFault
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.credentials import Role
-from shared.wire.notices import GIVEN_UP, Notice, pack_notices
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.metrics import WorkerMetrics
+from murmur.env_service.sessions.evaluation_result import EvaluationResult, joined_result
+from murmur.env_service.sessions.expert import Expert
+from murmur.env_service.sessions.ranks import LearnerChoice, Ranks
+from murmur.env_service.sessions.reconnect import Disconnected
+from murmur.env_service.sessions.recording import EpisodeRecorder
+from murmur.env_service.sessions.worker import Stream, closing_all, guarded_environment, run_until
+from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment
+from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.coroutines import run_coroutine
+from murmur.shared.process.errors import EnvironmentFault
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.credentials import Role
+from murmur.shared.wire.notices import GIVEN_UP, Notice, pack_notices
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 logger = logging.getLogger("murmur")
 

@@ -9,12 +9,19 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.environment import ScriptedPolicy, SeededPolicy, find_baseline
-from env_service.watchdog.faults import GuardedEnvironment
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError, EnvironmentFault, MurmurError
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.environment import ScriptedPolicy, SeededPolicy, find_baseline
+from murmur.env_service.watchdog.faults import GuardedEnvironment
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError, EnvironmentFault, MurmurError
+from murmur.shared.wire.spec import (
+    ACTION_MASK,
+    AGENT_MASK,
+    EXPERT_ACTION,
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+)
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 
 class Expert:

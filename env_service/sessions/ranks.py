@@ -20,16 +20,16 @@ from typing import Any, Self, TypeAlias, TypeVar
 import grpc
 from grpc import aio
 
-from env_service.metrics import WorkerMetrics
-from env_service.sessions.call import Call
-from env_service.sessions.connection import Connection
-from env_service.sessions.reconnect import Disconnected, ReconnectPolicy
-from shared.config.experiment import ExperimentConfig
-from shared.process.addresses import learner_addresses, name_and_port
-from shared.process.errors import MurmurError
-from shared.rpc import LOAD_METHOD
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.credentials import Role
+from murmur.env_service.metrics import WorkerMetrics
+from murmur.env_service.sessions.call import Call
+from murmur.env_service.sessions.connection import Connection
+from murmur.env_service.sessions.reconnect import Disconnected, ReconnectPolicy
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.addresses import learner_addresses, name_and_port
+from murmur.shared.process.errors import MurmurError
+from murmur.shared.rpc import LOAD_METHOD
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.credentials import Role
 
 logger = logging.getLogger("murmur")
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import grpc
 import numpy as np
 
-from env_service.metrics import WorkerMetrics
-from shared.config.experiment import EnvServerConfig
-from shared.process.errors import ConnectionLostError, MurmurError
-from shared.process.process import Backoff
-from shared.wire.channel import proxy_in_use
+from murmur.env_service.metrics import WorkerMetrics
+from murmur.shared.config.experiment import EnvServerConfig
+from murmur.shared.process.errors import ConnectionLostError, MurmurError
+from murmur.shared.process.process import Backoff
+from murmur.shared.wire.channel import proxy_in_use
 
 logger = logging.getLogger("murmur")
 

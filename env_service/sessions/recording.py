@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from env_service.environment import VectorEnvironment
-from env_service.pictures import Snapshot
-from shared.process.errors import MurmurError
-from shared.process.files import write_whole
-from shared.process.process import logger
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.environment import VectorEnvironment
+from murmur.env_service.pictures import Snapshot
+from murmur.shared.process.errors import MurmurError
+from murmur.shared.process.files import write_whole
+from murmur.shared.process.process import logger
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 SHARE = 0.005  # of a processor's time; the next episode is recorded when the last is paid for
 _MOST_BYTES = 48 << 20  # of the rows in memory; of a larger episode every second, fourth ... row

@@ -10,26 +10,26 @@ import logging
 import socket
 from functools import partial
 
-from env_service.metrics import WorkerMetrics
-from env_service.sessions.call import Call
-from env_service.sessions.ranks import LearnerChoice, Ranks
-from env_service.sessions.reconnect import Disconnected
-from env_service.sessions.worker import closing_all, run_until
-from env_service.sources.source import (
+from murmur.env_service.metrics import WorkerMetrics
+from murmur.env_service.sessions.call import Call
+from murmur.env_service.sessions.ranks import LearnerChoice, Ranks
+from murmur.env_service.sessions.reconnect import Disconnected
+from murmur.env_service.sessions.worker import closing_all, run_until
+from murmur.env_service.sources.source import (
     BrokenSample,
     Source,
     make_source,
     notices_of,
     read_sample,
 )
-from env_service.watchdog.heartbeat import Heartbeat
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import WireError
-from shared.rpc import PROTOCOL_VERSION
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.sample_codec import Broken, Grant, SampleCodec, unpack_grant
-from shared.wire.samples import SPLITS, samples_to_proto
-from shared.wire.timestep import Array
+from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import WireError
+from murmur.shared.rpc import PROTOCOL_VERSION
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.sample_codec import Broken, Grant, SampleCodec, unpack_grant
+from murmur.shared.wire.samples import SPLITS, samples_to_proto
+from murmur.shared.wire.timestep import Array
 
 logger = logging.getLogger("murmur")
 

@@ -17,22 +17,22 @@ import numpy as np
 from grpc import aio
 from numpy.typing import NDArray
 
-from env_service.environment import make_environment
-from env_service.metrics import WorkerMetrics
-from env_service.sessions.call import Call
-from env_service.sessions.expert import Expert
-from env_service.sessions.ranks import LearnerChoice, Ranks
-from env_service.sessions.reconnect import Disconnected
-from env_service.watchdog.faults import FaultCount, GuardedEnvironment, aborted_rows
-from env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import EnvironmentFault, MurmurError, WireError
-from shared.rpc import PROTOCOL_VERSION
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.codec import ActionCodec, ObservationCodec
-from shared.wire.seeding import episode_seeds
-from shared.wire.spec import EnvSpec, action_layout, spec_to_proto
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.environment import make_environment
+from murmur.env_service.metrics import WorkerMetrics
+from murmur.env_service.sessions.call import Call
+from murmur.env_service.sessions.expert import Expert
+from murmur.env_service.sessions.ranks import LearnerChoice, Ranks
+from murmur.env_service.sessions.reconnect import Disconnected
+from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment, aborted_rows
+from murmur.env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import EnvironmentFault, MurmurError, WireError
+from murmur.shared.rpc import PROTOCOL_VERSION
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.codec import ActionCodec, ObservationCodec
+from murmur.shared.wire.seeding import episode_seeds
+from murmur.shared.wire.spec import EnvSpec, action_layout, spec_to_proto
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 logger = logging.getLogger("murmur")
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from env_service.sources.decode import Header
-from shared.wire.notices import Notices
+from murmur.env_service.sources.decode import Header
+from murmur.shared.wire.notices import Notices
 
 _IMAGES, _MASKS = "images", "masks"  # subjects
 _TURNED = 5  # orientations of EXIF from here on swap width and height

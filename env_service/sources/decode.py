@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.sources.source import BrokenSample
+from murmur.env_service.sources.source import BrokenSample
 
 MAX_PIXELS = 1 << 26  # 8192 × 8192; 192 MiB of RGB
 MAX_FILE_BYTES = 1 << 28

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from env_service.sources.changes import say_image_changes, say_mask_changes, say_resized
-from env_service.sources.decode import (
+from murmur.env_service.sources.changes import say_image_changes, say_mask_changes, say_resized
+from murmur.env_service.sources.decode import (
     decode_image,
     decode_mask,
     planes,
@@ -29,13 +29,13 @@ from env_service.sources.decode import (
     resize,
     same_size,
 )
-from env_service.sources.size import Size, height_and_width, sample_arrays
-from env_service.sources.source import BrokenSample, check_classes
-from shared.config import Section
-from shared.process.errors import ConfigError
-from shared.wire.notices import Notices
-from shared.wire.samples import MAX_CLASSES, SPLITS, SampleSpec
-from shared.wire.timestep import Array
+from murmur.env_service.sources.size import Size, height_and_width, sample_arrays
+from murmur.env_service.sources.source import BrokenSample, check_classes
+from murmur.shared.config import Section
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.notices import Notices
+from murmur.shared.wire.samples import MAX_CLASSES, SPLITS, SampleSpec
+from murmur.shared.wire.timestep import Array
 
 _IMAGES, _MASKS = (".jpg", ".jpeg", ".png"), (".png",)
 _MAX_LIST_BYTES = 1 << 26

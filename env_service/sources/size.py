@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from shared.wire.samples import IMAGE, MASK
-from shared.wire.spec import ArraySpec
+from murmur.shared.wire.samples import IMAGE, MASK
+from murmur.shared.wire.spec import ArraySpec
 
 _Side = Annotated[int, Field(ge=8, le=4096)]
 Size = _Side | tuple[_Side, _Side]

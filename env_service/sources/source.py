@@ -7,7 +7,7 @@ group `murmur.sources`) that has
     build(config) -> Source
 
 `package.module:Name` names a class or function that is a plug-in by itself: see
-shared.config.named_plugin.
+murmur.shared.config.named_plugin.
 """
 
 from typing import Protocol
@@ -15,13 +15,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.config import PluginConfig
-from shared.config.extras import extra_of, missing_advice
-from shared.config.plugins import plugin_failures, resolve_plugin
-from shared.process.errors import ConfigError
-from shared.wire.notices import Notices
-from shared.wire.samples import MASK, SampleSpec
-from shared.wire.timestep import Array
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.extras import extra_of, missing_advice
+from murmur.shared.config.plugins import plugin_failures, resolve_plugin
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.notices import Notices
+from murmur.shared.wire.samples import MASK, SampleSpec
+from murmur.shared.wire.timestep import Array
 
 
 class BrokenSample(Exception):  # noqa: N818 - it names what is broken, as EnvironmentFault does
@@ -46,8 +46,8 @@ class Source(Protocol):
     Attributes:
         spec: arrays, sizes, classes and digest; fixed for life.
 
-    A source may have an attribute `notices` (shared.wire.notices.Notices) about values that it
-    changes, ignores or guesses; the run reports each once.
+    A source may have an attribute `notices` (murmur.shared.wire.notices.Notices) about values that
+    it changes, ignores or guesses; the run reports each once.
     """
 
     spec: SampleSpec

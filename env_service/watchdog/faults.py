@@ -22,19 +22,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.environment import (
+from murmur.env_service.environment import (
     VectorEnvironment,
     blank_timestep,
     expected_arrays,
     named_arrays,
     shape_errors,
 )
-from env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
-from shared.process.errors import EnvironmentFault
-from shared.wire.codec import RowCheck
-from shared.wire.notices import Notices
-from shared.wire.spec import ACTION_MASK, action_layout
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
+from murmur.shared.process.errors import EnvironmentFault
+from murmur.shared.wire.codec import RowCheck
+from murmur.shared.wire.notices import Notices
+from murmur.shared.wire.spec import ACTION_MASK, action_layout
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 logger = logging.getLogger("murmur")
 

@@ -5,7 +5,7 @@ VARIANTS are plug-ins that differ from another one in options alone.
 
 from typing import Any
 
-from shared.config.plugins import Variant
+from murmur.shared.config.plugins import Variant
 
 _OWN_OBSERVATION = {"centralized": (False, "each agent's own observation alone")}
 _TD3: dict[str, Any] = {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}

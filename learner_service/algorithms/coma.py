@@ -19,16 +19,16 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.device.cuda_graph import Outputs
-from learner_service.layers.building import resolve_network
-from learner_service.layers.casting import cast_weights
-from learner_service.layers.distributions import sample, uniform
-from learner_service.layers.forward import forward, forward_rows
-from learner_service.layers.inputs import CriticInputs, Inputs
-from learner_service.layers.recurrent import RecurrentState, memory_size
-from learner_service.learning import options
-from learner_service.learning.base import require_discrete
-from learner_service.learning.exploration import (
+from murmur.learner_service.device.cuda_graph import Outputs
+from murmur.learner_service.layers.building import resolve_network
+from murmur.learner_service.layers.casting import cast_weights
+from murmur.learner_service.layers.distributions import sample, uniform
+from murmur.learner_service.layers.forward import forward, forward_rows
+from murmur.learner_service.layers.inputs import CriticInputs, Inputs
+from murmur.learner_service.layers.recurrent import RecurrentState, memory_size
+from murmur.learner_service.learning import options
+from murmur.learner_service.learning.base import require_discrete
+from murmur.learner_service.learning.exploration import (
     LEAST,
     Exploration,
     log_softmax,
@@ -37,7 +37,7 @@ from learner_service.learning.exploration import (
     penalties,
     policy_probabilities,
 )
-from learner_service.learning.minibatches import (
+from murmur.learner_service.learning.minibatches import (
     IMITATION_LOGGED,
     NEVER_TAKEN,
     Pass,
@@ -46,9 +46,9 @@ from learner_service.learning.minibatches import (
     mean_of_told,
     recurrent_states,
 )
-from learner_service.learning.on_policy import OnPolicyAlgorithm
-from learner_service.learning.policies import ComaPolicy
-from learner_service.learning.returns import (
+from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.learning.policies import ComaPolicy
+from murmur.learner_service.learning.returns import (
     bounded_log,
     lambda_returns,
     most_gain,
@@ -57,10 +57,10 @@ from learner_service.learning.returns import (
     taken,
     target_of,
 )
-from learner_service.learning.rollout_rows import RecurrentStates
-from learner_service.storage.rollout import Batch, transitions
-from shared.wire.spec import ACTION_MASK, EXPERT_ACTION
-from shared.wire.timestep import StepType
+from murmur.learner_service.learning.rollout_rows import RecurrentStates
+from murmur.learner_service.storage.rollout import Batch, transitions
+from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
+from murmur.shared.wire.timestep import StepType
 
 
 class Config(options.OnPolicyCriticConfig):

@@ -23,21 +23,21 @@ from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import override
 
-from learner_service.layers.building import weight_sets
-from learner_service.layers.casting import frozen
-from learner_service.layers.distributions import (
+from murmur.learner_service.layers.building import weight_sets
+from murmur.learner_service.layers.casting import frozen
+from murmur.learner_service.layers.distributions import (
     ILLEGAL,
     ActionDistribution,
     explore,
     one_hot,
     sample,
 )
-from learner_service.layers.encoded import learned_parameters
-from learner_service.layers.forward import forward
-from learner_service.layers.inputs import Inputs, JointInputs, with_action
-from learner_service.learning import options
-from learner_service.learning.base import require_bounds
-from learner_service.learning.off_policy import (
+from murmur.learner_service.layers.encoded import learned_parameters
+from murmur.learner_service.layers.forward import forward
+from murmur.learner_service.layers.inputs import Inputs, JointInputs, with_action
+from murmur.learner_service.learning import options
+from murmur.learner_service.learning.base import require_bounds
+from murmur.learner_service.learning.off_policy import (
     NEXT,
     PRIORITY,
     OffPolicyAlgorithm,
@@ -49,10 +49,10 @@ from learner_service.learning.off_policy import (
     observed,
     of_alive,
 )
-from learner_service.learning.policies import SnapshotPolicy
-from learner_service.learning.returns import polyak_update, target_of
-from shared.process.errors import ConfigError
-from shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
+from murmur.learner_service.learning.policies import SnapshotPolicy
+from murmur.learner_service.learning.returns import polyak_update, target_of
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
 
 OfAgents = tuple[Tensor | None, Tensor | None, Tensor]  # what `agents_loss` takes beside the loss
 

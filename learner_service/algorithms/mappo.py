@@ -15,14 +15,14 @@ from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import override
 
-from learner_service.device.cuda_graph import Outputs
-from learner_service.device.readback import to_host
-from learner_service.layers.casting import cast_weights
-from learner_service.layers.distributions import Categorical, Normal, logged_entropy
-from learner_service.layers.forward import forward, forward_both, forward_rows
-from learner_service.layers.inputs import CriticInputs, Inputs
-from learner_service.learning import options
-from learner_service.learning.minibatches import (
+from murmur.learner_service.device.cuda_graph import Outputs
+from murmur.learner_service.device.readback import to_host
+from murmur.learner_service.layers.casting import cast_weights
+from murmur.learner_service.layers.distributions import Categorical, Normal, logged_entropy
+from murmur.learner_service.layers.forward import forward, forward_both, forward_rows
+from murmur.learner_service.layers.inputs import CriticInputs, Inputs
+from murmur.learner_service.learning import options
+from murmur.learner_service.learning.minibatches import (
     IMITATION_LOGGED,
     NEVER_TAKEN,
     Minibatch,
@@ -30,15 +30,15 @@ from learner_service.learning.minibatches import (
     advice,
     mean_of_told,
 )
-from learner_service.learning.on_policy import OnPolicyAlgorithm
-from learner_service.learning.policies import (
+from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.learning.policies import (
     Actor,
     MappoPolicy,
     policy_extras,
     policy_outputs,
     require_one_trunk,
 )
-from learner_service.learning.returns import (
+from murmur.learner_service.learning.returns import (
     ValueNorm,
     clipped_surrogate,
     lambda_returns,
@@ -47,10 +47,10 @@ from learner_service.learning.returns import (
     of_agents,
     vtrace_returns,
 )
-from learner_service.learning.rollout_rows import RecurrentStates
-from learner_service.preprocess.running_moments import CLIPPED
-from learner_service.storage.rollout import Batch, transitions
-from shared.wire.spec import ACTION_MASK
+from murmur.learner_service.learning.rollout_rows import RecurrentStates
+from murmur.learner_service.preprocess.running_moments import CLIPPED
+from murmur.learner_service.storage.rollout import Batch, transitions
+from murmur.shared.wire.spec import ACTION_MASK
 
 
 class Config(options.OnPolicyCriticConfig):

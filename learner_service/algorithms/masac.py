@@ -24,16 +24,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
-from learner_service.layers.building import weight_sets
-from learner_service.layers.casting import cast_weights
-from learner_service.layers.distributions import Categorical, SquashedNormal, one_hot
-from learner_service.layers.encoded import learned_parameters
-from learner_service.layers.forward import forward, forward_twice
-from learner_service.layers.inputs import Inputs, JointInputs
-from learner_service.layers.stacked import count_slices
-from learner_service.learning import options
-from learner_service.learning.base import require_bounds
-from learner_service.learning.off_policy import (
+from murmur.learner_service.layers.building import weight_sets
+from murmur.learner_service.layers.casting import cast_weights
+from murmur.learner_service.layers.distributions import Categorical, SquashedNormal, one_hot
+from murmur.learner_service.layers.encoded import learned_parameters
+from murmur.learner_service.layers.forward import forward, forward_twice
+from murmur.learner_service.layers.inputs import Inputs, JointInputs
+from murmur.learner_service.layers.stacked import count_slices
+from murmur.learner_service.learning import options
+from murmur.learner_service.learning.base import require_bounds
+from murmur.learner_service.learning.off_policy import (
     NEXT,
     PRIORITY,
     OffPolicyAlgorithm,
@@ -43,9 +43,9 @@ from learner_service.learning.off_policy import (
     observed,
     of_alive,
 )
-from learner_service.learning.policies import SnapshotPolicy
-from learner_service.learning.returns import polyak_update, target_of
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
+from murmur.learner_service.learning.policies import SnapshotPolicy
+from murmur.learner_service.learning.returns import polyak_update, target_of
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 
 Term = tuple[Tensor, Tensor]  # values and their weights in the loss
 _MIN_STD = 1e-3  # of an action scaled to [-1, 1], before squashing

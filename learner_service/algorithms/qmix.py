@@ -18,14 +18,14 @@ from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import override
 
-from learner_service.layers.distributions import ILLEGAL
-from learner_service.layers.forward import forward
-from learner_service.layers.inputs import StateInputs
-from learner_service.layers.recurrent import RecurrentState
-from learner_service.learning import options
-from learner_service.learning.base import require_discrete
-from learner_service.learning.exploration import EpsilonGreedy
-from learner_service.learning.off_policy import (
+from murmur.learner_service.layers.distributions import ILLEGAL
+from murmur.learner_service.layers.forward import forward
+from murmur.learner_service.layers.inputs import StateInputs
+from murmur.learner_service.layers.recurrent import RecurrentState
+from murmur.learner_service.learning import options
+from murmur.learner_service.learning.base import require_discrete
+from murmur.learner_service.learning.exploration import EpsilonGreedy
+from murmur.learner_service.learning.off_policy import (
     NEXT,
     PRIORITY,
     OffPolicyAlgorithm,
@@ -37,10 +37,10 @@ from learner_service.learning.off_policy import (
     observed,
     of_alive,
 )
-from learner_service.learning.policies import SnapshotPolicy
-from learner_service.learning.returns import polyak_update, target_of
-from shared.wire.spec import ACTION_MASK, AGENT_MASK
-from shared.wire.timestep import StepType
+from murmur.learner_service.learning.policies import SnapshotPolicy
+from murmur.learner_service.learning.returns import polyak_update, target_of
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK
+from murmur.shared.wire.timestep import StepType
 
 _FIRST_SHARE = 0.1  # of the usual first weights that hang on the state
 

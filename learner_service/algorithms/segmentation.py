@@ -12,21 +12,21 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from learner_service.device.readback import to_host
-from learner_service.layers.casting import cast_weights
-from learner_service.layers.dense import build_dense
-from learner_service.learning.confusion import SCORES, Counts, count_pairs, scores
-from learner_service.learning.supervised import class_weights, image_size
-from learner_service.learning.supervised_network import (
+from murmur.learner_service.device.readback import to_host
+from murmur.learner_service.layers.casting import cast_weights
+from murmur.learner_service.layers.dense import build_dense
+from murmur.learner_service.learning.confusion import SCORES, Counts, count_pairs, scores
+from murmur.learner_service.learning.supervised import class_weights, image_size
+from murmur.learner_service.learning.supervised_network import (
     NetworkConfig,
     NetworkPolicy,
     SupervisedNetwork,
     follow,
 )
-from learner_service.preprocess.augment.mixing import MASK_B, MIX
-from learner_service.ranks.group import ALONE, Group
-from learner_service.telemetry.figures import Figures, of_masks
-from shared.wire.samples import IMAGE, MASK
+from murmur.learner_service.preprocess.augment.mixing import MASK_B, MIX
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.telemetry.figures import Figures, of_masks
+from murmur.shared.wire.samples import IMAGE, MASK
 
 SUPERVISED = True
 _CENTRE, _SPREAD = 0.5, 0.25  # of images in 0..1: what the network is fed is about 0, of size 1

@@ -1,6 +1,6 @@
 """Checkpoints: what a run keeps on disk."""
 
-from learner_service.checkpoint.contents import (
+from murmur.learner_service.checkpoint.contents import (
     buildable_config,
     check_spec,
     load_algorithm,
@@ -11,7 +11,7 @@ from learner_service.checkpoint.contents import (
     source_text,
     spec_text,
 )
-from learner_service.checkpoint.folder import CheckpointFolder
+from murmur.learner_service.checkpoint.folder import CheckpointFolder
 
 __all__ = [
     "CheckpointFolder",

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from google.protobuf.message import DecodeError
 
-from learner_service.device.precision import Precision
-from learner_service.learning.base import Algorithm, Policy, build_algorithm
-from shared.config.experiment import ExperimentConfig
-from shared.config.plugin_folders import named_code, refused_code
-from shared.config.section import validate
-from shared.config.text import NO_YAML, plain_data, read_config_text
-from shared.process.errors import CheckpointError, MurmurError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.samples import SampleSpec, samples_from_proto, samples_to_proto
-from shared.wire.spec import (
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import Algorithm, Policy, build_algorithm
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.plugin_folders import named_code, refused_code
+from murmur.shared.config.section import validate
+from murmur.shared.config.text import NO_YAML, plain_data, read_config_text
+from murmur.shared.process.errors import CheckpointError, MurmurError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.samples import SampleSpec, samples_from_proto, samples_to_proto
+from murmur.shared.wire.spec import (
     EXPERT_ACTION,
     EnvSpec,
     first_difference,

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from learner_service.device.readback import to_host
-from shared.process.errors import CheckpointError
+from murmur.learner_service.device.readback import to_host
+from murmur.shared.process.errors import CheckpointError
 
 FORMAT = 1
 _CHUNK = re.compile(r"(?:rank\d+-)?replay-\d+-\d+\.pt", re.ASCII)

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from learner_service.checkpoint import files
-from learner_service.checkpoint.contents import saved_sections
-from learner_service.checkpoint.files import chunk_files, chunks_of
-from learner_service.checkpoint.parts import (
+from murmur.learner_service.checkpoint import files
+from murmur.learner_service.checkpoint.contents import saved_sections
+from murmur.learner_service.checkpoint.files import chunk_files, chunks_of
+from murmur.learner_service.checkpoint.parts import (
     adopted,
     merged,
     own_part,
@@ -23,11 +23,11 @@ from learner_service.checkpoint.parts import (
     require_all,
     require_mark,
 )
-from learner_service.ranks.group import ALONE, Group
-from learner_service.storage.storage import SavedPart, Storage
-from learner_service.telemetry.persistent_counters import PersistentCounters
-from shared.process.errors import CheckpointError, ConfigError
-from shared.process.process import logger
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.storage.storage import SavedPart, Storage
+from murmur.learner_service.telemetry.persistent_counters import PersistentCounters
+from murmur.shared.process.errors import CheckpointError, ConfigError
+from murmur.shared.process.process import logger
 
 _NAME = re.compile(r"update-(\d+)\.pt")
 _OF_RANK = re.compile(r"rank(\d+)-")

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from learner_service.ranks.group import Group
-from learner_service.telemetry.progress import OWN_COUNTERS
-from shared.process.errors import CheckpointError
+from murmur.learner_service.ranks.group import Group
+from murmur.learner_service.telemetry.progress import OWN_COUNTERS
+from murmur.shared.process.errors import CheckpointError
 
 SLOTS = 1 << 20  # of each rank: rank r has those from r * SLOTS on
 _SHARED = "parts"  # of an algorithm's state: networks, optimisers, the loss scaler

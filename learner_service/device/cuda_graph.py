@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner_service.ranks.group import ALONE, Group
-from shared.process.process import logger
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.shared.process.process import logger
 
 WARM_UP_CALLS = 3  # make optimiser states; let libraries choose kernels and take workspaces
 CALLS_TO_CAPTURE = WARM_UP_CALLS + 1

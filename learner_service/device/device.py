@@ -9,8 +9,8 @@ from importlib.util import find_spec
 
 import torch
 
-from shared.config.learner import LearnerConfig
-from shared.process.errors import ResourceError
+from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.process.errors import ResourceError
 
 _SIDE, _BUDGET_S = 256, 0.02  # of a product to time: an emulated one takes 0.1 s
 _M_ARENA_MAX, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -8, -1, -3  # of glibc's malloc.h

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from shared.process.errors import SpecError
-from shared.process.host_memory import available_bytes
+from murmur.shared.process.errors import SpecError
+from murmur.shared.process.host_memory import available_bytes
 
 _GIB = 2**30
 

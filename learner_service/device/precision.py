@@ -8,13 +8,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from learner_service.device.adam import Adam, step_together
-from learner_service.device.device import half_precision, times_as_long_as_fp32
-from learner_service.device.readback import to_host
-from learner_service.ranks.group import ALONE, Group
-from shared.config.learner import LearnerConfig
-from shared.process.ledger import enter
-from shared.process.process import logger
+from murmur.learner_service.device.adam import Adam, step_together
+from murmur.learner_service.device.device import half_precision, times_as_long_as_fp32
+from murmur.learner_service.device.readback import to_host
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.process.ledger import enter
+from murmur.shared.process.process import logger
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SLOW = 1.5  # times as long as in fp32

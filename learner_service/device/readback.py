@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from learner_service.device.streams import Fence
+from murmur.learner_service.device.streams import Fence
 
 _ALIGNED = 16  # bytes, between tensors that are read together
 _MOST_BYTES = 32 << 20  # of pinned memory, for copies

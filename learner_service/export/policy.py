@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner_service.checkpoint import saved_policy, saved_spec
-from learner_service.device.precision import Precision
-from learner_service.learning.base import Policy
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError, ResourceError
-from shared.process.files import write_output
-from shared.wire.spec import ACTION_MASK, AGENT_CELL, EnvSpec, without_expert
-from shared.wire.timestep import Array
+from murmur.learner_service.checkpoint import saved_policy, saved_spec
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import Policy
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError, ResourceError
+from murmur.shared.process.files import write_output
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, EnvSpec, without_expert
+from murmur.shared.wire.timestep import Array
 
 Format = Literal["onnx", "torch-export"]
 SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.segmentation import Segmentation, network_input
-from learner_service.checkpoint import buildable_config, saved_source
-from learner_service.device.precision import Precision
-from learner_service.export.policy import (
+from murmur.learner_service.algorithms.segmentation import Segmentation, network_input
+from murmur.learner_service.checkpoint import buildable_config, saved_source
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.export.policy import (
     FORMAT_VERSION,
     Exported,
     Format,
@@ -24,12 +24,12 @@ from learner_service.export.policy import (
     trace,
     write_program,
 )
-from learner_service.layers.resizing import picture_weights, resize
-from learner_service.learning.supervised import build_supervised, image_size
-from learner_service.learning.supervised_network import NetworkPolicy
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import CheckpointError, ResourceError
-from shared.wire.samples import IMAGE, MASK, SampleSpec
+from murmur.learner_service.layers.resizing import picture_weights, resize
+from murmur.learner_service.learning.supervised import build_supervised, image_size
+from murmur.learner_service.learning.supervised_network import NetworkPolicy
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import CheckpointError, ResourceError
+from murmur.shared.wire.samples import IMAGE, MASK, SampleSpec
 
 _CPU = torch.device("cpu")
 _BYTE = 255.0

@@ -7,34 +7,39 @@ from typing import Any
 
 import numpy as np
 
-from learner_service.checkpoint import load_algorithm, saved_source, source_text
-from learner_service.context import RunContext
-from learner_service.device.memory import free_bytes, limited, room
-from learner_service.device.precision import Precision
-from learner_service.images.supply import SupplyDesk
-from learner_service.learning.supervised import (
+from murmur.learner_service.checkpoint import load_algorithm, saved_source, source_text
+from murmur.learner_service.context import RunContext
+from murmur.learner_service.device.memory import free_bytes, limited, room
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.images.supply import SupplyDesk
+from murmur.learner_service.learning.supervised import (
     Supervised,
     SupervisedConfig,
     build_supervised,
     supervised_config,
 )
-from learner_service.loop import Learner
-from learner_service.report import Update
-from learner_service.serving.evaluation import check_best_metric
-from learner_service.start_from import start_from
-from learner_service.storage.epochs import TRAIN, VALID
-from learner_service.storage.samples import CacheChoice, SampleBatch, SampleStore, choose_cache
-from learner_service.telemetry.figures import Figures
-from learner_service.tuning.probe import supervised_update_seconds
-from learner_service.tuning.resolve import resolve, share_of, with_precision
-from shared.config.class_census import class_problems
-from shared.config.experiment import ExperimentConfig
-from shared.config.text import to_yaml
-from shared.process.errors import ConfigError, MurmurError, SpecError
-from shared.process.ledger import enter
-from shared.process.process import end_process, logger
-from shared.wire.notices import Notice
-from shared.wire.samples import SampleSpec
+from murmur.learner_service.loop import Learner
+from murmur.learner_service.report import Update
+from murmur.learner_service.serving.evaluation import check_best_metric
+from murmur.learner_service.start_from import start_from
+from murmur.learner_service.storage.epochs import TRAIN, VALID
+from murmur.learner_service.storage.samples import (
+    CacheChoice,
+    SampleBatch,
+    SampleStore,
+    choose_cache,
+)
+from murmur.learner_service.telemetry.figures import Figures
+from murmur.learner_service.tuning.probe import supervised_update_seconds
+from murmur.learner_service.tuning.resolve import resolve, share_of, with_precision
+from murmur.shared.config.class_census import class_problems
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.text import to_yaml
+from murmur.shared.process.errors import ConfigError, MurmurError, SpecError
+from murmur.shared.process.ledger import enter
+from murmur.shared.process.process import end_process, logger
+from murmur.shared.wire.notices import Notice
+from murmur.shared.wire.samples import SampleSpec
 
 _WAIT_S = 0.2
 _DRAWN = 4  # images, at most

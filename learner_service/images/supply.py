@@ -11,18 +11,24 @@ from typing import Any, Protocol
 import grpc
 from numpy.typing import NDArray
 
-from learner_service.serving.admission import Admission, Admitted, Context, Refused
-from learner_service.storage.epochs import Request
-from learner_service.storage.samples import SampleStore
-from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import MurmurError, SpecError, WireError
-from shared.process.process import logger
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.notices import NOTICES_TAG, unpack_notices
-from shared.wire.sample_codec import MAX_GRANT, Broken, Grant, SampleCodec, pack_grant
-from shared.wire.samples import MASK, SPLITS, SampleSpec, sample_difference, samples_from_proto
-from shared.wire.timestep import Array
+from murmur.learner_service.serving.admission import Admission, Admitted, Context, Refused
+from murmur.learner_service.storage.epochs import Request
+from murmur.learner_service.storage.samples import SampleStore
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import MurmurError, SpecError, WireError
+from murmur.shared.process.process import logger
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.notices import NOTICES_TAG, unpack_notices
+from murmur.shared.wire.sample_codec import MAX_GRANT, Broken, Grant, SampleCodec, pack_grant
+from murmur.shared.wire.samples import (
+    MASK,
+    SPLITS,
+    SampleSpec,
+    sample_difference,
+    samples_from_proto,
+)
+from murmur.shared.wire.timestep import Array
 
 _FIRST_PATIENCE = 10  # a source may open and index its files before its first samples
 _GRANT_BYTES = 256 * 1024  # of the samples of one grant, about

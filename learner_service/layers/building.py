@@ -7,7 +7,7 @@ entry point in the group `murmur.networks`. It has
     build(config, shape, num_outputs, slices)  -> nn.Module
 
 `package.module:Name` names an nn.Module class that is a plug-in by itself: see
-shared.config.named_plugin.
+murmur.shared.config.named_plugin.
 
 The module's `forward(image, vector)` maps [B, A, C, H, W] and [B, A, F], either of which is None
 where `shape` has none, to [B, A, num_outputs]. B may differ from call to call; B are joint rows, A
@@ -16,20 +16,22 @@ nothing from one call to the next.
 
 No option is needed. These have a meaning if a Config declares them: `agent_id` (bool: append the
 agent's number, one-hot), `normalize_observations` (bool: bring observations that are no images to
-mean 0 and variance 1, see learner_service.preprocess.normalize), `recurrent` (int: a GRU of that
-width follows, see learner_service.layers.recurrent), `frame_stack` (int: number of steps whose
-channels the image holds, oldest first), `centered` and `centered_state` (see InputOptions).
+mean 0 and variance 1, see murmur.learner_service.preprocess.normalize), `recurrent` (int: a GRU of
+that width follows, see murmur.learner_service.layers.recurrent), `frame_stack` (int: number of
+steps whose channels the image holds, oldest first), `centered` and `centered_state` (see
+InputOptions).
 
 A network whose module says
 
     STACKED = True
 
 promises to keep agents apart: an agent's output comes from its own row and its own parameter group
-alone, and `slices` names the parameter group of each agent (see learner_service.layers.stacked).
-In return agents may have weights of their own, and rows may be grouped otherwise: the second
-dimension is then any multiple of len(slices), or anything if there is one parameter group, and the
-slices repeat along it. Without that promise all agents share one parameter group, and critics that
-must not see another agent's inputs are fed each agent's row alone, with A = 1.
+alone, and `slices` names the parameter group of each agent (see
+murmur.learner_service.layers.stacked). In return agents may have weights of their own, and rows may
+be grouped otherwise: the second dimension is then any multiple of len(slices), or anything if there
+is one parameter group, and the slices repeat along it. Without that promise all agents share one
+parameter group, and critics that must not see another agent's inputs are fed each agent's row
+alone, with A = 1.
 
 It may have a method twice(image, vector, change), which saves work where rows are valued for two
 actions: see `forward_twice`, which does without, too.
@@ -47,18 +49,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from learner_service.device.memory import learning, learning_from, require_room
-from learner_service.layers.dense import is_dense
-from learner_service.layers.encoded import Encoded, Encoder
-from learner_service.layers.footprint import footprint
-from learner_service.layers.forward import Alone, Twins
-from learner_service.layers.inputs import InputOptions, InputShape
-from learner_service.layers.recurrent import Recurrent
-from learner_service.layers.stacked import MLP, LayersConfig, count_slices, initialize
-from shared.config import PluginConfig, Section
-from shared.config.plugins import Plugin, plugin_failures, resolve_plugin
-from shared.process.errors import ConfigError
-from shared.wire.spec import EnvSpec
+from murmur.learner_service.device.memory import learning, learning_from, require_room
+from murmur.learner_service.layers.dense import is_dense
+from murmur.learner_service.layers.encoded import Encoded, Encoder
+from murmur.learner_service.layers.footprint import footprint
+from murmur.learner_service.layers.forward import Alone, Twins
+from murmur.learner_service.layers.inputs import InputOptions, InputShape
+from murmur.learner_service.layers.recurrent import Recurrent
+from murmur.learner_service.layers.stacked import MLP, LayersConfig, count_slices, initialize
+from murmur.shared.config import PluginConfig, Section
+from murmur.shared.config.plugins import Plugin, plugin_failures, resolve_plugin
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import EnvSpec
 
 _LEAST_NATURE = 36  # pixels a side; below, its three layers leave nothing
 # Numbers that a network is fed, in one row and in a whole pass, from which it is weighed.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from learner_service.device.precision import Precision
+from murmur.learner_service.device.precision import Precision
 
 # Layers of which autocast casts all weights. Of others, also of their subclasses, it may cast none:
 # a LayerNorm works in fp32. Layers of ours are added where they are defined.

@@ -9,7 +9,7 @@ an entry point in the group `murmur.networks`. It has
 
 The module's `forward` maps images [B, 3, H, W] float, about 0 and of size 1, to logits
 [B, K, H, W]. B may differ from call to call. It keeps nothing from one call to the next but
-running statistics. Random numbers come from `learner_service.layers.dropout` alone, whose
+running statistics. Random numbers come from `murmur.learner_service.layers.dropout` alone, whose
 generator the algorithm sets and saves.
 """
 
@@ -20,11 +20,11 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from learner_service.device.memory import learning, require_room
-from learner_service.layers.footprint import footprint
-from shared.config import PluginConfig
-from shared.config.plugins import Plugin, plugin_failures, resolve_plugin
-from shared.process.errors import ConfigError
+from murmur.learner_service.device.memory import learning, require_room
+from murmur.learner_service.layers.footprint import footprint
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.plugins import Plugin, plugin_failures, resolve_plugin
+from murmur.shared.process.errors import ConfigError
 
 _FURTHER = 2  # copies of the weights: their average, and what is published of it
 DEFAULT = "segformer"  # what `auto` is for images and masks

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from learner_service.layers.inputs import Inputs
-    from learner_service.layers.stacked import MLP
+    from murmur.learner_service.layers.inputs import Inputs
+    from murmur.learner_service.layers.stacked import MLP
 
 
 class Encoder(nn.Module):

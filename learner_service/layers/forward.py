@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from learner_service.device.precision import Precision
-from learner_service.layers.casting import cast_weights, frozen
-from learner_service.layers.encoded import Encoded
-from learner_service.layers.inputs import Inputs
-from learner_service.layers.recurrent import Recurrent, RecurrentState
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.casting import cast_weights, frozen
+from murmur.learner_service.layers.encoded import Encoded
+from murmur.learner_service.layers.inputs import Inputs
+from murmur.learner_service.layers.recurrent import Recurrent, RecurrentState
 
 _ROWS_ON_CPU, _ROWS_ON_DEVICE = 4096, 8192  # of agents, that a network is fed at once
 _CHUNK_PIXELS = 1 << 24  # of images as float32: 64 MiB

@@ -7,11 +7,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.layers.stacked import MLP, NetworkConfig
-from shared.process.errors import ConfigError
+from murmur.learner_service.layers.stacked import MLP, NetworkConfig
+from murmur.shared.process.errors import ConfigError
 
 if TYPE_CHECKING:
-    from learner_service.layers.inputs import InputShape
+    from murmur.learner_service.layers.inputs import InputShape
 
 
 Convolve = Callable[[Any, tuple[int, int, int], tuple[int, ...]], tuple[nn.Module, int]]

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.layers.distributions import one_hot
-from shared.config.derived import Channel, DerivedMap
-from shared.process.errors import ConfigError, SpecError
-from shared.wire.spec import AGENT_CELL, NO_INPUTS, STATE, ArraySpec, Discrete, EnvSpec
+from murmur.learner_service.layers.distributions import one_hot
+from murmur.shared.config.derived import Channel, DerivedMap
+from murmur.shared.process.errors import ConfigError, SpecError
+from murmur.shared.wire.spec import AGENT_CELL, NO_INPUTS, STATE, ArraySpec, Discrete, EnvSpec
 
 _LARGE_IMAGE = 4096  # bytes of an image from which it is not kept as float32
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.library import Library
 
-from learner_service.layers.casting import CAST
-from learner_service.layers.stacked import StackedLinear, count_slices, per_agent
+from murmur.learner_service.layers.casting import CAST
+from murmur.learner_service.layers.stacked import StackedLinear, count_slices, per_agent
 
 _CLOSED = -1e9  # what a gate is fed that is to be 0
 _LIBRARY: Any = Library("murmur", "DEF")  # type: ignore[no-untyped-call]

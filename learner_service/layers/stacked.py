@@ -18,10 +18,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from learner_service.layers import toom_cook
-from learner_service.layers.casting import CAST, CAST_TO_LEARN, frozen
-from shared.config import Section
-from shared.process.errors import ConfigError
+from murmur.learner_service.layers import toom_cook
+from murmur.learner_service.layers.casting import CAST, CAST_TO_LEARN, frozen
+from murmur.shared.config import Section
+from murmur.shared.process.errors import ConfigError
 
 Sharing = bool | tuple[int, ...]  # which agents share weights, as an algorithm's option says it
 _WIDE = 16  # columns of a matrix from which a CPU multiplies it at full speed

@@ -4,22 +4,22 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.device.precision import Precision
-from learner_service.layers.building import build_network, input_options
-from learner_service.layers.casting import publish
-from learner_service.layers.inputs import ActorInputs
-from learner_service.layers.recurrent import memory_size
-from learner_service.learning.base import Algorithm, Policy
-from learner_service.learning.minibatches import recurrent_states
-from learner_service.learning.policies import (
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.building import build_network, input_options
+from murmur.learner_service.layers.casting import publish
+from murmur.learner_service.layers.inputs import ActorInputs
+from murmur.learner_service.layers.recurrent import memory_size
+from murmur.learner_service.learning.base import Algorithm, Policy
+from murmur.learner_service.learning.minibatches import recurrent_states
+from murmur.learner_service.learning.policies import (
     Actor,
     MappoPolicy,
     policy_extras,
     policy_outputs,
 )
-from learner_service.storage.rollout import Batch, transitions
-from shared.config import PluginConfig
-from shared.wire.spec import ACTION_MASK, EnvSpec
+from murmur.learner_service.storage.rollout import Batch, transitions
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.spec import ACTION_MASK, EnvSpec
 
 
 class ActorAlgorithm(Algorithm[Batch]):

@@ -11,26 +11,26 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from learner_service.device.adam import Adam
-from learner_service.device.precision import Precision
-from learner_service.layers.building import (
+from murmur.learner_service.device.adam import Adam
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.building import (
     build_network,
     build_twins,
     observed_image,
     resolve_network,
     shared_encoder,
 )
-from learner_service.layers.casting import publish
-from learner_service.layers.encoded import Encoder, learned_parameters
-from learner_service.layers.inputs import ActorInputs, InputShape
-from learner_service.layers.recurrent import memory_size
-from learner_service.layers.stacked import count_slices, sharing_agents
-from learner_service.learning.base import Algorithm, Policy
-from learner_service.learning.options import CriticConfig, SharingConfig
-from learner_service.learning.policies import SnapshotPolicy
-from learner_service.storage.storage import Batch
-from shared.config import PluginConfig
-from shared.wire.spec import EnvSpec
+from murmur.learner_service.layers.casting import publish
+from murmur.learner_service.layers.encoded import Encoder, learned_parameters
+from murmur.learner_service.layers.inputs import ActorInputs, InputShape
+from murmur.learner_service.layers.recurrent import memory_size
+from murmur.learner_service.layers.stacked import count_slices, sharing_agents
+from murmur.learner_service.learning.base import Algorithm, Policy
+from murmur.learner_service.learning.options import CriticConfig, SharingConfig
+from murmur.learner_service.learning.policies import SnapshotPolicy
+from murmur.learner_service.storage.storage import Batch
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.spec import EnvSpec
 
 B = TypeVar("B", bound=Batch)
 

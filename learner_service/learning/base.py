@@ -6,7 +6,7 @@ An algorithm plug-in is a module `learner_service/algorithms/<name>.py` that has
     build(config, spec, network, precision, device, seed)  -> Algorithm
 
 `package.module:Name` names a subclass of Algorithm that is a plug-in by itself: see
-shared.config.named_plugin.
+murmur.shared.config.named_plugin.
 """
 
 import math
@@ -18,25 +18,25 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from learner_service.device.adam import Adam
-from learner_service.device.cuda_graph import Captured, Graphs, Outputs
-from learner_service.device.device import restore_generator
-from learner_service.device.memory import learning_from
-from learner_service.device.precision import Precision
-from learner_service.layers.building import observed_image, resolve_network
-from learner_service.learning.options import About, OnPolicyConfig, SharingConfig
-from learner_service.learning.options import AlgorithmConfig as AlgorithmConfig
-from learner_service.preprocess.building import build_transforms
-from learner_service.preprocess.transform import Transforms
-from learner_service.storage.frames import Frames
-from learner_service.storage.rollout import RolloutStorage
-from learner_service.storage.storage import Batch, UnrollStorage
-from shared.config import PluginConfig
-from shared.config.experiment import AugmentConfig, ExperimentConfig, ImitationConfig
-from shared.config.plugins import plugin_failures, resolve_plugin
-from shared.config.text import plain_data
-from shared.process.errors import ConfigError, SpecError
-from shared.wire.spec import EXPERT_ACTION, Discrete, EnvSpec
+from murmur.learner_service.device.adam import Adam
+from murmur.learner_service.device.cuda_graph import Captured, Graphs, Outputs
+from murmur.learner_service.device.device import restore_generator
+from murmur.learner_service.device.memory import learning_from
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.building import observed_image, resolve_network
+from murmur.learner_service.learning.options import About, OnPolicyConfig, SharingConfig
+from murmur.learner_service.learning.options import AlgorithmConfig as AlgorithmConfig
+from murmur.learner_service.preprocess.building import build_transforms
+from murmur.learner_service.preprocess.transform import Transforms
+from murmur.learner_service.storage.frames import Frames
+from murmur.learner_service.storage.rollout import RolloutStorage
+from murmur.learner_service.storage.storage import Batch, UnrollStorage
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import AugmentConfig, ExperimentConfig, ImitationConfig
+from murmur.shared.config.plugins import plugin_failures, resolve_plugin
+from murmur.shared.config.text import plain_data
+from murmur.shared.process.errors import ConfigError, SpecError
+from murmur.shared.wire.spec import EXPERT_ACTION, Discrete, EnvSpec
 
 B = TypeVar("B", bound=Batch)
 _SCALER = "scaler"
@@ -429,7 +429,7 @@ def build_algorithm(
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
             f"algorithm '{config.name}' gave a {type(algorithm).__name__}; derive it from "
-            "learner_service.learning.base.Algorithm"
+            "murmur.learner_service.learning.base.Algorithm"
         )
     if spec.observation(EXPERT_ACTION) and not algorithm.IMITATES:
         raise ConfigError(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from learner_service.layers.distributions import (
+from murmur.learner_service.layers.distributions import (
     ILLEGAL,
     ActionDistribution,
     explore,

@@ -24,16 +24,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from learner_service.device.cuda_graph import Captured, Outputs, copy_by_type
-from learner_service.layers.inputs import Inputs
-from learner_service.layers.recurrent import RecurrentState
-from learner_service.learning.minibatches import Pass, shares, told_of_rows
-from learner_service.learning.rollout_rows import RolloutRows
-from learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
-from shared.wire.spec import AGENT_MASK, Discrete
-from shared.wire.timestep import StepType
+from murmur.learner_service.device.cuda_graph import Captured, Outputs, copy_by_type
+from murmur.learner_service.layers.inputs import Inputs
+from murmur.learner_service.layers.recurrent import RecurrentState
+from murmur.learner_service.learning.minibatches import Pass, shares, told_of_rows
+from murmur.learner_service.learning.rollout_rows import RolloutRows
+from murmur.learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
+from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.wire.spec import AGENT_MASK, Discrete
+from murmur.shared.wire.timestep import StepType
 
 _WORD = 4  # bytes
 _HEADROOM = 4

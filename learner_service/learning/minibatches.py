@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from learner_service.layers.inputs import Inputs
-from learner_service.layers.recurrent import RecurrentState
-from learner_service.learning.returns import of_agents
-from learner_service.ranks.group import ALONE, Group
-from learner_service.storage.rollout import Batch
-from shared.wire.spec import ACTION_MASK, EXPERT_ACTION
-from shared.wire.timestep import StepType
+from murmur.learner_service.layers.inputs import Inputs
+from murmur.learner_service.layers.recurrent import RecurrentState
+from murmur.learner_service.learning.returns import of_agents
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.storage.rollout import Batch
+from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
+from murmur.shared.wire.timestep import StepType
 
 # Log-probability in rows that do not count, which may be of another time: their ratio is 0, for an
 # infinite one times a weight of 0 is NaN.

@@ -9,23 +9,28 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.device.cuda_graph import Outputs
-from learner_service.layers.stacked import count_slices
-from learner_service.learning.actor_critic import ActorCritic
-from learner_service.learning.options import (
+from murmur.learner_service.device.cuda_graph import Outputs
+from murmur.learner_service.layers.stacked import count_slices
+from murmur.learner_service.learning.actor_critic import ActorCritic
+from murmur.learner_service.learning.options import (
     About,
     AlgorithmConfig,
     Gamma,
     GradNorm,
     SharingConfig,
 )
-from learner_service.learning.returns import annealed, mean_over
-from learner_service.ranks.group import Group
-from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage, SequenceReplay
-from learner_service.storage.storage import NEXT as NEXT
-from learner_service.storage.storage import observed as observed
-from shared.process.errors import ConfigError
-from shared.wire.spec import AGENT_MASK, EnvSpec
+from murmur.learner_service.learning.returns import annealed, mean_over
+from murmur.learner_service.ranks.group import Group
+from murmur.learner_service.storage.replay import (
+    ReplayBatch,
+    ReplayConfig,
+    ReplayStorage,
+    SequenceReplay,
+)
+from murmur.learner_service.storage.storage import NEXT as NEXT
+from murmur.learner_service.storage.storage import observed as observed
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import AGENT_MASK, EnvSpec
 
 PRIORITY = "priority"
 

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.learning.fixed_shapes import FixedShapes
-from learner_service.learning.minibatches import (
+from murmur.learner_service.learning.fixed_shapes import FixedShapes
+from murmur.learner_service.learning.minibatches import (
     Pass,
     Rows,
     number_of_minibatches,
     recurrent_states,
     told_of_rows,
 )
-from learner_service.learning.returns import annealed
-from learner_service.learning.rollout_rows import RolloutRows
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import lengthened, observed
+from murmur.learner_service.learning.returns import annealed
+from murmur.learner_service.learning.rollout_rows import RolloutRows
+from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.storage import lengthened, observed
 
 
 class Schedule:

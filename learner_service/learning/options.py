@@ -9,15 +9,15 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field
 from typing_extensions import override
 
-from learner_service.layers.building import RESERVED
-from learner_service.layers.stacked import LayersConfig, Sharing, resolve_sharing
-from learner_service.preprocess.frozen import FROZEN as FROZEN
-from learner_service.preprocess.frozen import SHARING as SHARING
-from learner_service.storage.flight import Demand, Flight, transitions_in, unmeasured
-from shared.config import PluginConfig, Section
-from shared.config.plugins import load_plugin
-from shared.config.section import with_new_names
-from shared.process.errors import ConfigError
+from murmur.learner_service.layers.building import RESERVED
+from murmur.learner_service.layers.stacked import LayersConfig, Sharing, resolve_sharing
+from murmur.learner_service.preprocess.frozen import FROZEN as FROZEN
+from murmur.learner_service.preprocess.frozen import SHARING as SHARING
+from murmur.learner_service.storage.flight import Demand, Flight, transitions_in, unmeasured
+from murmur.shared.config import PluginConfig, Section
+from murmur.shared.config.plugins import load_plugin
+from murmur.shared.config.section import with_new_names
+from murmur.shared.process.errors import ConfigError
 
 Change = tuple[str, dict[str, Any]]  # text, and the options that change: dotted name -> value
 

@@ -8,19 +8,24 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from learner_service.device.precision import Precision
-from learner_service.layers.building import ImageShape, resolve_network
-from learner_service.layers.casting import snapshot
-from learner_service.layers.distributions import ILLEGAL, ActionDistribution, Categorical, Normal
-from learner_service.layers.forward import forward
-from learner_service.layers.inputs import ActorInputs, Inputs
-from learner_service.layers.recurrent import RecurrentState, memory_size
-from learner_service.layers.stacked import count_slices, per_agent
-from learner_service.learning.base import Policy
-from learner_service.learning.exploration import EpsilonSoftmax
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError
-from shared.wire.spec import ACTION_MASK, Continuous, Discrete, EnvSpec
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.building import ImageShape, resolve_network
+from murmur.learner_service.layers.casting import snapshot
+from murmur.learner_service.layers.distributions import (
+    ILLEGAL,
+    ActionDistribution,
+    Categorical,
+    Normal,
+)
+from murmur.learner_service.layers.forward import forward
+from murmur.learner_service.layers.inputs import ActorInputs, Inputs
+from murmur.learner_service.layers.recurrent import RecurrentState, memory_size
+from murmur.learner_service.layers.stacked import count_slices, per_agent
+from murmur.learner_service.learning.base import Policy
+from murmur.learner_service.learning.exploration import EpsilonSoftmax
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import ACTION_MASK, Continuous, Discrete, EnvSpec
 
 
 class SnapshotPolicy(Policy):

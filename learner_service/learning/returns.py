@@ -7,9 +7,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from learner_service.learning.exploration import LEAST
-from learner_service.preprocess.running_moments import CROWD_ROWS, agents_of_sets, crowd
-from learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.learning.exploration import LEAST
+from murmur.learner_service.preprocess.running_moments import CROWD_ROWS, agents_of_sets, crowd
+from murmur.learner_service.ranks.group import ALONE, Group
 
 M = TypeVar("M", bound=nn.Module)
 _REACH = 100.0  # deviations from the mean, ranges of a batch: returns may be rare and large

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.device.cuda_graph import Captured, Outputs
-from learner_service.device.streams import Pace
-from learner_service.layers.forward import chunk_of
-from learner_service.layers.inputs import ActorInputs, CriticInputs, Inputs
-from learner_service.layers.recurrent import RecurrentState
-from learner_service.learning.actor_critic import ActorCritic
-from learner_service.learning.options import OnPolicyCriticConfig
-from learner_service.storage.flight import transitions_in
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
-from shared.wire.spec import EXPERT_ACTION
+from murmur.learner_service.device.cuda_graph import Captured, Outputs
+from murmur.learner_service.device.streams import Pace
+from murmur.learner_service.layers.forward import chunk_of
+from murmur.learner_service.layers.inputs import ActorInputs, CriticInputs, Inputs
+from murmur.learner_service.layers.recurrent import RecurrentState
+from murmur.learner_service.learning.actor_critic import ActorCritic
+from murmur.learner_service.learning.options import OnPolicyCriticConfig
+from murmur.learner_service.storage.flight import transitions_in
+from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.wire.spec import EXPERT_ACTION
 
 # Of the policy and of the critic.
 RecurrentStates = tuple[RecurrentState | None, RecurrentState | None]

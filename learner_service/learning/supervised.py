@@ -1,6 +1,6 @@
 """The contract of an algorithm that learns from the samples of a source.
 
-Such a plug-in is an algorithm (see learner_service.learning.base) whose module also has
+Such a plug-in is an algorithm (see murmur.learner_service.learning.base) whose module also has
 
     SUPERVISED = True
     Config      a subclass of SupervisedConfig
@@ -18,18 +18,18 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.device.memory import learning_from
-from learner_service.device.precision import Precision
-from learner_service.learning.base import Algorithm
-from learner_service.learning.options import About, AlgorithmConfig
-from learner_service.preprocess.augment.base import Augment
-from learner_service.preprocess.augment.building import build_augment
-from learner_service.storage.samples import SampleBatch
-from learner_service.telemetry.figures import Figures
-from shared.config.experiment import AugmentConfig, ExperimentConfig
-from shared.config.plugins import load_plugin, plugin_failures, plugin_names, resolve_plugin
-from shared.process.errors import ConfigError, SpecError
-from shared.wire.samples import IMAGE, MASK, SampleSpec
+from murmur.learner_service.device.memory import learning_from
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import Algorithm
+from murmur.learner_service.learning.options import About, AlgorithmConfig
+from murmur.learner_service.preprocess.augment.base import Augment
+from murmur.learner_service.preprocess.augment.building import build_augment
+from murmur.learner_service.storage.samples import SampleBatch
+from murmur.learner_service.telemetry.figures import Figures
+from murmur.shared.config.experiment import AugmentConfig, ExperimentConfig
+from murmur.shared.config.plugins import load_plugin, plugin_failures, plugin_names, resolve_plugin
+from murmur.shared.process.errors import ConfigError, SpecError
+from murmur.shared.wire.samples import IMAGE, MASK, SampleSpec
 
 
 class SupervisedConfig(AlgorithmConfig):
@@ -126,7 +126,7 @@ def supervised_config(config: ExperimentConfig) -> SupervisedConfig:
     if not isinstance(options, SupervisedConfig):
         raise ConfigError(
             f"algorithm '{config.algorithm.name}' learns from samples: derive its Config from "
-            "learner_service.learning.supervised.SupervisedConfig"
+            "murmur.learner_service.learning.supervised.SupervisedConfig"
         )
     return options
 

@@ -18,17 +18,17 @@ from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import override
 
-from learner_service.device.adam import decayed
-from learner_service.device.cuda_graph import Outputs
-from learner_service.device.precision import Precision
-from learner_service.layers.casting import publish, snapshot
-from learner_service.layers.dropout import draw_from
-from learner_service.learning.base import Policy
-from learner_service.learning.options import GradNorm
-from learner_service.learning.supervised import Supervised, SupervisedConfig
-from learner_service.storage.samples import SampleBatch
-from shared.config import PluginConfig
-from shared.wire.samples import IMAGE, MASK, SampleSpec
+from murmur.learner_service.device.adam import decayed
+from murmur.learner_service.device.cuda_graph import Outputs
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.casting import publish, snapshot
+from murmur.learner_service.layers.dropout import draw_from
+from murmur.learner_service.learning.base import Policy
+from murmur.learner_service.learning.options import GradNorm
+from murmur.learner_service.learning.supervised import Supervised, SupervisedConfig
+from murmur.learner_service.storage.samples import SampleBatch
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.samples import IMAGE, MASK, SampleSpec
 
 M = TypeVar("M", bound=nn.Module)
 _SOON = 10  # updates after which the average spans half of the updates so far

@@ -3,8 +3,8 @@
 from pydantic import Field, model_validator
 from torch import nn
 
-from learner_service.layers.images import ImageConfig, image_network
-from learner_service.layers.stacked import StackedConv2d
+from murmur.learner_service.layers.images import ImageConfig, image_network
+from murmur.learner_service.layers.stacked import StackedConv2d
 
 STACKED = True
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.layers.images import ImageConfig, image_network
-from learner_service.layers.stacked import StackedConv2d
+from murmur.learner_service.layers.images import ImageConfig, image_network
+from murmur.learner_service.layers.stacked import StackedConv2d
 
 STACKED = True
 _KERNEL = 3, 3

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from learner_service.layers.stacked import MLP, NetworkConfig
-from shared.process.errors import ConfigError
+from murmur.learner_service.layers.stacked import MLP, NetworkConfig
+from murmur.shared.process.errors import ConfigError
 
 if TYPE_CHECKING:
-    from learner_service.layers.inputs import InputShape
+    from murmur.learner_service.layers.inputs import InputShape
 
 STACKED = True
 

@@ -8,9 +8,9 @@ linear layer of 512.
 from pydantic import Field
 from torch import nn
 
-from learner_service.layers.images import ImageConfig, image_network
-from learner_service.layers.stacked import StackedConv2d
-from shared.process.errors import ConfigError
+from murmur.learner_service.layers.images import ImageConfig, image_network
+from murmur.learner_service.layers.stacked import StackedConv2d
+from murmur.shared.process.errors import ConfigError
 
 STACKED = True
 _LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from learner_service.layers.dense import require_size
-from learner_service.layers.dropout import Dropout
-from learner_service.layers.resizing import Resize
-from shared.config import Section
+from murmur.learner_service.layers.dense import require_size
+from murmur.learner_service.layers.dropout import Dropout
+from murmur.learner_service.layers.resizing import Resize
+from murmur.shared.config import Section
 
 DENSE = True
 _FIRST_STRIDE = 4  # of the first patches; further sizes are half of the one before

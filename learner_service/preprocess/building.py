@@ -7,26 +7,26 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.layers.building import NORMALISE, Network
-from learner_service.layers.stacked import sharing_agents
-from learner_service.preprocess.augment import build_rl_augment
-from learner_service.preprocess.augment.base import Augment
-from learner_service.preprocess.frozen import HideFrozen
-from learner_service.preprocess.normalize import (
+from murmur.learner_service.layers.building import NORMALISE, Network
+from murmur.learner_service.layers.stacked import sharing_agents
+from murmur.learner_service.preprocess.augment import build_rl_augment
+from murmur.learner_service.preprocess.augment.base import Augment
+from murmur.learner_service.preprocess.frozen import HideFrozen
+from murmur.learner_service.preprocess.normalize import (
     NormalizeObservations,
     NormalizeRewards,
     ObservationNorm,
 )
-from learner_service.preprocess.running_moments import RunningMoments
-from learner_service.preprocess.stack_frames import StackFrames
-from learner_service.preprocess.transform import Rows, Transform, Transforms
-from learner_service.ranks.group import Group
-from learner_service.storage.frames import find_frames
-from learner_service.storage.rollout import Rollout
-from learner_service.storage.storage import NEXT, OBSERVATION, Batch
-from shared.config.experiment import AugmentConfig, ImitationConfig
-from shared.process.errors import ConfigError
-from shared.wire.spec import EXPERT_ACTION, EnvSpec
+from murmur.learner_service.preprocess.running_moments import RunningMoments
+from murmur.learner_service.preprocess.stack_frames import StackFrames
+from murmur.learner_service.preprocess.transform import Rows, Transform, Transforms
+from murmur.learner_service.ranks.group import Group
+from murmur.learner_service.storage.frames import find_frames
+from murmur.learner_service.storage.rollout import Rollout
+from murmur.learner_service.storage.storage import NEXT, OBSERVATION, Batch
+from murmur.shared.config.experiment import AugmentConfig, ImitationConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import EXPERT_ACTION, EnvSpec
 
 B = TypeVar("B", bound=Batch)
 _NOT_ASKED = -1

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.preprocess.transform import (
+from murmur.learner_service.preprocess.transform import (
     Rows,
     Transform,
     reward_of,
     with_arrays,
     with_reward,
 )
-from learner_service.storage.storage import OBSERVATION, Batch
-from shared.process.errors import ConfigError
-from shared.wire.spec import AGENT_MASK
+from murmur.learner_service.storage.storage import OBSERVATION, Batch
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import AGENT_MASK
 
 B = TypeVar("B", bound=Batch)
 FROZEN, SHARING = "algorithm.frozen_agents", "algorithm.share_parameters"  # for messages

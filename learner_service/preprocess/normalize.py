@@ -14,15 +14,20 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from learner_service.layers.building import NORMALISE
-from learner_service.layers.stacked import sharing_agents
-from learner_service.preprocess.running_moments import CLIPPED, RunningMoments
-from learner_service.preprocess.transform import Transform, reward_of, with_arrays, with_reward
-from learner_service.ranks.group import Group
-from learner_service.storage.storage import OBSERVATION, Batch
-from shared.process.errors import ConfigError
-from shared.wire.spec import AGENT_MASK, NO_INPUTS, EnvSpec
-from shared.wire.timestep import StepType
+from murmur.learner_service.layers.building import NORMALISE
+from murmur.learner_service.layers.stacked import sharing_agents
+from murmur.learner_service.preprocess.running_moments import CLIPPED, RunningMoments
+from murmur.learner_service.preprocess.transform import (
+    Transform,
+    reward_of,
+    with_arrays,
+    with_reward,
+)
+from murmur.learner_service.ranks.group import Group
+from murmur.learner_service.storage.storage import OBSERVATION, Batch
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import AGENT_MASK, NO_INPUTS, EnvSpec
+from murmur.shared.wire.timestep import StepType
 
 B = TypeVar("B", bound=Batch)
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner_service.device.readback import to_host
-from learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.device.readback import to_host
+from murmur.learner_service.ranks.group import ALONE, Group
 
 _EPSILON = 1e-8  # added to variances
 _CLIP = 10.0  # deviations; as Gymnasium, SB3 and CleanRL clip

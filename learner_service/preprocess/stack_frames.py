@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.preprocess.transform import Transform
-from learner_service.storage.frames import Frames
-from learner_service.storage.rollout import Rollout
-from learner_service.storage.storage import OBSERVATION, Batch
-from shared.wire.spec import EnvSpec
+from murmur.learner_service.preprocess.transform import Transform
+from murmur.learner_service.storage.frames import Frames
+from murmur.learner_service.storage.rollout import Rollout
+from murmur.learner_service.storage.storage import OBSERVATION, Batch
+from murmur.shared.wire.spec import EnvSpec
 
 B = TypeVar("B", bound=Batch)
 

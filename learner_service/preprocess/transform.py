@@ -12,11 +12,11 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from learner_service.storage.frames import Frames
-from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.rollout import Rollout
-from learner_service.storage.storage import Batch
-from shared.wire.spec import EnvSpec
+from murmur.learner_service.storage.frames import Frames
+from murmur.learner_service.storage.replay import ReplayBatch
+from murmur.learner_service.storage.rollout import Rollout
+from murmur.learner_service.storage.storage import Batch
+from murmur.shared.wire.spec import EnvSpec
 
 B = TypeVar("B", bound=Batch)
 Rows = dict[str, Tensor]

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 from torch import Tensor
 
-from shared.process.errors import ConfigError, ConnectionLostError, MurmurError, ResourceError
-from shared.process.ledger import state
+from murmur.shared.process.errors import (
+    ConfigError,
+    ConnectionLostError,
+    MurmurError,
+    ResourceError,
+)
+from murmur.shared.process.ledger import state
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -110,7 +115,7 @@ class Group:
                 f"this build of torch ({torch.__version__}) has no torch.distributed, which "
                 f"{size} learners need; install another build, or start one learner"
             )
-        from learner_service.ranks.meeting import (
+        from murmur.learner_service.ranks.meeting import (
             fresh,
             loopback_store,
             on_one_machine,

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from learner_service.ranks import MEETING_VARIABLE
-from shared.process.process import logger
+from murmur.learner_service.ranks import MEETING_VARIABLE
+from murmur.shared.process.process import logger
 
 _LOOPBACK = "127.0.0.1"
 _LOOK_EVERY_S = 0.02

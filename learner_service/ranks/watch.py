@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from shared.process.process import end_process, logger
+from murmur.shared.process.process import end_process, logger
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -17,13 +17,13 @@ from typing import Any, Literal, TypeAlias
 
 import grpc
 
-from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config.learner import LearnerConfig
-from shared.process.process import logger
-from shared.rpc import LOAD_METHOD, METHOD
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.credentials import ROLES, CredentialFolder, Role
-from shared.wire.spec import MAX_ENVS
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.process.process import logger
+from murmur.shared.rpc import LOAD_METHOD, METHOD
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.credentials import ROLES, CredentialFolder, Role
+from murmur.shared.wire.spec import MAX_ENVS
 
 Mode: TypeAlias = Literal["train", "evaluate"]
 Context = grpc.aio.ServicerContext[bytes, bytes]

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from learner_service.serving.session import EnvSession
-from shared.config.learner import BatcherConfig
-from shared.wire.timestep import TimeStep
+from murmur.learner_service.serving.session import EnvSession
+from murmur.shared.config.learner import BatcherConfig
+from murmur.shared.wire.timestep import TimeStep
 
 
 @dataclass(eq=False)

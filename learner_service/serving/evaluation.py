@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learner_service.learning.base import Policy
-from shared.config.section import known_names
-from shared.process.errors import ConfigError
-from shared.process.process import logger
-from shared.wire.timestep import StepType, TimeStep
+from murmur.learner_service.learning.base import Policy
+from murmur.shared.config.section import known_names
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.process import logger
+from murmur.shared.wire.timestep import StepType, TimeStep
 
 _ASKED_LATELY_S = 5.0  # a waiting evaluation session asks far more often; one may be reconnecting
 

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from learner_service.device.streams import enter_stream
-from learner_service.serving.batcher import DynamicBatcher, Request, deliver
-from learner_service.serving.evaluation import EvaluationScheduler
-from learner_service.serving.league import League
-from learner_service.serving.session import EnvSession
-from learner_service.serving.snapshots import Snapshots
-from learner_service.serving.staging import ForwardRows, RowTarget, Staging
-from learner_service.storage.storage import Unroll, UnrollStorage
-from learner_service.telemetry.device_clock import DeviceClock
-from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.telemetry.progress import Progress
-from shared.process.ledger import enter, state
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.learner_service.device.streams import enter_stream
+from murmur.learner_service.serving.batcher import DynamicBatcher, Request, deliver
+from murmur.learner_service.serving.evaluation import EvaluationScheduler
+from murmur.learner_service.serving.league import League
+from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.snapshots import Snapshots
+from murmur.learner_service.serving.staging import ForwardRows, RowTarget, Staging
+from murmur.learner_service.storage.storage import Unroll, UnrollStorage
+from murmur.learner_service.telemetry.device_clock import DeviceClock
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.learner_service.telemetry.progress import Progress
+from murmur.shared.process.ledger import enter, state
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 # NumPy compares with ints faster.
 _MID, _LAST, _ABORTED = int(StepType.MID), int(StepType.LAST), int(StepType.ABORTED)

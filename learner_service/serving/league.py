@@ -20,20 +20,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner_service.checkpoint import saved_spec
-from learner_service.device.readback import to_host
-from learner_service.device.streams import Fence
-from learner_service.learning.base import Policy
-from learner_service.ranks.group import ALONE, Group
-from learner_service.serving.batcher import Request
-from learner_service.serving.opponents import EPISODES, Opponent, Pairing
-from learner_service.serving.session import EnvSession
-from learner_service.serving.staging import ForwardRows, Staging
-from shared.config.experiment import LeagueConfig
-from shared.process.errors import CheckpointError, SpecError
-from shared.wire.seeding import episode_seeds, uniform
-from shared.wire.spec import EnvSpec, first_difference, without_expert
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.learner_service.checkpoint import saved_spec
+from murmur.learner_service.device.readback import to_host
+from murmur.learner_service.device.streams import Fence
+from murmur.learner_service.learning.base import Policy
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.serving.batcher import Request
+from murmur.learner_service.serving.opponents import EPISODES, Opponent, Pairing
+from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.staging import ForwardRows, Staging
+from murmur.shared.config.experiment import LeagueConfig
+from murmur.shared.process.errors import CheckpointError, SpecError
+from murmur.shared.wire.seeding import episode_seeds, uniform
+from murmur.shared.wire.spec import EnvSpec, first_difference, without_expert
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 # NumPy compares with ints faster.
 _FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)

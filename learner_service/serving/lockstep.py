@@ -8,23 +8,29 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from learner_service.learning.base import algorithm_config
-from learner_service.learning.options import SharingConfig
-from learner_service.serving.admission import MODE_NAMES, Admission, Admitted, Context, Refused
-from learner_service.serving.batcher import DynamicBatcher, Request
-from learner_service.serving.evaluation import EvaluationScheduler
-from learner_service.serving.session import EnvSession
-from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config.experiment import ExperimentConfig
-from shared.config.learner import LearnerConfig
-from shared.process.errors import MurmurError, SpecError, WireError
-from shared.process.process import logger
-from shared.rpc import PROTOCOL_VERSION
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.channel import MAX_HELLO_BYTES
-from shared.wire.codec import ObservationCodec, RowCheck, check_size, message_bytes
-from shared.wire.notices import GIVEN_UP, NOTICES_TAG, unpack_notices
-from shared.wire.spec import (
+from murmur.learner_service.learning.base import algorithm_config
+from murmur.learner_service.learning.options import SharingConfig
+from murmur.learner_service.serving.admission import (
+    MODE_NAMES,
+    Admission,
+    Admitted,
+    Context,
+    Refused,
+)
+from murmur.learner_service.serving.batcher import DynamicBatcher, Request
+from murmur.learner_service.serving.evaluation import EvaluationScheduler
+from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.process.errors import MurmurError, SpecError, WireError
+from murmur.shared.process.process import logger
+from murmur.shared.rpc import PROTOCOL_VERSION
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import MAX_HELLO_BYTES
+from murmur.shared.wire.codec import ObservationCodec, RowCheck, check_size, message_bytes
+from murmur.shared.wire.notices import GIVEN_UP, NOTICES_TAG, unpack_notices
+from murmur.shared.wire.spec import (
     MAX_ENVS,
     MAX_NAME_CHARACTERS,
     EnvSpec,
@@ -33,7 +39,7 @@ from shared.wire.spec import (
     first_difference,
     spec_from_proto,
 )
-from shared.wire.timestep import StepType, TimeStep
+from murmur.shared.wire.timestep import StepType, TimeStep
 
 _EVALUATION_POLL_S = 0.05
 HELLO_TIMEOUT_S = 10.0

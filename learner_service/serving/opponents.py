@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner_service.learning.base import Policy
+from murmur.learner_service.learning.base import Policy
 
 EPISODES = 50.0  # against an opponent that its score is made of, roughly
 _LEAST = 0.05  # weight of an opponent that is always beaten

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
-from learner_service.device.readback import Readback
-from learner_service.device.streams import Fence
-from learner_service.learning.base import Policy
-from learner_service.serving.staging import HostStaging, RowTarget, SlotMemory, Staging
-from learner_service.storage.storage import OBSERVATION, Record, UnrollStorage
-from learner_service.telemetry.copied import Copied
-from shared.process.process import logger
-from shared.wire.spec import ACTION_MASK
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
+from murmur.learner_service.device.readback import Readback
+from murmur.learner_service.device.streams import Fence
+from murmur.learner_service.learning.base import Policy
+from murmur.learner_service.serving.staging import HostStaging, RowTarget, SlotMemory, Staging
+from murmur.learner_service.storage.storage import OBSERVATION, Record, UnrollStorage
+from murmur.learner_service.telemetry.copied import Copied
+from murmur.shared.process.process import logger
+from murmur.shared.wire.spec import ACTION_MASK
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)
 _INDEX_BYTES = 8

@@ -11,14 +11,14 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from learner_service.serving.admission import Admission, Admitted, Context, Refused
-from learner_service.serving.lockstep import read_hello
-from shared.config.learner import LearnerConfig
-from shared.process.addresses import host_and_port
-from shared.process.errors import ResourceError, WireError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.channel import SERVER_OPTIONS, stream_handler
-from shared.wire.credentials import CredentialFolder, server_credentials
+from murmur.learner_service.serving.admission import Admission, Admitted, Context, Refused
+from murmur.learner_service.serving.lockstep import read_hello
+from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.process.addresses import host_and_port
+from murmur.shared.process.errors import ResourceError, WireError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import SERVER_OPTIONS, stream_handler
+from murmur.shared.wire.credentials import CredentialFolder, server_credentials
 
 _MORE_STREAMS = 256
 _STOP_POLL_S = 0.01
@@ -54,8 +54,8 @@ class RolloutServer:
     ) -> None:
         """Prepare to listen on config.host and config.port (0: any free port).
 
-        Without credentials all are admitted, in plain text: shared.wire.credentials.credentials_for
-        decides where that is right.
+        Without credentials all are admitted, in plain text:
+        murmur.shared.wire.credentials.credentials_for decides where that is right.
         """
         self.admission = admission
         self.port = config.port

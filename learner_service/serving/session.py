@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner_service.serving.evaluation import Evaluation
-from learner_service.serving.opponents import Pairing
-from learner_service.storage.storage import Unroll
-from shared.wire.codec import ActionCodec
-from shared.wire.spec import EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.learner_service.serving.evaluation import Evaluation
+from murmur.learner_service.serving.opponents import Pairing
+from murmur.learner_service.storage.storage import Unroll
+from murmur.shared.wire.codec import ActionCodec
+from murmur.shared.wire.spec import EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 # numpy compares with ints faster
 _FIRST, _MID, _LAST = int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner_service.checkpoint.parts import SLOTS
-from learner_service.device.readback import to_host
-from learner_service.serving.session import EnvSession
-from learner_service.telemetry.progress import Progress
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.spec import MAX_ENVS, EnvSpec, action_layout
+from murmur.learner_service.checkpoint.parts import SLOTS
+from murmur.learner_service.device.readback import to_host
+from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.telemetry.progress import Progress
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.spec import MAX_ENVS, EnvSpec, action_layout
 
 # Slots without a session whose next episode is remembered: as many as one session may have.
 MAX_REMEMBERED = MAX_ENVS

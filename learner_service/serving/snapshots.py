@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from learner_service.device.streams import Fence
-from learner_service.learning.base import Policy
+from murmur.learner_service.device.streams import Fence
+from murmur.learner_service.learning.base import Policy
 
 
 @dataclass(eq=False)

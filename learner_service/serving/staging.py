@@ -1,7 +1,8 @@
 """Rows of a batch on their way: from messages to unrolls and the policy, actions back.
 
 A row is a time step of one environment. On the host rows are written straight into their unrolls.
-For a device see learner_service.serving.packed. Recurrent states stay on the device, by slot.
+For a device see murmur.learner_service.serving.packed. Recurrent states stay on the device, by
+slot.
 """
 
 from abc import ABC, abstractmethod
@@ -14,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.device.cuda_graph import Graphs
-from learner_service.learning.base import Policy
-from learner_service.serving.session import EnvSession
-from learner_service.storage.storage import DTYPES, OBSERVATION, Unroll
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.learner_service.device.cuda_graph import Graphs
+from murmur.learner_service.learning.base import Policy
+from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.storage.storage import DTYPES, OBSERVATION, Unroll
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)
 

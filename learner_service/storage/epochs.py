@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shared.process.errors import MurmurError
-from shared.wire.samples import SPLITS
-from shared.wire.seeding import shuffled
+from murmur.shared.process.errors import MurmurError
+from murmur.shared.wire.samples import SPLITS
+from murmur.shared.wire.seeding import shuffled
 
 TRAIN, VALID = 0, 1  # positions in SPLITS
 _MISSING, _ARRIVED, _TAKEN, _BROKEN = range(4)  # state of a sample in the current epoch

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shared.wire.spec import ArraySpec, EnvSpec
-from shared.wire.timestep import StepType
+from murmur.shared.wire.spec import ArraySpec, EnvSpec
+from murmur.shared.wire.timestep import StepType
 
 _FIRST = int(StepType.FIRST)
 

@@ -26,14 +26,14 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.device.cuda_graph import Captured, Graphs, Outputs, copy_all
-from learner_service.device.device import restore_generator
-from learner_service.device.memory import count, require_room, room
-from learner_service.device.readback import to_host
-from learner_service.device.streams import Fence
-from learner_service.ranks.group import ALONE, Group
-from learner_service.storage.frames import Frames
-from learner_service.storage.storage import (
+from murmur.learner_service.device.cuda_graph import Captured, Graphs, Outputs, copy_all
+from murmur.learner_service.device.device import restore_generator
+from murmur.learner_service.device.memory import count, require_room, room
+from murmur.learner_service.device.readback import to_host
+from murmur.learner_service.device.streams import Fence
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.storage.frames import Frames
+from murmur.learner_service.storage.storage import (
     OBSERVATION,
     Batch,
     SavedPart,
@@ -42,12 +42,12 @@ from learner_service.storage.storage import (
     array_bytes,
     is_transition,
 )
-from shared.config import Section
-from shared.process.errors import ConfigError, ResourceError
-from shared.process.ledger import enter
-from shared.process.process import logger
-from shared.wire.spec import AGENT_MASK, EnvSpec
-from shared.wire.timestep import StepType
+from murmur.shared.config import Section
+from murmur.shared.process.errors import ConfigError, ResourceError
+from murmur.shared.process.ledger import enter
+from murmur.shared.process.process import logger
+from murmur.shared.wire.spec import AGENT_MASK, EnvSpec
+from murmur.shared.wire.timestep import StepType
 
 _BRANCHES = 128
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)

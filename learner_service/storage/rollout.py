@@ -16,11 +16,18 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.device.readback import to_host
-from learner_service.ranks.group import ALONE, Group
-from learner_service.storage.flight import Demand, Flight, Speed, plan, transitions_in, unmeasured
-from learner_service.storage.frames import Frames
-from learner_service.storage.storage import (
+from murmur.learner_service.device.readback import to_host
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.storage.flight import (
+    Demand,
+    Flight,
+    Speed,
+    plan,
+    transitions_in,
+    unmeasured,
+)
+from murmur.learner_service.storage.frames import Frames
+from murmur.learner_service.storage.storage import (
     OBSERVATION,
     Unroll,
     UnrollStorage,
@@ -29,9 +36,9 @@ from learner_service.storage.storage import (
     side_by_side,
     time_step_layout,
 )
-from learner_service.storage.storage import Batch as AnyBatch
-from shared.wire.spec import AGENT_MASK, EnvSpec
-from shared.wire.timestep import StepType
+from murmur.learner_service.storage.storage import Batch as AnyBatch
+from murmur.shared.wire.spec import AGENT_MASK, EnvSpec
+from murmur.shared.wire.timestep import StepType
 
 
 @dataclass

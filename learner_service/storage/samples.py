@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner_service.device.streams import Fence, Turns
-from learner_service.ranks.group import ALONE, Group
-from learner_service.storage.epochs import TRAIN, VALID, Epochs, Request, merged_states
-from learner_service.storage.storage import DTYPES, Batch, SavedPart, Storage
-from learner_service.telemetry.copied import Copied
-from shared.config.class_census import ClassCensus
-from shared.process.errors import SpecError
-from shared.process.files import size_text
-from shared.wire.samples import IMAGE, MASK, SPLITS, SampleSpec
-from shared.wire.timestep import Array
+from murmur.learner_service.device.streams import Fence, Turns
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.storage.epochs import TRAIN, VALID, Epochs, Request, merged_states
+from murmur.learner_service.storage.storage import DTYPES, Batch, SavedPart, Storage
+from murmur.learner_service.telemetry.copied import Copied
+from murmur.shared.config.class_census import ClassCensus
+from murmur.shared.process.errors import SpecError
+from murmur.shared.process.files import size_text
+from murmur.shared.wire.samples import IMAGE, MASK, SPLITS, SampleSpec
+from murmur.shared.wire.timestep import Array
 
 Cache = Literal["device", "stream"]
 _NUM_BUFFERS = 2  # of pinned memory: one is filled while the other may be on its way

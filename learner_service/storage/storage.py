@@ -25,11 +25,11 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from learner_service.device.readback import to_host
-from learner_service.device.streams import Turns
-from learner_service.storage.frames import Frames
-from shared.wire.spec import ACTION_MASK, EnvSpec, action_layout
-from shared.wire.timestep import Array, StepType
+from murmur.learner_service.device.readback import to_host
+from murmur.learner_service.device.streams import Turns
+from murmur.learner_service.storage.frames import Frames
+from murmur.shared.wire.spec import ACTION_MASK, EnvSpec, action_layout
+from murmur.shared.wire.timestep import Array, StepType
 
 OBSERVATION = "observation/"
 NEXT = "next/"  # prefix of the arrays of row t + k, of transitions

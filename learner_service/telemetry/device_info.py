@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from learner_service.telemetry.gpu import Gpu
-from shared.process.errors import ResourceError
-from shared.process.files import write_whole
-from shared.process.process import logger
+from murmur.learner_service.telemetry.gpu import Gpu
+from murmur.shared.process.errors import ResourceError
+from murmur.shared.process.files import write_whole
+from murmur.shared.process.process import logger
 
 FILE = "command.json"  # of the run's folder; `murmur train` writes all of it but KEY
 KEY = "device"

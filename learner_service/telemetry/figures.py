@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.wire.timestep import Array
+from murmur.shared.wire.timestep import Array
 
 if TYPE_CHECKING:  # check-source draws where there is no torch
     from torch import Tensor

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from shared.process.nvml import cuda_version
+from murmur.shared.process.nvml import cuda_version
 
 # Reasons for lower clocks that mean a limit was reached, by NVML's constants. Clocks are lower
 # without such a limit on an idle GPU, and where an administrator set them.

@@ -8,7 +8,7 @@ minutes hangs: in a device that does not answer, a file system, a lock.
 import threading
 from collections.abc import Callable
 
-from shared.process.ledger import Ledger
+from murmur.shared.process.ledger import Ledger
 
 # torch.compile does all its work in the first pass of a process.
 _COMPILING = 10.0

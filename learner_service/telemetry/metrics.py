@@ -10,13 +10,13 @@ from prometheus_client import Metric as Family
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from learner_service.telemetry.copied import Copied
-from learner_service.telemetry.device_clock import DeviceClock
-from learner_service.telemetry.gpu import Gpu
-from learner_service.telemetry.metric_table import KEPT, OBSERVED
-from learner_service.telemetry.notices import NoticeLog
-from learner_service.telemetry.persistent_counters import PersistentCounters
-from shared.process.ledger import Ledger, ThreadClock
+from murmur.learner_service.telemetry.copied import Copied
+from murmur.learner_service.telemetry.device_clock import DeviceClock
+from murmur.learner_service.telemetry.gpu import Gpu
+from murmur.learner_service.telemetry.metric_table import KEPT, OBSERVED
+from murmur.learner_service.telemetry.notices import NoticeLog
+from murmur.learner_service.telemetry.persistent_counters import PersistentCounters
+from murmur.shared.process.ledger import Ledger, ThreadClock
 
 
 class Counted(Protocol):

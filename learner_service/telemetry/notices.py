@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from shared.process.process import logger
-from shared.wire.notices import FILE, PREFIX, Notice, notice_line, read_notices
+from murmur.shared.process.process import logger
+from murmur.shared.wire.notices import FILE, PREFIX, Notice, notice_line, read_notices
 
 _MOST = 256  # different notices of a run
 _MOST_KINDS = 32  # that the metric tells apart

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.process.errors import ResourceError
-from shared.process.files import write_whole
+from murmur.shared.process.errors import ResourceError
+from murmur.shared.process.files import write_whole
 
 _SLOT = np.dtype([("name", "S120"), ("value", "<f8")])
 _NUM_SLOTS = 256

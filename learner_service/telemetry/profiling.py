@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from learner_service.telemetry.profile_files import (
+from murmur.learner_service.telemetry.profile_files import (
     FOLDER,
     METADATA,
     NVTX_VARIABLE,
@@ -26,8 +26,8 @@ from learner_service.telemetry.profile_files import (
     RUNNING,
     TRACE,
 )
-from shared.process.ledger import Ledger, since
-from shared.process.process import logger
+from murmur.shared.process.ledger import Ledger, since
+from murmur.shared.process.process import logger
 
 MAX_UPDATES = 1000  # a trace is kept in memory
 

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.tensorboard import SummaryWriter
 
-from learner_service.telemetry.figures import Figures, png
-from learner_service.telemetry.scalars import scalars_of
-from learner_service.telemetry.tracking import TrackerProcesses
-from shared.config.experiment import RunConfig, TrackingConfig
-from shared.process.errors import ResourceError
-from shared.process.files import make_folder, write_whole
-from shared.process.process import logger
+from murmur.learner_service.telemetry.figures import Figures, png
+from murmur.learner_service.telemetry.scalars import scalars_of
+from murmur.learner_service.telemetry.tracking import TrackerProcesses
+from murmur.shared.config.experiment import RunConfig, TrackingConfig
+from murmur.shared.process.errors import ResourceError
+from murmur.shared.process.files import make_folder, write_whole
+from murmur.shared.process.process import logger
 
 # Of Progress: what each rank of a group counts for itself, and all that it counts.
 OWN_COUNTERS = ("env_steps_received", "episodes", "rows_received", "rows_trained", "rows_inserted")

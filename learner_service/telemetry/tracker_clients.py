@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shared.config.experiment import TrackingConfig
-from shared.config.text import without_secrets
+from murmur.shared.config.experiment import TrackingConfig
+from murmur.shared.config.text import without_secrets
 
 # The most that MLflow takes in one request, and characters of a parameter.
 _METRICS_AT_ONCE, _PARAMETERS_AT_ONCE = 1000, 100

@@ -1,6 +1,6 @@
 """Send a run to W&B and MLflow: a process beside the learner for each, and what it sends.
 
-    python -m learner_service.telemetry.tracking TRACKER RUN TRACKING_CONFIG_AS_JSON
+    python -m murmur.learner_service.telemetry.tracking TRACKER RUN TRACKING_CONFIG_AS_JSON
 
 The process ends with its standard input, which the learner holds; "end" before it says: in order.
 """
@@ -20,14 +20,14 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from learner_service.telemetry.scalars import scalars_of
-from learner_service.telemetry.tracker_clients import MlflowClient, Point, WandbClient
-from shared.config.experiment import TrackingConfig
-from shared.config.extras import missing_advice
-from shared.config.text import comparable, one_line, parse_yaml, without_secrets
-from shared.process.errors import ConfigError, MurmurError, ResourceError
-from shared.process.files import make_folder, read_json, write_whole
-from shared.process.process import Backoff, configure_logging, logger
+from murmur.learner_service.telemetry.scalars import scalars_of
+from murmur.learner_service.telemetry.tracker_clients import MlflowClient, Point, WandbClient
+from murmur.shared.config.experiment import TrackingConfig
+from murmur.shared.config.extras import missing_advice
+from murmur.shared.config.text import comparable, one_line, parse_yaml, without_secrets
+from murmur.shared.process.errors import ConfigError, MurmurError, ResourceError
+from murmur.shared.process.files import make_folder, read_json, write_whole
+from murmur.shared.process.process import Backoff, configure_logging, logger
 
 _BLOCK = 1 << 20  # bytes of progress.jsonl that are read at once
 _KINDS = ("progress", "evaluation")

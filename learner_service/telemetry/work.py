@@ -2,7 +2,7 @@
 
 import time
 
-from learner_service.telemetry.metrics import LearnerMetrics
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
 
 
 def work_done(metrics: LearnerMetrics) -> dict[str, float]:

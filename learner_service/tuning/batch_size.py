@@ -19,19 +19,19 @@ from typing import Any
 import psutil
 import torch
 
-from learner_service.device.cuda_graph import CALLS_TO_CAPTURE
-from learner_service.device.device import select_device
-from learner_service.device.precision import Precision
-from learner_service.learning.base import algorithm_config, with_options
-from learner_service.ranks.group import ALONE, Group
-from learner_service.storage.replay import ReplayStorage
-from learner_service.tuning.probe import Probe, depends_on
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError, SpecError
-from shared.process.files import read_json
-from shared.process.process import logger
-from shared.wire.spec import EnvSpec
+from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE
+from murmur.learner_service.device.device import select_device
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import algorithm_config, with_options
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.storage.replay import ReplayStorage
+from murmur.learner_service.tuning.probe import Probe, depends_on
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError, SpecError
+from murmur.shared.process.files import read_json
+from murmur.shared.process.process import logger
+from murmur.shared.wire.spec import EnvSpec
 
 _FIRST, _MOST = 256, 1 << 20
 _CUDA_SHARE = 0.8  # of the free memory: the margin is for acting and for fragmentation

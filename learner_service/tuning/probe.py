@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from learner_service.checkpoint import CheckpointFolder, saved_spec
-from learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Graphs
-from learner_service.device.device import select_device
-from learner_service.device.memory import limited
-from learner_service.device.precision import Precision
-from learner_service.device.readback import to_host
-from learner_service.learning.base import build_algorithm, grown
-from learner_service.learning.supervised import build_supervised, supervised_config
-from learner_service.storage.rollout import RolloutStorage
-from learner_service.storage.samples import SampleBatch
-from learner_service.storage.storage import OBSERVATION, Unroll, UnrollStorage
-from shared.config.experiment import ExperimentConfig
-from shared.wire.samples import SampleSpec
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Discrete, EnvSpec
-from shared.wire.timestep import StepType
+from murmur.learner_service.checkpoint import CheckpointFolder, saved_spec
+from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Graphs
+from murmur.learner_service.device.device import select_device
+from murmur.learner_service.device.memory import limited
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.device.readback import to_host
+from murmur.learner_service.learning.base import build_algorithm, grown
+from murmur.learner_service.learning.supervised import build_supervised, supervised_config
+from murmur.learner_service.storage.rollout import RolloutStorage
+from murmur.learner_service.storage.samples import SampleBatch
+from murmur.learner_service.storage.storage import OBSERVATION, Unroll, UnrollStorage
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.wire.samples import SampleSpec
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Discrete, EnvSpec
+from murmur.shared.wire.timestep import StepType
 
 _MOST_ENVS = 256  # of a synthetic unroll
 

@@ -9,21 +9,21 @@ from typing import Any
 
 import torch
 
-from learner_service.device.device import half_precision
-from learner_service.layers.building import observed_image, resolve_network
-from learner_service.layers.dense import dense_plugin
-from learner_service.learning.base import algorithm_config, grown, with_options
-from learner_service.learning.supervised import is_supervised, wrong_algorithm
-from learner_service.ranks.group import Group
-from learner_service.storage.flight import Flight
-from learner_service.tuning.batch_size import with_batch_size
-from learner_service.tuning.probe import depends_on, update_seconds
-from shared.config.experiment import AugmentConfig, ExperimentConfig
-from shared.config.plugins import resolve_plugin
-from shared.process.files import read_json
-from shared.process.process import logger
-from shared.wire.samples import SampleSpec
-from shared.wire.spec import EnvSpec
+from murmur.learner_service.device.device import half_precision
+from murmur.learner_service.layers.building import observed_image, resolve_network
+from murmur.learner_service.layers.dense import dense_plugin
+from murmur.learner_service.learning.base import algorithm_config, grown, with_options
+from murmur.learner_service.learning.supervised import is_supervised, wrong_algorithm
+from murmur.learner_service.ranks.group import Group
+from murmur.learner_service.storage.flight import Flight
+from murmur.learner_service.tuning.batch_size import with_batch_size
+from murmur.learner_service.tuning.probe import depends_on, update_seconds
+from murmur.shared.config.experiment import AugmentConfig, ExperimentConfig
+from murmur.shared.config.plugins import resolve_plugin
+from murmur.shared.process.files import read_json
+from murmur.shared.process.process import logger
+from murmur.shared.wire.samples import SampleSpec
+from murmur.shared.wire.spec import EnvSpec
 
 _PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _CACHE = "precision.json"

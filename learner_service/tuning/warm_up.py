@@ -4,16 +4,16 @@ import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
-from learner_service.device.cuda_graph import CALLS_TO_CAPTURE
-from learner_service.learning.base import algorithm_config
-from learner_service.ranks.group import ALONE, Group
-from learner_service.report import Update
-from learner_service.storage.flight import Flight, Speed
-from learner_service.storage.rollout import RolloutStorage
-from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError
-from shared.process.process import logger
+from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE
+from murmur.learner_service.learning.base import algorithm_config
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.report import Update
+from murmur.learner_service.storage.flight import Flight, Speed
+from murmur.learner_service.storage.rollout import RolloutStorage
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.process import logger
 
 _SKIPPED = CALLS_TO_CAPTURE  # updates that also compile, capture and fill caches
 _UPDATES, _TURNS = 4, 64  # measured, at least

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner_service.preprocess.augment.photometry import NO_BLUR
+from murmur.learner_service.preprocess.augment.photometry import NO_BLUR
 
 Image = NDArray[np.uint8]
 

@@ -12,12 +12,17 @@ import numpy as np
 from grpc import aio
 
 from murmur.benchmarks._no_op import Gate, no_op_timestep, run_loop
-from shared.rpc import METHOD
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.channel import SERVER_OPTIONS, channel_options, stream_handler
-from shared.wire.codec import ActionCodec, ObservationCodec, action_array_layout, timestep_layout
-from shared.wire.spec import EnvSpec
-from shared.wire.timestep import Array, TimeStep
+from murmur.shared.rpc import METHOD
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import SERVER_OPTIONS, channel_options, stream_handler
+from murmur.shared.wire.codec import (
+    ActionCodec,
+    ObservationCodec,
+    action_array_layout,
+    timestep_layout,
+)
+from murmur.shared.wire.spec import EnvSpec
+from murmur.shared.wire.timestep import Array, TimeStep
 
 
 class _Protobuf:

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from learner_service.algorithms.masac import Config, Masac
-from learner_service.device.adam import Adam
-from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.storage import observed
+from murmur.learner_service.algorithms.masac import Config, Masac
+from murmur.learner_service.device.adam import Adam
+from murmur.learner_service.storage.replay import ReplayBatch
+from murmur.learner_service.storage.storage import observed
 
 
 class AgentNetworks:

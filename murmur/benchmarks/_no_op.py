@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import StepType, TimeStep
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import StepType, TimeStep
 
 loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
 """How this process makes its event loop; see transport._begin."""

@@ -16,8 +16,8 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from murmur.runs.child import child_environment, murmur_command
-from shared.config.text import to_yaml
-from shared.wire.credentials import Role
+from murmur.shared.config.text import to_yaml
+from murmur.shared.wire.credentials import Role
 
 _START_S = 120.0
 _STOP_S = 30.0

@@ -15,20 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from env_service.environment import VectorEnvironment
-from env_service.metrics import WorkerMetrics
-from env_service.sessions.expert import Expert
-from env_service.sessions.ranks import Ranks
-from env_service.sessions.worker import WorkerSession, run_until
-from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from murmur.benchmarks._no_op import Gate, no_op_timestep, run_loop
-from shared.config import PluginConfig
-from shared.config.experiment import EnvServerConfig, ExperimentConfig
-from shared.config.learner import BatcherConfig, LearnerConfig
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.codec import ActionCodec
-from shared.wire.spec import EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.environment import VectorEnvironment
+from murmur.env_service.metrics import WorkerMetrics
+from murmur.env_service.sessions.expert import Expert
+from murmur.env_service.sessions.ranks import Ranks
+from murmur.env_service.sessions.worker import WorkerSession, run_until
+from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import EnvServerConfig, ExperimentConfig
+from murmur.shared.config.learner import BatcherConfig, LearnerConfig
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.codec import ActionCodec
+from murmur.shared.wire.spec import EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 _BATCH_S = 0.5e-3  # of a batch in `production 0.5 ms`
 
@@ -57,8 +57,8 @@ class _Host:
     run_seed, policy_version = 1, 1
 
     def __init__(self, spec: EnvSpec, num_envs: int, slow: bool) -> None:
-        from learner_service.serving.batcher import DynamicBatcher
-        from learner_service.serving.evaluation import EvaluationScheduler
+        from murmur.learner_service.serving.batcher import DynamicBatcher
+        from murmur.learner_service.serving.evaluation import EvaluationScheduler
 
         self.batcher = DynamicBatcher(BatcherConfig())
         self.scheduler = EvaluationScheduler(lambda _: None)
@@ -79,7 +79,7 @@ class _Host:
 
     def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Any, list[pb.SlotStart]]:
         """Admit a session to the next free slots."""
-        from learner_service.serving.session import EnvSession
+        from murmur.learner_service.serving.session import EnvSession
 
         n = hello.num_envs
         first = self._sessions * n
@@ -92,7 +92,7 @@ class _Host:
 
     def answer(self) -> None:
         """Answer requests, as the inference thread."""
-        from learner_service.serving.batcher import deliver
+        from murmur.learner_service.serving.batcher import deliver
 
         while (requests := self.batcher.next_batch(0.2)) is not None:
             if requests:
@@ -107,10 +107,10 @@ def serve_production(
     num_envs: int,
     slow: bool,
 ) -> None:
-    from learner_service.serving.admission import Admission
-    from learner_service.serving.lockstep import EnvSessions
-    from learner_service.serving.server import RolloutServer
-    from learner_service.telemetry.metrics import LearnerMetrics
+    from murmur.learner_service.serving.admission import Admission
+    from murmur.learner_service.serving.lockstep import EnvSessions
+    from murmur.learner_service.serving.server import RolloutServer
+    from murmur.learner_service.telemetry.metrics import LearnerMetrics
 
     sys.setswitchinterval(5e-4)  # as the learner does
     host = _Host(spec, num_envs, slow)

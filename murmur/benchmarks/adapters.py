@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from env_service.adapters.factory import AdapterConfig, create
-from env_service.environment import make_environment
 from murmur.benchmarks.effort import Effort
-from shared.config import PluginConfig
-from shared.wire.spec import Discrete
-from shared.wire.timestep import StepType
+from murmur.env_service.adapters.factory import AdapterConfig, create
+from murmur.env_service.environment import make_environment
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.spec import Discrete
+from murmur.shared.wire.timestep import StepType
 
 DESCRIPTION = "PettingZoo and Gymnasium environments behind the contract against raw stepping"
 NEEDS = ("gymnasium", "pettingzoo", "mpe2")

@@ -23,15 +23,15 @@ import psutil
 import torch
 from torch import Tensor
 
-from learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
-from learner_service.device.device import keep_freed_memory
-from learner_service.preprocess.augment import build_augment
-from learner_service.preprocess.augment.draws import Draws
-from learner_service.preprocess.augment.presets import STRENGTHS, SampleAugment, parameters
 from murmur.benchmarks._augment_loop import ImageLoop
 from murmur.benchmarks.effort import Effort
 from murmur.doctor.machine import ROOT
-from shared.config.experiment import AugmentConfig
+from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
+from murmur.learner_service.device.device import keep_freed_memory
+from murmur.learner_service.preprocess.augment import build_augment
+from murmur.learner_service.preprocess.augment.draws import Draws
+from murmur.learner_service.preprocess.augment.presets import STRENGTHS, SampleAugment, parameters
+from murmur.shared.config.experiment import AugmentConfig
 
 DESCRIPTION = (
     "augmentation of 32 images of 512 x 512 on the device beside an OpenCV loop (targets: 40 "

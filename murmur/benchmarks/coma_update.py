@@ -23,18 +23,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from env_service.environment import VectorEnvironment, make_environment
-from learner_service.algorithms import coma
-from learner_service.device.precision import Precision
-from learner_service.layers import toom_cook
-from learner_service.learning.minibatches import Rows
-from learner_service.ranks.group import ALONE, Group
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
 from murmur.benchmarks.effort import Effort
-from shared.config import PluginConfig
-from shared.wire.spec import ACTION_MASK
-from shared.wire.timestep import TimeStep
+from murmur.env_service.environment import VectorEnvironment, make_environment
+from murmur.learner_service.algorithms import coma
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers import toom_cook
+from murmur.learner_service.learning.minibatches import Rows
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.spec import ACTION_MASK
+from murmur.shared.wire.timestep import TimeStep
 
 DESCRIPTION = (
     "a full-size COMA update on the CPU: share of the matmul rate, share spent outside the "

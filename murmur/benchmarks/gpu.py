@@ -20,18 +20,18 @@ from typing import Any
 
 import torch
 
-from learner_service.device.device import why_no_cuda
-from learner_service.telemetry.device_info import describe_device
-from learner_service.telemetry.gpu import Gpu
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.gpu_topics import figures
 from murmur.benchmarks.gpu_topics.catalogue import SESSIONS, TOPICS
 from murmur.benchmarks.gpu_topics.runner import Outcome, Store, run_all, topic_command
 from murmur.benchmarks.gpu_topics.topics import Context, is_error
 from murmur.doctor.machine import commit
+from murmur.learner_service.device.device import why_no_cuda
+from murmur.learner_service.telemetry.device_info import describe_device
+from murmur.learner_service.telemetry.gpu import Gpu
 from murmur.results import provenance, run_command, save_result
-from shared.config.section import known_names
-from shared.process.errors import ConfigError
+from murmur.shared.config.section import known_names
+from murmur.shared.process.errors import ConfigError
 
 DESCRIPTION = (
     "every figure of the GPU path in one table: whole runs of three presets, updates, acting, "

@@ -14,7 +14,7 @@ from murmur.benchmarks._processes import Processes, Scrape, scrape
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.sessions import ENVS, Player, playing
 from murmur.doctor.latency import quantile
-from shared.process.ledger import since
+from murmur.shared.process.ledger import since
 
 DESCRIPTION = "p50 and p99 of acting during updates and between them, 32 sessions"
 

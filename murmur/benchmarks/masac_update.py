@@ -21,16 +21,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from learner_service.algorithms.masac import Config, Masac
-from learner_service.device.device import keep_freed_memory
-from learner_service.device.precision import Precision
-from learner_service.ranks.group import ALONE, Group
-from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.storage import OBSERVATION
 from murmur.benchmarks._masac_loop import MasacLoop
 from murmur.benchmarks.effort import Effort
-from shared.config import PluginConfig
-from shared.wire.spec import ArraySpec, Continuous, EnvSpec
+from murmur.learner_service.algorithms.masac import Config, Masac
+from murmur.learner_service.device.device import keep_freed_memory
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.storage.replay import ReplayBatch
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.spec import ArraySpec, Continuous, EnvSpec
 
 DESCRIPTION = (
     "MASAC updates of 2, 4 and 8 agents (targets: 28, 54, 103 CPU-ms fp32, 19, 33, 69 bf16; "

@@ -17,16 +17,16 @@ import psutil
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from env_service.environment import make_environment
-from env_service.metrics import WorkerMetrics
-from env_service.sessions.reconnect import Disconnected
-from env_service.sessions.worker import Stream
 from murmur.benchmarks._processes import Processes
 from murmur.benchmarks.effort import Effort
-from shared.config import PluginConfig
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.channel import channel_options
-from shared.wire.timestep import StepType
+from murmur.env_service.environment import make_environment
+from murmur.env_service.metrics import WorkerMetrics
+from murmur.env_service.sessions.reconnect import Disconnected
+from murmur.env_service.sessions.worker import Stream
+from murmur.shared.config import PluginConfig
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import channel_options
+from murmur.shared.wire.timestep import StepType
 
 DESCRIPTION = (
     "256 sessions at once, at equal speed (target: max/min rows ≤ 1.5) and slow ones among fast, "

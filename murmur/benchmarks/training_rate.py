@@ -14,8 +14,8 @@ import psutil
 
 from murmur.benchmarks._processes import Processes, Snapshot, quantile
 from murmur.benchmarks.effort import Effort
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
 
 DESCRIPTION = (
     "agent-steps/s of training on spread over gRPC, wall and per CPU-second (targets 66 k, 35 k), "

@@ -8,11 +8,12 @@ The bare variants answer every observation with a constant action and check noth
 Everything runs as murmur's processes do, on uvloop and without preempting wake-ups; `untuned` is
 without either.
 
-`production` is learner_service.serving.server with the batcher and its metrics, answered by a
-thread that takes batches and has no network, against sessions of env_service.sessions.worker on an
-environment that does nothing. It answers at once, so nearly every message pays for waking a thread
-and the event loop; `production 0.5 ms` takes that long for each batch, without the interpreter's
-lock, as a small network does, and messages share the wake-ups.
+`production` is murmur.learner_service.serving.server with the batcher and its metrics, answered by
+a thread that takes batches and has no network, against sessions of
+murmur.env_service.sessions.worker on an environment that does nothing. It answers at once, so
+nearly every message pays for waking a thread and the event loop; `production 0.5 ms` takes that
+long for each batch, without the interpreter's lock, as a small network does, and messages share the
+wake-ups.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ from murmur.benchmarks._no_op import Gate, no_op_spec
 from murmur.benchmarks._processes import cpu_s
 from murmur.benchmarks._production_transport import play_production, serve_production
 from murmur.benchmarks.effort import Effort
-from shared.process.process import wake_without_preempting
+from murmur.shared.process.process import wake_without_preempting
 
 DESCRIPTION = (
     "CPU µs per message and side over loopback gRPC: asyncio or threads, identity or protobuf "

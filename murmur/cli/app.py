@@ -12,12 +12,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from murmur.shared.config.extras import DISTRIBUTION, extra_of, missing_advice
+from murmur.shared.config.plugin_folders import look_in
+from murmur.shared.process.errors import ConfigError, MurmurError
+from murmur.shared.process.files import disk_error
+from murmur.shared.process.process import FOREIGN_VARIABLES
 from murmur.text import plain
-from shared.config.extras import DISTRIBUTION, extra_of, missing_advice
-from shared.config.plugin_folders import look_in
-from shared.process.errors import ConfigError, MurmurError
-from shared.process.files import disk_error
-from shared.process.process import FOREIGN_VARIABLES
 
 app = typer.Typer(
     name="murmur",
@@ -113,7 +113,7 @@ def main() -> None:
     except SystemExit as end:
         if threading.active_count() == 1:
             raise
-        from shared.process.process import leave
+        from murmur.shared.process.process import leave
 
         leave(end)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 def complete_config(incomplete: str) -> list[str]:
     """Return configurations that come with murmur; if none fits, YAML files and folders here."""
-    from shared.config.files import config_names
+    from murmur.shared.config.files import config_names
 
     files = Path(incomplete).parent.glob("*.y*ml")
     names = _starting(incomplete, config_names())
@@ -25,14 +25,14 @@ def complete_run(incomplete: str) -> list[str]:
 
 def complete_environment(incomplete: str) -> list[str]:
     """Return names of environments."""
-    from shared.config.plugins import plugin_names
+    from murmur.shared.config.plugins import plugin_names
 
     return _starting(incomplete, plugin_names("environment"))
 
 
 def complete_source(incomplete: str) -> list[str]:
     """Return names of sources; if none fits, YAML files here."""
-    from shared.config.plugins import plugin_names
+    from murmur.shared.config.plugins import plugin_names
 
     files = Path(incomplete).parent.glob("*.y*ml")
     names = _starting(incomplete, plugin_names("source"))

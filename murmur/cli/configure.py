@@ -10,10 +10,10 @@ from rich.console import Console
 from murmur.cli.app import app
 from murmur.cli.completion import complete_config, complete_environment, complete_source
 from murmur.cli.options import Set
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.process import logger
+from murmur.shared.wire.notices import PREFIX
 from murmur.text import plain
-from shared.process.errors import ConfigError
-from shared.process.process import logger
-from shared.wire.notices import PREFIX
 
 ExtraHost = Annotated[
     list[str] | None,
@@ -72,8 +72,8 @@ def config(
     from rich.table import Table
 
     from murmur.runs.settings import explain, list_everything, resolved_data
-    from shared.config.files import load
-    from shared.config.text import to_yaml
+    from murmur.shared.config.files import load
+    from murmur.shared.config.text import to_yaml
 
     console = Console()
     if name is not None and not explain_:

@@ -11,8 +11,8 @@ from murmur.cli.app import app
 from murmur.cli.options import Target
 from murmur.cli.target import begun
 from murmur.live_page import PORT
+from murmur.shared.process.errors import ConfigError
 from murmur.text import plain, print_plain, reserve_stdout
-from shared.process.errors import ConfigError
 
 Metrics = Annotated[
     str | None,

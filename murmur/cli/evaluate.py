@@ -17,9 +17,9 @@ from murmur.cli.options import (
     Target,
 )
 from murmur.cli.target import chosen_environment, trained
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.files import write_json
 from murmur.text import print_plain, reserve_stdout
-from shared.process.errors import ConfigError
-from shared.process.files import write_json
 
 if TYPE_CHECKING:
     from murmur.runs.run_folder import RunFolder
@@ -86,7 +86,7 @@ def evaluate(
     elif folder or out:
         raise ConfigError("--folder and --out are for runs with a source, which predict masks")
     else:
-        from env_service.sessions.evaluate import run_baseline, run_policy
+        from murmur.env_service.sessions.evaluate import run_baseline, run_policy
         from murmur.runs.evaluation import evaluate_run, optimism, result_table, to_record
         from murmur.text import duration
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from murmur.cli.app import app, typed_command
 from murmur.cli.completion import complete_config, complete_run
 from murmur.cli.options import Set
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.files import size_text, write_json, write_output
 from murmur.text import print_plain
-from shared.process.errors import ConfigError
-from shared.process.files import size_text, write_json, write_output
 
 _WIDEST = 10_000  # characters of a line
 
@@ -143,8 +143,8 @@ def _changes(seeds: str | None, vary: list[str] | None, set_: list[str] | None) 
     Raises:
         ConfigError: for an option that cannot be read.
     """
+    from murmur.shared.config.files import changes_of, dotted
     from murmur.sweeps.spec import varied
-    from shared.config.files import changes_of, dotted
 
     changes = dict[str, Any]()
     if seeds is not None:

@@ -89,7 +89,7 @@ def plan(
     from murmur.plan.show import show
     from murmur.plan.stated import network as network_of
     from murmur.runs.run_folder import RunFolder
-    from shared.config.files import load
+    from murmur.shared.config.files import load
 
     stdout = reserve_stdout() if json_ else None  # the environment is played
     aside = Console(stderr=True)

@@ -10,8 +10,8 @@ from rich.console import Console
 from murmur.cli.app import app
 from murmur.cli.options import BaselineName, Checkpoint, EnvironmentConfig, FirstSeed, Set, Target
 from murmur.cli.target import begun, chosen_environment, trained
+from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.text import print_plain
-from shared.process.errors import ConfigError, ResourceError
 
 
 @app.command()
@@ -36,8 +36,8 @@ def render(
 
       murmur render --baseline information-gain --config terrain-reference --seed 7
     """
-    from env_service.adapters.frames import DRAWING, with_frames
-    from env_service.sessions.evaluate import run_baseline
+    from murmur.env_service.adapters.frames import DRAWING, with_frames
+    from murmur.env_service.sessions.evaluate import run_baseline
     from murmur.runs.evaluation import evaluate_run
     from murmur.runs.render import recorded_movie
 
@@ -139,8 +139,8 @@ def export(
 
       murmur export runs/spread-20260101-120000 --format torch-export --output spread.pt2
     """
-    from learner_service.checkpoint import CheckpointFolder
-    from learner_service.export.policy import SUFFIX, export_policy
+    from murmur.learner_service.checkpoint import CheckpointFolder
+    from murmur.learner_service.export.policy import SUFFIX, export_policy
 
     run = trained(target)
     weights = run.checkpoint(checkpoint)
@@ -149,7 +149,7 @@ def export(
         raise ConfigError(f"--output {file}: a {format_} file ends in {SUFFIX[format_]}")
     state = CheckpointFolder(run.path, 1).load(weights)
     if run.config().supervised:
-        from learner_service.export.segmentation import export_segmentation
+        from murmur.learner_service.export.segmentation import export_segmentation
 
         done = export_segmentation(state, format_, file, weights.name)
     else:
@@ -175,7 +175,7 @@ def track(target: Target = None, set_: Set = None) -> None:
 
       murmur track runs/spread-20260101-120000 --set tracking.loggers=[wandb]
     """
-    from learner_service.telemetry.tracking import Forwarder, require_trackers
+    from murmur.learner_service.telemetry.tracking import Forwarder, require_trackers
 
     run = begun(target)
     config = run.config(set_ or []).tracking

@@ -195,7 +195,7 @@ def learner(
     join_supervisor()
     if learners > 1:
         from murmur.runs.ranks import run_ranks
-        from shared.process.errors import ConfigError
+        from murmur.shared.process.errors import ConfigError
 
         if serve:
             raise ConfigError(f"--serve takes one learner, not --learners {learners}: start one")
@@ -204,9 +204,9 @@ def learner(
         chosen = [flag for flag, given in flags.items() if given]
         chosen += [part for setting in set_ or [] for part in ("--set", setting)]
         raise SystemExit(run_ranks(learners, run, [config, "--run", str(run), *chosen]))
-    from learner_service.app import run_learner
-    from shared.config.files import load
-    from shared.process.process import configure_logging, stop_on_signals
+    from murmur.learner_service.app import run_learner
+    from murmur.shared.config.files import load
+    from murmur.shared.process.process import configure_logging, stop_on_signals
 
     rank = os.environ.get("RANK", "0")  # of torchrun
     configure_logging("learner" if rank == "0" else f"learner-{rank}")
@@ -247,9 +247,9 @@ def env_server(
     from murmur.runs.child import join_supervisor
 
     join_supervisor()
-    from env_service.app import run_env_server
-    from shared.config.files import load
-    from shared.process.process import configure_logging, stop_on_signals
+    from murmur.env_service.app import run_env_server
+    from murmur.shared.config.files import load
+    from murmur.shared.process.process import configure_logging, stop_on_signals
 
     configure_logging("evaluator" if evaluate else "env-server")
     stop = stop_on_signals()
@@ -295,8 +295,8 @@ def slurm(
 
       murmur slurm spread --gpus 0 --env-nodes 0 --cpus-per-node 4 --output spread.sh
     """
+    from murmur.shared.config.files import load
     from murmur.slurm import job_script, write_script
-    from shared.config.files import load
 
     settings = load(config, set_ or []).run
     stamp = time.strftime("%Y%m%d-%H%M%S")

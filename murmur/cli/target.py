@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from murmur.shared.process.errors import ConfigError
 from murmur.text import print_plain
-from shared.process.errors import ConfigError
 
 if TYPE_CHECKING:
     from murmur.runs.run_folder import RunFolder
-    from shared.config.experiment import ExperimentConfig
+    from murmur.shared.config.experiment import ExperimentConfig
 
 
 def trained(target: Path | None, config: str | None = None) -> "RunFolder":
     """Return the run that is meant: the folder `target`, else the newest, of `config` if given."""
     from murmur.runs.run_folder import RunFolder
-    from shared.config.files import load
+    from murmur.shared.config.files import load
 
     _one_of(target, config)
     if target:
@@ -41,7 +41,7 @@ def chosen_environment(
     It is that of the run `target`, or `config`, or else of the newest run.
     """
     from murmur.runs.run_folder import RunFolder
-    from shared.config.files import load
+    from murmur.shared.config.files import load
 
     _one_of(target, config)
     if config is not None:

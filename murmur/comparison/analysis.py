@@ -28,7 +28,7 @@ from murmur.comparison.statistics import (
 )
 from murmur.comparison.statistics import normalise as scale
 from murmur.runs.scores import Metric
-from shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError
 
 FEW_RUNS = 5  # with fewer the bootstrap's intervals are too narrow
 _POINTS = 60  # of a curve or a profile

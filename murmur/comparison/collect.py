@@ -8,10 +8,10 @@ from typing import Any
 from murmur.runs import settings
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.scores import Curve, Metric, last_progress, read_curve, state_of
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.text import plain_data
+from murmur.shared.process.errors import ConfigError
 from murmur.sweeps.folder import find_runs
-from shared.config.experiment import ExperimentConfig
-from shared.config.text import plain_data
-from shared.process.errors import ConfigError
 
 # Options that say where and how fast a run works, not what it learns.
 _OF_THE_MACHINE = (

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from murmur.comparison.collect import ComparedRun
+from murmur.shared.config.text import one_line
+from murmur.shared.process.errors import ConfigError
 from murmur.sweeps.folder import short_value
-from shared.config.text import one_line
-from shared.process.errors import ConfigError
 
 _FIRST = ("algorithm.name", "network.name")  # name groups before other keys do
 _TOLERANCE = 0.05  # of environment steps: a run ends with a whole update

@@ -9,8 +9,6 @@ from typing import Any
 
 import jinja2
 
-from env_service.pictures import Snapshot, find_painter
-from env_service.sessions.evaluate import run_baseline
 from murmur.comparison.report_charts import (
     LEARNED,
     evaluation_charts,
@@ -19,6 +17,8 @@ from murmur.comparison.report_charts import (
 )
 from murmur.doctor.device_report import about_text, run_busy_text
 from murmur.doctor.machine import commit, describe_machine, versions
+from murmur.env_service.pictures import Snapshot, find_painter
+from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.runs import settings
 from murmur.runs.drops import dropped_message
 from murmur.runs.evaluation import (
@@ -30,13 +30,13 @@ from murmur.runs.evaluation import (
 )
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.scores import Metric
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.text import comparable, one_line, plain_data, to_yaml, without_secrets
+from murmur.shared.process.errors import CheckpointError
+from murmur.shared.process.files import write_json, write_output
+from murmur.shared.wire.notices import FILE as NOTICES
+from murmur.shared.wire.notices import read_notices
 from murmur.text import duration, number
-from shared.config.experiment import ExperimentConfig
-from shared.config.text import comparable, one_line, plain_data, to_yaml, without_secrets
-from shared.process.errors import CheckpointError
-from shared.process.files import write_json, write_output
-from shared.wire.notices import FILE as NOTICES
-from shared.wire.notices import read_notices
 
 Say = Callable[[str], None]
 

@@ -10,15 +10,15 @@ import torch
 from numpy.typing import NDArray
 from rich.table import Table
 
-from env_service.sources.source import BrokenSample, Source, make_source, read_sample
-from learner_service.checkpoint import CheckpointFolder
-from learner_service.export.segmentation import Trained, load_segmentation
-from learner_service.learning.confusion import Counts, f_scores, overlaps, scores
+from murmur.env_service.sources.source import BrokenSample, Source, make_source, read_sample
+from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.export.segmentation import Trained, load_segmentation
+from murmur.learner_service.learning.confusion import Counts, f_scores, overlaps, scores
 from murmur.runs.run_folder import RunFolder
+from murmur.shared.process.errors import ConfigError, ResourceError
+from murmur.shared.wire.notices import Notices
+from murmur.shared.wire.samples import IMAGE, MASK, sample_difference
 from murmur.text import number, plain, screen_table
-from shared.process.errors import ConfigError, ResourceError
-from shared.wire.notices import Notices
-from shared.wire.samples import IMAGE, MASK, sample_difference
 
 Say = Callable[[str], None]
 Picture = NDArray[np.uint8]
@@ -205,8 +205,8 @@ def segment_folder(trained: Trained, folder: Path, out: Path, say: Say) -> int:
     """
     import cv2
 
-    from env_service.sources.changes import say_image_changes
-    from env_service.sources.decode import decode_image, planes, read_file
+    from murmur.env_service.sources.changes import say_image_changes
+    from murmur.env_service.sources.decode import decode_image, planes, read_file
 
     if not folder.is_dir():
         raise ConfigError(f"--folder {folder}: there is no such folder")

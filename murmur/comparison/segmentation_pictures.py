@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from learner_service.export.segmentation import Trained
-from learner_service.preprocess.augment.building import build_augment
-from learner_service.telemetry.figures import painted, sheet, upright
-from shared.wire.samples import IMAGE, MASK
+from murmur.learner_service.export.segmentation import Trained
+from murmur.learner_service.preprocess.augment.building import build_augment
+from murmur.learner_service.telemetry.figures import painted, sheet, upright
+from murmur.shared.wire.samples import IMAGE, MASK
 
 Picture = NDArray[np.uint8]
 _END = 1 << 40  # an epoch and an update after any that changes the preset

@@ -4,7 +4,6 @@ import base64
 from pathlib import Path
 from typing import Any
 
-from learner_service.telemetry.figures import compared, confusion_matrix, png
 from murmur.comparison.charts import Chart, Series, line_chart
 from murmur.comparison.report import page_environment, page_parts
 from murmur.comparison.report_charts import loss_charts
@@ -19,11 +18,12 @@ from murmur.comparison.segmentation import (
 )
 from murmur.comparison.segmentation_pictures import augmented
 from murmur.doctor.device_report import run_busy_text
+from murmur.learner_service.telemetry.figures import compared, confusion_matrix, png
 from murmur.runs.run_folder import RunFolder
+from murmur.shared.process.errors import CheckpointError, ConfigError
+from murmur.shared.process.files import write_output
+from murmur.shared.wire.samples import IMAGE, MASK
 from murmur.text import number
-from shared.process.errors import CheckpointError, ConfigError
-from shared.process.files import write_output
-from shared.wire.samples import IMAGE, MASK
 
 SHOWN = 6  # images of a page
 _AUGMENTED = 7

@@ -19,12 +19,12 @@ from murmur.doctor.gpu_waits import GpuWait, gpu_waits
 from murmur.doctor.group_diagnosis import RankFigures, advice
 from murmur.doctor.latency import latency_lines
 from murmur.runs.snapshots import Snapshot
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError
-from shared.process.ledger import since
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.ledger import since
 
 if TYPE_CHECKING:  # a run is diagnosed where there is no torch, too
-    from learner_service.learning.options import About
+    from murmur.learner_service.learning.options import About
 
 _WAITS = {
     "inference": ("wait_environments", "wait_learning", "start"),

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from murmur.doctor.latency import quantile
 from murmur.runs.snapshots import Snapshot
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.ledger import since
 from murmur.text import number
-from shared.config.experiment import ExperimentConfig
-from shared.process.ledger import since
 
 _ACT = "act"  # the captured function of the inference thread
 _EAGER_TIMES = 7.0  # of an H100: 4 to 12, COMA's updates 7.2

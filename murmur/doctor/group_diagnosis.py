@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from murmur.runs.snapshots import Snapshot
-from shared.process.ledger import since
+from murmur.shared.process.ledger import since
 
 _WORK = ("sample", "forward", "backward", "optimize", "synchronize", "publish")
 _WAITED_FOR = 0.1  # share of time by which the others wait more for a straggler than it for them

@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 
-from shared.config.extras import DISTRIBUTION
-from shared.process.nvml import cuda_version
+from murmur.shared.config.extras import DISTRIBUTION
+from murmur.shared.process.nvml import cuda_version
 
 ROOT = Path(__file__).resolve().parents[2]
 # An installed murmur has no place of its own for results: the working directory has.

@@ -22,12 +22,12 @@ from murmur.runs.snapshots import (
     from_run,
     learners_of,
 )
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import load
+from murmur.shared.config.text import one_line
+from murmur.shared.process.errors import MurmurError
+from murmur.shared.process.host_memory import available_bytes
 from murmur.text import number, plain, print_plain
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import load
-from shared.config.text import one_line
-from shared.process.errors import MurmurError
-from shared.process.host_memory import available_bytes
 
 WORDS = {
     "environments": "the environments: the learner waits for rows",
@@ -135,7 +135,7 @@ def _diagnose(
     config = run.config()
     if seen.bottleneck != "learning" or config.supervised:
         return diagnose(before, after, config)
-    from learner_service.learning.base import algorithm_config
+    from murmur.learner_service.learning.base import algorithm_config
 
     speedup = None
     if _worth_probing(run, seen, before, after, probe, console):
@@ -185,8 +185,8 @@ def _prober(
     run: RunFolder, config: ExperimentConfig, console: Console
 ) -> tuple[ExperimentConfig, Speedup]:
     """Return the run's settings, a batch size of 0 resolved, and a function that times others."""
-    from learner_service.tuning.batch_size import with_batch_size
-    from learner_service.tuning.probe import checkpoint_spec, seconds_per_row
+    from murmur.learner_service.tuning.batch_size import with_batch_size
+    from murmur.learner_service.tuning.probe import checkpoint_spec, seconds_per_row
 
     spec = checkpoint_spec(run.checkpoint("latest"))
     with _busy(console, "timing updates with the run's settings"):

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from learner_service.telemetry.profile_files import (
+from murmur.learner_service.telemetry.profile_files import (
     FOLDER,
     METADATA,
     REQUEST,
@@ -21,8 +21,8 @@ from learner_service.telemetry.profile_files import (
     TRACE,
 )
 from murmur.runs.run_folder import ProgressTail, RunFolder
+from murmur.shared.process.errors import ResourceError
 from murmur.text import number, plain
-from shared.process.errors import ResourceError
 
 _TAKEN_S = 120.0  # until the learner, perhaps in the middle of a long update, sees the request
 _SILENT_S = 300.0  # without a line of progress, then it is dead or hangs

@@ -28,8 +28,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shared.process.errors import ConfigError, ResourceError
-from shared.wire.credentials import (
+from murmur.shared.process.errors import ConfigError, ResourceError
+from murmur.shared.wire.credentials import (
     CA,
     CERTIFICATE,
     KEY,

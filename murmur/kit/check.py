@@ -21,12 +21,12 @@ from murmur.doctor.machine import (
     installed_version,
 )
 from murmur.runs.settings import has_torch
+from murmur.shared.config.experiment import EnvServerConfig
+from murmur.shared.config.extras import DISTRIBUTION, install_command
+from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.process.host_memory import available_bytes, total_bytes
+from murmur.shared.wire.channel import proxy_in_use
 from murmur.text import plain
-from shared.config.experiment import EnvServerConfig
-from shared.config.extras import DISTRIBUTION, install_command
-from shared.config.learner import LearnerConfig
-from shared.process.host_memory import available_bytes, total_bytes
-from shared.wire.channel import proxy_in_use
 
 if TYPE_CHECKING:
     from murmur.kit.check_networks import Speed
@@ -127,7 +127,7 @@ def _gpu(needed: bool) -> list[Finding]:
         return [*findings, Finding("GPU in torch", missing, fix)]
     import torch
 
-    from learner_service.device.device import half_precision, why_no_cuda
+    from murmur.learner_service.device.device import half_precision, why_no_cuda
 
     if not torch.cuda.is_available():
         return [*findings, Finding("GPU in torch", missing, f"none: {why_no_cuda()}; CPU is used")]
@@ -144,7 +144,7 @@ def _speed() -> list[Finding]:
     """Measure matrix products."""
     import torch
 
-    from learner_service.device.device import product_seconds
+    from murmur.learner_service.device.device import product_seconds
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     findings = []

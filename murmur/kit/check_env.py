@@ -23,21 +23,21 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from env_service.checks import Look, check_environment, describe_environment, look_at
-from env_service.environment import VectorEnvironment
-from env_service.watchdog.descendants import (
+from murmur.env_service.checks import Look, check_environment, describe_environment, look_at
+from murmur.env_service.environment import VectorEnvironment
+from murmur.env_service.watchdog.descendants import (
     adopt_orphans,
     end_descendants,
     lead_session,
     marked,
 )
-from env_service.watchdog.heartbeat import Heartbeat
+from murmur.env_service.watchdog.heartbeat import Heartbeat
 from murmur.runs.settings import environment_factory
-from shared.config.plugin_folders import look_in
-from shared.process.errors import ConfigError, EnvironmentFault, MurmurError
-from shared.process.process import die_with_parent, logger
-from shared.wire.notices import PREFIX, Notices
-from shared.wire.timestep import Array, TimeStep
+from murmur.shared.config.plugin_folders import look_in
+from murmur.shared.process.errors import ConfigError, EnvironmentFault, MurmurError
+from murmur.shared.process.process import die_with_parent, logger
+from murmur.shared.wire.notices import PREFIX, Notices
+from murmur.shared.wire.timestep import Array, TimeStep
 
 HASH_SEED = "PYTHONHASHSEED"
 _HASH_SEEDS = 9  # that are tried

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import torch
 from rich.table import Table
 
-from learner_service.learning.base import algorithm_config
-from learner_service.learning.options import OnPolicyConfig
 from murmur.benchmarks.gpu_topics.figures import Case
 from murmur.benchmarks.gpu_topics.parts import Actor, Trial, quantile
 from murmur.benchmarks.masac_update import count_gflop
+from murmur.learner_service.learning.base import algorithm_config
+from murmur.learner_service.learning.options import OnPolicyConfig
+from murmur.shared.config.files import load
+from murmur.shared.process.errors import ConfigError
 from murmur.text import number, plain
-from shared.config.files import load
-from shared.process.errors import ConfigError
 
 CONFIGS = ("spread", "terrain-reference")
 _PRECISIONS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}

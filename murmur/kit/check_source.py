@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from env_service.sources.source import BrokenSample, make_source, notices_of, read_sample
-from learner_service.telemetry.figures import painted, png, sheet, upright
+from murmur.env_service.sources.source import BrokenSample, make_source, notices_of, read_sample
+from murmur.learner_service.telemetry.figures import painted, png, sheet, upright
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.class_census import ClassProblem, class_problems
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.files import write_whole
+from murmur.shared.wire.notices import Notice
+from murmur.shared.wire.samples import IMAGE, MASK, SPLITS, SampleSpec
+from murmur.shared.wire.timestep import Array
 from murmur.text import plain
-from shared.config import PluginConfig
-from shared.config.class_census import ClassProblem, class_problems
-from shared.process.errors import ConfigError
-from shared.process.files import write_whole
-from shared.wire.notices import Notice
-from shared.wire.samples import IMAGE, MASK, SPLITS, SampleSpec
-from shared.wire.timestep import Array
 
 _READ_TWICE = 4
 _NAMED = 20  # broken samples of one reason

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError
 
 Kind = Literal["algorithm", "network", "environment", "source"]
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -12,9 +12,9 @@ from murmur.runs.drops import dropped_message
 from murmur.runs.log_errors import TROUBLE, log_entry
 from murmur.runs.run_folder import LineTail, RunFolder
 from murmur.runs.snapshots import from_run
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import MurmurError
 from murmur.text import duration, number
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import MurmurError
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")

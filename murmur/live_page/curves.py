@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shared.process.ledger import since
+from murmur.shared.process.ledger import since
 
 MOST_POINTS = 512  # then two neighbors become one
 MOST_EVALUATIONS = 1024

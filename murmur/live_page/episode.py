@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from env_service.adapters.frames import DRAWING
-from env_service.sessions.recording import SHARE, read_episode
+from murmur.env_service.adapters.frames import DRAWING
+from murmur.env_service.sessions.recording import SHARE, read_episode
 from murmur.runs.run_folder import EPISODE, RunFolder
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError
-from shared.process.process import logger
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.process import logger
 
 FRAMES = 36  # of an episode: each costs tens of milliseconds
 _COLUMNS = 6
@@ -111,7 +111,7 @@ class EpisodePictures:
         try:
             from PIL import Image
 
-            from env_service.pictures import find_painter
+            from murmur.env_service.pictures import find_painter
             from murmur.runs.render import draw_episode
         except ModuleNotFoundError:
             self._trouble = "Pictures need the extra 'report': pip install 'murmur-marl[report]'."

@@ -11,8 +11,8 @@ from urllib.parse import parse_qs
 from murmur.live_page import PORT
 from murmur.live_page.view import RunView
 from murmur.runs.run_folder import RunFolder
-from shared.process.errors import MurmurError, ResourceError
-from shared.process.get_server import Answer, GetServer
+from murmur.shared.process.errors import MurmurError, ResourceError
+from murmur.shared.process.get_server import Answer, GetServer
 
 HOST = "127.0.0.1"
 _NAMES = ("127.0.0.1", "localhost")  # a tunnel may lead to the page from another port

@@ -8,9 +8,9 @@ from typing import Any
 
 from murmur.plan.model import Costs
 from murmur.runs.run_folder import RunFolder
-from shared.process.errors import ConfigError
-from shared.process.files import write_json
-from shared.process.ledger import since
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.files import write_json
+from murmur.shared.process.ledger import since
 
 _ACTING = ("act", "evaluate")  # states of the inference thread in which torch works
 _LEARNING = ("sample", "forward", "backward", "optimize", "synchronize", "publish", "wait_rows")

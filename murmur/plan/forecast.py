@@ -5,15 +5,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from learner_service.learning.base import algorithm_config
-from learner_service.learning.options import OnPolicyConfig
-from learner_service.storage.flight import Demand, Flight, Speed, plan, unmeasured
+from murmur.learner_service.learning.base import algorithm_config
+from murmur.learner_service.learning.options import OnPolicyConfig
+from murmur.learner_service.storage.flight import Demand, Flight, Speed, plan, unmeasured
 from murmur.plan.model import Costs, Outcome, System, Task
 from murmur.plan.simulate import Limits, Simulation
 from murmur.plan.stated import Network, exchange_s
 from murmur.plan.storage import Replays
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError
 
 _FULL = 0.9  # a resource that works more than this sets the rate
 _WAITS = 0.3  # share of the sessions, or of the time, that wait: more of it is a limit

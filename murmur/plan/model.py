@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from learner_service.storage.flight import Flight
+from murmur.learner_service.storage.flight import Flight
 from murmur.plan.storage import Replays
 
 

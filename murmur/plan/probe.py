@@ -10,9 +10,9 @@ import psutil
 
 from murmur.benchmarks._processes import Processes
 from murmur.plan.costs import Window, window
-from shared.config.experiment import ExperimentConfig
-from shared.config.text import plain_data
-from shared.process.errors import ConfigError
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.text import plain_data
+from murmur.shared.process.errors import ConfigError
 
 _WARM_UPDATES = 2
 _TIMEOUT_S = 300.0

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from env_service.environment import RandomPolicy, make_environment
-from learner_service.device.precision import Precision
-from learner_service.learning.base import build_algorithm
-from learner_service.tuning.probe import checkpoint_spec
+from murmur.env_service.environment import RandomPolicy, make_environment
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import build_algorithm
+from murmur.learner_service.tuning.probe import checkpoint_spec
 from murmur.plan import stated
 from murmur.plan.costs import Window, costs_of, load_costs, run_window
 from murmur.plan.forecast import Basis, Size, system_of
@@ -19,12 +19,12 @@ from murmur.plan.model import Costs, Task
 from murmur.plan.probe import measure
 from murmur.plan.simulate import Limits, Simulation
 from murmur.runs.run_folder import RunFolder
-from shared.config.cores import available_cores
-from shared.config.experiment import ExperimentConfig
-from shared.config.plugins import resolve_plugin
-from shared.process.errors import ConfigError
-from shared.wire.spec import EnvSpec
-from shared.wire.timestep import StepType
+from murmur.shared.config.cores import available_cores
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.plugins import resolve_plugin
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import EnvSpec
+from murmur.shared.wire.timestep import StepType
 
 _SERVERS = (1, 3)  # that a probe starts: batches of different sizes tell what a message adds
 _STEP_S = 0.5  # how long environments are timed

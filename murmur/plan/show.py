@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from learner_service.storage.flight import Flight
+from murmur.learner_service.storage.flight import Flight
 from murmur.plan.forecast import Forecast
 from murmur.text import number, plain
 

@@ -8,11 +8,11 @@ so.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from learner_service.learning.base import algorithm_config
-from learner_service.learning.options import OnPolicyConfig
+from murmur.learner_service.learning.base import algorithm_config
+from murmur.learner_service.learning.options import OnPolicyConfig
 from murmur.plan.model import Costs
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError
 
 # As one H100 had them: a launch from Python, a kernel within a captured graph, a replay of one.
 LAUNCH_S, KERNEL_S, REPLAY_S = 30e-6, 4e-6, 7.5e-6

@@ -1,14 +1,14 @@
 """Model of the learner's storages without rows: who may act, and when an update is due.
 
-The rules are those of learner_service.storage, where each is explained: RolloutStorage.may_begin,
-sample and _cut_open, ReplayStorage.may_begin and _due.
+The rules are those of murmur.learner_service.storage, where each is explained:
+RolloutStorage.may_begin, sample and _cut_open, ReplayStorage.may_begin and _due.
 """
 
 import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from learner_service.storage.flight import Flight
+from murmur.learner_service.storage.flight import Flight
 
 
 @dataclass(frozen=True)

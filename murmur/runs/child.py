@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from murmur.runs.log_errors import last_error
 from murmur.doctor.machine import ROOT
-from shared.config.files import ENV_PREFIX
-from shared.process.errors import MurmurError, ResourceError
-from shared.process.host_memory import MemoryKills
-from shared.process.process import FOREIGN_VARIABLES, Backoff, die_with_parent
-from shared.process.run_lock import RunLock
+from murmur.runs.log_errors import last_error
+from murmur.shared.config.files import ENV_PREFIX
+from murmur.shared.process.errors import MurmurError, ResourceError
+from murmur.shared.process.host_memory import MemoryKills
+from murmur.shared.process.process import FOREIGN_VARIABLES, Backoff, die_with_parent
+from murmur.shared.process.run_lock import RunLock
 
 PARENT_VARIABLE = "MURMUR_PARENT"
 HEALTHY_AFTER_S = 60.0  # a child that lived so long starts again with short pauses

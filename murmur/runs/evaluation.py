@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from env_service.adapters.frames import with_frames
-from env_service.environment import VectorEnvironment, baselines
-from env_service.sessions.evaluate import OnRow, run_policy
-from env_service.sessions.evaluation_result import EvaluationResult
+from murmur.env_service.adapters.frames import with_frames
+from murmur.env_service.environment import VectorEnvironment, baselines
+from murmur.env_service.sessions.evaluate import OnRow, run_policy
+from murmur.env_service.sessions.evaluation_result import EvaluationResult
 from murmur.runs.child import Child, murmur_command
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.supervisor import wait_for_port
+from murmur.shared.config.experiment import ExperimentConfig, SecurityConfig
+from murmur.shared.config.files import Overrides
+from murmur.shared.wire.timestep import StepType, TimeStep
 from murmur.text import number, plain, screen_table
-from shared.config.experiment import ExperimentConfig, SecurityConfig
-from shared.config.files import Overrides
-from shared.wire.timestep import StepType, TimeStep
 
 Say = Callable[[str], None]
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from shared.process.process import ENDING_SIGNALS, drop_lost_terminal
+from murmur.shared.process.process import ENDING_SIGNALS, drop_lost_terminal
 
 
 @contextlib.contextmanager

@@ -15,8 +15,8 @@ from rich.text import Text
 from murmur.doctor.device_report import gpu_figures
 from murmur.runs.drops import dropped_message, rollout_message
 from murmur.runs.scores import completion
+from murmur.shared.config.experiment import RunConfig
 from murmur.text import duration, in_rows, number, plain, print_plain
-from shared.config.experiment import RunConfig
 
 TROUBLE_SHOWN = 240  # characters of a log's line; the log has it all
 _RATE, _SAMPLE_RATE = "agent-steps/s", "samples/s"

@@ -9,14 +9,14 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from learner_service.checkpoint import CheckpointFolder, saved_policy, saved_spec
-from learner_service.device.precision import Precision
+from murmur.learner_service.checkpoint import CheckpointFolder, saved_policy, saved_spec
+from murmur.learner_service.device.precision import Precision
 from murmur.runs.run_folder import RunFolder
-from shared.config.section import known_names
-from shared.process.errors import ConfigError
-from shared.wire.codec import RowCheck
-from shared.wire.spec import EXPERT_ACTION, STATE, ArraySpec, shown_agents, without_expert
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.shared.config.section import known_names
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.codec import RowCheck
+from murmur.shared.wire.spec import EXPERT_ACTION, STATE, ArraySpec, shown_agents, without_expert
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)
 _NUMBERS = "biuf"  # kinds of NumPy's dtypes

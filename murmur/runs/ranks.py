@@ -18,10 +18,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from learner_service.ranks import MEETING_VARIABLE
+from murmur.learner_service.ranks import MEETING_VARIABLE
 from murmur.runs.child import LOST, PARENT_VARIABLE, exit_message, murmur_command
-from shared.process.process import configure_logging, logger, stop_on_signals
-from shared.process.run_lock import RunLock
+from murmur.shared.process.process import configure_logging, logger, stop_on_signals
+from murmur.shared.process.run_lock import RunLock
 
 _LOOK_EVERY_S = 0.1
 _SHUTDOWN_S = 50.0  # for ranks that are told to stop: they save

@@ -15,15 +15,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from env_service.adapters.frames import DRAWING, FRAME
-from env_service.environment import VectorEnvironment
-from env_service.pictures import Snapshot, find_painter, painters
-from env_service.sessions.evaluate import OnRow
+from murmur.env_service.adapters.frames import DRAWING, FRAME
+from murmur.env_service.environment import VectorEnvironment
+from murmur.env_service.pictures import Snapshot, find_painter, painters
+from murmur.env_service.sessions.evaluate import OnRow
 from murmur.runs.evaluation import Recorder
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError
-from shared.process.files import replacing
-from shared.wire.timestep import StepType, TimeStep
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.files import replacing
+from murmur.shared.wire.timestep import StepType, TimeStep
 
 FRAMES_PER_SECOND = 6
 HOLD_S = 2.0  # the last picture stays

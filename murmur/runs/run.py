@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 
-from env_service.sessions.evaluation_result import EvaluationResult
+from murmur.env_service.sessions.evaluation_result import EvaluationResult
 from murmur.runs.interrupts import end_before_signals
-from murmur.runs.training import Prepared
 from murmur.runs.run_folder import RunFolder
+from murmur.runs.training import Prepared
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.extras import advising
+from murmur.shared.config.files import Overrides
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.process import logger
 from murmur.text import print_plain
-from shared.config.experiment import ExperimentConfig
-from shared.config.extras import advising
-from shared.config.files import Overrides
-from shared.process.errors import ConfigError
-from shared.process.process import logger
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -30,14 +30,14 @@ from typing import Any
 
 import psutil
 
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import Overrides, load
-from shared.config.text import to_yaml
-from shared.process.errors import CheckpointError, ConfigError
-from shared.process.files import make_folder, read_json, write_whole
-from shared.wire.notices import FILE as NOTICES
-from shared.process.process import process_began
-from shared.process.run_lock import LOCK_FILE, RunLock
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import Overrides, load
+from murmur.shared.config.text import to_yaml
+from murmur.shared.process.errors import CheckpointError, ConfigError
+from murmur.shared.process.files import make_folder, read_json, write_whole
+from murmur.shared.process.process import process_began
+from murmur.shared.process.run_lock import LOCK_FILE, RunLock
+from murmur.shared.wire.notices import FILE as NOTICES
 
 EPISODE = "episode.npz"
 # What a run that has no checkpoint may have written.

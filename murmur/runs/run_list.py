@@ -11,11 +11,10 @@ from rich.table import Table
 
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.scores import Metric, last_progress, read_curve, state_of
+from murmur.shared.process.errors import ConfigError, MurmurError, ResourceError
+from murmur.shared.process.files import disk_error, size_text
 from murmur.sweeps.folder import find_runs
 from murmur.text import number, plain
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError, MurmurError, ResourceError
-from shared.process.files import disk_error, size_text
 
 _GAP = 2  # characters between two columns
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from murmur.runs.run_folder import RunFolder
-from shared.config.experiment import ExperimentConfig, RunConfig
+from murmur.shared.config.experiment import ExperimentConfig, RunConfig
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,30 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from env_service.adapters.kinds import recognise
-from env_service.environment import VectorEnvironment, environment_module, make_environment
-from shared.config import PluginConfig
-from shared.config.cores import available_cores, choose
-from shared.config.experiment import ExperimentConfig
-from shared.config.extras import install_command
-from shared.config.files import Overrides, changes_of, config_names, find_config, load, set_value
-from shared.config.plugins import KINDS, load_plugin, plugin_names, require_plugin, resolve_plugin
-from shared.config.section import validate
-from shared.config.text import one_line, plain_data
-from shared.process.errors import ConfigError
+from murmur.env_service.adapters.kinds import recognise
+from murmur.env_service.environment import VectorEnvironment, environment_module, make_environment
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.cores import available_cores, choose
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.extras import install_command
+from murmur.shared.config.files import (
+    Overrides,
+    changes_of,
+    config_names,
+    find_config,
+    load,
+    set_value,
+)
+from murmur.shared.config.plugins import (
+    KINDS,
+    load_plugin,
+    plugin_names,
+    require_plugin,
+    resolve_plugin,
+)
+from murmur.shared.config.section import validate
+from murmur.shared.config.text import one_line, plain_data
+from murmur.shared.process.errors import ConfigError
 
 TASK = ("environment", "source")  # kinds of plug-ins: a configuration names one of them
 
@@ -42,8 +55,8 @@ def environment_factory(name: str, options: Overrides) -> Callable[[int], Vector
 
     Args:
         name: name of an environment plug-in, or package.module:Name of a VectorEnvironment (see
-            shared.config.named_plugin), or of a PettingZoo parallel or Gymnasium environment, which
-            is made from the options' arguments.
+            murmur.shared.config.named_plugin), or of a PettingZoo parallel or Gymnasium
+            environment, which is made from the options' arguments.
         options: options of the plug-in; see section_options.
 
     Raises:
@@ -257,11 +270,7 @@ def changed(config: ExperimentConfig) -> dict[str, Any]:
     base = dict(flatten(resolved_data(ExperimentConfig(**bare))))
     needed = {f"{kind}.name" for kind in bare}
     needed |= {f"{kind}.{key}" for kind in bare for key, _ in flatten(bare[kind].options)}
-    return {
-        key: value
-        for key, value in flatten(whole)
-        if key in needed or value != base.get(key)
-    }
+    return {key: value for key, value in flatten(whole) if key in needed or value != base.get(key)}
 
 
 def _bare(kind: str, plugin: PluginConfig) -> PluginConfig:

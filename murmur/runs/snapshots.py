@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from murmur.runs.drops import rollout_message
 from murmur.doctor.latency import Buckets
+from murmur.runs.drops import rollout_message
 from murmur.runs.run_folder import RunFolder
-from shared.process.addresses import host_and_port, is_loopback, own_client_host
-from shared.process.errors import ConfigError
+from murmur.shared.process.addresses import host_and_port, is_loopback, own_client_host
+from murmur.shared.process.errors import ConfigError
 
 _PREFIX = "murmur_learner_"
 WINDOW_S = 30.0  # looked at, where nothing else is asked for: longer if updates take longer

@@ -19,16 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from env_service.adapters.frames import DRAWING
+from murmur.env_service.adapters.frames import DRAWING
 from murmur.runs.child import Child, murmur_command
 from murmur.runs.log_errors import TROUBLE
 from murmur.runs.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
 from murmur.runs.settings import setting
-from shared.process.addresses import host_and_port, own_client_host, port_or_any
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ResourceError
-from shared.wire.notices import FILE as NOTICES
-from shared.wire.notices import PREFIX
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.addresses import host_and_port, own_client_host, port_or_any
+from murmur.shared.process.errors import ResourceError
+from murmur.shared.wire.notices import FILE as NOTICES
+from murmur.shared.wire.notices import PREFIX
 
 TICK_S = 0.25
 STOP_LEARNER_S = 60.0  # its final checkpoint

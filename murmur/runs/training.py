@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from env_service.adapters.frames import DRAWING
-from env_service.pictures import DRAWN
 from murmur.doctor.machine import commit, describe_machine, versions
+from murmur.env_service.adapters.frames import DRAWING
+from murmur.env_service.pictures import DRAWN
 from murmur.runs.child import ChildError
 from murmur.runs.drops import dropped_message
 from murmur.runs.interrupts import stopped_by_signals
@@ -24,14 +24,14 @@ from murmur.runs.run_folder import RunFolder
 from murmur.runs.scores import Metric
 from murmur.runs.settings import TASK, resolve
 from murmur.runs.supervisor import StopRequested, Supervisor
+from murmur.shared.config.cores import with_threads, with_workers
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import Overrides, changes_of, config_names, load
+from murmur.shared.config.text import without_secrets
+from murmur.shared.process.errors import ConfigError, ResourceError
+from murmur.shared.process.files import write_whole
+from murmur.shared.process.process import process_began
 from murmur.text import duration, number, plain, print_plain
-from shared.config.cores import with_threads, with_workers
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import Overrides, changes_of, config_names, load
-from shared.config.text import without_secrets
-from shared.process.errors import ConfigError, ResourceError
-from shared.process.files import write_whole
-from shared.process.process import process_began
 
 Source = str | Mapping[str, Any]
 

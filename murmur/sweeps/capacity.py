@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from shared.config.cores import available_cores, choose
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError
-from shared.process.host_memory import available_bytes
+from murmur.shared.config.cores import available_cores, choose
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.host_memory import available_bytes
 
 # Measured resident memory, GiB; what a run really takes is looked at while it works.
 LEARNER_GIB = 0.75

@@ -25,13 +25,13 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from murmur.runs.run_folder import RunFolder
+from murmur.shared.config.files import read_file
+from murmur.shared.config.section import validate
+from murmur.shared.config.text import comparable, one_line, plain_data, to_yaml
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.files import make_folder, write_whole
+from murmur.shared.process.run_lock import RunLock
 from murmur.sweeps.spec import NO_SEARCH, SweepConfig, experiment
-from shared.config.files import read_file
-from shared.config.section import validate
-from shared.config.text import comparable, one_line, plain_data, to_yaml
-from shared.process.errors import ConfigError
-from shared.process.files import make_folder, write_whole
-from shared.process.run_lock import RunLock
 
 logger = logging.getLogger("murmur")
 

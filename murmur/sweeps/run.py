@@ -9,14 +9,14 @@ from rich.console import Console
 
 from murmur.runs.interrupts import stopped_by_signals
 from murmur.runs.scores import Metric
+from murmur.shared.config.files import load
+from murmur.shared.process.errors import ConfigError
 from murmur.sweeps.capacity import Gpu, measure_capacity
 from murmur.sweeps.folder import SweepFolder
 from murmur.sweeps.scheduler import Scheduler
 from murmur.sweeps.spec import load_spec
 from murmur.sweeps.view import SweepView, end_table, failures
 from murmur.text import print_plain
-from shared.config.files import load
-from shared.process.errors import ConfigError
 
 
 def open_sweep(

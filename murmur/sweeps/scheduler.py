@@ -21,12 +21,12 @@ from murmur.runs.child import exit_message, murmur_command, start_process
 from murmur.runs.log_errors import last_error
 from murmur.runs.run_folder import ProgressTail
 from murmur.runs.scores import Metric, read_curve
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import load
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.host_memory import MemoryKills, available_bytes
 from murmur.sweeps.capacity import Capacity, Gpu, shares
 from murmur.sweeps.folder import SweepFolder, SweepRun
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import load
-from shared.process.errors import ConfigError
-from shared.process.host_memory import MemoryKills, available_bytes
 
 TICK_S = 0.25
 _STOP_S = 90.0  # for a run to save and end; its supervisor gives the learner 60 s

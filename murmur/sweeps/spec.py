@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from shared.config import Section
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import config_names, load, read_file
-from shared.config.section import validate
-from shared.config.text import NO_YAML, one_line, parse_yaml, short
-from shared.process.errors import ConfigError
+from murmur.shared.config import Section
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import config_names, load, read_file
+from murmur.shared.config.section import validate
+from murmur.shared.config.text import NO_YAML, one_line, parse_yaml, short
+from murmur.shared.process.errors import ConfigError
 
 OWN_KEYS = {"run.seed": "seeds", "run.name": "name", "run.directory": "directory"}
 _SEARCH = ("method", "trials", "search_seed", "prune")

@@ -1,4 +1,4 @@
 """The configuration: one model, read from files and resolved once; plug-ins import from here."""
 
-from shared.config.section import PluginConfig as PluginConfig
-from shared.config.section import Section as Section
+from murmur.shared.config.section import PluginConfig as PluginConfig
+from murmur.shared.config.section import Section as Section

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.wire.samples import SPLITS, SampleSpec
-from shared.wire.timestep import Array
+from murmur.shared.wire.samples import SPLITS, SampleSpec
+from murmur.shared.wire.timestep import Array
 
 Flags = NDArray[np.bool_]
 _FEW = 8  # values up to which comparing one by one is cheaper than counting all

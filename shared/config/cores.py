@@ -10,9 +10,9 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shared.config.experiment import ExperimentConfig
-from shared.process.addresses import is_loopback, learner_addresses
-from shared.process.control_groups import own_groups
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.addresses import is_loopback, learner_addresses
+from murmur.shared.process.control_groups import own_groups
 
 _MOST_THREADS = 8  # networks of usual size gain nothing from more
 _PLACES_KEPT = 2  # of learner.max_sessions: for evaluators

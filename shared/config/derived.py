@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from shared.process.errors import SpecError
+from murmur.shared.process.errors import SpecError
 
 Kind = Literal["copy", "fill", "constant", "entropy"]
 MAX_CHANNELS = 4_096  # of a derived map

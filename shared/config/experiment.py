@@ -20,10 +20,10 @@ from pydantic import (
     model_validator,
 )
 
-from shared.config.learner import LearnerConfig
-from shared.config.section import NO_PLUGIN, Auto, PluginConfig, Section, merged
-from shared.config.text import short, without_secrets
-from shared.process.errors import ConfigError
+from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.config.section import NO_PLUGIN, Auto, PluginConfig, Section, merged
+from murmur.shared.config.text import short, without_secrets
+from murmur.shared.process.errors import ConfigError
 
 _MAX_NAME_BYTES = 200  # of a run: file systems allow 255, of which the time takes 16
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError
 
 DISTRIBUTION = "murmur-marl"
 _ROOT = Path(__file__).resolve().parents[2]

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.config.experiment import ExperimentConfig, RunConfig
-from shared.config.plugin_folders import look_in, named_code
-from shared.config.section import known_names, merged, validate
-from shared.config.text import (
+from murmur.shared.config.experiment import ExperimentConfig, RunConfig
+from murmur.shared.config.plugin_folders import look_in, named_code
+from murmur.shared.config.section import known_names, merged, validate
+from murmur.shared.config.text import (
     MAX_BYTES,
     NO_YAML,
     PLUGINS,
@@ -21,13 +21,13 @@ from shared.config.text import (
     plain_value,
     short,
 )
-from shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError
 
 logger = logging.getLogger("murmur")
 
 ENV_PREFIX = "MURMUR__"
 _HERE = Path(__file__).resolve().parents[2]
-CONFIG_DIRS = (_HERE / "configs", _HERE / "murmur" / "configs")
+CONFIG_DIRS = (_HERE / "configs",)  # of the checkout, or in the installed package
 
 # "a.b=value" items with values in YAML, or values by dotted key, also in nested sections.
 Overrides = str | Iterable[str] | Mapping[str, Any]

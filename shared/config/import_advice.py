@@ -5,11 +5,12 @@ import pkgutil
 import sys
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 
-from shared.config.extras import extra_of, install_command
-from shared.config.plugin_folders import folders_in_use
+from murmur.shared.config.extras import extra_of, install_command
+from murmur.shared.config.plugin_folders import folders_in_use
+from murmur.shared.old_names import new_name
 
-OWN_PACKAGES = ("shared", "env_service", "learner_service", "murmur")
 # Module -> distribution. Only what is named here is ever recommended: anyone can register a
 # distribution with the name of a missing module.
 _DISTRIBUTIONS = {
@@ -36,6 +37,9 @@ def import_advice(module_name: str, error: ImportError) -> str:
         )
     if hidden := hidden_advice(top):
         return f"cannot import '{module_name}': {error}; {hidden}"
+    own = new_name(missing)
+    if own is not None and _is_there(own):
+        return f"cannot import '{module_name}': {error}; murmur's own is '{own}'"
     if not isinstance(error, ModuleNotFoundError):
         text = " ".join(str(error).split())
         return f"importing '{module_name}' raised {type(error).__name__}: {text}"
@@ -49,13 +53,20 @@ def import_advice(module_name: str, error: ImportError) -> str:
     return f"'{module_name}' needs '{top}', which is not installed; {_how(top)}"
 
 
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package above it
+        return False
+
+
 def hidden_advice(top: str) -> str:
     """Report a user's file or folder that another module hides; "" if none is hidden."""
     hidden = _hidden_folder(top)
     if not hidden:
         return ""
     kind = "folder" if os.path.isdir(hidden) else "file"
-    whose = "murmur's own package" if top in OWN_PACKAGES else "the package"
+    whose = "murmur's own package" if top == "murmur" else "the package"
     return (
         f"the {kind} {hidden} is hidden by {whose} '{top}' at "
         f"{os.path.dirname(str(sys.modules[top].__file__))}: rename the {kind}"

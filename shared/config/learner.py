@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from shared.config.section import Auto, Open, Section
+from murmur.shared.config.section import Auto, Open, Section
 
 
 class BatcherConfig(Section):

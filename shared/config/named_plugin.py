@@ -24,11 +24,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, create_model, field_validator
 
-from shared.config.import_advice import hidden_advice, import_advice
-from shared.config.plugin_folders import expect, is_named
-from shared.config.section import Section
-from shared.process.errors import ConfigError
-from shared.process.traces import error_message, place_of
+from murmur.shared.config.import_advice import hidden_advice, import_advice
+from murmur.shared.config.plugin_folders import expect, is_named
+from murmur.shared.config.section import Section
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.traces import error_message, place_of
 
 # What `Name` is called with, after the options if it has a Config.
 CALLED_WITH: Mapping[str, tuple[str, ...]] = {
@@ -165,7 +165,7 @@ def _as_module(kind: str, name: str, target: Any) -> ModuleType:  # noqa: ANN401
     vars(module).update({key: getattr(target, key) for key in dir(target) if key.isupper()})
     own = getattr(target, "Config", None)
     if own is not None and not (isinstance(own, type) and issubclass(own, BaseModel)):
-        raise ConfigError("its Config is no model; derive it from shared.config.Section")
+        raise ConfigError("its Config is no model; derive it from murmur.shared.config.Section")
     given = CALLED_WITH[kind]
     _require_signature(target, (*(("config",) if own else ()), *given), taking_options=own is None)
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from murmur.shared.old_names import HANDING_OVER, OLD_NAMES
+
 # package.module:Name or module:Class.method
 NAMED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.\w+)*")
 # Also what Gymnasium imports for its id "module:Name-v0".
@@ -30,7 +32,6 @@ _known_folders: set[str] = set()  # of the configurations that this process has 
 _allowed: set[str] = set()  # what the configurations name that this process has read
 _named: set[str] = set()  # top-level modules of what is named
 _found: set[str] = set()  # top-level modules that were found in the folders
-_MURMUR = {"shared", "env_service", "learner_service", "murmur"}
 _INSTALLED = tuple(
     os.path.join(sysconfig.get_path(kind), "")
     for kind in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -73,11 +74,11 @@ def _imported_from_folders() -> bool:
     by_name = False
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] in _found:
+            return True
         if module.startswith("importlib"):
             by_name |= frame.f_code.co_name == "import_module"
-        elif module.partition(".")[0] in _found:
-            return True
-        elif not by_name:
+        elif not by_name and module not in HANDING_OVER:
             return False
         frame = frame.f_back
     return False
@@ -140,7 +141,8 @@ def look_in(folders: Iterable[str] = (), names: Iterable[str] = ()) -> None:
     for name in names:
         expect(name)
     if _Finder not in sys.meta_path:
-        sys.meta_path.append(_Finder)
+        # After all others but that of old names, which are free for the user's own packages.
+        sys.meta_path.insert(sys.meta_path.index(OLD_NAMES), _Finder)
         spawn.get_preparation_data = _preparation_data
     importlib.invalidate_caches()
 
@@ -187,6 +189,9 @@ def refused_code(name: str, folders: Iterable[str] = ()) -> str:
 
 def _is_own(module: str) -> bool:
     """Return whether a module is imported and neither murmur's nor installed: the user's own."""
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    found = sys.modules.get(module)
+    file = getattr(found, "__file__", None) or ""
     installed = file.startswith(_INSTALLED) or "-packages" in file
-    return bool(file) and not installed and module.partition(".")[0] not in _MURMUR
+    # By an old name, too, a module of murmur's has its new name.
+    own = found is not None and found.__name__.partition(".")[0] != "murmur"
+    return bool(file) and not installed and own

@@ -16,12 +16,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
-from shared.config.named_plugin import named_plugin, require_module
-from shared.config.plugin_folders import folders_in_use
-from shared.config.section import PluginConfig, validate
-from shared.config.text import plain_data
-from shared.process.errors import ConfigError, MurmurError
-from shared.process.traces import error_message, place_of
+from murmur.shared.config.named_plugin import named_plugin, require_module
+from murmur.shared.config.plugin_folders import folders_in_use
+from murmur.shared.config.section import PluginConfig, validate
+from murmur.shared.config.text import plain_data
+from murmur.shared.process.errors import ConfigError, MurmurError
+from murmur.shared.process.traces import error_message, place_of
 
 logger = logging.getLogger("murmur")
 
@@ -29,10 +29,10 @@ logger = logging.getLogger("murmur")
 # SUPPORT are modules that are no plug-ins, its VARIANTS are plug-ins too. Its KNOWN_AS and NEAREST
 # map other names to the options to write instead.
 KINDS: Mapping[str, tuple[str, str]] = {
-    "environment": ("env_service.envs", "murmur.environments"),
-    "source": ("env_service.sources", "murmur.sources"),
-    "algorithm": ("learner_service.algorithms", "murmur.algorithms"),
-    "network": ("learner_service.networks", "murmur.networks"),
+    "environment": ("murmur.env_service.envs", "murmur.environments"),
+    "source": ("murmur.env_service.sources", "murmur.sources"),
+    "algorithm": ("murmur.learner_service.algorithms", "murmur.algorithms"),
+    "network": ("murmur.learner_service.networks", "murmur.networks"),
 }
 
 

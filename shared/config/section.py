@@ -15,8 +15,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from shared.config.text import short
-from shared.process.errors import ConfigError
+from murmur.shared.config.text import short
+from murmur.shared.process.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 logger = logging.getLogger("murmur")

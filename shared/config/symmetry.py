@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shared.process.errors import SpecError
+from murmur.shared.process.errors import SpecError
 
 MAX_SYMMETRIES = 64
 

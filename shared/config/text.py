@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, PydanticUserError, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError
 
 _SAME_IN_JSON = (str, bool, type(None))
 _NO_JSON = (

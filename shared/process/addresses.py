@@ -6,7 +6,7 @@ import socket
 
 import psutil
 
-from shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError
 
 _LAST_PORT = 65535
 _SCHEMES = ("unix:", "dns:", "ipv4:", "ipv6:")  # of gRPC's names

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from shared.process.errors import ConfigError, ResourceError
+from murmur.shared.process.errors import ConfigError, ResourceError
 
 # Errors that the user can fix: space, permissions, a mount, a disk.
 _FIXES = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from shared.process.process import logger
+from murmur.shared.process.process import logger
 
 MAX_CONNECTIONS = 64  # one more ends the oldest
 TIMEOUT_S = 5.0  # for a request to arrive, and for its answer to be taken

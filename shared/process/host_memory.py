@@ -4,8 +4,8 @@ from pathlib import Path
 
 import psutil
 
-from shared.process.control_groups import ControlGroup, own_groups
-from shared.process.files import size_text
+from murmur.shared.process.control_groups import ControlGroup, own_groups
+from murmur.shared.process.files import size_text
 
 # Limit, use, and what of that the kernel takes back when it is needed, by the groups' version.
 _LIMITS = {1: ("memory.limit_in_bytes",), 2: ("memory.max", "memory.high")}

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from shared.process.addresses import host_and_port, own_addresses
-from shared.process.errors import ResourceError
-from shared.process.get_server import Answer, GetServer
+from murmur.shared.process.addresses import host_and_port, own_addresses
+from murmur.shared.process.errors import ResourceError
+from murmur.shared.process.get_server import Answer, GetServer
 
 _RENDER_SHARE = 0.3  # of a core; who asks for more gets the last text again
 _RENDER_BURST_S = 0.5

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
-from shared.process.errors import ConnectionLostError, MurmurError
-from shared.process.files import disk_error
+from murmur.shared.process.errors import ConnectionLostError, MurmurError
+from murmur.shared.process.files import disk_error
 
 logger = logging.getLogger("murmur")
 

@@ -15,8 +15,8 @@ import weakref
 from pathlib import Path
 from typing import Self
 
-from shared.process.errors import ResourceError
-from shared.process.files import disk_error, make_folder
+from murmur.shared.process.errors import ResourceError
+from murmur.shared.process.files import disk_error, make_folder
 
 logger = logging.getLogger("murmur")
 

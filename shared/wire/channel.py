@@ -7,15 +7,15 @@ from typing import Any
 
 import grpc
 
-from shared.process.addresses import bare_host, is_own
-from shared.rpc import METHOD
+from murmur.shared.process.addresses import bare_host, is_own
+from murmur.shared.rpc import METHOD
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # to a client
 
 # gRPC assembles a message before the server sees it, from any client. So what it takes of one
-# stream is small: a Hello, or one part of an observation (shared.wire.framing). What a whole
+# stream is small: a Hello, or one part of an observation (murmur.shared.wire.framing). What a whole
 # observation takes is set aside only for a session that was admitted (see
-# learner_service.serving.admission).
+# murmur.learner_service.serving.admission).
 PART_BYTES = 1024 * 1024
 MAX_HELLO_BYTES = 1024 * 1024
 ENCODING_BYTES = 64  # by which protobuf's encoding of a message is longer than its arrays

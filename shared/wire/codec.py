@@ -18,11 +18,11 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from shared.process.errors import SpecError, WireError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.channel import ENCODING_BYTES, MAX_OBSERVATION_BYTES, PART_BYTES
-from shared.wire.framing import Assembly, parse, part_frames, split, varint
-from shared.wire.spec import (
+from murmur.shared.process.errors import SpecError, WireError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import ENCODING_BYTES, MAX_OBSERVATION_BYTES, PART_BYTES
+from murmur.shared.wire.framing import Assembly, parse, part_frames, split, varint
+from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_CELL,
     AGENT_MASK,
@@ -31,7 +31,7 @@ from shared.wire.spec import (
     EnvSpec,
     action_layout,
 )
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 # Names of the wire's own arrays; no observation or metric can collide with them, because those
 # carry a prefix.
@@ -233,7 +233,7 @@ class ObservationCodec:
     """Codec of one session's observations. Used by one thread.
 
     An observation of up to PART_BYTES is one message; a larger one is several, the parts of
-    shared.wire.framing.
+    murmur.shared.wire.framing.
 
     Attributes:
         num_parts: number of messages of one observation.

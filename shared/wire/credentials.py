@@ -17,9 +17,9 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from shared.config.experiment import SecurityConfig
-from shared.process.addresses import is_loopback
-from shared.process.errors import ConfigError
+from murmur.shared.config.experiment import SecurityConfig
+from murmur.shared.process.addresses import is_loopback
+from murmur.shared.process.errors import ConfigError
 
 logger = logging.getLogger("murmur")
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from shared.process.errors import WireError
-from shared.rpc import rollout_pb2 as pb
+from murmur.shared.process.errors import WireError
+from murmur.shared.rpc import rollout_pb2 as pb
 
 logger = logging.getLogger("murmur")
 

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from shared.process.errors import WireError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.channel import ENCODING_BYTES, PART_BYTES
-from shared.wire.codec import Layout
-from shared.wire.framing import PartFrame, parse, part_frames, split
-from shared.wire.samples import SPLITS, SampleSpec
-from shared.wire.timestep import Array
+from murmur.shared.process.errors import WireError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import ENCODING_BYTES, PART_BYTES
+from murmur.shared.wire.codec import Layout
+from murmur.shared.wire.framing import PartFrame, parse, part_frames, split
+from murmur.shared.wire.samples import SPLITS, SampleSpec
+from murmur.shared.wire.timestep import Array
 
 MAX_GRANT = 64  # samples of one grant
 _MAX_DETAIL = 300  # characters
@@ -97,8 +97,8 @@ def unpack_grant(spec: SampleSpec, message: bytes) -> Grant:
 class SampleCodec:
     """Codec of one session's samples. Used by one thread.
 
-    The answer to a grant of n samples is one message, or the parts of shared.wire.framing. If some
-    of the samples are broken, a message that names them comes first.
+    The answer to a grant of n samples is one message, or the parts of murmur.shared.wire.framing.
+    If some of the samples are broken, a message that names them comes first.
     """
 
     def __init__(self, spec: SampleSpec) -> None:

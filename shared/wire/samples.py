@@ -4,10 +4,10 @@ import math
 import re
 from dataclasses import dataclass, fields
 
-from shared.process.errors import SpecError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.channel import ENCODING_BYTES, MAX_OBSERVATION_BYTES
-from shared.wire.spec import MAX_ARRAYS, ArraySpec, check_name
+from murmur.shared.process.errors import SpecError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import ENCODING_BYTES, MAX_OBSERVATION_BYTES
+from murmur.shared.wire.spec import MAX_ARRAYS, ArraySpec, check_name
 
 SPLITS = ("train", "valid")
 IMAGE, MASK = "image", "mask"  # names with a fixed meaning

@@ -5,10 +5,10 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from shared.config.derived import Channel, DerivedMap, check_derived
-from shared.config.symmetry import MAX_SYMMETRIES, ArrayChange, Symmetry, check_symmetry
-from shared.process.errors import SpecError
-from shared.rpc import rollout_pb2 as pb
+from murmur.shared.config.derived import Channel, DerivedMap, check_derived
+from murmur.shared.config.symmetry import MAX_SYMMETRIES, ArrayChange, Symmetry, check_symmetry
+from murmur.shared.process.errors import SpecError
+from murmur.shared.rpc import rollout_pb2 as pb
 
 WIRE_DTYPES = ("uint8", "int32", "float16", "float32")
 

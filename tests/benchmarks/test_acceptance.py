@@ -24,11 +24,11 @@ from benchmarks.acceptance.task import (
     published,
     task_names,
 )
-from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.doctor.machine import ROOT
+from murmur.env_service.sessions.evaluation_result import EvaluationResult
 from murmur.runs.settings import resolve
-from shared.config.files import load
-from shared.process.errors import ConfigError
+from murmur.shared.config.files import load
+from murmur.shared.process.errors import ConfigError
 
 TINY = {
     "title": "penalty k = 0",

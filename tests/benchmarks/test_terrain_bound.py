@@ -1,9 +1,9 @@
 """The planners that bound terrain."""
 
 from benchmarks.terrain_bound import fly, truth
-from env_service.envs.terrain import Config
-from env_service.envs.terrain.environment import TerrainEnvironment
-from env_service.envs.terrain.planning import game_of
+from murmur.env_service.envs.terrain import Config
+from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.env_service.envs.terrain.planning import game_of
 
 
 def test_agents_in_one_column_are_never_planned() -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.acceptance.task import experiment, load_task
-from env_service.environment import make_environment
-from learner_service.algorithms.maddpg import Config
-from learner_service.tuning.probe import Probe
 from murmur.doctor.machine import RESULTS
+from murmur.env_service.environment import make_environment
+from murmur.learner_service.algorithms.maddpg import Config
+from murmur.learner_service.tuning.probe import Probe
 from murmur.runs.settings import config_summary, resolved_data
-from shared.config.files import config_names, find_config, load
-from shared.config.section import validate
+from murmur.shared.config.files import config_names, find_config, load
+from murmur.shared.config.section import validate
 
 TUNED = {  # configuration: test of the acceptance suite, its algorithm
     "simple-spread": ("A5", "maddpg"),

@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-from shared.rpc import PROTOCOL_VERSION
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.shared.rpc import PROTOCOL_VERSION
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.chaos.clock import Clock
 from tests.chaos.controlled_environment import Controlled
 from tests.chaos.links import Link

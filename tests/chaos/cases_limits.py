@@ -12,10 +12,10 @@ from typing import Any
 
 import psutil
 
-from shared.rpc import METHOD
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.channel import MAX_HELLO_BYTES
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.shared.rpc import METHOD
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import MAX_HELLO_BYTES
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.chaos.cases import Case
 from tests.chaos.raw_http2 import RawClient
 from tests.waiting import wait_until
@@ -27,10 +27,10 @@ SMALL = EnvSpec("e", 1, (ArraySpec("x", "float32", (2,)),), Discrete(2))
 _SCRIPT = """
 import sys, threading
 from pathlib import Path
-from learner_service.app import run_learner
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.process.process import configure_logging
+from murmur.learner_service.app import run_learner
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.process.process import configure_logging
 configure_logging("learner")
 learner = {"port": 0, "metrics_port": 0, "device": "cpu"}
 learner.update(a.split("=") for a in sys.argv[2:])

@@ -12,8 +12,8 @@ import grpc
 import yaml
 
 from murmur.runs.child import child_environment, murmur_command
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec, spec_to_proto
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec, spec_to_proto
 from tests.chaos.cases import Case
 from tests.chaos.stack import Stack
 from tests.learner_service.networks.plugged import ATTENTION, install

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint import CheckpointFolder
 from murmur.runs.child import child_environment, murmur_command
 from tests.chaos.cases import Case
 from tests.chaos.stack import Stack
@@ -86,7 +86,7 @@ class Supplied:
         wait_until(lambda: learner.process.poll() is not None, learner.text)
         assert learner.process.returncode == 0, learner.text()
         assert "Traceback" not in learner.text()
-        from learner_service.telemetry.persistent_counters import PersistentCounters
+        from murmur.learner_service.telemetry.persistent_counters import PersistentCounters
 
         return PersistentCounters(self.stack.run / "counters.bin").items()
 

@@ -31,7 +31,7 @@ import torch
 from murmur.benchmarks.effort import Effort
 from murmur.results import provenance, require_clean_source, run_command, save_result
 from murmur.runs.child import murmur_command
-from shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError
 from tests.chaos.stack import Counts, Stack, read_json
 from tests.waiting import wait_until
 

@@ -223,7 +223,7 @@ def test_it_reads_rasters(stack: Stack, suffix: str, compression: str | None) ->
     """Pillow without fonts, colour profiles, AVIF and WebP still reads terrain."""
     code = (
         "import numpy as np; from PIL import Image; "
-        "from env_service.envs.terrain.world import load_raster; "
+        "from murmur.env_service.envs.terrain.world import load_raster; "
         "values = np.arange(200, dtype=np.uint8).reshape(10, 20); "
         f"name = '/tmp/raster.{suffix}'; "
         f"Image.fromarray(values).save(name, compression={compression!r}); "
@@ -358,7 +358,7 @@ def test_two_ranks_train_and_come_back_together(stack: Stack) -> None:
 def test_another_release_is_named_in_both_logs(stack: Stack) -> None:
     """An environment image that speaks another version of the protocol."""
     change = (
-        'FROM murmur-env:0.2.0\nUSER root\nRUN python -c "import pathlib, shared.rpc as r; '
+        'FROM murmur-env:0.2.0\nUSER root\nRUN python -c "import pathlib, murmur.shared.rpc as r; '
         "f = pathlib.Path(r.__file__); f.write_text(f.read_text().replace("
         "'PROTOCOL_VERSION = 5', 'PROTOCOL_VERSION = 6'))\"\nUSER 10001:10001\n"
     )

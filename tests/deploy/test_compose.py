@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from murmur.cli import app
-from shared.config.files import load
+from murmur.shared.config.files import load
 
 ROOT = Path(__file__).parents[2]
 MISSIONS = {"terrain": "terrain", "formation": "formation", "snakes": "snakes"}

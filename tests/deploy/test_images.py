@@ -68,10 +68,11 @@ def test_the_context_holds_what_a_wheel_needs(tmp_path: Path) -> None:
     for name in allowed:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, tmp_path / "src" / name, ignore=ignore)
+            shutil.copytree(source, tmp_path / "src" / name, ignore=ignore, symlinks=True)
         else:
             (tmp_path / "src").mkdir(exist_ok=True)
             shutil.copy(source, tmp_path / "src" / name)
+    shutil.copy(ROOT / ".gitignore", tmp_path / "src")  # which the build reads, too
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")],
         cwd=tmp_path / "src",
@@ -82,14 +83,21 @@ def test_the_context_holds_what_a_wheel_needs(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for needed in (
         "murmur/configs/terrain-demo.yaml",
-        "env_service/envs/terrain/data/jacksboro_fault_dem.npy",
+        "murmur/env_service/envs/terrain/data/jacksboro_fault_dem.npy",
         "murmur/report.html.j2",
-        "shared/rpc/rollout_pb2.py",
+        "murmur/shared/rpc/rollout_pb2.py",
     ):
         assert needed in names
     sources = {
-        str(path.relative_to(ROOT))
-        for package in ("shared", "env_service", "learner_service", "murmur")
+        f"{prefix}{path.relative_to(ROOT)}"
+        for prefix, package in (
+            ("murmur/", "shared"),
+            ("murmur/", "env_service"),
+            ("murmur/", "learner_service"),
+            ("", "murmur"),
+        )
         for path in (ROOT / package).rglob("*.py")
     }
     assert sources <= set(names)
+    top = {name.partition("/")[0] for name in names}
+    assert top == {"murmur", next(name for name in top if name.endswith(".dist-info"))}

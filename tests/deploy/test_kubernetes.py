@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from monitoring.kubernetes import TARGET, prometheus_rule
 from murmur.cli import app
-from shared.config.files import load
+from murmur.shared.config.files import load
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"

@@ -7,12 +7,12 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from pettingzoo import ParallelEnv
 
-from env_service.checks import describe_environment
-from env_service.environment import VectorEnvironment, make_environment
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError, SpecError
-from shared.wire.codec import RowCheck
-from shared.wire.timestep import StepType
+from murmur.env_service.checks import describe_environment
+from murmur.env_service.environment import VectorEnvironment, make_environment
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError, SpecError
+from murmur.shared.wire.codec import RowCheck
+from murmur.shared.wire.timestep import StepType
 
 RESTART = np.ones(1, np.bool_)
 SEEDS = np.zeros(1, np.uint64)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from env_service.checks import assert_environment, check_environment, describe_environment
-from env_service.environment import VectorEnvironment, baselines, make_environment
-from shared.config import PluginConfig
-from shared.config.plugins import plugin_names
-from shared.process.errors import ConfigError, EnvironmentFault
-from shared.wire.seeding import uniform
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.checks import assert_environment, check_environment, describe_environment
+from murmur.env_service.environment import VectorEnvironment, baselines, make_environment
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.plugins import plugin_names
+from murmur.shared.process.errors import ConfigError, EnvironmentFault
+from murmur.shared.wire.seeding import uniform
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 SMALL: dict[str, dict[str, Any]] = {
     "gymnasium": {"factory": "gymnasium:make", "arguments": {"id": "CartPole-v1"}},

@@ -16,10 +16,10 @@ import numpy as np
 import psutil
 import pytest
 
-from shared.config.experiment import ExperimentConfig
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.seeding import episode_seeds
-from shared.wire.timestep import StepType
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.seeding import episode_seeds
+from murmur.shared.wire.timestep import StepType
 from tests.env_service.tiny_learner import TinyLearner, experiment
 from tests.waiting import wait_until
 
@@ -28,10 +28,10 @@ pytestmark = pytest.mark.system
 SERVER = """
 import json
 import sys
-from env_service import worker_process
-from env_service.app import run_env_server
-from shared.config.experiment import ExperimentConfig
-from shared.process.process import configure_logging, stop_on_signals
+from murmur.env_service import worker_process
+from murmur.env_service.app import run_env_server
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.process import configure_logging, stop_on_signals
 
 if __name__ == "__main__":
     configure_logging("env-server")

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from env_service.checks import assert_environment
-from env_service.environment import ScriptedPolicy
-from env_service.envs.formation.config import Config
-from env_service.envs.formation.environment import BASELINES, Formation, PursuitPolicy, make
-from shared.config.files import load
-from shared.config.section import validate
-from shared.process.errors import ConfigError
-from shared.wire.timestep import StepType, TimeStep
+from murmur.env_service.checks import assert_environment
+from murmur.env_service.environment import ScriptedPolicy
+from murmur.env_service.envs.formation.config import Config
+from murmur.env_service.envs.formation.environment import BASELINES, Formation, PursuitPolicy, make
+from murmur.shared.config.files import load
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.timestep import StepType, TimeStep
 
 NOTHING: dict[str, Any] = dict.fromkeys(
     (

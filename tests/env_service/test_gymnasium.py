@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
-from env_service.adapters.actions import ActionLayout
-from env_service.adapters.factory import AdapterConfig
-from env_service.adapters.kinds import recognise
-from env_service.adapters.observations import ObservationLayout, state_layout
-from env_service.adapters.seeds import fold_seed
-from env_service.checks import assert_environment, check_environment
-from env_service.environment import RandomPolicy, VectorEnvironment, make_environment
-from env_service.envs.spread.environment import Config as SpreadConfig
-from env_service.envs.spread.environment import Spread
-from env_service.watchdog.faults import CopiesFailed, FaultCount, GuardedEnvironment
+from murmur.env_service.adapters.actions import ActionLayout
+from murmur.env_service.adapters.factory import AdapterConfig
+from murmur.env_service.adapters.kinds import recognise
+from murmur.env_service.adapters.observations import ObservationLayout, state_layout
+from murmur.env_service.adapters.seeds import fold_seed
+from murmur.env_service.checks import assert_environment, check_environment
+from murmur.env_service.environment import RandomPolicy, VectorEnvironment, make_environment
+from murmur.env_service.envs.spread.environment import Config as SpreadConfig
+from murmur.env_service.envs.spread.environment import Spread
+from murmur.env_service.watchdog.faults import CopiesFailed, FaultCount, GuardedEnvironment
 from murmur.runs.settings import environment_factory
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError, EnvironmentFault
-from shared.wire import spec as contract
-from shared.wire.spec import ACTION_MASK
-from shared.wire.timestep import StepType
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError, EnvironmentFault
+from murmur.shared.wire import spec as contract
+from murmur.shared.wire.spec import ACTION_MASK
+from murmur.shared.wire.timestep import StepType
 
 CONFIG = AdapterConfig(factory="some:factory")
 

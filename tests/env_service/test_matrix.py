@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from env_service.checks import check_environment
-from env_service.envs.matrix import Config, make
-from env_service.sessions.evaluate import run_baseline
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
+from murmur.env_service.checks import check_environment
+from murmur.env_service.envs.matrix import Config, make
+from murmur.env_service.sessions.evaluate import run_baseline
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
 
 
 @pytest.mark.parametrize("game", ["climbing", "penalty"])

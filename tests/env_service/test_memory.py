@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from env_service.checks import check_environment
-from env_service.envs.memory import Config, make
-from env_service.sessions.evaluate import run_baseline
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.wire.timestep import StepType
+from murmur.env_service.checks import check_environment
+from murmur.env_service.envs.memory import Config, make
+from murmur.env_service.sessions.evaluate import run_baseline
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.wire.timestep import StepType
 
 FIRST, MID, LAST, _ = (int(s) for s in StepType)
 

@@ -8,23 +8,23 @@ import pytest
 from gymnasium import Env
 from numpy.typing import NDArray
 
-from env_service.checks import check_environment
-from env_service.environment import (
+from murmur.env_service.checks import check_environment
+from murmur.env_service.environment import (
     RandomPolicy,
     VectorEnvironment,
     baselines,
     find_baseline,
     make_environment,
 )
-from env_service.envs.spread import Config as SpreadConfig
-from env_service.envs.spread.environment import Spread
-from env_service.sessions.evaluate import run_baseline
+from murmur.env_service.envs.spread import Config as SpreadConfig
+from murmur.env_service.envs.spread.environment import Spread
+from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.runs.settings import environment_factory
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError
-from shared.wire.spec import EnvSpec
-from shared.wire.timestep import Array, TimeStep
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import EnvSpec
+from murmur.shared.wire.timestep import Array, TimeStep
 
 
 class Short(Spread):

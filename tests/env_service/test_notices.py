@@ -9,11 +9,11 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.spaces import Tuple as TupleSpace
 from pettingzoo import ParallelEnv
 
-from env_service.checks import check_environment
-from env_service.environment import RandomPolicy, VectorEnvironment, make_environment
-from shared.config import PluginConfig
-from shared.process.errors import EnvironmentFault
-from shared.wire.timestep import StepType, TimeStep
+from murmur.env_service.checks import check_environment
+from murmur.env_service.environment import RandomPolicy, VectorEnvironment, make_environment
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import EnvironmentFault
+from murmur.shared.wire.timestep import StepType, TimeStep
 
 
 def plugin(name: str, factory: str, **options: Any) -> PluginConfig:

@@ -11,18 +11,18 @@ from gymnasium.spaces import Space as GymSpace
 from mpe2 import simple_spread_v3
 from pettingzoo import ParallelEnv
 
-from env_service.adapters.seeds import fold_seed
-from env_service.adapters.sequential import SequentialVectorEnv
-from env_service.checks import assert_environment
-from env_service.environment import make_environment
-from env_service.sessions.evaluate import run_baseline
-from env_service.watchdog.faults import CopiesFailed
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError, EnvironmentFault
-from shared.wire import spec as contract
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE
-from shared.wire.timestep import StepType, TimeStep
+from murmur.env_service.adapters.seeds import fold_seed
+from murmur.env_service.adapters.sequential import SequentialVectorEnv
+from murmur.env_service.checks import assert_environment
+from murmur.env_service.environment import make_environment
+from murmur.env_service.sessions.evaluate import run_baseline
+from murmur.env_service.watchdog.faults import CopiesFailed
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError, EnvironmentFault
+from murmur.shared.wire import spec as contract
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE
+from murmur.shared.wire.timestep import StepType, TimeStep
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from env_service.adapters.factory import AdapterConfig
-from env_service.adapters.observations import ObservationLayout, state_layout
-from env_service.adapters.pixels import Reduction, Resize
-from env_service.environment import make_environment
-from shared.config import PluginConfig
-from shared.config.section import validate
-from shared.process.errors import ConfigError
-from shared.wire.timestep import Array
+from murmur.env_service.adapters.factory import AdapterConfig
+from murmur.env_service.adapters.observations import ObservationLayout, state_layout
+from murmur.env_service.adapters.pixels import Reduction, Resize
+from murmur.env_service.environment import make_environment
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.timestep import Array
 
 
 def smooth(*shape: int) -> Array:
@@ -128,7 +128,7 @@ def test_floating_point_images_stay_as_they_are() -> None:
 
 
 def test_sizes_out_of_range_are_refused() -> None:
-    from env_service.envs.gymnasium import Config
+    from murmur.env_service.envs.gymnasium import Config
 
     for wrong in (2, [84], "large", [84, 5000]):
         with pytest.raises(ConfigError, match="resize"):

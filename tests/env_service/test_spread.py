@@ -5,9 +5,9 @@ import pytest
 from mpe2 import simple_spread_v3
 from numpy.typing import NDArray
 
-from env_service.checks import assert_environment
-from env_service.envs.spread.environment import BASELINES, Config, Spread, make
-from shared.wire.timestep import StepType, TimeStep
+from murmur.env_service.checks import assert_environment
+from murmur.env_service.envs.spread.environment import BASELINES, Config, Spread, make
+from murmur.shared.wire.timestep import StepType, TimeStep
 
 
 def reset(environment: Spread, first_seed: int = 0) -> TimeStep:

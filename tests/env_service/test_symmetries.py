@@ -7,16 +7,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from env_service.envs.snakes import Config as SnakesConfig
-from env_service.envs.snakes import game
-from env_service.envs.snakes.environment import Snakes
-from env_service.envs.terrain import simulation
-from env_service.envs.terrain.config import Config as TerrainConfig
-from env_service.envs.terrain.environment import TerrainEnvironment
-from env_service.envs.terrain.lattice import MOVES
-from learner_service.preprocess.augment.symmetry import Symmetries
-from shared.config.symmetry import ArrayChange, Symmetry, grid_change
-from shared.wire.timestep import Array, TimeStep
+from murmur.env_service.envs.snakes import Config as SnakesConfig
+from murmur.env_service.envs.snakes import game
+from murmur.env_service.envs.snakes.environment import Snakes
+from murmur.env_service.envs.terrain import simulation
+from murmur.env_service.envs.terrain.config import Config as TerrainConfig
+from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.env_service.envs.terrain.lattice import MOVES
+from murmur.learner_service.preprocess.augment.symmetry import Symmetries
+from murmur.shared.config.symmetry import ArrayChange, Symmetry, grid_change
+from murmur.shared.wire.timestep import Array, TimeStep
 
 CPU = torch.device("cpu")
 

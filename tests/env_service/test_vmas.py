@@ -11,16 +11,16 @@ from vmas import make_env
 from vmas.simulator.core import Agent, World
 from vmas.simulator.scenario import BaseScenario
 
-from env_service.adapters.seeds import fold_seed
-from env_service.checks import assert_environment
-from env_service.environment import make_environment
-from env_service.envs.vmas import Vmas
-from env_service.sessions.evaluate import run_baseline
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError
-from shared.wire.spec import Continuous, Discrete
-from shared.wire.timestep import StepType
+from murmur.env_service.adapters.seeds import fold_seed
+from murmur.env_service.checks import assert_environment
+from murmur.env_service.environment import make_environment
+from murmur.env_service.envs.vmas import Vmas
+from murmur.env_service.sessions.evaluate import run_baseline
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import Continuous, Discrete
+from murmur.shared.wire.timestep import StepType
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 
@@ -175,7 +175,7 @@ def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
 
 
 def test_the_plugin_itself_loads_no_torch() -> None:
-    program = "import sys, env_service.envs.vmas; print('torch' in sys.modules)"
+    program = "import sys, murmur.env_service.envs.vmas; print('torch' in sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -14,12 +14,12 @@ import grpc
 import numpy as np
 
 from murmur.kit.conformance.peer import Ended, Peer, Session, Status
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.codec import ActionCodec, ObservationCodec
-from shared.wire.spec import EnvSpec, action_layout, spec_from_proto
-from shared.wire.timestep import Array, TimeStep
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.codec import ActionCodec, ObservationCodec
+from murmur.shared.wire.spec import EnvSpec, action_layout, spec_from_proto
+from murmur.shared.wire.timestep import Array, TimeStep
 
 TIMEOUT_S = 300.0
 

@@ -7,11 +7,11 @@ import pickle
 import struct
 from typing import Any
 
-from env_service.adapters.factory import AdapterConfig
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import load
-from shared.config.section import validate
-from shared.config.text import (
+from murmur.env_service.adapters.factory import AdapterConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import load
+from murmur.shared.config.section import validate
+from murmur.shared.config.text import (
     NO_YAML,
     difference,
     one_line,
@@ -19,13 +19,13 @@ from shared.config.text import (
     plain_data,
     to_yaml,
 )
-from shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError
 from tests.fuzz import Reader, scratch
 
 MODULES = (
-    "shared.config.text",
-    "shared.config.section",
-    "shared.config.files",
+    "murmur.shared.config.text",
+    "murmur.shared.config.section",
+    "murmur.shared.config.files",
 )
 SEEDS = [bytes([kind, *range(40)]) for kind in range(8)] + [
     b"\x07{prices: {0: 1.0}, budget: .inf}",

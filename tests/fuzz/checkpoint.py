@@ -6,14 +6,14 @@ import zipfile
 
 import torch
 
-from learner_service.checkpoint import CheckpointFolder, check_spec, spec_text
-from shared.process.errors import CheckpointError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.spec import spec_to_proto
+from murmur.learner_service.checkpoint import CheckpointFolder, check_spec, spec_text
+from murmur.shared.process.errors import CheckpointError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.spec import spec_to_proto
 from tests.fuzz import Reader, scratch
 from tests.fuzz.stand_in import SPEC
 
-MODULES = ("learner_service.checkpoint.contents", "learner_service.checkpoint.files")
+MODULES = ("murmur.learner_service.checkpoint.contents", "murmur.learner_service.checkpoint.files")
 _RUN = scratch()
 _FOLDER = CheckpointFolder(_RUN, 1)
 _FILE = _FOLDER.path / "update-000001.pt"

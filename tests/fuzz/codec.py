@@ -3,20 +3,20 @@
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from shared.process.errors import WireError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.codec import (
+from murmur.shared.process.errors import WireError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.codec import (
     ActionCodec,
     Layout,
     ObservationCodec,
     action_array_layout,
     timestep_layout,
 )
-from shared.wire.spec import Discrete, EnvSpec, action_layout
+from murmur.shared.wire.spec import Discrete, EnvSpec, action_layout
 from tests.fuzz import Reader
 from tests.shared.wire.test_codec import SPECS, payload, timestep
 
-MODULES = ("shared.wire.codec", "shared.wire.framing")
+MODULES = ("murmur.shared.wire.codec", "murmur.shared.wire.framing")
 SEEDS = [bytes([k, 1, 0]) for k in range(8)] + [bytes([0, 0]) + b"\x12\x04\x12\x02ab"]
 
 _ENCODING_BYTES = 64  # by which a message may be longer than murmur's own frame of it

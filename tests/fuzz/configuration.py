@@ -1,11 +1,15 @@
 """Files, variables and --set items give a configuration, or one line that says what is wrong."""
 
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import ENV_PREFIX, load
-from shared.process.errors import ConfigError
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import ENV_PREFIX, load
+from murmur.shared.process.errors import ConfigError
 from tests.fuzz import Reader, scratch
 
-MODULES = ("shared.config.files", "shared.config.section", "shared.config.text")
+MODULES = (
+    "murmur.shared.config.files",
+    "murmur.shared.config.section",
+    "murmur.shared.config.text",
+)
 _TEXT = b"environment: {name: spread}\nrun: {seed: 3}\n"
 SEEDS = [
     b"\0" + _TEXT,

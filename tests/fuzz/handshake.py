@@ -4,19 +4,19 @@ import copy
 
 from google.protobuf.message import DecodeError
 
-from shared.process.errors import SpecError
-from shared.rpc import PROTOCOL_VERSION
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.codec import check_size
-from shared.wire.spec import first_difference, spec_from_proto, spec_to_proto
+from murmur.shared.process.errors import SpecError
+from murmur.shared.rpc import PROTOCOL_VERSION
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.codec import check_size
+from murmur.shared.wire.spec import first_difference, spec_from_proto, spec_to_proto
 from tests.fuzz import Reader
 from tests.fuzz.stand_in import SPEC, play
 from tests.wire import hello
 
 MODULES = (
-    "learner_service.serving.admission",
-    "learner_service.serving.lockstep",
-    "shared.wire.spec",
+    "murmur.learner_service.serving.admission",
+    "murmur.learner_service.serving.lockstep",
+    "murmur.shared.wire.spec",
 )
 _HELLO = hello(SPEC, 2)
 _VALID = pb.WorkerMessage(hello=_HELLO).SerializeToString()

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import numpy as np
 from PIL import Image
 
-from env_service.sources.decode import decode_image, decode_mask, read_header
-from env_service.sources.source import BrokenSample
+from murmur.env_service.sources.decode import decode_image, decode_mask, read_header
+from murmur.env_service.sources.source import BrokenSample
 from tests.fuzz import Reader
 
-MODULES = ("env_service.sources.decode",)
+MODULES = ("murmur.env_service.sources.decode",)
 _MAX_PIXELS = 1 << 14  # so that a case takes little time; the limit is checked the same way
 _PICTURE = Image.fromarray(
     np.random.default_rng(0).integers(0, 256, (17, 24, 3), dtype=np.uint8)

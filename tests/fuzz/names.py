@@ -8,23 +8,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from learner_service.serving.batcher import Request
-from learner_service.serving.lockstep import in_order
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.process.errors import SpecError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.codec import ActionCodec, ObservationCodec
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import StepType, TimeStep
+from murmur.learner_service.serving.batcher import Request
+from murmur.learner_service.serving.lockstep import in_order
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import SpecError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.codec import ActionCodec, ObservationCodec
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import StepType, TimeStep
 from tests.fuzz import Reader
 from tests.fuzz.stand_in import Host, play, server_of
 from tests.wire import hello
 
 MODULES = (
-    "learner_service.serving.lockstep",
-    "learner_service.serving.session",
-    "shared.wire.spec",
+    "murmur.learner_service.serving.lockstep",
+    "murmur.learner_service.serving.session",
+    "murmur.shared.wire.spec",
 )
 SEEDS = [b"\3\1\0" + bytes(range(1, 40)), b"\2\0\1abc", b"\6\1\2\1\2\3\4\5", b"\2\1\3\7", b"\4\1\4"]
 _MOST = 8

@@ -5,11 +5,11 @@ import io
 import numpy as np
 from PIL import Image
 
-from env_service.envs.terrain.world import load_raster
-from shared.process.errors import RasterError
+from murmur.env_service.envs.terrain.world import load_raster
+from murmur.shared.process.errors import RasterError
 from tests.fuzz import Reader, scratch
 
-MODULES = ("env_service.envs.terrain.world",)
+MODULES = ("murmur.env_service.envs.terrain.world",)
 _FOLDER = scratch()
 _IMAGE = np.arange(64, dtype=np.uint8).reshape(8, 8)
 

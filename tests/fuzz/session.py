@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from shared.rpc import rollout_pb2 as pb
+from murmur.shared.rpc import rollout_pb2 as pb
 from tests.fuzz import Reader
 from tests.fuzz.stand_in import HOST, SPEC, play
 from tests.wire import hello_message
 
 MODULES = (
-    "learner_service.serving.lockstep",
-    "learner_service.serving.session",
-    "shared.wire.codec",
-    "shared.wire.framing",
+    "murmur.learner_service.serving.lockstep",
+    "murmur.learner_service.serving.session",
+    "murmur.shared.wire.codec",
+    "murmur.shared.wire.framing",
 )
 SEEDS = [bytes([0] + [0] * 12), bytes([1, 0, 2, 3, 0, 9]), bytes([0, 0, 0, 2, 2, 2, 0, 0, 0])]
 

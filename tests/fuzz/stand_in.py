@@ -12,16 +12,16 @@ import grpc
 import numpy as np
 import uvloop
 
-from learner_service.serving.admission import Admission
-from learner_service.serving.batcher import Request
-from learner_service.serving.evaluation import Evaluation
-from learner_service.serving.lockstep import EnvSessions
-from learner_service.serving.server import RolloutServer
-from learner_service.serving.session import EnvSession
-from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config.learner import LearnerConfig
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.learner_service.serving.admission import Admission
+from murmur.learner_service.serving.batcher import Request
+from murmur.learner_service.serving.evaluation import Evaluation
+from murmur.learner_service.serving.lockstep import EnvSessions
+from murmur.learner_service.serving.server import RolloutServer
+from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 
 logging.getLogger("murmur.audit").setLevel(logging.CRITICAL)
 

@@ -18,27 +18,27 @@ import torch
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
-from env_service.metrics import WorkerMetrics
-from env_service.sessions.call import Call
-from env_service.sessions.reconnect import Disconnected
-from env_service.sessions.supply import SupplySession
-from env_service.watchdog.heartbeat import Heartbeat
-from learner_service.images.supply import SupplyDesk
-from learner_service.serving.admission import Admission
-from learner_service.serving.server import RolloutServer
-from learner_service.storage.samples import CacheChoice, SampleStore
-from learner_service.telemetry.copied import Copied
-from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config.experiment import ExperimentConfig
-from shared.config.learner import LearnerConfig
-from shared.config.section import validate
-from shared.process.errors import MurmurError, SpecError, WireError
-from shared.process.process import logger
-from shared.rpc import PROTOCOL_VERSION
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.framing import PartFrame
-from shared.wire.sample_codec import Broken, Grant, SampleCodec
-from shared.wire.samples import (
+from murmur.env_service.metrics import WorkerMetrics
+from murmur.env_service.sessions.call import Call
+from murmur.env_service.sessions.reconnect import Disconnected
+from murmur.env_service.sessions.supply import SupplySession
+from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.learner_service.images.supply import SupplyDesk
+from murmur.learner_service.serving.admission import Admission
+from murmur.learner_service.serving.server import RolloutServer
+from murmur.learner_service.storage.samples import CacheChoice, SampleStore
+from murmur.learner_service.telemetry.copied import Copied
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import MurmurError, SpecError, WireError
+from murmur.shared.process.process import logger
+from murmur.shared.rpc import PROTOCOL_VERSION
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.framing import PartFrame
+from murmur.shared.wire.sample_codec import Broken, Grant, SampleCodec
+from murmur.shared.wire.samples import (
     SPLITS,
     SampleSpec,
     sample_difference,
@@ -50,12 +50,12 @@ from tests.fuzz.stand_in import LOOP, Aborted, Context
 from tests.supply.toy_source import ToySource
 
 MODULES = (
-    "learner_service.images.supply",
-    "learner_service.storage.epochs",
-    "learner_service.storage.samples",
-    "env_service.sessions.supply",
-    "shared.wire.sample_codec",
-    "shared.wire.samples",
+    "murmur.learner_service.images.supply",
+    "murmur.learner_service.storage.epochs",
+    "murmur.learner_service.storage.samples",
+    "murmur.env_service.sessions.supply",
+    "murmur.shared.wire.sample_codec",
+    "murmur.shared.wire.samples",
 )
 TRAIN, VALID = 6, 2
 SOURCE = ToySource(train=TRAIN, valid=VALID, size=4, broken=(4,))
@@ -105,7 +105,7 @@ def _parts(num_bytes: int, field: int) -> list[PartFrame]:
 def _small_and_quiet() -> Iterator[None]:
     """Small parts, and nothing in the log."""
     with (
-        mock.patch("shared.wire.sample_codec.part_frames", _parts),
+        mock.patch("murmur.shared.wire.sample_codec.part_frames", _parts),
         mock.patch.object(logger, "disabled", True),
     ):
         yield

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.environment import VectorEnvironment
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.environment import VectorEnvironment
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 
 class Drifting(VectorEnvironment):

@@ -5,16 +5,16 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.mappo import Mappo
-from learner_service.device.precision import Precision
-from learner_service.layers.recurrent import StackedGRU
-from learner_service.layers.stacked import (
+from murmur.learner_service.algorithms.mappo import Mappo
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.recurrent import StackedGRU
+from murmur.learner_service.layers.stacked import (
     StackedConv2d,
     StackedLayerNorm,
     StackedLinear,
     count_slices,
 )
-from learner_service.learning.base import Algorithm
+from murmur.learner_service.learning.base import Algorithm
 from tests.learner_service.toys import CPU
 
 

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from env_service.environment import VectorEnvironment
-from learner_service.app import run_learner
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.spec import action_layout
-from shared.wire.timestep import StepType
+from murmur.env_service.environment import VectorEnvironment
+from murmur.learner_service.app import run_learner
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.spec import action_layout
+from murmur.shared.wire.timestep import StepType
 from tests.wire import Client, Refused
 
 TIMEOUT_S = 60.0
@@ -141,8 +141,8 @@ def running_learner(
 _SCRIPT = """
 import sys, threading
 from pathlib import Path
-from learner_service.app import run_learner
-from shared.config.experiment import ExperimentConfig
+from murmur.learner_service.app import run_learner
+from murmur.shared.config.experiment import ExperimentConfig
 config = ExperimentConfig.model_validate_json(sys.argv[1])
 run_learner(config, Path(sys.argv[2]), resume=False, stop=threading.Event(),
             on_ready=lambda port, metrics: print(port, metrics, flush=True))

@@ -7,25 +7,25 @@ from types import TracebackType
 import numpy as np
 import torch
 
-from env_service.environment import VectorEnvironment
-from learner_service.device.cuda_graph import Graphs
-from learner_service.learning.base import Algorithm, Policy
-from learner_service.serving.batcher import DynamicBatcher, Request
-from learner_service.serving.evaluation import Evaluation, EvaluationScheduler
-from learner_service.serving.inference import InferenceLoop, ServingStats
-from learner_service.serving.league import League
-from learner_service.serving.packed import PackedStaging, make_staging
-from learner_service.serving.session import EnvSession
-from learner_service.serving.snapshots import Snapshots
-from learner_service.storage.storage import Arena, time_step_layout
-from learner_service.telemetry.device_clock import DeviceClock
-from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.telemetry.progress import Progress
-from shared.config.experiment import LeagueConfig
-from shared.config.learner import BatcherConfig
-from shared.wire.codec import ActionCodec
-from shared.wire.spec import EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.environment import VectorEnvironment
+from murmur.learner_service.device.cuda_graph import Graphs
+from murmur.learner_service.learning.base import Algorithm, Policy
+from murmur.learner_service.serving.batcher import DynamicBatcher, Request
+from murmur.learner_service.serving.evaluation import Evaluation, EvaluationScheduler
+from murmur.learner_service.serving.inference import InferenceLoop, ServingStats
+from murmur.learner_service.serving.league import League
+from murmur.learner_service.serving.packed import PackedStaging, make_staging
+from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.snapshots import Snapshots
+from murmur.learner_service.storage.storage import Arena, time_step_layout
+from murmur.learner_service.telemetry.device_clock import DeviceClock
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.learner_service.telemetry.progress import Progress
+from murmur.shared.config.experiment import LeagueConfig
+from murmur.shared.config.learner import BatcherConfig
+from murmur.shared.wire.codec import ActionCodec
+from murmur.shared.wire.spec import EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 from tests.learner_service.toys import CPU
 from tests.waiting import wait_until
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec, spec_text
-from shared.process.errors import CheckpointError
-from shared.wire.spec import EXPERT_ACTION, ArraySpec
+from murmur.learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec, spec_text
+from murmur.shared.process.errors import CheckpointError
+from murmur.shared.wire.spec import EXPERT_ACTION, ArraySpec
 from tests.learner_service.toys import make_coma, parameters, random_batch, vector_spec
 
 
@@ -213,8 +213,8 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 import torch
-from learner_service.checkpoint import CheckpointFolder
-from shared.process.errors import CheckpointError
+from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.shared.process.errors import CheckpointError
 folder = CheckpointFolder(Path(sys.argv[1]), keep=1)
 folder.save_best({"n": 1})
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # as a full disk

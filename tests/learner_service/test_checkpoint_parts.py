@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from learner_service.checkpoint import CheckpointFolder
-from learner_service.checkpoint.parts import SLOTS, adopted, merged
-from learner_service.ranks.group import Group
-from shared.process.errors import CheckpointError
+from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.checkpoint.parts import SLOTS, adopted, merged
+from murmur.learner_service.ranks.group import Group
+from murmur.shared.process.errors import CheckpointError
 from tests.ranks.processes import JobError, Ranks
 
 

@@ -3,10 +3,10 @@
 import threading
 from typing import Any
 
-from learner_service.gathering import RankSync
-from learner_service.ranks.group import ALONE, Group
-from learner_service.telemetry.progress import Progress
-from shared.config.experiment import RunConfig
+from murmur.learner_service.gathering import RankSync
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.telemetry.progress import Progress
+from murmur.shared.config.experiment import RunConfig
 from tests.ranks.processes import Ranks
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from learner_service.app import run_learner
-from learner_service.checkpoint import CheckpointFolder
-from learner_service.device.device import select_device
-from learner_service.device.precision import Precision
-from learner_service.tuning.batch_size import require_nothing_measured
-from shared.config.learner import LearnerConfig
-from shared.process.errors import ConfigError
+from murmur.learner_service.app import run_learner
+from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.device.device import select_device
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.tuning.batch_size import require_nothing_measured
+from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.process.errors import ConfigError
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import FIRST, MID, row, vector_spec
 from tests.waiting import wait_until

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.learning.base import Algorithm
-from learner_service.loop import LastFinite
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
+from murmur.learner_service.learning.base import Algorithm
+from murmur.learner_service.loop import LastFinite
+from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.storage import OBSERVATION
 from tests.learner_service.algorithms.test_contract import ENTRIES, Case
 
 POISONS = {"a reward": 1e30, "no number": math.nan, "infinity": math.inf, "an observation": 3e38}

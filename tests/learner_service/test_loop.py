@@ -13,13 +13,13 @@ import pytest
 import torch
 import yaml
 
-from learner_service.app import run_learner
-from learner_service.checkpoint import CheckpointFolder
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.process.errors import CheckpointError, ConfigError
-from shared.rpc import rollout_pb2 as pb
+from murmur.learner_service.app import run_learner
+from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import CheckpointError, ConfigError
+from murmur.shared.rpc import rollout_pb2 as pb
 from tests.learner_service.running import (
     TIMEOUT_S,
     RunningLearner,

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.checkpoint import CheckpointFolder, files, spec_text
-from learner_service.device.precision import Precision
-from learner_service.learning.base import Algorithm, build_algorithm
-from learner_service.preprocess.normalize import ObservationNorm
-from learner_service.ranks.group import ALONE
-from learner_service.start_from import Origin, load_origin, start_from
-from learner_service.storage.storage import OBSERVATION
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.process.errors import CheckpointError, ConfigError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.spec import ArraySpec, Continuous, EnvSpec
-from shared.wire.timestep import Array
+from murmur.learner_service.checkpoint import CheckpointFolder, files, spec_text
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import Algorithm, build_algorithm
+from murmur.learner_service.preprocess.normalize import ObservationNorm
+from murmur.learner_service.ranks.group import ALONE
+from murmur.learner_service.start_from import Origin, load_origin, start_from
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import CheckpointError, ConfigError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.spec import ArraySpec, Continuous, EnvSpec
+from murmur.shared.wire.timestep import Array
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, row, vector_spec
 from tests.wire import Client

@@ -7,15 +7,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from env_service.environment import VectorEnvironment
-from learner_service.algorithms.coma import Coma, Config
-from learner_service.device.precision import Precision
-from learner_service.learning.base import Algorithm, Policy
-from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig
-from shared.wire.spec import (
+from murmur.env_service.environment import VectorEnvironment
+from murmur.learner_service.algorithms.coma import Coma, Config
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import Algorithm, Policy
+from murmur.learner_service.storage.replay import ReplayBatch
+from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_CELL,
     AGENT_MASK,
@@ -25,7 +25,7 @@ from shared.wire.spec import (
     EnvSpec,
     action_layout,
 )
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 FIRST, MID, LAST, ABORTED = (int(s) for s in StepType)
 CPU = torch.device("cpu")

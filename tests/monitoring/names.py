@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from env_service.metrics import METRICS as ENV_METRICS
-from learner_service.telemetry.metric_table import METRICS as LEARNER_METRICS
+from murmur.env_service.metrics import METRICS as ENV_METRICS
+from murmur.learner_service.telemetry.metric_table import METRICS as LEARNER_METRICS
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "monitoring" / "prometheus" / "rules.yml"

@@ -8,7 +8,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from monitoring.dashboards import BOARDS, FOLDER, build, files, panels
 from monitoring.panel import Board, Panel
-from shared.process.errors import MurmurError
+from murmur.shared.process.errors import MurmurError
 from tests.monitoring.names import FOREIGN, named, served
 
 FILES = sorted(FOLDER.glob("*.json"))

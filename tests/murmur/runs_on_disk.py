@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from murmur.runs.run_folder import RunFolder
-from shared.config.files import load
+from murmur.shared.config.files import load
 
 
 def write_run(

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from murmur.doctor.machine import ROOT
-from shared.config.text import difference, one_line
+from murmur.shared.config.text import difference, one_line
 from tests.fuzz import Reader
 from tests.fuzz.arguments import REFUSED, document, one
 from tests.murmur.spying import seen

@@ -15,8 +15,8 @@ from rich.console import Console
 from murmur import bench, results
 from murmur.bench import Topic, find_topic, topics
 from murmur.benchmarks.effort import Effort
+from murmur.shared.process.errors import ConfigError
 from murmur.text import number
-from shared.process.errors import ConfigError
 
 # What the documented installation, `pip install -e '.[env,learner,report]'`, does not bring.
 _DEV = ("pytest", "hypothesis", "onnx")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from murmur.runs.run_folder import RunFolder
-from shared.config.files import load
+from murmur.shared.config.files import load
 from tests.murmur.test_cli import murmur
 
 

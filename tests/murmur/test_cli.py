@@ -16,8 +16,8 @@ from murmur.doctor.machine import ROOT
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.settings import explain, list_everything
 from murmur.runs.training import run_to_resume
-from shared.config.extras import install_command
-from shared.config.files import load
+from murmur.shared.config.extras import install_command
+from murmur.shared.config.files import load
 
 NO_TORCH = "import sys; sys.modules['torch'] = None; sys.modules['kornia'] = None; "
 
@@ -223,7 +223,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 
 def test_the_environment_side_needs_no_torch() -> None:
-    code = NO_TORCH + "import env_service.app; from murmur.cli import main; main()"
+    code = NO_TORCH + "import murmur.env_service.app; from murmur.cli import main; main()"
     result = python(code, "env-server", "--help")
     assert result.returncode == 0, result.stderr
     assert "Needs no torch" in " ".join(result.stdout.split())
@@ -329,8 +329,8 @@ def test_check_env_of_an_exception_in_no_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     lines = [
-        "from env_service.environment import VectorEnvironment",
-        "from env_service.envs.spread.environment import Config, Spread",
+        "from murmur.env_service.environment import VectorEnvironment",
+        "from murmur.env_service.envs.spread.environment import Config, Spread",
         "class Bare(VectorEnvironment):",
         "    def __init__(self, num_envs):",
         "        self.spec, self.num_envs = Spread(Config(), 1).spec, num_envs",

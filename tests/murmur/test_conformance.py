@@ -17,10 +17,10 @@ from murmur.kit.conformance.checklist import Checklist
 from murmur.kit.conformance.examine import Examination
 from murmur.kit.conformance.play import Limits
 from murmur.kit.conformance.rows import RowRules
-from shared.process.errors import ConfigError, ConnectionLostError, ResourceError
-from shared.wire.credentials import CredentialFolder
-from shared.wire.spec import EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import StepType, TimeStep
+from murmur.shared.process.errors import ConfigError, ConnectionLostError, ResourceError
+from murmur.shared.wire.credentials import CredentialFolder
+from murmur.shared.wire.spec import EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import StepType, TimeStep
 from tests.chaos.stack import free_port
 from tests.murmur import wrong_suppliers
 from tests.murmur.test_cli import murmur

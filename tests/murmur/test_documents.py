@@ -20,7 +20,7 @@ import murmur
 from murmur.cli import app
 from murmur.doctor.machine import ROOT
 from murmur.runs.settings import resolve
-from shared.config.files import config_names, load
+from murmur.shared.config.files import config_names, load
 
 PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
 PAGES += [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]

@@ -10,7 +10,7 @@ import pytest
 from murmur.doctor.machine import ROOT
 from murmur.kit.check_source import examine
 from murmur.runs.settings import resolved_data, source_config
-from shared.config.files import load
+from murmur.shared.config.files import load
 
 PAGE = (ROOT / "docs" / "images.md").read_text()
 
@@ -52,6 +52,6 @@ def test_reasons_of_the_page_are_those_of_the_code() -> None:
     named = {n for row in rows.splitlines()[2:] for n in re.findall(r"`(\w+)`", row.split("|")[1])}
     raised = set()
     for module in ("decode", "folder", "source"):
-        file = import_module(f"env_service.sources.{module}").__file__
+        file = import_module(f"murmur.env_service.sources.{module}").__file__
         raised |= set(re.findall(r'BrokenSample\(\s*"(\w+)"', Path(str(file)).read_text()))
     assert named == raised

@@ -1,37 +1,78 @@
-"""A package of another program that has the name of one of murmur's."""
+"""A user's package that is called as one of murmur's was, or as a folder of the checkout is."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 
-def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
-    """A script of the user's, beside a package `shared` of the user's."""
+
+def own(folder: Path, kind: str) -> None:
+    """Write a user's `shared`: a package, a folder without __init__.py, or a module."""
+    if kind == "module":
+        (folder / "shared.py").write_text("helper = 1\n")
+        return
     package = folder / "shared"
     package.mkdir()
-    (package / "__init__.py").write_text("helper = 1\n")
+    if kind == "package":
+        (package / "__init__.py").write_text("helper = 1\n")
+    (package / "maps.py").write_text("size = 8\n")
+
+
+def run(folder: Path, code: str, **variables: str) -> str:
+    """Run a script that lies in a folder; return what it printed."""
     script = folder / "script.py"
     script.write_text(code)
-    return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | variables,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_foreign_package_imported_before_is_named(tmp_path: Path) -> None:
-    done = run(tmp_path, "import shared\nassert shared.helper == 1\nimport murmur\n")
-    assert done.returncode == 1
-    message = done.stderr.splitlines()[-1]
-    assert message.startswith("ImportError: murmur needs its own package 'shared'")
-    assert f"imported from {tmp_path / 'shared'} before: rename that one" in message
+@pytest.mark.parametrize("kind", ["package", "folder", "module"])
+@pytest.mark.parametrize("order", ["shared, murmur", "murmur, shared"])
+@pytest.mark.parametrize("root", ["last", "first"])
+def test_a_users_shared_is_the_users(kind: str, order: str, root: str, tmp_path: Path) -> None:
+    """Also where the checkout's root comes before the user's folder on sys.path."""
+    own(tmp_path, kind)
+    paths = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" if root == "first" else ""
+    use = {
+        "package": "from shared import helper, maps",
+        "folder": "from shared import maps",
+        "module": "from shared import helper",
+    }[kind]
+    code = f"{paths}import {order}\n{use}\nprint(murmur.MurmurError.__module__)\n"
+    assert run(tmp_path, code) == "murmur.shared.process.errors\n"
 
 
-@pytest.mark.parametrize("line", ["import shared.process.errors", "import shared"])
-def test_own_package_imported_before_is_welcome(tmp_path: Path, line: str) -> None:
-    script = "import sys; sys.path = [p for p in sys.path if p != sys.path[0]]\n"
-    done = run(tmp_path, f"{script}{line}\nimport murmur\nprint(murmur.MurmurError.__module__)\n")
-    assert (done.returncode, done.stdout) == (0, "shared.process.errors\n"), done.stderr
+def test_a_plugin_folder_may_hold_a_package_of_any_name(tmp_path: Path) -> None:
+    """Plug-in folders are not on sys.path, and asked before old names are."""
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    own(plugins, "package")
+    (plugins / "walk.py").write_text("from shared import helper\nfrom shared.maps import size\n")
+    look = (
+        "from murmur.shared.config.plugin_folders import look_in\n"
+        f"look_in([{str(plugins)!r}], ['walk:Walk'])\n"
+        "import walk\nprint(walk.helper, walk.size)\n"
+    )
+    assert run(tmp_path, look) == "1 8\n"
 
 
-def test_folder_with_such_a_package_comes_last(tmp_path: Path) -> None:
-    done = run(tmp_path, "import murmur\nprint(murmur.MurmurError.__module__)\n")
-    assert (done.returncode, done.stdout) == (0, "shared.process.errors\n"), done.stderr
+def test_murmur_takes_no_other_top_level_name(tmp_path: Path) -> None:
+    code = (
+        "import sys, murmur\nbefore = list(sys.path)\n"
+        "import murmur.api, murmur.learner_service.run, murmur.env_service.app\n"
+        "print(sorted({'shared', 'env_service', 'learner_service'} & set(sys.modules)))\n"
+        "print(before == sys.path)\n"
+    )
+    assert run(tmp_path, code) == "[]\nTrue\n"

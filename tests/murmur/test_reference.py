@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from env_service.metrics import METRICS as ENV_METRICS
-from learner_service.telemetry.metric_table import KEPT
-from learner_service.telemetry.metric_table import METRICS as LEARNER_METRICS
 from murmur.doctor.machine import ROOT
+from murmur.env_service.metrics import METRICS as ENV_METRICS
+from murmur.learner_service.telemetry.metric_table import KEPT
+from murmur.learner_service.telemetry.metric_table import METRICS as LEARNER_METRICS
 from murmur.reference import FOLDER, pages, write
 
 

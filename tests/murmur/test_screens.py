@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.bench import result_tables
 from murmur.cli.app import _fail
 from murmur.doctor.diagnosis import Diagnosis, Remedy
 from murmur.doctor.page import show
 from murmur.doctor.profile import Operation, Profile
 from murmur.doctor.profile import show as show_profile
+from murmur.env_service.sessions.evaluation_result import EvaluationResult
 from murmur.kit.check import Finding, findings_table
 from murmur.runs.evaluation import result_table
 from murmur.runs.live_view import LiveView, TrainingView
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.training import print_end
+from murmur.shared.config.experiment import RunConfig
+from murmur.shared.config.files import load
 from murmur.text import plain
-from shared.config.experiment import RunConfig
-from shared.config.files import load
 
 NAMES = ("rate [/s]", "[bold]loud", ":rat:", "[link=http://x]y[/link]", "a\\", "[/]")
 

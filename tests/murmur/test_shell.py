@@ -11,7 +11,7 @@ import pytest
 
 from murmur.cli.completion import complete_config, complete_environment, complete_run
 from murmur.doctor.machine import ROOT, commit
-from shared.config.files import config_names
+from murmur.shared.config.files import config_names
 
 
 def murmur(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

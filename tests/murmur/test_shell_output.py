@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from murmur.runs.child import child_environment, start_process
-from shared.process.errors import ResourceError
+from murmur.shared.process.errors import ResourceError
 
 TALKS = """
 import os, gymnasium, numpy as np

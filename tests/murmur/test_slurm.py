@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from murmur.shared.process.errors import ConfigError
 from murmur.slurm import job_script, write_script
-from shared.process.errors import ConfigError
 from tests.waiting import wait_until
 
 

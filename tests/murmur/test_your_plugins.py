@@ -18,9 +18,9 @@ from murmur import testing
 from murmur.doctor.machine import ROOT
 from murmur.kit.new import write_skeleton
 from murmur.runs.settings import resolved_data
-from shared.config.files import load
-from shared.config.plugin_folders import look_in
-from shared.process.errors import ConfigError
+from murmur.shared.config.files import load
+from murmur.shared.config.plugin_folders import look_in
+from murmur.shared.process.errors import ConfigError
 from tests.murmur.test_cli import murmur
 
 PAGES = {
@@ -81,7 +81,7 @@ def test_a_tutorial_shows_what_new_writes(kind: Any, here: Path) -> None:
     [
         ("taken", r"taken\.py exists already"),
         ("json", r"module 'json' \(/.*\) would hide yours"),
-        ("shared", r"module 'shared' \(/.*\) would hide yours"),
+        ("murmur", r"module 'murmur' \(/.*\) would hide yours"),
         ("3d", "cannot name a Python module"),
         ("class", "cannot name a Python module"),
         ("../up", "cannot name a Python module"),
@@ -159,8 +159,8 @@ def test_a_critic_is_added_as_the_tutorial_says(here: Path) -> None:
         assert source.count(before) == 1
         source = source.replace(before, added + before)
     imports = """
-from learner_service.layers.building import build_network, input_options
-from learner_service.layers.inputs import CriticInputs
+from murmur.learner_service.layers.building import build_network, input_options
+from murmur.learner_service.layers.inputs import CriticInputs
 """
     source = source.replace("\nimport torch\n", f"\nimport torch\n{imports}", 1)
     file.write_text(source)

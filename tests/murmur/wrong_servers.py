@@ -5,7 +5,7 @@ import struct
 import grpc
 
 from examples.environment_server import ABORTED, FINAL, FIRST, LAST, Corridor, Server
-from shared.rpc import rollout_pb2 as pb
+from murmur.shared.rpc import rollout_pb2 as pb
 
 
 class Aborted(Server):

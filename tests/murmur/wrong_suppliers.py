@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import grpc
 
 from examples.environment_server import METHOD, BrokenContractError, Server
-from shared.rpc import PROTOCOL_VERSION
-from shared.rpc import rollout_pb2 as pb
+from murmur.shared.rpc import PROTOCOL_VERSION
+from murmur.shared.rpc import rollout_pb2 as pb
 
 SIZE, SIZES = 4, (10, 3)
 _SAMPLE = 4 * SIZE * SIZE  # bytes of image and mask

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shared.config.derived import Channel, DerivedMap
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.wire.spec import (
+from murmur.shared.config.derived import Channel, DerivedMap
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_CELL,
     AGENT_MASK,

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from learner_service.context import RunContext
-from learner_service.run import Run
-from learner_service.serving.batcher import Request
-from learner_service.serving.session import EnvSession
-from shared.config.experiment import ExperimentConfig
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.codec import ActionCodec
-from shared.wire.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.learner_service.context import RunContext
+from murmur.learner_service.run import Run
+from murmur.learner_service.serving.batcher import Request
+from murmur.learner_service.serving.session import EnvSession
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.codec import ActionCodec
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 from tests.waiting import wait_until
 
 DEADLINE_S = 120.0

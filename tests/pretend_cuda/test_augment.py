@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
-from learner_service.preprocess.augment import Augment, build_augment, build_rl_augment
-from shared.config.experiment import AugmentConfig
-from shared.config.section import validate
-from shared.config.symmetry import ArrayChange, Symmetry
-from shared.wire.spec import AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
+from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
+from murmur.learner_service.preprocess.augment import Augment, build_augment, build_rl_augment
+from murmur.shared.config.experiment import AugmentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.config.symmetry import ArrayChange, Symmetry
+from murmur.shared.wire.spec import AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
 from tests.pretend_cuda import Kind, pretend_cuda
 from tests.pretend_cuda.cases import SIDE, Case, make_spec
 from tests.pretend_cuda.driven import DrivenRun

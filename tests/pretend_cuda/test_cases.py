@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from learner_service.device.cuda_graph import CALLS_TO_CAPTURE
+from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE
 from tests.pretend_cuda import pretend_cuda
 from tests.pretend_cuda.cases import Case, every_case, make_spec, some_cases
 from tests.pretend_cuda.driven import DrivenRun

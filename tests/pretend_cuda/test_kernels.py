@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks._launch_counts import PRESETS, _config, count_update
-from shared.config.plugins import resolve_plugin
+from murmur.shared.config.plugins import resolve_plugin
 from tests import pretend_cuda
 
 _UPDATES = 6  # the last one is captured

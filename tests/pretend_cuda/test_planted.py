@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from learner_service.device.readback import Readback, to_host
+from murmur.learner_service.device.readback import Readback, to_host
 from tests.pretend_cuda import Kind, Machine, pretend_cuda
 
 GPU = torch.device("cuda")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from learner_service.context import RunContext
-from learner_service.run import Run
-from shared.process.errors import SpecError
+from murmur.learner_service.context import RunContext
+from murmur.learner_service.run import Run
+from murmur.shared.process.errors import SpecError
 from tests.pretend_cuda import pretend_cuda
 from tests.pretend_cuda.cases import Case, make_spec
 from tests.pretend_cuda.known import ALLOWED

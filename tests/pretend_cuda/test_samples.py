@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.checkpoint import CheckpointFolder
-from learner_service.context import RunContext
-from learner_service.device.streams import enter_stream
-from learner_service.images.run import SupervisedRun
-from learner_service.storage.samples import CacheChoice, SampleStore
-from learner_service.telemetry.copied import Copied
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.wire.samples import SPLITS
+from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.context import RunContext
+from murmur.learner_service.device.streams import enter_stream
+from murmur.learner_service.images.run import SupervisedRun
+from murmur.learner_service.storage.samples import CacheChoice, SampleStore
+from murmur.learner_service.telemetry.copied import Copied
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.wire.samples import SPLITS
 from tests.pretend_cuda import pretend_cuda
 from tests.pretend_cuda.known import ALLOWED, unknown
 from tests.supply.toy_source import ToySource

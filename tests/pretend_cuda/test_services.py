@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from learner_service.algorithms.mappo import Mappo
-from learner_service.checkpoint import CheckpointFolder
-from learner_service.device import cuda_graph
-from learner_service.device.cuda_graph import WARM_UP_CALLS
-from learner_service.export.policy import (
+from murmur.learner_service.algorithms.mappo import Mappo
+from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.learner_service.device import cuda_graph
+from murmur.learner_service.device.cuda_graph import WARM_UP_CALLS
+from murmur.learner_service.export.policy import (
     export_policy,
     load_policy,
     policy_outputs,
     random_observations,
 )
-from learner_service.loop import Learner
-from learner_service.serving.league import League
-from learner_service.serving.packed import PackedStaging
+from murmur.learner_service.loop import Learner
+from murmur.learner_service.serving.league import League
+from murmur.learner_service.serving.packed import PackedStaging
 from tests.pretend_cuda import Machine, pretend_cuda
 from tests.pretend_cuda.cases import AGENTS, Case, make_spec
 from tests.pretend_cuda.driven import DrivenRun

@@ -7,11 +7,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from learner_service.device import cuda_graph
-from learner_service.device.cuda_graph import Captured, Graphs
-from learner_service.learning.on_policy import OnPolicyAlgorithm
-from learner_service.ranks.group import Group
-from learner_service.storage.rollout import Batch
+from murmur.learner_service.device import cuda_graph
+from murmur.learner_service.device.cuda_graph import Captured, Graphs
+from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.ranks.group import Group
+from murmur.learner_service.storage.rollout import Batch
 from tests.learner_service.taped_graphs import TapedCapture, taped_graphs
 from tests.ranks import jobs
 

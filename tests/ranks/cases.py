@@ -6,15 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner_service.device.precision import Precision
-from learner_service.layers.stacked import Sharing
-from learner_service.learning.base import Algorithm, algorithm_config, build_algorithm
-from learner_service.ranks.group import ALONE, Group
-from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.rollout import Batch, transitions
-from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.stacked import Sharing
+from murmur.learner_service.learning.base import Algorithm, algorithm_config, build_algorithm
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.storage.replay import ReplayBatch
+from murmur.learner_service.storage.rollout import Batch, transitions
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.spec import (
+    ACTION_MASK,
+    AGENT_MASK,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+)
 from tests.learner_service.toys import ABORTED, CPU, FIRST, MID, random_batch, random_transitions
 from tests.ranks.draws import Rows
 

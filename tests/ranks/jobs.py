@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner_service.learning.base import Algorithm
-from learner_service.ranks.group import Group
+from murmur.learner_service.learning.base import Algorithm
+from murmur.learner_service.ranks.group import Group
 from tests.ranks.draws import Draws, Rows
 
 _kept: list[Algorithm[Any]] = []

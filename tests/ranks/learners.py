@@ -10,8 +10,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from learner_service.ranks.meeting import kept_store
-from shared.config.experiment import ExperimentConfig
+from murmur.learner_service.ranks.meeting import kept_store
+from murmur.shared.config.experiment import ExperimentConfig
 from tests.ranks.processes import TIMEOUT_S, forked
 
 
@@ -104,8 +104,8 @@ def _learn(
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    from learner_service.app import run_learner
-    from shared.process.process import configure_logging
+    from murmur.learner_service.app import run_learner
+    from murmur.shared.process.process import configure_logging
 
     configure_logging(f"learner-{rank}")
     if prepare is not None:

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner_service.algorithms.segmentation import Config, Segmentation
-from learner_service.device.precision import Precision
-from learner_service.ranks.group import ALONE, Group
-from learner_service.storage.samples import SampleBatch
-from shared.config import PluginConfig
-from shared.wire.samples import SampleSpec
-from shared.wire.spec import ArraySpec
+from murmur.learner_service.algorithms.segmentation import Config, Segmentation
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.storage.samples import SampleBatch
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.samples import SampleSpec
+from murmur.shared.wire.spec import ArraySpec
 from tests.learner_service.toys import CPU
 from tests.ranks.draws import Rows
 

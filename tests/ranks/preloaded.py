@@ -3,10 +3,10 @@
 import torch
 import torch.distributed
 
-import learner_service.app
+import murmur.learner_service.app
 import tests.ranks.cases
 import tests.ranks.jobs
 import tests.ranks.pictures
 
 torch.set_num_threads(1)
-__all__ = ["learner_service", "tests", "torch"]
+__all__ = ["murmur", "tests", "torch"]

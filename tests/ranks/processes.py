@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import torch
 
-from learner_service.ranks.group import Group
+from murmur.learner_service.ranks.group import Group
 
 Job = Callable[..., Any]  # its first argument is the Group
 TIMEOUT_S = 60.0

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
-from learner_service.ranks.group import Group
+from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE, Captured, Graphs
+from murmur.learner_service.ranks.group import Group
 from tests.learner_service.running import RunningLearner, play
 from tests.learner_service.toys import MatrixGame
 from tests.pretend_cuda import pretend_cuda

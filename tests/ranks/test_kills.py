@@ -14,10 +14,10 @@ import psutil
 import pytest
 from rich.console import Console
 
-from learner_service.checkpoint import CheckpointFolder, files
-from learner_service.telemetry.persistent_counters import PersistentCounters
 from murmur.bench import run_benchmark
 from murmur.benchmarks.effort import Effort
+from murmur.learner_service.checkpoint import CheckpointFolder, files
+from murmur.learner_service.telemetry.persistent_counters import PersistentCounters
 from murmur.runs.child import murmur_command
 from murmur.runs.run_folder import RunFolder
 from tests.chaos.kills_ranks import RankStack, experiment

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.segmentation import cross_entropy, dice_loss
-from learner_service.device.precision import Precision
-from learner_service.layers.inputs import Inputs
-from learner_service.learning.base import algorithm_config
-from learner_service.learning.fixed_shapes import dealt_to
-from learner_service.learning.minibatches import Rows, shares
-from learner_service.ranks.group import ALONE, Group
-from learner_service.storage.replay import ReplayConfig, ReplayStorage
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.learner_service.algorithms.segmentation import cross_entropy, dice_loss
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.inputs import Inputs
+from murmur.learner_service.learning.base import algorithm_config
+from murmur.learner_service.learning.fixed_shapes import dealt_to
+from murmur.learner_service.learning.minibatches import Rows, shares
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.storage.replay import ReplayConfig, ReplayStorage
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.algorithms.apart import apart
 from tests.learner_service.toys import CPU, MID
 from tests.ranks import jobs

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from learner_service.app import _with_own_ports
-from learner_service.ranks.group import ALONE, Group
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
+from murmur.learner_service.app import _with_own_ports
+from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
 
 
 def config(port: int, metrics_port: int) -> ExperimentConfig:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.learning.base import Algorithm
+from murmur.learner_service.learning.base import Algorithm
 from tests.ranks import jobs
 from tests.ranks.cases import Case
 from tests.ranks.draws import Draws, Rows

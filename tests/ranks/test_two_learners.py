@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from learner_service.checkpoint import CheckpointFolder, files
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
+from murmur.learner_service.checkpoint import CheckpointFolder, files
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
 from tests.learner_service.running import experiment, play
 from tests.learner_service.toys import MatrixGame
 from tests.ranks.learners import learner_ranks

@@ -9,11 +9,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import config_names, load
-from shared.config.section import validate
-from shared.process.errors import ConfigError
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import config_names, load
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import ConfigError
 
 MINIMAL = "environment: {name: spread, num_agents: 3}\n"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import PluginConfig
-from shared.config.cores import (
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.cores import (
     SYNC_CHOICE,
     Choice,
     available_cores,
@@ -16,7 +16,7 @@ from shared.config.cores import (
     with_threads,
     with_workers,
 )
-from shared.config.experiment import ExperimentConfig
+from murmur.shared.config.experiment import ExperimentConfig
 
 MASK = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
@@ -122,7 +122,7 @@ def test_a_real_quota_of_version_1_counts(request: pytest.FixtureRequest) -> Non
         pytest.skip(f"no control group can be made here: {error}")
     code = (
         f"import os, pathlib; pathlib.Path('{group}/cgroup.procs').write_text(str(os.getpid()))\n"
-        "from shared.config.cores import available_cores; print(available_cores())"
+        "from murmur.shared.config.cores import available_cores; print(available_cores())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout) == 0.5

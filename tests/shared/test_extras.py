@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from murmur.doctor.machine import ROOT
-from shared.config import extras
-from shared.config.extras import extra_of, install_command, missing_advice
+from murmur.shared.config import extras
+from murmur.shared.config.extras import extra_of, install_command, missing_advice
 
 
 class Installed:

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from learner_service.checkpoint import saved_config
-from learner_service.layers.building import resolve_network
-from learner_service.learning.options import CriticConfig
+from murmur.learner_service.checkpoint import saved_config
+from murmur.learner_service.layers.building import resolve_network
+from murmur.learner_service.learning.options import CriticConfig
 from murmur.runs.settings import resolve, resolved_data
-from shared.config import PluginConfig, Section
-from shared.config import section as checking
-from shared.config.files import load
-from shared.config.plugins import KINDS, load_plugin, plugin_names
-from shared.config.section import FORMER_NAMES, REMOVED, validate
-from shared.config.text import to_yaml
-from shared.process.errors import ConfigError
+from murmur.shared.config import PluginConfig, Section
+from murmur.shared.config import section as checking
+from murmur.shared.config.files import load
+from murmur.shared.config.plugins import KINDS, load_plugin, plugin_names
+from murmur.shared.config.section import FORMER_NAMES, REMOVED, validate
+from murmur.shared.config.text import to_yaml
+from murmur.shared.process.errors import ConfigError
 
 OLD: dict[str, Any] = {
     "environment": {"name": "formation", "num_followers": 1, "normalise": True},

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from shared.config.files import load
-from shared.config.named_plugin import named_plugin, require_module
-from shared.config.plugin_folders import folders_in_use, look_in, plugin_files, refused_code
-from shared.config.plugins import load_plugin, require_plugin
-from shared.config.text import difference, parse_yaml, plain_data, to_yaml
-from shared.process.errors import ConfigError
+from murmur.shared.config.files import load
+from murmur.shared.config.named_plugin import named_plugin, require_module
+from murmur.shared.config.plugin_folders import folders_in_use, look_in, plugin_files, refused_code
+from murmur.shared.config.plugins import load_plugin, require_plugin
+from murmur.shared.config.text import difference, parse_yaml, plain_data, to_yaml
+from murmur.shared.process.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def write(folder: Path, source: str, name: str = "own_net") -> Path:
 
 
 WITH_CONFIG = '''
-from shared.config import Section
+from murmur.shared.config import Section
 class Net:
     """Notes what it is called with."""
     STACKED = True
@@ -95,7 +95,10 @@ WRONG = {
         WITH_CONFIG.replace("slices)", "slices, width)").replace("Net", "More"),
         r"it is called with \(config, shape, num_outputs, slices\)$",
     ),
-    "own_net:Odd": ("class Odd:\n    Config = dict\n", r"derive it from shared\.config\.Section"),
+    "own_net:Odd": (
+        "class Odd:\n    Config = dict\n",
+        r"derive it from murmur\.shared\.config\.Section",
+    ),
     "own_net:Bad": ("\nx = {}['lost']\n", r"raised KeyError: 'lost' \(/.*own_net\.py:2\)"),
     "own_net:Torn": ("\n\nclass Torn(\n", r"raised SyntaxError: .*\(/.*own_net\.py:3\)"),
     "own_net:Gone": ("raise SystemExit(3)\n", r"raised SystemExit: 3 \(/.*own_net\.py:1\)"),
@@ -222,7 +225,7 @@ def test_checkpoint_runs_only_code_that_a_configuration_names(tmp_path: Path) ->
         "os:system",
         "subprocess:Popen",
         "yaml:unsafe_load",
-        "shared.process.files:write_output",
+        "murmur.shared.process.files:write_output",
     ):
         assert "names it" in refused_code(name)
         assert "import" not in refused_code(name)

@@ -4,17 +4,17 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from learner_service import algorithms
-from shared.config.plugins import load_plugin, plugin_names
-from shared.config.section import validate
-from shared.process.errors import ConfigError
+from murmur.learner_service import algorithms
+from murmur.shared.config.plugins import load_plugin, plugin_names
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import ConfigError
 
 GROUP = "murmur.environments"
 
 
 def test_a_module_in_the_folder_is_a_plugin() -> None:
     assert {"spread", "terrain"} <= set(plugin_names("environment"))
-    assert load_plugin("environment", "spread").__name__ == "env_service.envs.spread"
+    assert load_plugin("environment", "spread").__name__ == "murmur.env_service.envs.spread"
 
 
 def test_an_unknown_name_lists_the_known() -> None:
@@ -47,16 +47,16 @@ def test_what_is_advised_for_another_name_is_valid() -> None:
 
 
 def test_an_entry_point_of_another_package_is_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint(name="outside", value="shared.wire.timestep", group=GROUP)
-    monkeypatch.setattr("shared.config.plugins.entry_points", lambda group: [entry])
+    entry = EntryPoint(name="outside", value="murmur.shared.wire.timestep", group=GROUP)
+    monkeypatch.setattr("murmur.shared.config.plugins.entry_points", lambda group: [entry])
     assert "outside" in plugin_names("environment")
-    assert load_plugin("environment", "outside").__name__ == "shared.wire.timestep"
+    assert load_plugin("environment", "outside").__name__ == "murmur.shared.wire.timestep"
 
 
 def test_a_package_cannot_take_the_place_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint(name="spread", value="shared.wire.timestep", group=GROUP)
-    monkeypatch.setattr("shared.config.plugins.entry_points", lambda group: [entry])
-    assert load_plugin("environment", "spread").__name__ == "env_service.envs.spread"
+    entry = EntryPoint(name="spread", value="murmur.shared.wire.timestep", group=GROUP)
+    monkeypatch.setattr("murmur.shared.config.plugins.entry_points", lambda group: [entry])
+    assert load_plugin("environment", "spread").__name__ == "murmur.env_service.envs.spread"
 
 
 @pytest.mark.parametrize(

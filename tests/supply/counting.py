@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from learner_service.device.precision import Precision
-from learner_service.learning.base import Policy
-from learner_service.learning.supervised import Supervised, SupervisedConfig
-from learner_service.storage.samples import SampleBatch
-from shared.config import PluginConfig
-from shared.wire.samples import SampleSpec
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import Policy
+from murmur.learner_service.learning.supervised import Supervised, SupervisedConfig
+from murmur.learner_service.storage.samples import SampleBatch
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.samples import SampleSpec
 
 SUPERVISED = True
 

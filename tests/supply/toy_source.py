@@ -5,10 +5,10 @@ import time
 
 import numpy as np
 
-from env_service.sources.source import BrokenSample
-from shared.wire.samples import SampleSpec
-from shared.wire.spec import ArraySpec
-from shared.wire.timestep import Array
+from murmur.env_service.sources.source import BrokenSample
+from murmur.shared.wire.samples import SampleSpec
+from murmur.shared.wire.spec import ArraySpec
+from murmur.shared.wire.timestep import Array
 
 
 class ToySource:

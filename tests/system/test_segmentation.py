@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from learner_service.checkpoint import CheckpointFolder
 from murmur.comparison.segmentation import load_trained, measure, open_source
+from murmur.learner_service.checkpoint import CheckpointFolder
 from murmur.runs.run_folder import RunFolder
 from tests.learner_service.algorithms.test_captured_updates import tensors
 from tests.system.conftest import Training

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.rpc import PROTOCOL_VERSION
+from murmur.shared.rpc import PROTOCOL_VERSION
 from tests.system.conftest import Training
 
 pytestmark = pytest.mark.system
@@ -99,7 +99,10 @@ def test_a_run_is_resumed_and_served(
 def test_server_of_another_release_is_named_in_both_logs(
     murmur: Callable[..., Popen], tmp_path: Path
 ) -> None:
-    newer = "import shared.rpc as r; r.PROTOCOL_VERSION += 1; from murmur.cli import main; main()"
+    newer = (
+        "import murmur.shared.rpc as r; r.PROTOCOL_VERSION += 1; from murmur.cli import main; "
+        "main()"
+    )
     learner = murmur(
         "learner", "spread", "--run", str(tmp_path / "run"), *LEARNER, program=("-c", newer)
     )

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from env_service.metrics import METRICS as ENV_METRICS
-from learner_service.telemetry.metric_table import METRICS as LEARNER_METRICS
+from murmur.env_service.metrics import METRICS as ENV_METRICS
+from murmur.learner_service.telemetry.metric_table import METRICS as LEARNER_METRICS
 from tests.system.conftest import Training
 
 pytestmark = pytest.mark.system

@@ -14,17 +14,17 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.environment import (
+from murmur.env_service.environment import (
     BaselineFactory,
     RandomPolicy,
     ScriptedPolicy,
     VectorEnvironment,
     blank_timestep,
 )
-from env_service.envs.formation.config import Config
-from shared.wire.seeding import uniform
-from shared.wire.spec import STATE, ArraySpec, Continuous, EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.envs.formation.config import Config
+from murmur.shared.wire.seeding import uniform
+from murmur.shared.wire.spec import STATE, ArraySpec, Continuous, EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 Floats = NDArray[np.float32]
 

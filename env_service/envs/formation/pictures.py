@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 from numpy.typing import NDArray
 
-from env_service.pictures import AGENT_COLOURS, Snapshot
+from murmur.env_service.pictures import AGENT_COLOURS, Snapshot
 
 NEEDED = ("agents", "heading", "goal", "obstacle", "in_formation", "area", "radii")
 READING = (

@@ -1,8 +1,8 @@
 """Three snakes against three, on a torus: the environment plug-in `snakes`."""
 
-from env_service.environment import VectorEnvironment
-from env_service.envs.snakes.config import Config
-from env_service.envs.snakes.environment import BASELINES, Snakes
+from murmur.env_service.environment import VectorEnvironment
+from murmur.env_service.envs.snakes.config import Config
+from murmur.env_service.envs.snakes.environment import BASELINES, Snakes
 
 __all__ = ["BASELINES", "Config", "make"]
 

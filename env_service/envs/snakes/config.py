@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from shared.config import Section
+from murmur.shared.config import Section
 
 
 class Config(Section):

@@ -7,8 +7,8 @@ turn with it: 0 ahead, 1 back, 2 left, 3 right.
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
-from env_service.envs.snakes.game import (
+from murmur.env_service.compiled import compiled
+from murmur.env_service.envs.snakes.game import (
     BEAN,
     CELLS,
     COLUMNS,
@@ -26,9 +26,9 @@ from env_service.envs.snakes.game import (
     UP,
     Games,
 )
-from env_service.envs.snakes.ground import NEVER, Ground, room, survey_rivals, territory
-from env_service.envs.snakes.observation import seen, wrapped
-from env_service.envs.snakes.reward import lead
+from murmur.env_service.envs.snakes.ground import NEVER, Ground, room, survey_rivals, territory
+from murmur.env_service.envs.snakes.observation import seen, wrapped
+from murmur.env_service.envs.snakes.reward import lead
 
 AHEAD = 0
 TURNED: NDArray[np.int32] = np.array(

@@ -8,11 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from env_service.compiled import compiled
-from env_service.environment import BaselineFactory, RandomPolicy, ScriptedPolicy, VectorEnvironment
-from env_service.envs.snakes import game, observation, opponents, reward
-from env_service.envs.snakes.config import Config
-from env_service.envs.snakes.egocentric import (
+from murmur.env_service.compiled import compiled
+from murmur.env_service.environment import (
+    BaselineFactory,
+    RandomPolicy,
+    ScriptedPolicy,
+    VectorEnvironment,
+)
+from murmur.env_service.envs.snakes import game, observation, opponents, reward
+from murmur.env_service.envs.snakes.config import Config
+from murmur.env_service.envs.snakes.egocentric import (
     AREA,
     CHANNELS,
     PER_BEAN,
@@ -25,7 +30,7 @@ from env_service.envs.snakes.egocentric import (
     draw_egocentric,
     turn_of,
 )
-from env_service.envs.snakes.game import (
+from murmur.env_service.envs.snakes.game import (
     CELLS,
     COLUMNS,
     MAX_STEPS,
@@ -36,11 +41,11 @@ from env_service.envs.snakes.game import (
     TEAM,
     Games,
 )
-from env_service.envs.snakes.ground import Ground, ground, survey
-from env_service.envs.snakes.observation import VECTORS, seen, vector_scale
-from shared.config.symmetry import ArrayChange, Symmetry, grid_change
-from shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.envs.snakes.ground import Ground, ground, survey
+from murmur.env_service.envs.snakes.observation import VECTORS, seen, vector_scale
+from murmur.shared.config.symmetry import ArrayChange, Symmetry, grid_change
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 _SIDES = {"first": 0, "second": 1, "alternate": -1}
 _OPPONENTS = {"random": opponents.RANDOM, "greedy": opponents.GREEDY, "mixed": -1}

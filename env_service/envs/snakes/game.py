@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
-from env_service.splitmix import draw, generator
+from murmur.env_service.compiled import compiled
+from murmur.env_service.splitmix import draw, generator
 
 ROWS, COLUMNS = 10, 20
 CELLS = ROWS * COLUMNS  # cell = row * COLUMNS + column

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
-from env_service.envs.snakes.game import CELLS, NEIGHBOUR, NUM_ACTIONS, NUM_SNAKES, Games
+from murmur.env_service.compiled import compiled
+from murmur.env_service.envs.snakes.game import CELLS, NEIGHBOUR, NUM_ACTIONS, NUM_SNAKES, Games
 
 Cells = NDArray[np.int16]
 NEVER = CELLS  # later than any move of a search

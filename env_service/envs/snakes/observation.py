@@ -9,8 +9,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
-from env_service.envs.snakes.game import (
+from murmur.env_service.compiled import compiled
+from murmur.env_service.envs.snakes.game import (
     COLUMNS,
     NEIGHBOUR,
     NUM_ACTIONS,

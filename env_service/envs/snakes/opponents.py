@@ -9,8 +9,8 @@ draws from that side's point of view.
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
-from env_service.envs.snakes.game import (
+from murmur.env_service.compiled import compiled
+from murmur.env_service.envs.snakes.game import (
     COLUMNS,
     NEIGHBOUR,
     NUM_ACTIONS,
@@ -19,7 +19,7 @@ from env_service.envs.snakes.game import (
     TEAM,
     Games,
 )
-from env_service.splitmix import draw
+from murmur.env_service.splitmix import draw
 
 GIVEN, RANDOM, GREEDY = range(3)
 

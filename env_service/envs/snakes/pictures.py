@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from env_service.pictures import Snapshot
+from murmur.env_service.pictures import Snapshot
 
 NEEDED = ("board", "heads", "lengths", "scores", "side", "time")
 READING = (

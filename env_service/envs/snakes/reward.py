@@ -5,9 +5,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
-from env_service.envs.snakes.game import TEAM, Games
-from env_service.envs.snakes.opponents import flat_distance2
+from murmur.env_service.compiled import compiled
+from murmur.env_service.envs.snakes.game import TEAM, Games
+from murmur.env_service.envs.snakes.opponents import flat_distance2
 
 GAME, SHAPED, ZERO_SUM = range(3)
 REWARDS = {"game": GAME, "shaped": SHAPED, "zero-sum": ZERO_SUM}

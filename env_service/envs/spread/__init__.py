@@ -1,5 +1,5 @@
 """Agents cover landmarks together: the environment plug-in `spread`."""
 
-from env_service.envs.spread.environment import BASELINES, Config, make
+from murmur.env_service.envs.spread.environment import BASELINES, Config, make
 
 __all__ = ["BASELINES", "Config", "make"]

@@ -17,11 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment, blank_timestep
-from shared.config import Section
-from shared.wire.seeding import uniform
-from shared.wire.spec import STATE, ArraySpec, Continuous, Discrete, EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.environment import (
+    BaselineFactory,
+    RandomPolicy,
+    VectorEnvironment,
+    blank_timestep,
+)
+from murmur.shared.config import Section
+from murmur.shared.wire.seeding import uniform
+from murmur.shared.wire.spec import STATE, ArraySpec, Continuous, Discrete, EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 Floats = NDArray[np.float32]
 

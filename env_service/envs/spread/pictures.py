@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
-from env_service.pictures import AGENT_COLOURS, Snapshot
+from murmur.env_service.pictures import AGENT_COLOURS, Snapshot
 
 NEEDED = ("agents", "landmarks", "radius")
 READING = "Discs are the agents, lines their paths; crosses are the landmarks to share out."

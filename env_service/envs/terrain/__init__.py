@@ -1,8 +1,8 @@
 """UAVs map a region of interest together: the environment plug-in `terrain`."""
 
-from env_service.environment import VectorEnvironment
-from env_service.envs.terrain.config import Config
-from env_service.envs.terrain.environment import BASELINES, TerrainEnvironment
+from murmur.env_service.environment import VectorEnvironment
+from murmur.env_service.envs.terrain.config import Config
+from murmur.env_service.envs.terrain.environment import BASELINES, TerrainEnvironment
 
 __all__ = ["BASELINES", "Config", "make"]
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
+from murmur.env_service.compiled import compiled
 
 P_MIN = 1e-4
 ODDS_MIN = np.float32(P_MIN / (1 - P_MIN))

@@ -7,11 +7,11 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
-from env_service.envs.terrain.belief import P_MIN, Pool
-from env_service.envs.terrain.config import ActorChannel, Config, CriticChannel
-from shared.config.derived import Channel, DerivedMap
-from shared.wire.spec import STATE
+from murmur.env_service.compiled import compiled
+from murmur.env_service.envs.terrain.belief import P_MIN, Pool
+from murmur.env_service.envs.terrain.config import ActorChannel, Config, CriticChannel
+from murmur.shared.config.derived import Channel, DerivedMap
+from murmur.shared.wire.spec import STATE
 
 ACTOR_CHANNELS: tuple[str, ...] = get_args(ActorChannel)
 CRITIC_CHANNELS: tuple[str, ...] = get_args(CriticChannel)

@@ -12,19 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from env_service.environment import BaselineFactory, ScriptedPolicy, VectorEnvironment
-from env_service.envs.terrain import simulation
-from env_service.envs.terrain.channels import ACTOR_SENT, BUDGET_LEFT, CRITIC_SENT, channel_plan
-from env_service.envs.terrain.config import Config
-from env_service.envs.terrain.gain import EXPECTED_GAIN, OBSERVED_EVERY, expected_gains
-from env_service.envs.terrain.lattice import MOVES, is_inside, lattice_shape
-from env_service.envs.terrain.planning import game_of, look_all, plan, position, weigher
-from env_service.envs.terrain.sensor import cell_size_m, map_shape
-from env_service.envs.terrain.world import world
-from shared.config.symmetry import ArrayChange, Symmetry, grid_change
-from shared.process.errors import ConfigError
-from shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.environment import BaselineFactory, ScriptedPolicy, VectorEnvironment
+from murmur.env_service.envs.terrain import simulation
+from murmur.env_service.envs.terrain.channels import (
+    ACTOR_SENT,
+    BUDGET_LEFT,
+    CRITIC_SENT,
+    channel_plan,
+)
+from murmur.env_service.envs.terrain.config import Config
+from murmur.env_service.envs.terrain.gain import EXPECTED_GAIN, OBSERVED_EVERY, expected_gains
+from murmur.env_service.envs.terrain.lattice import MOVES, is_inside, lattice_shape
+from murmur.env_service.envs.terrain.planning import game_of, look_all, plan, position, weigher
+from murmur.env_service.envs.terrain.sensor import cell_size_m, map_shape
+from murmur.env_service.envs.terrain.world import world
+from murmur.shared.config.symmetry import ArrayChange, Symmetry, grid_change
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 FlightPlan = Callable[[np.random.Generator, NDArray[np.int32]], NDArray[np.int32]]
 """(generator, [A, 3] start) -> [budget + 1, A, 3] positions, one for each step of an episode."""

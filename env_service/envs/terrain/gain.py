@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
-from env_service.envs.terrain.belief import ODDS_HIGH, ODDS_LOW, Scratch, entropy_row
-from env_service.envs.terrain.sensor import footprint
-from env_service.envs.terrain.simulation import Mission, State
+from murmur.env_service.compiled import compiled
+from murmur.env_service.envs.terrain.belief import ODDS_HIGH, ODDS_LOW, Scratch, entropy_row
+from murmur.env_service.envs.terrain.sensor import footprint
+from murmur.env_service.envs.terrain.simulation import Mission, State
 
 EXPECTED_GAIN = "expected_gain"
 OBSERVED_EVERY = 3  # row and column: gains differ by 2 % (rms), in a fifth of the time

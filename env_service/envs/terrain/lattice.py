@@ -6,8 +6,8 @@ A position is a triple of indices (x, y, z); one move changes each of them by at
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
-from env_service.envs.terrain.config import Config
+from murmur.env_service.compiled import compiled
+from murmur.env_service.envs.terrain.config import Config
 
 _PLANE = [(x, y) for x in (-1, 0, 1) for y in (-1, 0, 1)]
 

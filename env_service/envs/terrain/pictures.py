@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from env_service.pictures import AGENT_COLOURS, Snapshot
+from murmur.env_service.pictures import AGENT_COLOURS, Snapshot
 
 FRAMES_PER_STEP = 3  # the UAVs glide from one position to the next
 

@@ -13,13 +13,13 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
-from env_service.envs.terrain.belief import ODDS_MAX, ODDS_MIN
-from env_service.envs.terrain.config import Config
-from env_service.envs.terrain.sensor import footprint, map_shape
-from env_service.envs.terrain.simulation import Mission
-from env_service.envs.terrain.world import world
-from shared.process.errors import ConfigError
+from murmur.env_service.compiled import compiled
+from murmur.env_service.envs.terrain.belief import ODDS_MAX, ODDS_MIN
+from murmur.env_service.envs.terrain.config import Config
+from murmur.env_service.envs.terrain.sensor import footprint, map_shape
+from murmur.env_service.envs.terrain.simulation import Mission
+from murmur.env_service.envs.terrain.world import world
+from murmur.shared.process.errors import ConfigError
 
 _LOOKS = 8  # at a cell from one altitude; more change nothing
 _LEVELS = 4

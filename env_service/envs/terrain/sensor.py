@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
-from env_service.envs.terrain.config import Config
-from env_service.envs.terrain.lattice import lattice_shape
-from env_service.splitmix import mix
+from murmur.env_service.compiled import compiled
+from murmur.env_service.envs.terrain.config import Config
+from murmur.env_service.envs.terrain.lattice import lattice_shape
+from murmur.env_service.splitmix import mix
 
 _EPSILON = 1e-9  # keeps 56.9999... cells from becoming 56
 

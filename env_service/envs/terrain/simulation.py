@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
-from env_service.envs.terrain import channels
-from env_service.envs.terrain.belief import (
+from murmur.env_service.compiled import compiled
+from murmur.env_service.envs.terrain import channels
+from murmur.env_service.envs.terrain.belief import (
     UNDECIDED,
     Pool,
     Scratch,
@@ -18,10 +18,10 @@ from env_service.envs.terrain.belief import (
     scratch,
     settle,
 )
-from env_service.envs.terrain.channels import channel_plan
-from env_service.envs.terrain.config import Config
-from env_service.envs.terrain.lattice import MOVES, action_mask, lattice_shape, move_agents
-from env_service.envs.terrain.sensor import (
+from murmur.env_service.envs.terrain.channels import channel_plan
+from murmur.env_service.envs.terrain.config import Config
+from murmur.env_service.envs.terrain.lattice import MOVES, action_mask, lattice_shape, move_agents
+from murmur.env_service.envs.terrain.sensor import (
     Camera,
     camera,
     footprint,
@@ -29,7 +29,7 @@ from env_service.envs.terrain.sensor import (
     measure,
     stream,
 )
-from env_service.splitmix import mix
+from murmur.env_service.splitmix import mix
 
 _MESSAGES = 1_000_000  # number of the random stream that loses messages; agents use 0 .. A-1
 

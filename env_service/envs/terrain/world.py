@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from env_service.envs.terrain.config import Config
-from shared.process.errors import RasterError
+from murmur.env_service.envs.terrain.config import Config
+from murmur.shared.process.errors import RasterError
 
 _GDAL_NODATA = 42113  # TIFF tag that holds the value of cells without data, as text
 _BUNDLED = {"jacksboro": "jacksboro_fault_dem.npy"}
@@ -32,7 +32,7 @@ def load_raster(name: str) -> NDArray[np.float32]:
         RasterError: if the file cannot be read or its values cannot be used.
     """
     if name in _BUNDLED:
-        folder = importlib.resources.files("env_service.envs.terrain") / "data"
+        folder = importlib.resources.files("murmur.env_service.envs.terrain") / "data"
         with (folder / _BUNDLED[name]).open("rb") as file:
             bundled: NDArray[np.int16] = np.load(file, allow_pickle=False)
         return np.asarray(bundled, np.float32)

@@ -12,16 +12,16 @@ import hashlib
 import numpy as np
 from pydantic import Field, field_validator
 
-from env_service.sources.decode import planes, resize
-from env_service.sources.faces.camera import Camera, middle
-from env_service.sources.faces.canvas import Canvas
-from env_service.sources.faces.classes import CLASSES, FLIP_PAIRS
-from env_service.sources.faces.portrait import draw_portrait
-from env_service.sources.faces.textures import make_textures
-from env_service.sources.size import Size, height_and_width, sample_arrays
-from shared.config import Section
-from shared.wire.samples import SPLITS, SampleSpec
-from shared.wire.timestep import Array
+from murmur.env_service.sources.decode import planes, resize
+from murmur.env_service.sources.faces.camera import Camera, middle
+from murmur.env_service.sources.faces.canvas import Canvas
+from murmur.env_service.sources.faces.classes import CLASSES, FLIP_PAIRS
+from murmur.env_service.sources.faces.portrait import draw_portrait
+from murmur.env_service.sources.faces.textures import make_textures
+from murmur.env_service.sources.size import Size, height_and_width, sample_arrays
+from murmur.shared.config import Section
+from murmur.shared.wire.samples import SPLITS, SampleSpec
+from murmur.shared.wire.timestep import Array
 
 # Of what is drawn, by whether it is square; servers that draw other pictures have another digest.
 _VERSIONS = {True: 1, False: 2}

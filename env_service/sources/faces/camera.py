@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.sources.faces.canvas import Canvas
-from env_service.sources.faces.person import Head
-from env_service.sources.faces.textures import Textures
+from murmur.env_service.sources.faces.canvas import Canvas
+from murmur.env_service.sources.faces.person import Head
+from murmur.env_service.sources.faces.textures import Textures
 
 _LIGHT_CELLS = 48
 

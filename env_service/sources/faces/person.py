@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.sources.faces.canvas import Colour, Points, mix, shade
+from murmur.env_service.sources.faces.canvas import Colour, Points, mix, shade
 
 Space = NDArray[np.float64]  # [N, 3] x, y, z
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from env_service.sources.faces.canvas import Canvas, Points, hull, mix, shade, smooth
-from env_service.sources.faces.classes import (
+from murmur.env_service.sources.faces.canvas import Canvas, Points, hull, mix, shade, smooth
+from murmur.env_service.sources.faces.classes import (
     BACKGROUND,
     CLOTH,
     EARRING,
@@ -24,8 +24,8 @@ from env_service.sources.faces.classes import (
     SKIN,
     U_LIP,
 )
-from env_service.sources.faces.person import Head, Look, Space, any_colour, draw_look
-from env_service.sources.faces.textures import Textures, weave_into
+from murmur.env_service.sources.faces.person import Head, Look, Space, any_colour, draw_look
+from murmur.env_service.sources.faces.textures import Textures, weave_into
 
 _EYE_Y = -0.08
 _METALS = ((90, 200, 230), (215, 215, 220), (50, 50, 60), (60, 60, 190))

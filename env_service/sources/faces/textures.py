@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.sources.faces.canvas import Canvas
-from env_service.sources.faces.person import Look
+from murmur.env_service.sources.faces.canvas import Canvas
+from murmur.env_service.sources.faces.person import Look
 
 Tile = NDArray[np.uint8]  # [T, T], 128 leaves what it is laid on unchanged
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import torch
 
-from learner_service.preprocess.augment.base import Augment, Chain, Progressive
-from learner_service.preprocess.augment.mixing import Mixing
-from learner_service.preprocess.augment.presets import STRENGTHS, SampleAugment
-from learner_service.preprocess.augment.shift import Colour, RandomShift
-from learner_service.preprocess.augment.symmetry import Symmetries
-from shared.config.experiment import AugmentConfig
-from shared.process.errors import ConfigError
-from shared.wire.spec import AGENT_CELL, EnvSpec
+from murmur.learner_service.preprocess.augment.base import Augment, Chain, Progressive
+from murmur.learner_service.preprocess.augment.mixing import Mixing
+from murmur.learner_service.preprocess.augment.presets import STRENGTHS, SampleAugment
+from murmur.learner_service.preprocess.augment.shift import Colour, RandomShift
+from murmur.learner_service.preprocess.augment.symmetry import Symmetries
+from murmur.shared.config.experiment import AugmentConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import AGENT_CELL, EnvSpec
 
 _BACKGROUND = 0
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from learner_service.preprocess.augment.base import Augment, Batch
-from learner_service.preprocess.augment.presets import IMAGE, MASK, to_unit
+from murmur.learner_service.preprocess.augment.base import Augment, Batch
+from murmur.learner_service.preprocess.augment.presets import IMAGE, MASK, to_unit
 
 MASK_B, MIX = "mask_b", "mix"
 MIXUP, CUTMIX = 0, 1

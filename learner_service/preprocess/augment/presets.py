@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner_service.preprocess.augment import photometry
-from learner_service.preprocess.augment.base import Augment, Batch
-from learner_service.preprocess.augment.draws import Draws, Parameter
-from learner_service.preprocess.augment.warp import (
+from murmur.learner_service.preprocess.augment import photometry
+from murmur.learner_service.preprocess.augment.base import Augment, Batch
+from murmur.learner_service.preprocess.augment.draws import Draws, Parameter
+from murmur.learner_service.preprocess.augment.warp import (
     MaskMap,
     Warp,
     flip_image,

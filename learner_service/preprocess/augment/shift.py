@@ -6,10 +6,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from learner_service.preprocess.augment import photometry
-from learner_service.preprocess.augment.base import Augment, Batch
-from learner_service.preprocess.augment.draws import Draws
-from learner_service.preprocess.augment.presets import STRENGTHS, Strength, parameters, to_unit
+from murmur.learner_service.preprocess.augment import photometry
+from murmur.learner_service.preprocess.augment.base import Augment, Batch
+from murmur.learner_service.preprocess.augment.draws import Draws
+from murmur.learner_service.preprocess.augment.presets import (
+    STRENGTHS,
+    Strength,
+    parameters,
+    to_unit,
+)
 
 
 class RandomShift(Augment):

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner_service.preprocess.augment.base import Augment, Batch
-from shared.config.symmetry import ArrayChange, Symmetry
-from shared.process.errors import ConfigError
-from shared.wire.spec import ACTION_MASK, EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
+from murmur.learner_service.preprocess.augment.base import Augment, Batch
+from murmur.shared.config.symmetry import ArrayChange, Symmetry
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
 
 _IDENTITY = Symmetry("identity", ())
 _ACTIONS = ("action", "raw_action")  # arrays [B, ..., A] of numbers of actions, or [B, ..., A, U]

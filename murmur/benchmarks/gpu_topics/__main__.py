@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from learner_service.app import set_up_process
-from learner_service.device.device import select_device
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.gpu_topics.catalogue import TOPICS
 from murmur.benchmarks.gpu_topics.topics import Context, without_errors
+from murmur.learner_service.app import set_up_process
+from murmur.learner_service.device.device import select_device
 from murmur.runs.child import join_supervisor
-from shared.config.learner import LearnerConfig
-from shared.process.files import write_whole
+from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.process.files import write_whole
 
 
 def main() -> None:

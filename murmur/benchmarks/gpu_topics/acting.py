@@ -16,20 +16,20 @@ from pathlib import Path
 
 import numpy as np
 
-from env_service.environment import make_environment
-from learner_service.context import RunContext
-from learner_service.run import Run
-from learner_service.serving.batcher import Request
-from learner_service.serving.session import EnvSession
 from murmur.benchmarks.gpu_topics.figures import CASES, SMALL, WORKERS, Figure, Value
 from murmur.benchmarks.gpu_topics.parts import quantile, synthetic
 from murmur.benchmarks.gpu_topics.topics import Context
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import load
-from shared.process.ledger import Ledger
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.spec import EnvSpec
-from shared.wire.timestep import StepType, TimeStep
+from murmur.env_service.environment import make_environment
+from murmur.learner_service.context import RunContext
+from murmur.learner_service.run import Run
+from murmur.learner_service.serving.batcher import Request
+from murmur.learner_service.serving.session import EnvSession
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import load
+from murmur.shared.process.ledger import Ledger
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.spec import EnvSpec
+from murmur.shared.wire.timestep import StepType, TimeStep
 
 # Sessions, environments of each, and seconds from one turn of a session to its next: first those of
 # a run on 16 cores, where each steps on its own; 0: all ask again at once.

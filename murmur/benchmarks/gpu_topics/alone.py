@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from env_service.environment import make_environment
+from murmur.env_service.environment import make_environment
 from murmur.runs.child import child_environment
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.wire.spec import Discrete, EnvSpec
-from shared.wire.timestep import Array, StepType
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.wire.spec import Discrete, EnvSpec
+from murmur.shared.wire.timestep import Array, StepType
 
 _WARM_STEPS = 20  # compile
 _STARTS_S = 60.0

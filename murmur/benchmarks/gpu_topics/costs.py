@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import torch
 
-from learner_service.device.cuda_graph import Captured, Graphs, Outputs
 from murmur.benchmarks.gpu_topics.figures import NODE_US, TB_PER_S, Figure, Value
 from murmur.benchmarks.gpu_topics.parts import quantile, synchronize
 from murmur.benchmarks.gpu_topics.topics import Context
+from murmur.learner_service.device.cuda_graph import Captured, Graphs, Outputs
 
 _NODE, _ADD = "costs: a small kernel within a graph, µs", "costs: add_ from Python, µs of the host"
 _REPLAY = "costs: a replay, µs of the host"

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from murmur.doctor.machine import RESULTS
-from shared.config.files import config_names
+from murmur.shared.config.files import config_names
 
 Value = float | str | bool | None
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from env_service.environment import make_environment
-from learner_service.device.cuda_graph import CALLS_TO_CAPTURE
-from learner_service.tuning.probe import Probe
 from murmur.benchmarks.gpu_topics.figures import Case
-from shared.config.files import load
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, EnvSpec
+from murmur.env_service.environment import make_environment
+from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE
+from murmur.learner_service.tuning.probe import Probe
+from murmur.shared.config.files import load
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, EnvSpec
 
 _WARM_UPDATES = CALLS_TO_CAPTURE + 2  # at most: eager calls, the capture, a replay
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from murmur.runs.child import child_environment
-from shared.process.files import make_folder, write_whole
+from murmur.shared.process.files import make_folder, write_whole
 
 LEAST_S = 10.0  # no topic begins with less
 _POLL_S = 0.5  # between two looks at what a topic has so far

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from learner_service.device.device import half_precision
-from learner_service.tuning.resolve import fastest
 from murmur.benchmarks import masac_update
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.gpu_topics.figures import (
@@ -28,6 +26,8 @@ from murmur.benchmarks.gpu_topics.figures import (
     Value,
 )
 from murmur.benchmarks.gpu_topics.parts import Actor, Trial, attempt
+from murmur.learner_service.device.device import half_precision
+from murmur.learner_service.tuning.resolve import fastest
 
 _PRECISIONS = ("fp32", "bf16", "fp16")
 _MASAC, _MASAC_AGENTS = "MASAC, formation, 2x256", (16, 2, 8, 4)

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learner_service.telemetry.profile_files import FOLDER, METADATA, REQUEST, TRACE
 from murmur.benchmarks._processes import Processes, Scrape, Snapshot, scrape
 from murmur.benchmarks.gpu_topics.alone import rate_alone
 from murmur.benchmarks.gpu_topics.figures import CASES, OF_A_RUN, WORKERS, Figure, Value
 from murmur.benchmarks.gpu_topics.topics import LAUNCHING, Context
 from murmur.doctor import latency
-from shared.config.cores import available_cores
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import load
+from murmur.learner_service.telemetry.profile_files import FOLDER, METADATA, REQUEST, TRACE
+from murmur.shared.config.cores import available_cores
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import load
 
 _WINDOW_S, _SCRAPE_S, _KEPT_EVERY_S = 15.0, 0.5, 2.0
 _ALONE_S, _WARM_UPDATES = 4.0, 12  # the first updates choose lengths of unrolls

@@ -19,10 +19,10 @@ from murmur.kit.conformance.play import (
     welcome,
 )
 from murmur.kit.conformance.rows import RowRules, digests, legal_action
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.codec import ObservationCodec
-from shared.wire.spec import MAX_ENVS, action_layout, first_difference, spec_from_proto
-from shared.wire.timestep import StepType
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.codec import ObservationCodec
+from murmur.shared.wire.spec import MAX_ENVS, action_layout, first_difference, spec_from_proto
+from murmur.shared.wire.timestep import StepType
 
 _RESUMED_ROWS = 20  # compared after an episode was taken up
 _LAST = int(StepType.LAST)

@@ -17,11 +17,11 @@ from murmur.kit.conformance.peer import Ended, Peer, Session, Silent, Status
 from murmur.kit.conformance.play import Limits, Unplayable
 from murmur.kit.conformance.samples import SamplePlayer
 from murmur.kit.conformance.subject import Subject, started
-from shared.process.errors import ConnectionLostError, SpecError
-from shared.rpc import PROTOCOL_VERSION
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.credentials import CredentialFolder
-from shared.wire.spec import MAX_NAME_CHARACTERS
+from murmur.shared.process.errors import ConnectionLostError, SpecError
+from murmur.shared.rpc import PROTOCOL_VERSION
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.credentials import CredentialFolder
+from murmur.shared.wire.spec import MAX_NAME_CHARACTERS
 
 _STATUSES: dict[str, Status | None] = {
     "UNAVAILABLE": (grpc.StatusCode.UNAVAILABLE, "conformance: the learner stops"),

@@ -15,11 +15,11 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from shared.process.errors import ResourceError, WireError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.channel import SERVER_OPTIONS, stream_handler
-from shared.wire.credentials import CredentialFolder, server_credentials
-from shared.wire.notices import NOTICES_TAG, Notice, unpack_notices
+from murmur.shared.process.errors import ResourceError, WireError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import SERVER_OPTIONS, stream_handler
+from murmur.shared.wire.credentials import CredentialFolder, server_credentials
+from murmur.shared.wire.notices import NOTICES_TAG, Notice, unpack_notices
 
 _CHUNK_BYTES = 1 << 16
 _READ_AHEAD = 4  # messages that may lie unread: more than one breaks the contract already

@@ -7,15 +7,15 @@ from typing import NamedTuple, TypeVar
 import grpc
 import numpy as np
 
-from env_service.environment import LONGER
+from murmur.env_service.environment import LONGER
 from murmur.kit.conformance.checklist import Checklist
 from murmur.kit.conformance.peer import Session
 from murmur.kit.conformance.rows import RowRules
-from shared.process.errors import WireError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.codec import ActionCodec, ObservationCodec
-from shared.wire.framing import varint
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.shared.process.errors import WireError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.codec import ActionCodec, ObservationCodec
+from murmur.shared.wire.framing import varint
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 _RUN_SEED = 0xDEAD_BEEF_0BAD_F00D  # does not fit 63 bits, nor a float
 _FIRST_SLOT = 3

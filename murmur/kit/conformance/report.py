@@ -10,9 +10,9 @@ from rich.markup import escape
 from murmur.kit.conformance.checklist import Checklist
 from murmur.kit.conformance.examine import Examination
 from murmur.kit.conformance.play import Limits
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.credentials import CredentialFolder
 from murmur.text import plain
-from shared.process.errors import ConfigError
-from shared.wire.credentials import CredentialFolder
 
 _SHOWN = 3  # findings of one kind
 

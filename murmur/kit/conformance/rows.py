@@ -6,11 +6,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.environment import named_arrays, random_action
+from murmur.env_service.environment import named_arrays, random_action
 from murmur.kit.conformance.checklist import Checklist
-from shared.wire.codec import RowCheck
-from shared.wire.spec import ACTION_MASK, EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.shared.wire.codec import RowCheck
+from murmur.shared.wire.spec import ACTION_MASK, EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 _FIRST, _LAST, _ABORTED = int(StepType.FIRST), int(StepType.LAST), int(StepType.ABORTED)
 

@@ -6,17 +6,23 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from env_service.sources.source import BrokenSample, check_classes
+from murmur.env_service.sources.source import BrokenSample, check_classes
 from murmur.kit.conformance.checklist import Checklist
 from murmur.kit.conformance.peer import Session
 from murmur.kit.conformance.play import GARBAGE, Act, Limits, Stream, welcome
 from murmur.kit.conformance.rows import digest
-from shared.process.errors import SpecError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.framing import varint
-from shared.wire.sample_codec import MAX_GRANT, Grant, SampleCodec, pack_grant
-from shared.wire.samples import MASK, SPLITS, SampleSpec, sample_difference, samples_from_proto
-from shared.wire.timestep import Array
+from murmur.shared.process.errors import SpecError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.framing import varint
+from murmur.shared.wire.sample_codec import MAX_GRANT, Grant, SampleCodec, pack_grant
+from murmur.shared.wire.samples import (
+    MASK,
+    SPLITS,
+    SampleSpec,
+    sample_difference,
+    samples_from_proto,
+)
+from murmur.shared.wire.timestep import Array
 
 _TRAIN = 0
 _MOST_ASKED = 48  # samples of a split that are asked for

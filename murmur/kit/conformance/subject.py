@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError
 
 _LAST_WORDS = 400  # characters of its output that are shown
 _KILL_AFTER_S = 15.0

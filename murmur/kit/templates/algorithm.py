@@ -8,13 +8,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learner_service.device.precision import Precision
-from learner_service.learning.actor import ActorAlgorithm
-from learner_service.learning.base import AlgorithmConfig
-from learner_service.learning.returns import lambda_returns
-from learner_service.storage.rollout import Batch, transitions
-from shared.config import PluginConfig
-from shared.wire.spec import EnvSpec
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.actor import ActorAlgorithm
+from murmur.learner_service.learning.base import AlgorithmConfig
+from murmur.learner_service.learning.returns import lambda_returns
+from murmur.learner_service.storage.rollout import Batch, transitions
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.spec import EnvSpec
 
 
 class Skeleton(ActorAlgorithm):

@@ -4,9 +4,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.layers.inputs import InputShape
-from shared.config import Section
-from shared.process.errors import ConfigError
+from murmur.learner_service.layers.inputs import InputShape
+from murmur.shared.config import Section
+from murmur.shared.process.errors import ConfigError
 
 
 class Skeleton(nn.Module):

@@ -5,10 +5,10 @@ import hashlib
 import numpy as np
 from pydantic import Field
 
-from env_service.sources.size import sample_arrays
-from shared.config import Section
-from shared.wire.samples import SampleSpec
-from shared.wire.timestep import Array
+from murmur.env_service.sources.size import sample_arrays
+from murmur.shared.config import Section
+from murmur.shared.wire.samples import SampleSpec
+from murmur.shared.wire.timestep import Array
 
 
 class Skeleton:

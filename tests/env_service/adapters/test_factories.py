@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from env_service.adapters.factory import AdapterConfig, create, find_factory
-from env_service.adapters.kinds import recognise
+from murmur.env_service.adapters.factory import AdapterConfig, create, find_factory
+from murmur.env_service.adapters.kinds import recognise
 from murmur.runs.settings import environment_factory
-from shared.config.import_advice import import_advice
-from shared.process.errors import ConfigError
+from murmur.shared.config.import_advice import import_advice
+from murmur.shared.process.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 WALK = """
@@ -89,17 +89,17 @@ def test_own_packages_win_over_the_working_directory(entry: str, tmp_path: Path)
 def test_a_hidden_folder_is_named_not_a_package_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared" / "maps.py").touch()
-    (tmp_path / "chase.py").write_text("import shared.maps")
-    (tmp_path / "hunt.py").write_text("from shared import maps")
+    (tmp_path / "murmur").mkdir()
+    (tmp_path / "murmur" / "maps.py").touch()
+    (tmp_path / "chase.py").write_text("import murmur.maps")
+    (tmp_path / "hunt.py").write_text("from murmur import maps")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for path in ("chase:Chase", "hunt:Hunt", "shared.maps:Maps"):
+    for path in ("chase:Chase", "hunt:Hunt", "murmur.maps:Maps"):
         with pytest.raises(ConfigError) as caught:
             find_factory(path)
         words = str(caught.value)
-        assert f"the folder {tmp_path / 'shared'} is hidden by murmur's own package" in words
+        assert f"the folder {tmp_path / 'murmur'} is hidden by murmur's own package" in words
         assert "rename the folder" in words
         assert "pip install" not in words
 

@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from env_service.adapters.factory import read_info
-from env_service.adapters.teams import TeamReturns, teams_of
-from env_service.environment import RandomPolicy, VectorEnvironment, make_environment
-from env_service.sessions.evaluate import run_baseline
-from shared.config import PluginConfig
-from shared.config.files import load
-from shared.process.errors import ConfigError
-from shared.wire.timestep import StepType
+from murmur.env_service.adapters.factory import read_info
+from murmur.env_service.adapters.teams import TeamReturns, teams_of
+from murmur.env_service.environment import RandomPolicy, VectorEnvironment, make_environment
+from murmur.env_service.sessions.evaluate import run_baseline
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.files import load
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.timestep import StepType
 
 TAG = ("adversary_0", "adversary_1", "adversary_2", "agent_0")
 FACTORY = "mpe2.simple_tag_v3:parallel_env"

@@ -9,17 +9,17 @@ from typing import Any
 import grpc
 import numpy as np
 
-from learner_service.serving.admission import Admission
-from learner_service.serving.batcher import Request
-from learner_service.serving.lockstep import EnvSessions
-from learner_service.serving.server import RolloutServer
-from learner_service.serving.session import EnvSession
-from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config.learner import LearnerConfig
-from shared.rpc import LOAD_METHOD
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.credentials import CredentialFolder
-from shared.wire.spec import EnvSpec, action_layout
+from murmur.learner_service.serving.admission import Admission
+from murmur.learner_service.serving.batcher import Request
+from murmur.learner_service.serving.lockstep import EnvSessions
+from murmur.learner_service.serving.server import RolloutServer
+from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.rpc import LOAD_METHOD
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.credentials import CredentialFolder
+from murmur.shared.wire.spec import EnvSpec, action_layout
 from tests.waiting import wait_until
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from grpc import ChannelConnectivity
 
-from env_service.sessions.connection import Connection
+from murmur.env_service.sessions.connection import Connection
 from murmur.kit.certs import make_certificates
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.process.errors import ConfigError
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import ConfigError
 
 
 def experiment(learner: str, folder: Path | None = None) -> ExperimentConfig:

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from env_service.environment import RandomPolicy, VectorEnvironment
-from env_service.envs.spread.environment import Config, Spread
-from env_service.sessions import evaluate
-from env_service.sessions.evaluate import run_baseline, run_policy
-from env_service.sessions.evaluation_result import EvaluationResult, joined_result
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError, EnvironmentFault
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.spec import EnvSpec
-from shared.wire.timestep import StepType, TimeStep
+from murmur.env_service.environment import RandomPolicy, VectorEnvironment
+from murmur.env_service.envs.spread.environment import Config, Spread
+from murmur.env_service.sessions import evaluate
+from murmur.env_service.sessions.evaluate import run_baseline, run_policy
+from murmur.env_service.sessions.evaluation_result import EvaluationResult, joined_result
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError, EnvironmentFault
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.spec import EnvSpec
+from murmur.shared.wire.timestep import StepType, TimeStep
 from tests.env_service.tiny_learner import Policy, TinyLearner, experiment
 
 

@@ -8,17 +8,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from env_service.environment import VectorEnvironment, make_environment
-from env_service.envs.matrix import Config, MatrixGame
-from env_service.sessions.expert import Expert
-from env_service.watchdog.faults import FaultCount, GuardedEnvironment
-from env_service.watchdog.heartbeat import Heartbeat
-from shared.config import Section
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.process.errors import ConfigError, EnvironmentFault
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, ArraySpec, spec_from_proto
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.environment import VectorEnvironment, make_environment
+from murmur.env_service.envs.matrix import Config, MatrixGame
+from murmur.env_service.sessions.expert import Expert
+from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment
+from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.shared.config import Section
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import ConfigError, EnvironmentFault
+from murmur.shared.wire.spec import (
+    ACTION_MASK,
+    AGENT_MASK,
+    EXPERT_ACTION,
+    ArraySpec,
+    spec_from_proto,
+)
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 from tests.env_service.sessions.test_worker import play
 from tests.env_service.tiny_learner import TinyLearner, experiment
 

@@ -11,21 +11,21 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from env_service.environment import make_environment
-from env_service.metrics import MOVES, WorkerMetrics
-from env_service.sessions.expert import Expert
-from env_service.sessions.ranks import LearnerChoice, Rank, Ranks, look_up, worth_moving
-from env_service.sessions.reconnect import Disconnected
-from env_service.sessions.supply import run_supply
-from env_service.sessions.worker import WorkerSession, run_sessions, run_until
-from env_service.watchdog.faults import FaultCount, GuardedEnvironment
-from env_service.watchdog.heartbeat import Heartbeat
+from murmur.env_service.environment import make_environment
+from murmur.env_service.metrics import MOVES, WorkerMetrics
+from murmur.env_service.sessions.expert import Expert
+from murmur.env_service.sessions.ranks import LearnerChoice, Rank, Ranks, look_up, worth_moving
+from murmur.env_service.sessions.reconnect import Disconnected
+from murmur.env_service.sessions.supply import run_supply
+from murmur.env_service.sessions.worker import WorkerSession, run_sessions, run_until
+from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment
+from murmur.env_service.watchdog.heartbeat import Heartbeat
 from murmur.kit.certs import make_certificates
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.process.errors import ConfigError
-from shared.rpc import LOAD_METHOD
-from shared.wire.credentials import CredentialFolder
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.rpc import LOAD_METHOD
+from murmur.shared.wire.credentials import CredentialFolder
 from tests.env_service.sessions.serving import ServingLearner, load
 from tests.env_service.tiny_learner import experiment
 from tests.learner_service.running import learner_process

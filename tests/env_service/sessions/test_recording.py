@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from env_service.environment import make_environment, random_action
-from env_service.pictures import find_painter
-from env_service.sessions import recording
-from env_service.sessions.recording import EpisodeRecorder, read_episode
-from shared.config.files import load
-from shared.wire.timestep import StepType
+from murmur.env_service.environment import make_environment, random_action
+from murmur.env_service.pictures import find_painter
+from murmur.env_service.sessions import recording
+from murmur.env_service.sessions.recording import EpisodeRecorder, read_episode
+from murmur.shared.config.files import load
+from murmur.shared.wire.timestep import StepType
 
 
 def play(recorder: EpisodeRecorder, name: str, seed: int = 1) -> list[dict[str, np.ndarray]]:

@@ -5,15 +5,15 @@ import asyncio
 import grpc
 from prometheus_client import CollectorRegistry
 
-from env_service.metrics import WorkerMetrics
-from env_service.sessions.ranks import Ranks
-from env_service.sessions.supply import SupplySession
-from env_service.watchdog.heartbeat import Heartbeat
+from murmur.env_service.metrics import WorkerMetrics
+from murmur.env_service.sessions.ranks import Ranks
+from murmur.env_service.sessions.supply import SupplySession
+from murmur.env_service.watchdog.heartbeat import Heartbeat
 from murmur.kit.conformance.peer import Ended, Peer, Session, Status
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.sample_codec import Grant, SampleCodec, pack_grant
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.sample_codec import Grant, SampleCodec, pack_grant
 from tests.supply.toy_source import ToySource
 
 SOURCE = ToySource(train=6, valid=2)

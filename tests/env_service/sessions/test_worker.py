@@ -13,21 +13,26 @@ import pytest
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from env_service.environment import VectorEnvironment, make_environment
-from env_service.envs.spread.environment import Config, Spread
-from env_service.metrics import METRICS, WorkerMetrics
-from env_service.sessions.expert import Expert
-from env_service.sessions.ranks import Ranks
-from env_service.sessions.worker import Stream, WorkerSession, run_sessions, run_until
-from env_service.watchdog.faults import Fault, FaultCount, GuardedEnvironment
-from env_service.watchdog.heartbeat import Heartbeat
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConnectionLostError, EnvironmentFault, MurmurError, WireError
-from shared.rpc import PROTOCOL_VERSION
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.seeding import episode_seeds
-from shared.wire.spec import EnvSpec, spec_from_proto
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.environment import VectorEnvironment, make_environment
+from murmur.env_service.envs.spread.environment import Config, Spread
+from murmur.env_service.metrics import METRICS, WorkerMetrics
+from murmur.env_service.sessions.expert import Expert
+from murmur.env_service.sessions.ranks import Ranks
+from murmur.env_service.sessions.worker import Stream, WorkerSession, run_sessions, run_until
+from murmur.env_service.watchdog.faults import Fault, FaultCount, GuardedEnvironment
+from murmur.env_service.watchdog.heartbeat import Heartbeat
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import (
+    ConnectionLostError,
+    EnvironmentFault,
+    MurmurError,
+    WireError,
+)
+from murmur.shared.rpc import PROTOCOL_VERSION
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.seeding import episode_seeds
+from murmur.shared.wire.spec import EnvSpec, spec_from_proto
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 from tests.env_service.tiny_learner import Policy, TinyLearner, experiment
 
 
@@ -142,7 +147,7 @@ def test_every_metric_of_the_table_is_reported() -> None:
 
 def test_states_add_up_to_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("env_service.metrics.time.monotonic", lambda: now)
+    monkeypatch.setattr("murmur.env_service.metrics.time.monotonic", lambda: now)
     registry = CollectorRegistry()
     metrics = WorkerMetrics("train", registry)
     for state, seconds in (("step", 2.0), ("pack", 0.5), ("wait", 3.0), ("unpack", 0.25)):
@@ -485,7 +490,7 @@ def test_faults_without_end_end_the_worker() -> None:
 
 def test_old_faults_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("env_service.watchdog.faults.time.monotonic", lambda: now)
+    monkeypatch.setattr("murmur.env_service.watchdog.faults.time.monotonic", lambda: now)
     dropped: list[tuple[str, int]] = []
     faults = FaultCount(2, lambda reason, episodes: dropped.append((reason, episodes)))
     fault = Fault((1, 3), "raised", "it broke")

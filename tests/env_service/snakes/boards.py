@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.envs.snakes import Config
-from env_service.envs.snakes.environment import Snakes
-from env_service.envs.snakes.game import NEIGHBOUR, RIGHT, paint
-from shared.wire.timestep import TimeStep
+from murmur.env_service.envs.snakes import Config
+from murmur.env_service.envs.snakes.environment import Snakes
+from murmur.env_service.envs.snakes.game import NEIGHBOUR, RIGHT, paint
+from murmur.shared.wire.timestep import TimeStep
 
 Cell = tuple[int, int]
 GO = np.zeros(1, np.bool_)

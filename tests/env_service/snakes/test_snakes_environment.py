@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from benchmarks.snakes import REFERENCE, play
-from env_service.checks import assert_environment
-from env_service.envs.snakes import BASELINES, Config
-from env_service.envs.snakes.environment import Snakes
-from env_service.envs.snakes.game import DOWN, RIGHT
-from env_service.envs.snakes.opponents import GREEDY, RANDOM, greedy
-from shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE
-from shared.wire.timestep import StepType, TimeStep
+from murmur.env_service.checks import assert_environment
+from murmur.env_service.envs.snakes import BASELINES, Config
+from murmur.env_service.envs.snakes.environment import Snakes
+from murmur.env_service.envs.snakes.game import DOWN, RIGHT
+from murmur.env_service.envs.snakes.opponents import GREEDY, RANDOM, greedy
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE
+from murmur.shared.wire.timestep import StepType, TimeStep
 from tests.env_service.snakes.boards import board
 from tests.env_service.snakes.plain import PlainGame, snapshot
 

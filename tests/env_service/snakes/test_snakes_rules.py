@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from env_service.envs.snakes import Config
-from env_service.envs.snakes.environment import Snakes
-from env_service.envs.snakes.game import DOWN, LEFT, RIGHT, UP
-from shared.wire.timestep import StepType
+from murmur.env_service.envs.snakes import Config
+from murmur.env_service.envs.snakes.environment import Snakes
+from murmur.env_service.envs.snakes.game import DOWN, LEFT, RIGHT, UP
+from murmur.shared.wire.timestep import StepType
 from tests.env_service.snakes.boards import Cell, board, body, deaths, rewards, step
 from tests.env_service.snakes.plain import Luck
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from env_service.envs.snakes import egocentric, observation
-from env_service.envs.snakes.environment import Snakes
-from env_service.envs.snakes.game import DOWN, paint
-from env_service.envs.snakes.ground import ground as new_ground
-from env_service.envs.snakes.ground import survey
-from shared.wire.spec import ACTION_MASK
-from shared.wire.timestep import StepType
+from murmur.env_service.envs.snakes import egocentric, observation
+from murmur.env_service.envs.snakes.environment import Snakes
+from murmur.env_service.envs.snakes.game import DOWN, paint
+from murmur.env_service.envs.snakes.ground import ground as new_ground
+from murmur.env_service.envs.snakes.ground import survey
+from murmur.shared.wire.spec import ACTION_MASK
+from murmur.shared.wire.timestep import StepType
 from tests.env_service.snakes.boards import board, body, lit, rewards, step
 
 SNAKES = {

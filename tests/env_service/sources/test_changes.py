@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from env_service.sources.folder import Folder
-from env_service.sources.source import BrokenSample, read_sample
-from shared.process.errors import ConfigError
+from murmur.env_service.sources.folder import Folder
+from murmur.env_service.sources.source import BrokenSample, read_sample
+from murmur.shared.process.errors import ConfigError
 from tests.env_service.sources.test_folder import H, W, folder, lists, write
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (H, W, 3), dtype=np.uint8)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from env_service.sources.decode import decode, decode_image
-from env_service.sources.source import BrokenSample
+from murmur.env_service.sources.decode import decode, decode_image
+from murmur.env_service.sources.source import BrokenSample
 
 RNG = np.random.default_rng(0)
 NOISE = RNG.integers(0, 120, (128, 128, 3)).astype(np.uint8)

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from env_service.sources.decode import (
+from murmur.env_service.sources.decode import (
     decode_image,
     decode_mask,
     planes,
@@ -18,7 +18,7 @@ from env_service.sources.decode import (
     resize,
     same_size,
 )
-from env_service.sources.source import BrokenSample
+from murmur.env_service.sources.source import BrokenSample
 
 NOISE = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 PICTURE = Image.fromarray(cv2.resize(NOISE, (90, 60), interpolation=cv2.INTER_CUBIC))

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from env_service.sources.faces import Config, build
-from env_service.sources.faces.camera import middle
-from env_service.sources.faces.classes import (
+from murmur.env_service.sources.faces import Config, build
+from murmur.env_service.sources.faces.camera import middle
+from murmur.env_service.sources.faces.classes import (
     CLASSES,
     FLIP_PAIRS,
     L_BROW,
@@ -15,11 +15,11 @@ from env_service.sources.faces.classes import (
     R_EAR,
     R_EYE,
 )
-from env_service.sources.faces.person import Head, rotation
-from env_service.sources.source import make_source, read_sample
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError
-from shared.wire.timestep import Array
+from murmur.env_service.sources.faces.person import Head, rotation
+from murmur.env_service.sources.source import make_source, read_sample
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.timestep import Array
 
 
 def test_sample_is_a_function_of_seed_split_and_index() -> None:

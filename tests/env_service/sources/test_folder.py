@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from env_service.sources.folder import Folder
-from env_service.sources.source import BrokenSample, make_source, read_sample
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError
+from murmur.env_service.sources.folder import Folder
+from murmur.env_service.sources.source import BrokenSample, make_source, read_sample
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError
 
 H, W = 20, 30
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from env_service.sources.source import BrokenSample, make_source, read_sample
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError
-from shared.wire.samples import SampleSpec
-from shared.wire.spec import ArraySpec
-from shared.wire.timestep import Array
+from murmur.env_service.sources.source import BrokenSample, make_source, read_sample
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.samples import SampleSpec
+from murmur.shared.wire.spec import ArraySpec
+from murmur.shared.wire.timestep import Array
 
 IMAGE = np.zeros((3, 4, 4), np.uint8)
 MASK = np.zeros((4, 4), np.uint8)
@@ -114,7 +114,8 @@ def test_missing_opencv_is_said_with_its_extra(
 
 def test_servers_without_images_import_no_opencv() -> None:
     code = (
-        "import sys, env_service.app, env_service.worker_process, env_service.sources.folder, "
-        "env_service.sources.faces; assert 'cv2' not in sys.modules"
+        "import sys, murmur.env_service.app, murmur.env_service.worker_process, "
+        "murmur.env_service.sources.folder, "
+        "murmur.env_service.sources.faces; assert 'cv2' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.envs.terrain import Config
+from murmur.env_service.envs.terrain import Config
 
 LIMIT = math.log(0.9999 / 0.0001)
 Map = NDArray[np.float64]

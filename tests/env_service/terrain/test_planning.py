@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from env_service.envs.terrain import BASELINES, Config, planning, simulation
-from env_service.envs.terrain.environment import TerrainEnvironment
-from env_service.envs.terrain.planning import (
+from murmur.env_service.envs.terrain import BASELINES, Config, planning, simulation
+from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.env_service.envs.terrain.planning import (
     Beliefs,
     Game,
     Worlds,
@@ -18,7 +18,7 @@ from env_service.envs.terrain.planning import (
     game_of,
     weigher,
 )
-from shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError
 
 
 def test_expected_entropy_of_looks_is_the_mean_over_reports() -> None:

@@ -7,14 +7,14 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.terrain import REFERENCE, TIMES, curves
-from env_service.checks import assert_environment
-from env_service.compiled import compiled
-from env_service.envs.terrain import BASELINES, Config, make
-from env_service.envs.terrain.environment import TerrainEnvironment
-from env_service.envs.terrain.gain import expected_gains, sampled
-from shared.process.errors import ConfigError
-from shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE
-from shared.wire.timestep import StepType, TimeStep
+from murmur.env_service.checks import assert_environment
+from murmur.env_service.compiled import compiled
+from murmur.env_service.envs.terrain import BASELINES, Config, make
+from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.env_service.envs.terrain.gain import expected_gains, sampled
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE
+from murmur.shared.wire.timestep import StepType, TimeStep
 
 SMALL: dict[str, Any] = {"area_x_m": 20.0, "area_y_m": 25.0, "pixels": 15, "budget": 4}
 GO = np.zeros(1, np.bool_)

@@ -7,15 +7,22 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from env_service.envs.terrain import Config, channels
-from env_service.envs.terrain.belief import ODDS_MAX, ODDS_MIN, entropy_row, fuse, pool, scratch
-from env_service.envs.terrain.environment import (
+from murmur.env_service.envs.terrain import Config, channels
+from murmur.env_service.envs.terrain.belief import (
+    ODDS_MAX,
+    ODDS_MIN,
+    entropy_row,
+    fuse,
+    pool,
+    scratch,
+)
+from murmur.env_service.envs.terrain.environment import (
     altitude_diversity,
     close_agents,
     footprint_overlap,
 )
-from env_service.envs.terrain.lattice import MOVES, action_mask, lattice_shape, move_agents
-from env_service.envs.terrain.sensor import camera, footprint, map_shape, measure
+from murmur.env_service.envs.terrain.lattice import MOVES, action_mask, lattice_shape, move_agents
+from murmur.env_service.envs.terrain.sensor import camera, footprint, map_shape, measure
 
 LATTICE = np.array([11, 11, 3], np.int32)
 

@@ -7,10 +7,10 @@ import pytest
 from numpy.typing import NDArray
 from terrain_reference import ReferenceMission
 
-from env_service.envs.terrain import Config
-from env_service.envs.terrain.environment import TerrainEnvironment
-from env_service.envs.terrain.lattice import MOVES
-from shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE
+from murmur.env_service.envs.terrain import Config
+from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.env_service.envs.terrain.lattice import MOVES
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, STATE
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from env_service.envs.terrain import Config, make
-from env_service.envs.terrain.world import (
+from murmur.env_service.envs.terrain import Config, make
+from murmur.env_service.envs.terrain.world import (
     GaussianField,
     RasterWorld,
     half_plane,
@@ -17,7 +17,7 @@ from env_service.envs.terrain.world import (
     resample,
     world,
 )
-from shared.process.errors import RasterError
+from murmur.shared.process.errors import RasterError
 
 SHAPE = (100, 120)
 

@@ -5,11 +5,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from env_service.environment import VectorEnvironment, make_environment
-from env_service.watchdog.faults import FaultCount, GuardedEnvironment
-from shared.config import PluginConfig
-from shared.process.errors import EnvironmentFault
-from shared.wire.timestep import StepType
+from murmur.env_service.environment import VectorEnvironment, make_environment
+from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import EnvironmentFault
+from murmur.shared.wire.timestep import StepType
 
 
 class Simulators:

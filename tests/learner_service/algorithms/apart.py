@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from learner_service.learning.minibatches import Minibatch, Pass
+from murmur.learner_service.learning.minibatches import Minibatch, Pass
 
 
 @dataclass

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from learner_service.algorithms.coma import Coma
-from learner_service.algorithms.coma import Config as ComaConfig
-from learner_service.algorithms.mappo import Config as MappoConfig
-from learner_service.algorithms.mappo import Mappo
-from learner_service.device.precision import Precision
-from learner_service.learning.base import Algorithm
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig
+from murmur.learner_service.algorithms.coma import Coma
+from murmur.learner_service.algorithms.coma import Config as ComaConfig
+from murmur.learner_service.algorithms.mappo import Config as MappoConfig
+from murmur.learner_service.algorithms.mappo import Mappo
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import Algorithm
+from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.config import PluginConfig
 from tests.learner_service.toys import ABORTED, CPU, FIRST, clone, random_batch, vector_spec
 
 SPEC = vector_spec()

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from learner_service.storage.rollout import RolloutStorage
-from learner_service.tuning.warm_up import check_in_flight
-from shared import config as options_of_murmur
-from shared.config import PluginConfig
+from murmur.learner_service.storage.rollout import RolloutStorage
+from murmur.learner_service.tuning.warm_up import check_in_flight
+from murmur.shared import config as options_of_murmur
+from murmur.shared.config import PluginConfig
 from tests.learner_service.networks.plugged import install
 from tests.learner_service.running import experiment
 from tests.learner_service.toys import CPU, vector_spec
 
 OWN = '''"""An algorithm of another package, whose options have names of their own."""
 
-from learner_service.learning.options import About, AlgorithmConfig
+from murmur.learner_service.learning.options import About, AlgorithmConfig
 
 
 class Config(AlgorithmConfig):

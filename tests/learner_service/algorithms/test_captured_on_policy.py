@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from learner_service.algorithms.coma import Coma
-from learner_service.algorithms.mappo import Mappo
-from learner_service.device.cuda_graph import WARM_UP_CALLS
-from learner_service.device.precision import Precision
-from learner_service.learning.base import Algorithm, build_algorithm
-from learner_service.preprocess.augment.base import Augment
-from learner_service.preprocess.building import Augmentation
-from learner_service.preprocess.transform import Transforms
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig
-from shared.wire.timestep import StepType
+from murmur.learner_service.algorithms.coma import Coma
+from murmur.learner_service.algorithms.mappo import Mappo
+from murmur.learner_service.device.cuda_graph import WARM_UP_CALLS
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import Algorithm, build_algorithm
+from murmur.learner_service.preprocess.augment.base import Augment
+from murmur.learner_service.preprocess.building import Augmentation
+from murmur.learner_service.preprocess.transform import Transforms
+from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.timestep import StepType
 from tests.learner_service.algorithms.test_captured_updates import tensors
 from tests.learner_service.algorithms.test_contract import make_spec, rollout
 from tests.learner_service.taped_graphs import taped

@@ -12,14 +12,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.device.cuda_graph import CALLS_TO_CAPTURE
-from learner_service.device.precision import Precision
-from learner_service.learning.base import Algorithm, build_algorithm
-from learner_service.storage.replay import ReplayStorage
-from learner_service.storage.storage import OBSERVATION, Unroll
-from shared.config import PluginConfig
-from shared.config.experiment import AugmentConfig
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
+from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import Algorithm, build_algorithm
+from murmur.learner_service.storage.replay import ReplayStorage
+from murmur.learner_service.storage.storage import OBSERVATION, Unroll
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import AugmentConfig
+from murmur.shared.wire.spec import (
+    ACTION_MASK,
+    AGENT_MASK,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+)
 from tests.pretend_cuda import Kind, pretend_cuda
 
 GPU = torch.device("cuda", 0)

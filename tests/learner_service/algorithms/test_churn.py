@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.device.cuda_graph import WARM_UP_CALLS
-from learner_service.device.precision import Precision
-from learner_service.learning.base import algorithm_config, build_algorithm
-from learner_service.learning.fixed_shapes import FixedShapes
-from learner_service.learning.on_policy import OnPolicyAlgorithm
-from learner_service.learning.options import OnPolicyConfig
-from learner_service.storage.flight import Speed
-from learner_service.storage.rollout import RolloutStorage
-from learner_service.storage.storage import Unroll
-from shared.config import PluginConfig
-from shared.config.text import plain_data
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import StepType
+from murmur.learner_service.device.cuda_graph import WARM_UP_CALLS
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import algorithm_config, build_algorithm
+from murmur.learner_service.learning.fixed_shapes import FixedShapes
+from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.learning.options import OnPolicyConfig
+from murmur.learner_service.storage.flight import Speed
+from murmur.learner_service.storage.rollout import RolloutStorage
+from murmur.learner_service.storage.storage import Unroll
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.text import plain_data
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import StepType
 from tests.learner_service.taped_graphs import taped
 from tests.learner_service.toys import CPU
 

@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.algorithms.coma import Coma
-from learner_service.device.precision import Precision
-from learner_service.layers.distributions import sample
-from learner_service.layers.inputs import CriticInputs, InputOptions, Inputs
-from learner_service.learning.base import build_algorithm
-from learner_service.learning.exploration import policy_probabilities
-from learner_service.learning.minibatches import Pass
-from learner_service.learning.returns import clipped_surrogate, lambda_returns
-from learner_service.storage.rollout import Batch, RolloutStorage, transitions
-from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError, SpecError
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, EnvSpec
-from shared.wire.timestep import StepType
+from murmur.learner_service.algorithms.coma import Coma
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.distributions import sample
+from murmur.learner_service.layers.inputs import CriticInputs, InputOptions, Inputs
+from murmur.learner_service.learning.base import build_algorithm
+from murmur.learner_service.learning.exploration import policy_probabilities
+from murmur.learner_service.learning.minibatches import Pass
+from murmur.learner_service.learning.returns import clipped_surrogate, lambda_returns
+from murmur.learner_service.storage.rollout import Batch, RolloutStorage, transitions
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError, SpecError
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, EnvSpec
+from murmur.shared.wire.timestep import StepType
 from tests.learner_service.toys import (
     CPU,
     LAST,

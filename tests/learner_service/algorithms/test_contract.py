@@ -12,16 +12,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.mappo import Mappo
-from learner_service.device.precision import Precision
-from learner_service.layers.stacked import Sharing, count_slices, resolve_sharing
-from learner_service.learning.base import Algorithm, Policy, build_algorithm
-from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig
-from shared.config.plugins import resolve_plugin
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
+from murmur.learner_service.algorithms.mappo import Mappo
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.stacked import Sharing, count_slices, resolve_sharing
+from murmur.learner_service.learning.base import Algorithm, Policy, build_algorithm
+from murmur.learner_service.storage.replay import ReplayBatch
+from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.plugins import resolve_plugin
+from murmur.shared.wire.spec import (
+    ACTION_MASK,
+    AGENT_MASK,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+)
 from tests.learner_service.reference_layers import looped, stacked_layers
 from tests.learner_service.toys import (
     ABORTED,

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 from torch import nn
 
-from learner_service.device.precision import Precision
-from learner_service.layers.building import resolve_network
-from learner_service.layers.stacked import StackedLinear
-from learner_service.learning.base import Algorithm, algorithm_config, build_algorithm
-from learner_service.learning.options import CriticConfig
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.building import resolve_network
+from murmur.learner_service.layers.stacked import StackedLinear
+from murmur.learner_service.learning.base import Algorithm, algorithm_config, build_algorithm
+from murmur.learner_service.learning.options import CriticConfig
 from murmur.runs.settings import resolve
-from shared.config import PluginConfig
-from shared.config.files import load
-from shared.process.errors import ConfigError
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.files import load
+from murmur.shared.process.errors import ConfigError
 from tests.learner_service.algorithms.test_contract import make_spec
 from tests.learner_service.toys import CPU, map_spec
 

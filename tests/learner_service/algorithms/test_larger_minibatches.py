@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.device.precision import Precision
-from learner_service.learning.base import algorithm_config, build_algorithm, grown
-from learner_service.learning.minibatches import Pass
-from learner_service.learning.on_policy import OnPolicyAlgorithm
-from learner_service.learning.options import OnPolicyCriticConfig
-from learner_service.storage.rollout import RolloutStorage
-from learner_service.tuning.probe import Probe
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError
-from shared.wire.spec import EnvSpec
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import algorithm_config, build_algorithm, grown
+from murmur.learner_service.learning.minibatches import Pass
+from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.learning.options import OnPolicyCriticConfig
+from murmur.learner_service.storage.rollout import RolloutStorage
+from murmur.learner_service.tuning.probe import Probe
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import EnvSpec
 from tests.learner_service.algorithms.test_mappo import batch_for
 from tests.learner_service.running import experiment
 from tests.learner_service.toys import CPU, map_spec, random_batch, vector_spec

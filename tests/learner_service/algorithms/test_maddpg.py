@@ -11,18 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from env_service.environment import VectorEnvironment
-from env_service.envs.matrix import Config as MatrixConfig
-from env_service.envs.matrix import MatrixGame
-from learner_service.algorithms.maddpg import Actions, Config, Maddpg, gumbel_softmax
-from learner_service.device.precision import Precision
-from learner_service.learning.off_policy import rows_of
-from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.storage import OBSERVATION, observed
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError, SpecError
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.env_service.environment import VectorEnvironment
+from murmur.env_service.envs.matrix import Config as MatrixConfig
+from murmur.env_service.envs.matrix import MatrixGame
+from murmur.learner_service.algorithms.maddpg import Actions, Config, Maddpg, gumbel_softmax
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.off_policy import rows_of
+from murmur.learner_service.storage.replay import ReplayBatch
+from murmur.learner_service.storage.storage import OBSERVATION, observed
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError, SpecError
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 from tests.learner_service.toys import (
     CPU,
     map_spec,

@@ -8,12 +8,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from env_service.environment import VectorEnvironment
-from learner_service.device.precision import Precision
-from learner_service.learning.base import build_algorithm
-from shared.config import PluginConfig
-from shared.wire.spec import ACTION_MASK, ArraySpec, Continuous, Discrete, EnvSpec
-from shared.wire.timestep import Array, TimeStep
+from murmur.env_service.environment import VectorEnvironment
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import build_algorithm
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.spec import ACTION_MASK, ArraySpec, Continuous, Discrete, EnvSpec
+from murmur.shared.wire.timestep import Array, TimeStep
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, play_and_learn
 
 ON_POLICY: dict[str, Any] = {"batch_size": 256, "batch_number": 1, "data_passes": 1}

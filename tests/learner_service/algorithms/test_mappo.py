@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from env_service.envs.matrix import Config as MatrixConfig
-from env_service.envs.matrix import MatrixGame
-from learner_service.algorithms.mappo import Config, Mappo
-from learner_service.device.precision import Precision, clip_gradients
-from learner_service.layers.distributions import ILLEGAL, Categorical, Normal, explore
-from learner_service.layers.stacked import sharing_agents
-from learner_service.learning.returns import ValueNorm
-from learner_service.storage.rollout import Batch, RolloutStorage
-from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
+from murmur.env_service.envs.matrix import Config as MatrixConfig
+from murmur.env_service.envs.matrix import MatrixGame
+from murmur.learner_service.algorithms.mappo import Config, Mappo
+from murmur.learner_service.device.precision import Precision, clip_gradients
+from murmur.learner_service.layers.distributions import ILLEGAL, Categorical, Normal, explore
+from murmur.learner_service.layers.stacked import sharing_agents
+from murmur.learner_service.learning.returns import ValueNorm
+from murmur.learner_service.storage.rollout import Batch, RolloutStorage
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
 from tests.learner_service.algorithms.test_contract import make_spec, rollout
 from tests.learner_service.toys import CPU, LAST, random_batch, vector_spec
 

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
-from env_service.environment import RandomPolicy, VectorEnvironment
-from env_service.envs.matrix import Config as MatrixConfig
-from env_service.envs.matrix import MatrixGame
-from env_service.envs.spread.environment import AssignmentPolicy, Spread
-from env_service.envs.spread.environment import Config as SpreadConfig
-from learner_service.algorithms.masac import (
+from murmur.benchmarks._masac_loop import AgentNetworks, MasacLoop
+from murmur.benchmarks.masac_update import count_operations
+from murmur.env_service.environment import RandomPolicy, VectorEnvironment
+from murmur.env_service.envs.matrix import Config as MatrixConfig
+from murmur.env_service.envs.matrix import MatrixGame
+from murmur.env_service.envs.spread.environment import AssignmentPolicy, Spread
+from murmur.env_service.envs.spread.environment import Config as SpreadConfig
+from murmur.learner_service.algorithms.masac import (
     Config,
     Masac,
     Sampled,
@@ -27,16 +29,14 @@ from learner_service.algorithms.masac import (
     squashed_normal,
     temperature_gradient,
 )
-from learner_service.device.precision import Precision
-from learner_service.layers.distributions import SquashedNormal
-from learner_service.layers.forward import forward
-from learner_service.storage.replay import ReplayBatch, ReplayConfig
-from learner_service.storage.storage import OBSERVATION, observed
-from murmur.benchmarks._masac_loop import AgentNetworks, MasacLoop
-from murmur.benchmarks.masac_update import count_operations
-from shared.config import PluginConfig
-from shared.process.errors import SpecError
-from shared.wire.spec import (
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.distributions import SquashedNormal
+from murmur.learner_service.layers.forward import forward
+from murmur.learner_service.storage.replay import ReplayBatch, ReplayConfig
+from murmur.learner_service.storage.storage import OBSERVATION, observed
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import SpecError
+from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_MASK,
     STATE,
@@ -46,7 +46,7 @@ from shared.wire.spec import (
     Discrete,
     EnvSpec,
 )
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 from tests.learner_service.toys import CPU
 
 LAST = int(StepType.LAST)

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from shared.config.plugins import load_plugin
-from shared.config.section import validate
-from shared.process.errors import ConfigError
+from murmur.shared.config.plugins import load_plugin
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import ConfigError
 
 ALONE = {"centralized": False}
 TD3 = {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}

@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from env_service.envs.matrix import Config as MatrixConfig
-from env_service.envs.matrix import MatrixGame
-from learner_service.algorithms.qmix import Config, Mixer, Qmix
-from learner_service.device.precision import Precision
-from learner_service.layers.inputs import StateInputs
-from learner_service.learning.off_policy import rows_of
-from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.storage import OBSERVATION, observed
-from shared.config import PluginConfig
-from shared.process.errors import SpecError
-from shared.wire.spec import (
+from murmur.env_service.envs.matrix import Config as MatrixConfig
+from murmur.env_service.envs.matrix import MatrixGame
+from murmur.learner_service.algorithms.qmix import Config, Mixer, Qmix
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.inputs import StateInputs
+from murmur.learner_service.learning.off_policy import rows_of
+from murmur.learner_service.storage.replay import ReplayBatch
+from murmur.learner_service.storage.storage import OBSERVATION, observed
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import SpecError
+from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_MASK,
     STATE,

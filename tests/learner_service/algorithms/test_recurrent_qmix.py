@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from learner_service.algorithms.qmix import Qmix
-from learner_service.device.precision import Precision
-from learner_service.layers.recurrent import Recurrent, RecurrentState
-from learner_service.learning.base import build_algorithm
-from learner_service.preprocess.transform import Transforms
-from learner_service.storage.replay import ReplayBatch, SequenceReplay
-from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec
+from murmur.learner_service.algorithms.qmix import Qmix
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.recurrent import Recurrent, RecurrentState
+from murmur.learner_service.learning.base import build_algorithm
+from murmur.learner_service.preprocess.transform import Transforms
+from murmur.learner_service.storage.replay import ReplayBatch, SequenceReplay
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.layers.test_recurrent import ragged, random_row
 from tests.learner_service.serving_learner import Serving
 from tests.learner_service.toys import (

@@ -10,21 +10,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.segmentation import (
+from murmur.learner_service.algorithms.segmentation import (
     Config,
     Segmentation,
     masks_of,
     network_input,
 )
-from learner_service.device.precision import Precision
-from learner_service.learning.supervised import build_supervised
-from learner_service.learning.supervised_network import averaged, decay_after, follow, learning_rate
-from learner_service.storage.samples import SampleBatch
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.process.errors import ConfigError, SpecError
-from shared.wire.samples import SampleSpec
-from shared.wire.spec import ArraySpec
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.supervised import build_supervised
+from murmur.learner_service.learning.supervised_network import (
+    averaged,
+    decay_after,
+    follow,
+    learning_rate,
+)
+from murmur.learner_service.storage.samples import SampleBatch
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import ConfigError, SpecError
+from murmur.shared.wire.samples import SampleSpec
+from murmur.shared.wire.spec import ArraySpec
 from tests.learner_service.algorithms.test_captured_updates import tensors
 from tests.learner_service.toys import CPU
 from tests.pretend_cuda import pretend_cuda

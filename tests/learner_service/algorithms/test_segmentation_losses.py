@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from learner_service.algorithms.segmentation import (
+from murmur.learner_service.algorithms.segmentation import (
     cross_entropy,
     dice_loss,
     rarity_weights,

@@ -6,13 +6,13 @@ import sys
 import pytest
 import torch
 
-from learner_service.device.adam import Adam, step_together
 from murmur.doctor.machine import ROOT
+from murmur.learner_service.device.adam import Adam, step_together
 
 # A process of its own: this one may have imported the compiler for another test.
 _LEARNERS = """\
 import sys
-import learner_service.app
+import murmur.learner_service.app
 from tests.learner_service.algorithms.test_contract import CASES
 for name in ("mappo", "coma", "masac", "maddpg", "qmix"):
     case = CASES[f"{name}-discrete-shared-plain"]

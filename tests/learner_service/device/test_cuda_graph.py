@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.device import cuda_graph
-from learner_service.device.cuda_graph import CALLS_TO_CAPTURE, WARM_UP_CALLS, Captured, Graphs
+from murmur.learner_service.device import cuda_graph
+from murmur.learner_service.device.cuda_graph import (
+    CALLS_TO_CAPTURE,
+    WARM_UP_CALLS,
+    Captured,
+    Graphs,
+)
 from tests.learner_service.toys import CPU
 from tests.pretend_cuda import pretend_cuda
 

@@ -7,19 +7,19 @@ import sys
 import pytest
 import torch
 
-from learner_service.device.device import (
+from murmur.learner_service.device.device import (
     require_compiler,
     restore_generator,
     select_device,
     why_no_cuda,
 )
-from learner_service.device.precision import Precision
-from shared.config.learner import LearnerConfig
-from shared.process.errors import ResourceError
+from murmur.learner_service.device.precision import Precision
+from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.process.errors import ResourceError
 
 FAULTS = """
 import ctypes, resource, sys, threading
-from learner_service.device.device import keep_freed_memory
+from murmur.learner_service.device.device import keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory()

@@ -6,29 +6,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.segmentation import any_loss
-from learner_service.device.memory import (
+from murmur.learner_service.algorithms.segmentation import any_loss
+from murmur.learner_service.device.memory import (
     free_bytes,
     learning_from,
     limited,
     require_room,
     room,
 )
-from learner_service.device.precision import Precision
-from learner_service.layers.building import build_network, build_twins
-from learner_service.layers.dense import build_dense
-from learner_service.layers.footprint import footprint
-from learner_service.layers.inputs import InputShape
-from learner_service.learning.base import build_algorithm
-from learner_service.learning.supervised import build_supervised
-from learner_service.storage.frames import find_frames
-from learner_service.storage.replay import ReplayConfig, ReplayStorage
-from learner_service.storage.rollout import RolloutStorage
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ResourceError, SpecError
-from shared.wire.samples import SampleSpec
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.building import build_network, build_twins
+from murmur.learner_service.layers.dense import build_dense
+from murmur.learner_service.layers.footprint import footprint
+from murmur.learner_service.layers.inputs import InputShape
+from murmur.learner_service.learning.base import build_algorithm
+from murmur.learner_service.learning.supervised import build_supervised
+from murmur.learner_service.storage.frames import find_frames
+from murmur.learner_service.storage.replay import ReplayConfig, ReplayStorage
+from murmur.learner_service.storage.rollout import RolloutStorage
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ResourceError, SpecError
+from murmur.shared.wire.samples import SampleSpec
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU
 
 
@@ -60,7 +60,7 @@ def test_a_limit_holds_for_all_that_is_asked_for() -> None:
 
 def test_what_a_pass_keeps_is_counted_by_hand() -> None:
     """1 x 8 x 8 pixels, 2 kernels of 3 x 3, then 2 * 36 + 3 numbers to 1."""
-    from learner_service.networks.cnn import Config, build
+    from murmur.learner_service.networks.cnn import Config, build
 
     shape = InputShape((1, 8, 8), 3)
     config = Config(channels=(2,), kernels=(3,), strides=(1,), hidden=())

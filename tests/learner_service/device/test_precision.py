@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from learner_service.device import precision as module
-from learner_service.device.device import times_as_long_as_fp32
-from learner_service.device.precision import Precision, _spread, clip_gradients
-from shared.config.learner import LearnerConfig
+from murmur.learner_service.device import precision as module
+from murmur.learner_service.device.device import times_as_long_as_fp32
+from murmur.learner_service.device.precision import Precision, _spread, clip_gradients
+from murmur.shared.config.learner import LearnerConfig
 from tests.learner_service.toys import CPU
 
 

@@ -13,25 +13,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.checkpoint import CheckpointFolder, spec_text
-from learner_service.device.precision import Precision
-from learner_service.export.policy import (
+from murmur.cli import main
+from murmur.learner_service.checkpoint import CheckpointFolder, spec_text
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.export.policy import (
     SUFFIX,
     Exported,
     export_policy,
     load_policy,
     random_observations,
 )
-from learner_service.layers.inputs import InputShape
-from learner_service.learning.base import Policy, build_algorithm
-from murmur.cli import main
-from shared.config import PluginConfig
-from shared.config.derived import Channel, DerivedMap
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError, MurmurError, ResourceError
-from shared.wire.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, STATE, ArraySpec, EnvSpec
-from shared.wire.spec import Continuous as ContinuousAction
-from shared.wire.spec import Discrete as DiscreteAction
+from murmur.learner_service.layers.inputs import InputShape
+from murmur.learner_service.learning.base import Policy, build_algorithm
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.derived import Channel, DerivedMap
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError, MurmurError, ResourceError
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, STATE, ArraySpec, EnvSpec
+from murmur.shared.wire.spec import Continuous as ContinuousAction
+from murmur.shared.wire.spec import Discrete as DiscreteAction
 from tests.learner_service.toys import CPU, vector_spec
 
 ROOT = Path(__file__).parents[3]
@@ -257,7 +257,7 @@ def test_memory_goes_in_and_comes_out(tmp_path: Path, monkeypatch: pytest.Monkey
     state = checkpoint(spec, {"name": "mappo"}, MLP)
     _, _, config = load_policy(state)
     loaded = Remembers(), spec, config
-    monkeypatch.setattr("learner_service.export.policy.load_policy", lambda *_: loaded)
+    monkeypatch.setattr("murmur.learner_service.export.policy.load_policy", lambda *_: loaded)
     done = export_policy(state, "onnx", tmp_path / "policy.onnx", "x")
     assert [x["name"] for x in done.about["inputs"]] == ["view", "memory"]
     result = subprocess.run(

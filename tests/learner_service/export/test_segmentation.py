@@ -9,11 +9,11 @@ import onnxruntime
 import pytest
 import torch
 
-from learner_service.checkpoint import source_text
-from learner_service.export.policy import METADATA, SUFFIX, Format, load_exported
-from learner_service.export.segmentation import export_segmentation, load_segmentation
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
+from murmur.learner_service.checkpoint import source_text
+from murmur.learner_service.export.policy import METADATA, SUFFIX, Format, load_exported
+from murmur.learner_service.export.segmentation import export_segmentation, load_segmentation
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
 from tests.learner_service.algorithms.test_segmentation import SEGFORMER, SPEC, UNET, build
 
 

@@ -7,9 +7,9 @@ import grpc
 import numpy as np
 import pytest
 
-from shared.wire.notices import FILE, read_notices
-from shared.wire.sample_codec import Grant
-from shared.wire.samples import SPLITS
+from murmur.shared.wire.notices import FILE, read_notices
+from murmur.shared.wire.sample_codec import Grant
+from murmur.shared.wire.samples import SPLITS
 from tests.learner_service.images.test_supply import SOURCE, Supplier, config
 from tests.learner_service.running import learner_process, running_learner
 

@@ -9,13 +9,13 @@ import grpc
 import pytest
 
 from murmur.kit.certs import make_certificates
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.rpc import METHOD, PROTOCOL_VERSION
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.credentials import CredentialFolder, channel_credentials
-from shared.wire.sample_codec import Broken, Grant, SampleCodec, unpack_grant
-from shared.wire.samples import SPLITS, SampleSpec, samples_to_proto
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.rpc import METHOD, PROTOCOL_VERSION
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.credentials import CredentialFolder, channel_credentials
+from murmur.shared.wire.sample_codec import Broken, Grant, SampleCodec, unpack_grant
+from murmur.shared.wire.samples import SPLITS, SampleSpec, samples_to_proto
 from tests.learner_service.running import RunningLearner, running_learner
 from tests.supply.toy_source import ToySource
 from tests.waiting import wait_until

@@ -13,11 +13,11 @@ import grpc
 import numpy as np
 import pytest
 
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.sample_codec import Broken, Grant
-from shared.wire.samples import SPLITS
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.sample_codec import Broken, Grant
+from murmur.shared.wire.samples import SPLITS
 from tests.learner_service.images.test_supply import SOURCE, Supplier
 from tests.learner_service.networks.plugged import install
 from tests.learner_service.running import RunningLearner, running_learner

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from learner_service.device.precision import Precision
-from learner_service.layers.building import build_network
-from learner_service.layers.casting import cast_weights, frozen, snapshot
-from learner_service.layers.inputs import InputShape
-from learner_service.layers.recurrent import RecurrentState
-from learner_service.learning.base import build_algorithm
-from shared.config import PluginConfig
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.building import build_network
+from murmur.learner_service.layers.casting import cast_weights, frozen, snapshot
+from murmur.learner_service.layers.inputs import InputShape
+from murmur.learner_service.layers.recurrent import RecurrentState
+from murmur.learner_service.learning.base import build_algorithm
+from murmur.shared.config import PluginConfig
 from tests.learner_service.toys import CPU, random_batch, vector_spec
 
 SHAPES = {"mlp": InputShape(None, 5), "cnn": InputShape((3, 11, 11), 2)}

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from learner_service.layers.building import build_network, resolve_network
-from learner_service.layers.dense import build_dense
-from learner_service.layers.dropout import Dropout, draw_from
-from learner_service.layers.inputs import InputShape
-from learner_service.layers.resizing import Resize, picture_weights, resize
-from shared.config import PluginConfig, Section
-from shared.process.errors import ConfigError
+from murmur.learner_service.layers.building import build_network, resolve_network
+from murmur.learner_service.layers.dense import build_dense
+from murmur.learner_service.layers.dropout import Dropout, draw_from
+from murmur.learner_service.layers.inputs import InputShape
+from murmur.learner_service.layers.resizing import Resize, picture_weights, resize
+from murmur.shared.config import PluginConfig, Section
+from murmur.shared.process.errors import ConfigError
 
 NAMES = ("unet", "segformer")
 MOST_WEIGHTS = 1_821_085  # the face parsing challenge's limit
@@ -101,7 +101,7 @@ def test_a_foreign_network_that_breaks_the_contract_is_refused(
     plugin = SimpleNamespace(
         __name__="foreign", DENSE=True, Config=Section, build=lambda config, size, classes: Wrong()
     )
-    monkeypatch.setattr("shared.config.plugins.load_plugin", lambda *_: plugin)
+    monkeypatch.setattr("murmur.shared.config.plugins.load_plugin", lambda *_: plugin)
     with pytest.raises(ConfigError, match=r"gives \(2, 2, 6, 6\).*must give \(2, 2, 8, 8\)"):
         build_dense(PluginConfig(name="foreign"), (8, 8), 2)
 

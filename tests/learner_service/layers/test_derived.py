@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from env_service.envs.terrain.config import Config
-from env_service.envs.terrain.environment import TerrainEnvironment
-from learner_service.layers.inputs import Derivation, weighted_entropy
-from shared.config.derived import Channel, DerivedMap
-from shared.wire.spec import STATE, ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import StepType
+from murmur.env_service.envs.terrain.config import Config
+from murmur.env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.learner_service.layers.inputs import Derivation, weighted_entropy
+from murmur.shared.config.derived import Channel, DerivedMap
+from murmur.shared.wire.spec import STATE, ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import StepType
 
 SMALL: dict[str, Any] = {"area_x_m": 20.0, "area_y_m": 25.0, "pixels": 15, "budget": 4}
 LIMITS = (1e-4, 0.499, 0.501)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.layers.distributions import (
+from murmur.learner_service.layers.distributions import (
     Categorical,
     Normal,
     logged_entropy,

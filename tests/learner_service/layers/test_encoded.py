@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.device.precision import Precision
-from learner_service.layers.building import build_network, build_twins, shared_encoder
-from learner_service.layers.encoded import Encoded, Encoder, learned_parameters
-from learner_service.layers.forward import forward, forward_twice
-from learner_service.layers.inputs import Inputs, InputShape
-from learner_service.learning.base import Algorithm, build_algorithm
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError
-from shared.wire.spec import STATE, ArraySpec, Continuous, Discrete, EnvSpec
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.building import build_network, build_twins, shared_encoder
+from murmur.learner_service.layers.encoded import Encoded, Encoder, learned_parameters
+from murmur.learner_service.layers.forward import forward, forward_twice
+from murmur.learner_service.layers.inputs import Inputs, InputShape
+from murmur.learner_service.learning.base import Algorithm, build_algorithm
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import STATE, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.algorithms.test_contract import numbers
 from tests.learner_service.toys import CPU, random_batch, random_transitions
 

@@ -4,15 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from learner_service.device.precision import Precision
-from learner_service.layers.building import build_network, resolved_name
-from learner_service.layers.forward import forward_rows
-from learner_service.layers.images import ImageNetwork
-from learner_service.layers.inputs import ActorInputs, CriticInputs, InputOptions, InputShape
-from learner_service.layers.stacked import StackedConv2d
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.building import build_network, resolved_name
+from murmur.learner_service.layers.forward import forward_rows
+from murmur.learner_service.layers.images import ImageNetwork
+from murmur.learner_service.layers.inputs import ActorInputs, CriticInputs, InputOptions, InputShape
+from murmur.learner_service.layers.stacked import StackedConv2d
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU
 
 NATURE, IMPALA = PluginConfig(name="nature"), PluginConfig(name="impala")
@@ -140,7 +140,7 @@ def test_many_rows_of_images_pass_in_chunks() -> None:
     seen: list[int] = []
     network.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr("learner_service.layers.forward._CHUNK_PIXELS", 5 * 3 * 64 * 64)
+        patch.setattr("murmur.learner_service.layers.forward._CHUNK_PIXELS", 5 * 3 * 64 * 64)
         out = forward_rows(network, inputs(given), Precision("fp32", CPU))
         assert seen == [2, 2, 2]
         x = inputs(given)

@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-from learner_service.layers.building import input_options
-from learner_service.layers.inputs import (
+from murmur.learner_service.layers.building import input_options
+from murmur.learner_service.layers.inputs import (
     ActorInputs,
     CriticInputs,
     InputOptions,
@@ -18,9 +18,9 @@ from learner_service.layers.inputs import (
     others_action_map,
     with_action,
 )
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError, SpecError
-from shared.wire.spec import AGENT_CELL, STATE, ArraySpec, Continuous, Discrete, EnvSpec
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError, SpecError
+from murmur.shared.wire.spec import AGENT_CELL, STATE, ArraySpec, Continuous, Discrete, EnvSpec
 
 
 def spec(*observations: ArraySpec, agents: int = 3, actions: int = 4) -> EnvSpec:

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from learner_service.device.precision import Precision
-from learner_service.layers.stacked import (
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.stacked import (
     LayersConfig,
     StackedLayerNorm,
     StackedLinear,
     linear_layers,
 )
-from learner_service.learning.base import build_algorithm
-from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig
-from shared.wire.spec import ACTION_MASK
+from murmur.learner_service.learning.base import build_algorithm
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.spec import ACTION_MASK
 from tests.learner_service.algorithms.test_contract import make_spec, rollout
 from tests.learner_service.reference_layers import unstack
 from tests.learner_service.toys import CPU

@@ -7,30 +7,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from env_service.envs.memory import Config as MemoryConfig
-from env_service.envs.memory import Memory
-from learner_service.algorithms.coma import Coma
-from learner_service.algorithms.mappo import Mappo
-from learner_service.device.precision import Precision
-from learner_service.layers.building import build_network
-from learner_service.layers.forward import forward
-from learner_service.layers.inputs import InputShape
-from learner_service.layers.recurrent import (
+from murmur.env_service.envs.memory import Config as MemoryConfig
+from murmur.env_service.envs.memory import Memory
+from murmur.learner_service.algorithms.coma import Coma
+from murmur.learner_service.algorithms.mappo import Mappo
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.building import build_network
+from murmur.learner_service.layers.forward import forward
+from murmur.learner_service.layers.inputs import InputShape
+from murmur.learner_service.layers.recurrent import (
     Recurrent,
     RecurrentState,
     StackedGRU,
     gru_cell,
     reset_by_inputs,
 )
-from learner_service.learning.base import Algorithm, build_algorithm
-from learner_service.learning.exploration import policy_probabilities
-from learner_service.learning.minibatches import recurrent_states
-from learner_service.learning.policies import ComaPolicy
-from learner_service.storage.rollout import Batch
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError
-from shared.wire.spec import EnvSpec
-from shared.wire.timestep import TimeStep
+from murmur.learner_service.learning.base import Algorithm, build_algorithm
+from murmur.learner_service.learning.exploration import policy_probabilities
+from murmur.learner_service.learning.minibatches import recurrent_states
+from murmur.learner_service.learning.policies import ComaPolicy
+from murmur.learner_service.storage.rollout import Batch
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import EnvSpec
+from murmur.shared.wire.timestep import TimeStep
 from tests.learner_service.reference_layers import as_loop
 from tests.learner_service.serving_learner import Serving
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, vector_spec

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.layers.stacked import (
+from murmur.learner_service.layers.stacked import (
     StackedConv2d,
     StackedLinear,
     count_slices,
     linear_relu,
     resolve_sharing,
 )
-from shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError
 
 
 @pytest.mark.parametrize("size", [4, 7])  # a map as large as the kernel takes the linear path

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from learner_service.layers import toom_cook
-from learner_service.layers.stacked import StackedConv2d
+from murmur.learner_service.layers import toom_cook
+from murmur.learner_service.layers.stacked import StackedConv2d
 
 SIZES = [
     (n, k, pieces)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.learning.confusion import (
+from murmur.learner_service.learning.confusion import (
     SCORES,
     count_pairs,
     f_scores,

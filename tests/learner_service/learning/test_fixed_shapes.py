@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.algorithms.mappo import Mappo
-from learner_service.layers.stacked import sharing_agents
-from learner_service.learning.fixed_shapes import packed, unpacked
-from learner_service.learning.on_policy import OnPolicyAlgorithm
-from learner_service.learning.returns import ValueNorm
-from learner_service.preprocess.running_moments import crowd
-from learner_service.storage.rollout import Batch, transitions
-from shared.wire.timestep import StepType
+from murmur.learner_service.algorithms.mappo import Mappo
+from murmur.learner_service.layers.stacked import sharing_agents
+from murmur.learner_service.learning.fixed_shapes import packed, unpacked
+from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.learning.returns import ValueNorm
+from murmur.learner_service.preprocess.running_moments import crowd
+from murmur.learner_service.storage.rollout import Batch, transitions
+from murmur.shared.wire.timestep import StepType
 from tests.learner_service.algorithms.test_captured_on_policy import build, wide
 from tests.learner_service.algorithms.test_captured_updates import tensors
 from tests.learner_service.toys import CPU

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.layers.inputs import Inputs
-from learner_service.layers.recurrent import RecurrentState
-from learner_service.layers.stacked import sharing_agents
-from learner_service.learning.minibatches import Rows, deviations
+from murmur.learner_service.layers.inputs import Inputs
+from murmur.learner_service.layers.recurrent import RecurrentState
+from murmur.learner_service.layers.stacked import sharing_agents
+from murmur.learner_service.learning.minibatches import Rows, deviations
 from tests.learner_service.algorithms.apart import Part, apart
 from tests.learner_service.toys import CPU
 

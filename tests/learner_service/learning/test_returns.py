@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from learner_service.layers.stacked import sharing_agents
-from learner_service.learning.returns import (
+from murmur.learner_service.layers.stacked import sharing_agents
+from murmur.learner_service.learning.returns import (
     annealed,
     lambda_returns,
     linear_recurrence,

@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 import torch
 
-from learner_service.device.precision import Precision
-from learner_service.layers.building import build_network
-from learner_service.layers.forward import forward, forward_twice, number_of_twins
-from learner_service.layers.inputs import (
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.building import build_network
+from murmur.learner_service.layers.forward import forward, forward_twice, number_of_twins
+from murmur.learner_service.layers.inputs import (
     ActorInputs,
     CriticInputs,
     InputOptions,
     Inputs,
     InputShape,
 )
-from shared.config import PluginConfig
-from shared.process.errors import ConfigError
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError
 from tests.learner_service.toys import CPU, map_spec
 
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from learner_service.algorithms.coma import Coma
-from learner_service.checkpoint import saved_policy
-from learner_service.device.precision import Precision
-from learner_service.layers.building import build_network
-from learner_service.layers.forward import Alone
-from learner_service.layers.inputs import Inputs, InputShape
-from learner_service.learning.base import build_algorithm
-from shared.config import PluginConfig
-from shared.process.errors import CheckpointError, ConfigError
+from murmur.learner_service.algorithms.coma import Coma
+from murmur.learner_service.checkpoint import saved_policy
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.building import build_network
+from murmur.learner_service.layers.forward import Alone
+from murmur.learner_service.layers.inputs import Inputs, InputShape
+from murmur.learner_service.learning.base import build_algorithm
+from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import CheckpointError, ConfigError
 from tests.learner_service.algorithms.apart import apart
 from tests.learner_service.algorithms.test_contract import ALIVE, ENTRIES, make_spec, numbers
 from tests.learner_service.networks.plugged import ATTENTION, install

@@ -7,21 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.device.precision import Precision
-from learner_service.learning.base import Algorithm, build_algorithm
-from learner_service.learning.minibatches import Minibatch
-from learner_service.preprocess.augment import Augment
-from learner_service.preprocess.augment.symmetry import Symmetries
-from learner_service.preprocess.building import Augmentation
-from learner_service.preprocess.transform import Transforms
-from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import NEXT, OBSERVATION
-from shared.config import PluginConfig
-from shared.config.experiment import AugmentConfig
-from shared.config.symmetry import ArrayChange, Symmetry
-from shared.wire.spec import ACTION_MASK, ArraySpec, Continuous, Discrete, EnvSpec
-from shared.wire.timestep import StepType
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import Algorithm, build_algorithm
+from murmur.learner_service.learning.minibatches import Minibatch
+from murmur.learner_service.preprocess.augment import Augment
+from murmur.learner_service.preprocess.augment.symmetry import Symmetries
+from murmur.learner_service.preprocess.building import Augmentation
+from murmur.learner_service.preprocess.transform import Transforms
+from murmur.learner_service.storage.replay import ReplayBatch
+from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.storage import NEXT, OBSERVATION
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import AugmentConfig
+from murmur.shared.config.symmetry import ArrayChange, Symmetry
+from murmur.shared.wire.spec import ACTION_MASK, ArraySpec, Continuous, Discrete, EnvSpec
+from murmur.shared.wire.timestep import StepType
 
 CPU = torch.device("cpu")
 Arrays = dict[str, Tensor]

@@ -12,21 +12,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from env_service.environment import VectorEnvironment
-from learner_service.checkpoint import spec_text
-from learner_service.device.precision import Precision
-from learner_service.export.policy import export_policy
-from learner_service.layers.stacked import sharing_agents
-from learner_service.learning.base import Algorithm, build_algorithm
-from learner_service.preprocess.running_moments import RunningMoments
-from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig
-from shared.config.experiment import AugmentConfig, ExperimentConfig
-from shared.config.section import validate
-from shared.config.symmetry import ArrayChange, Symmetry
-from shared.process.errors import ConfigError
-from shared.wire.spec import AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import Array, TimeStep
+from murmur.env_service.environment import VectorEnvironment
+from murmur.learner_service.checkpoint import spec_text
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.export.policy import export_policy
+from murmur.learner_service.layers.stacked import sharing_agents
+from murmur.learner_service.learning.base import Algorithm, build_algorithm
+from murmur.learner_service.preprocess.running_moments import RunningMoments
+from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import AugmentConfig, ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.config.symmetry import ArrayChange, Symmetry
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import Array, TimeStep
 from tests.learner_service.algorithms.test_contract import ENTRIES, Case
 from tests.learner_service.running import experiment
 from tests.learner_service.toys import (

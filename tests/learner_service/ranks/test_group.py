@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from learner_service.ranks.group import ALONE, Group, checksum, require_same
-from shared.process.errors import ConfigError
-from shared.process.ledger import Ledger
+from murmur.learner_service.ranks.group import ALONE, Group, checksum, require_same
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.ledger import Ledger
 from tests.ranks.processes import JobError, Ranks
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from learner_service.ranks.group import Group
-from learner_service.ranks.watch import Heartbeat
+from murmur.learner_service.ranks.group import Group
+from murmur.learner_service.ranks.watch import Heartbeat
 from tests.ranks.processes import Ranks
 
 _kept: list[Heartbeat] = []

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import Store, TCPStore
 
-from learner_service.ranks.meeting import fresh
+from murmur.learner_service.ranks.meeting import fresh
 
 
 @pytest.fixture

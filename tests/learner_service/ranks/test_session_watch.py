@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import Gauge
 from torch.distributed import HashStore
 
-from learner_service.ranks.watch import SessionWatch
+from murmur.learner_service.ranks.watch import SessionWatch
 from tests.waiting import wait_until
 
 
@@ -94,7 +94,7 @@ def test_updates_go_on_without_a_word_about_sessions(
 def test_wait_that_is_too_long_ends_the_process() -> None:
     code = (
         "import time; from prometheus_client import Gauge; from torch.distributed import HashStore;"
-        "from learner_service.ranks.watch import SessionWatch as Watch; s = HashStore();"
+        "from murmur.learner_service.ranks.watch import SessionWatch as Watch; s = HashStore();"
         "g = Gauge('g', '', registry=None); s.set('sessions/1', '0');"
         "Watch(s, 0, 2, lambda: 1, lambda: 7, g, 0.2, look_every_s=0.01); time.sleep(60)"
     )

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import murmur
-from learner_service.serving.league import team_spec
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import load
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.spec import STATE, ArraySpec, EnvSpec
-from shared.wire.timestep import Array, TimeStep
+from murmur.learner_service.serving.league import team_spec
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import load
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.spec import STATE, ArraySpec, EnvSpec
+from murmur.shared.wire.timestep import Array, TimeStep
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import FIRST, MID, row, vector_spec
 from tests.murmur.runs.test_policy import COMMON, FEED_FORWARD, RECURRENT, save_untrained

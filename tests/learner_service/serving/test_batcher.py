@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from learner_service.serving.batcher import DynamicBatcher, Request
-from learner_service.serving.evaluation import Evaluation
-from learner_service.serving.session import EnvSession
-from shared.config.learner import BatcherConfig
+from murmur.learner_service.serving.batcher import DynamicBatcher, Request
+from murmur.learner_service.serving.evaluation import Evaluation
+from murmur.learner_service.serving.session import EnvSession
+from murmur.shared.config.learner import BatcherConfig
 from tests.learner_service.toys import make_coma, row, vector_spec
 
 SPEC = vector_spec()

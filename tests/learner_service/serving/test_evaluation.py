@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 
-from learner_service.serving.evaluation import Evaluation, EvaluationScheduler, check_best_metric
-from shared.process.errors import ConfigError
-from shared.wire.timestep import TimeStep
+from murmur.learner_service.serving.evaluation import (
+    Evaluation,
+    EvaluationScheduler,
+    check_best_metric,
+)
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.timestep import TimeStep
 from tests.learner_service.toys import FIRST, LAST, MID, make_coma, vector_spec
 
 

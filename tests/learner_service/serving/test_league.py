@@ -11,26 +11,26 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.algorithms.mappo import Config, Mappo
-from learner_service.checkpoint import CheckpointFolder, saved_spec, spec_text
-from learner_service.device.cuda_graph import Graphs
-from learner_service.device.precision import Precision
-from learner_service.ranks.group import Group
-from learner_service.serving.league import (
+from murmur.learner_service.algorithms.mappo import Config, Mappo
+from murmur.learner_service.checkpoint import CheckpointFolder, saved_spec, spec_text
+from murmur.learner_service.device.cuda_graph import Graphs
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.ranks.group import Group
+from murmur.learner_service.serving.league import (
     League,
     check_opponent,
     team_spec,
 )
-from learner_service.serving.opponents import Opponent, Pairing
-from learner_service.serving.session import EnvSession
-from learner_service.serving.staging import HostStaging
-from shared.config import PluginConfig
-from shared.config.experiment import LeagueConfig
-from shared.process.errors import CheckpointError, SpecError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.seeding import episode_seeds, uniform
-from shared.wire.spec import EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import TimeStep
+from murmur.learner_service.serving.opponents import Opponent, Pairing
+from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.staging import HostStaging
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import LeagueConfig
+from murmur.shared.process.errors import CheckpointError, SpecError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.seeding import episode_seeds, uniform
+from murmur.shared.wire.spec import EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import TimeStep
 from tests.learner_service.running import experiment, learner_process, play, running_learner
 from tests.learner_service.test_loop import same, start_player
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, MatrixGame, row, vector_spec

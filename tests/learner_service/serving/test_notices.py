@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from learner_service.telemetry.notices import NoticeLog
-from shared.process.errors import WireError
-from shared.wire.notices import FILE, Notice, pack_notices, read_notices, unpack_notices
+from murmur.learner_service.telemetry.notices import NoticeLog
+from murmur.shared.process.errors import WireError
+from murmur.shared.wire.notices import FILE, Notice, pack_notices, read_notices, unpack_notices
 from tests.learner_service.images.test_supply import Supplier, config
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import FIRST, row, vector_spec

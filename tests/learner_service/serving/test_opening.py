@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from learner_service.serving.admission import Admission
-from learner_service.telemetry.metrics import LearnerMetrics
-from shared.config.learner import LearnerConfig
-from shared.process.errors import SpecError
-from shared.rpc import rollout_pb2 as pb
+from murmur.learner_service.serving.admission import Admission
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.process.errors import SpecError
+from murmur.shared.rpc import rollout_pb2 as pb
 from tests.env_service.sessions.serving import ServingLearner, load
 from tests.learner_service.toys import vector_spec
 from tests.waiting import wait_until

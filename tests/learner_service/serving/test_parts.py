@@ -5,8 +5,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from shared.wire.codec import ObservationCodec
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.codec import ObservationCodec
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import FIRST, MID, row
 from tests.wire import Client, Refused

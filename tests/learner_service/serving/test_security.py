@@ -14,13 +14,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from murmur.kit.certs import make_certificates
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError
-from shared.rpc import METHOD
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.channel import MAX_HELLO_BYTES, PART_BYTES
-from shared.wire.credentials import CredentialFolder, channel_credentials
-from shared.wire.spec import spec_to_proto
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.rpc import METHOD
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import MAX_HELLO_BYTES, PART_BYTES
+from murmur.shared.wire.credentials import CredentialFolder, channel_credentials
+from murmur.shared.wire.spec import spec_to_proto
 from tests.learner_service.running import RunningLearner, experiment, running_learner
 from tests.learner_service.toys import FIRST, MID, row, vector_spec
 from tests.waiting import wait_until
@@ -400,7 +400,7 @@ def test_what_grpc_will_not_take_never_reaches_the_learner(
 def test_a_stream_that_says_nothing_loses_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("learner_service.serving.lockstep.HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("murmur.learner_service.serving.lockstep.HELLO_TIMEOUT_S", 0.2)
     config = experiment(learner={"max_sessions": 1})
     with running_learner(tmp_path, config) as learner:
         with Client(learner.port, SPEC, 1) as silent, pytest.raises(Refused) as caught:

@@ -14,14 +14,21 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from learner_service.app import run_learner
-from learner_service.telemetry.metric_table import METRICS
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ResourceError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.codec import ActionCodec
-from shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
+from murmur.learner_service.app import run_learner
+from murmur.learner_service.telemetry.metric_table import METRICS
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ResourceError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.codec import ActionCodec
+from murmur.shared.wire.spec import (
+    ACTION_MASK,
+    AGENT_MASK,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+)
 from tests.learner_service.running import (
     RunningLearner,
     experiment,

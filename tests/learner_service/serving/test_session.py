@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from learner_service.serving.session import EnvSession
-from learner_service.serving.slots import replay
-from shared.wire.timestep import Array
+from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.slots import replay
+from murmur.shared.wire.timestep import Array
 from tests.learner_service.serving_learner import Serving
 from tests.learner_service.toys import ABORTED, FIRST, LAST, MID, make_coma, row, vector_spec
 

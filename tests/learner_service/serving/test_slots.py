@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from learner_service.checkpoint.parts import SLOTS
-from learner_service.serving.session import EnvSession
-from learner_service.serving.slots import SlotTable
-from learner_service.telemetry.progress import Progress
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.timestep import StepType
+from murmur.learner_service.checkpoint.parts import SLOTS
+from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.slots import SlotTable
+from murmur.learner_service.telemetry.progress import Progress
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.timestep import StepType
 from tests.learner_service.toys import vector_spec
 
 SPEC = vector_spec()

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from learner_service.serving.snapshots import Snapshots
+from murmur.learner_service.serving.snapshots import Snapshots
 from tests.learner_service.toys import CPU, make_coma, vector_spec
 
 

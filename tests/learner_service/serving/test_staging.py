@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.algorithms.mappo import Config, Mappo
-from learner_service.device.cuda_graph import Graphs
-from learner_service.device.precision import Precision
-from learner_service.serving.packed import Packet
-from learner_service.serving.session import EnvSession
-from learner_service.serving.staging import ForwardRows, HostStaging, SlotMemory
-from learner_service.storage.rollout import RolloutStorage
-from shared.config import PluginConfig
-from shared.wire.spec import ArraySpec, Continuous, Discrete, EnvSpec
-from shared.wire.timestep import Array, TimeStep
+from murmur.learner_service.algorithms.mappo import Config, Mappo
+from murmur.learner_service.device.cuda_graph import Graphs
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.serving.packed import Packet
+from murmur.learner_service.serving.session import EnvSession
+from murmur.learner_service.serving.staging import ForwardRows, HostStaging, SlotMemory
+from murmur.learner_service.storage.rollout import RolloutStorage
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.spec import ArraySpec, Continuous, Discrete, EnvSpec
+from murmur.shared.wire.timestep import Array, TimeStep
 from tests.learner_service.serving_learner import Serving
 from tests.learner_service.taped_graphs import taped
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID, row

@@ -2,8 +2,8 @@
 
 import torch
 
-from learner_service.storage.replay import ReplayConfig, ReplayStorage
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.learner_service.storage.replay import ReplayConfig, ReplayStorage
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 
 SPEC = EnvSpec("toy", 1, (ArraySpec("view", "float32", (1,)),), Discrete(2))

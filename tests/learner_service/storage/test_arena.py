@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.storage.rollout import RolloutStorage
-from learner_service.storage.storage import OBSERVATION, Arena, Record, time_step_layout
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.learner_service.storage.rollout import RolloutStorage
+from murmur.learner_service.storage.storage import OBSERVATION, Arena, Record, time_step_layout
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU, MID, vector_spec
 
 LAYOUT = {

@@ -5,9 +5,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from learner_service.storage.epochs import TRAIN, VALID, Chosen, Epochs, Request, merged_states
-from shared.process.errors import MurmurError
-from shared.wire.seeding import shuffled
+from murmur.learner_service.storage.epochs import (
+    TRAIN,
+    VALID,
+    Chosen,
+    Epochs,
+    Request,
+    merged_states,
+)
+from murmur.shared.process.errors import MurmurError
+from murmur.shared.wire.seeding import shuffled
 
 
 def play(

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from learner_service.storage.flight import Demand, Flight, Speed, plan, useful_environments
-from learner_service.storage.rollout import RolloutStorage
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.learner_service.storage.flight import Demand, Flight, Speed, plan, useful_environments
+from murmur.learner_service.storage.rollout import RolloutStorage
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU, MID
 
 OPEN = Flight(0, 0, None)

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.device.precision import Precision
-from learner_service.learning.base import Algorithm, build_algorithm
-from learner_service.preprocess.stack_frames import StackFrames
-from learner_service.storage.frames import Frames, find_frames
-from learner_service.storage.replay import ReplayConfig, ReplayStorage
-from shared.config import PluginConfig
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import StepType
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import Algorithm, build_algorithm
+from murmur.learner_service.preprocess.stack_frames import StackFrames
+from murmur.learner_service.storage.frames import Frames, find_frames
+from murmur.learner_service.storage.replay import ReplayConfig, ReplayStorage
+from murmur.shared.config import PluginConfig
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import StepType
 from tests.learner_service.pixels import Drifting
 from tests.learner_service.serving_learner import Serving
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID

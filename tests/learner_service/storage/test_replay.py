@@ -8,10 +8,10 @@ import psutil
 import pytest
 import torch
 
-from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
-from learner_service.storage.storage import OBSERVATION, Unroll
-from shared.process.errors import ConfigError, ResourceError
-from shared.wire.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
+from murmur.learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
+from murmur.learner_service.storage.storage import OBSERVATION, Unroll
+from murmur.shared.process.errors import ConfigError, ResourceError
+from murmur.shared.wire.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 
 VIEW = OBSERVATION + "view"
@@ -621,7 +621,9 @@ def test_a_replay_continues_on_another_kind_of_device() -> None:
 
 
 def test_only_what_changed_is_saved_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("learner_service.storage.replay._CHUNK_BYTES", 29 * 5 * 2)  # two columns
+    monkeypatch.setattr(
+        "murmur.learner_service.storage.replay._CHUNK_BYTES", 29 * 5 * 2
+    )  # two columns
     s = replay(capacity_rows=32)
     put(s, 0, num_envs=8)
     assert list(s.chunks()) == [0, 1, 2, 3]

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from learner_service.storage.replay import ReplayStorage
-from learner_service.storage.storage import SavedPart
+from murmur.learner_service.storage.replay import ReplayStorage
+from murmur.learner_service.storage.storage import SavedPart
 from tests.learner_service.storage.test_replay import VIEW, put, replay
 
 

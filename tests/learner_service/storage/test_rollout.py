@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from learner_service.learning.returns import lambda_returns
-from learner_service.storage.flight import unroll_length
-from learner_service.storage.rollout import Batch, RolloutStorage, transitions
-from learner_service.storage.storage import OBSERVATION, Unroll
-from shared.wire.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
+from murmur.learner_service.learning.returns import lambda_returns
+from murmur.learner_service.storage.flight import unroll_length
+from murmur.learner_service.storage.rollout import Batch, RolloutStorage, transitions
+from murmur.learner_service.storage.storage import OBSERVATION, Unroll
+from murmur.shared.wire.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 
 VIEW = OBSERVATION + "view"

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
-from learner_service.telemetry.copied import Copied
-from shared.process.errors import SpecError
-from shared.wire.samples import SPLITS
-from shared.wire.timestep import Array
+from murmur.learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
+from murmur.learner_service.telemetry.copied import Copied
+from murmur.shared.process.errors import SpecError
+from murmur.shared.wire.samples import SPLITS
+from murmur.shared.wire.timestep import Array
 from tests.supply.toy_source import ToySource
 
 SOURCE = ToySource(train=20, valid=5)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learner_service.storage.replay import SumTree
+from murmur.learner_service.storage.replay import SumTree
 from tests.learner_service.toys import CPU
 
 

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from learner_service.telemetry.device_clock import DeviceClock
+from murmur.learner_service.telemetry.device_clock import DeviceClock
 
 CPU = torch.device("cpu")
 

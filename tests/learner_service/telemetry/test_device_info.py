@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner_service.telemetry.device_info import describe_device, device_text, keep_device
+from murmur.learner_service.telemetry.device_info import describe_device, device_text, keep_device
 
 CPU = torch.device("cpu")
 H200 = {

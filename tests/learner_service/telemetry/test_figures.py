@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from learner_service.telemetry.figures import Figures, confusion_matrix, of_masks, png
-from learner_service.telemetry.progress import Progress, ProgressLog
-from learner_service.telemetry.tracking import Forwarder
-from shared.config.experiment import TrackingConfig
+from murmur.learner_service.telemetry.figures import Figures, confusion_matrix, of_masks, png
+from murmur.learner_service.telemetry.progress import Progress, ProgressLog
+from murmur.learner_service.telemetry.tracking import Forwarder
+from murmur.shared.config.experiment import TrackingConfig
 
 RED = np.full((4, 5, 3), (255, 0, 0), np.uint8)
 SUMMARY = {"return": {"mean": 1.0}}

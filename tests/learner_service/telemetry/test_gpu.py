@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from learner_service.telemetry.gpu import Figure, Gpu, by_name
-from shared.process.nvml import cuda_version
+from murmur.learner_service.telemetry.gpu import Figure, Gpu, by_name
+from murmur.shared.process.nvml import cuda_version
 
 STUB = """
 #include <stdlib.h>
@@ -63,8 +63,8 @@ const char *nvmlErrorString(int c) { return c == 9 ? "Driver Not Loaded" : "Not 
 READ = """
 import json, os, sys
 from prometheus_client import generate_latest
-from learner_service.telemetry.gpu import Gpu
-from learner_service.telemetry.metrics import LearnerMetrics
+from murmur.learner_service.telemetry.gpu import Gpu
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
 metrics = LearnerMetrics()
 for line in sys.stdin:
     for name in ("INIT", "UTILIZATION", "MEMORY", "CLOCKS", "PCIE", "REASONS"):

@@ -3,8 +3,8 @@
 import torch
 from prometheus_client import generate_latest
 
-from learner_service.device.cuda_graph import Captured, Graphs
-from learner_service.telemetry.metrics import LearnerMetrics
+from murmur.learner_service.device.cuda_graph import Captured, Graphs
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from tests.learner_service.toys import CPU
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from learner_service.telemetry.profile_files import NVTX_VARIABLE
-from learner_service.telemetry.profiling import nvtx_ranges
-from shared.process.ledger import Ledger
+from murmur.learner_service.telemetry.profile_files import NVTX_VARIABLE
+from murmur.learner_service.telemetry.profiling import nvtx_ranges
+from murmur.shared.process.ledger import Ledger
 
 
 def test_nothing_is_drawn_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:

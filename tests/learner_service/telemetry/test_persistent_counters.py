@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.telemetry.persistent_counters import PersistentCounters, counters_of
-from shared.process.errors import ResourceError
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.learner_service.telemetry.persistent_counters import PersistentCounters, counters_of
+from murmur.shared.process.errors import ResourceError
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.telemetry.persistent_counters import PersistentCounters
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.learner_service.telemetry.persistent_counters import PersistentCounters
 metrics = LearnerMetrics(PersistentCounters(Path(sys.argv[1])))
 for _ in range(1000):
     metrics.counter("rows_received").inc(3)

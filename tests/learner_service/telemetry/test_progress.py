@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner_service.telemetry.progress import Progress, ProgressLog
+from murmur.learner_service.telemetry.progress import Progress, ProgressLog
 from tests.waiting import wait_until
 
 
@@ -35,7 +35,7 @@ def test_means_are_over_recent_episodes() -> None:
 
 
 def test_the_log_is_one_json_object_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("learner_service.telemetry.progress._RATE_OVER_S", 0.01)
+    monkeypatch.setattr("murmur.learner_service.telemetry.progress._RATE_OVER_S", 0.01)
     p = Progress()
     log = ProgressLog(tmp_path, p, num_agents=3)
     p.env_steps, p.env_steps_received = 10, 12

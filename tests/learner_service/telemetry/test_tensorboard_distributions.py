@@ -7,10 +7,10 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from learner_service.telemetry.progress import Progress, ProgressLog
-from learner_service.telemetry.tensorboard_distributions import MOST_VALUES, distributions
-from shared.config.files import load
-from shared.process.errors import ConfigError
+from murmur.learner_service.telemetry.progress import Progress, ProgressLog
+from murmur.learner_service.telemetry.tensorboard_distributions import MOST_VALUES, distributions
+from murmur.shared.config.files import load
+from murmur.shared.process.errors import ConfigError
 
 
 def learned() -> dict[str, object]:

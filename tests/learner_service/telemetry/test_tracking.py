@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
-from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.telemetry.progress import Progress, ProgressLog
-from learner_service.telemetry.tracker_clients import Point
-from learner_service.telemetry.tracking import Forwarder, flattened, require_trackers
 from murmur.cli import main
-from shared.config.experiment import TrackingConfig
-from shared.config.files import load
-from shared.process.errors import ConfigError, ResourceError
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.learner_service.telemetry.progress import Progress, ProgressLog
+from murmur.learner_service.telemetry.tracker_clients import Point
+from murmur.learner_service.telemetry.tracking import Forwarder, flattened, require_trackers
+from murmur.shared.config.experiment import TrackingConfig
+from murmur.shared.config.files import load
+from murmur.shared.process.errors import ConfigError, ResourceError
 from tests.waiting import wait_until
 
 RETURN = {"mean": -2.5, "std": 1.0, "ci95": [-3.0, -2.0], "episodes": 8}

@@ -3,9 +3,9 @@
 import threading
 import time
 
-from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.telemetry.work import work_done
-from shared.process.ledger import Ledger
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.learner_service.telemetry.work import work_done
+from murmur.shared.process.ledger import Ledger
 
 
 def test_work_is_counted_by_hand() -> None:

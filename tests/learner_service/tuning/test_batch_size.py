@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner_service.device.precision import Precision
-from learner_service.ranks.group import ALONE
-from learner_service.tuning import batch_size
-from learner_service.tuning.batch_size import largest, peak_bytes, with_batch_size
-from learner_service.tuning.resolve import fit, resolve
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import load
-from shared.process.errors import ConfigError
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.ranks.group import ALONE
+from murmur.learner_service.tuning import batch_size
+from murmur.learner_service.tuning.batch_size import largest, peak_bytes, with_batch_size
+from murmur.learner_service.tuning.resolve import fit, resolve
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import load
+from murmur.shared.process.errors import ConfigError
 from tests.learner_service.toys import CPU, vector_spec
 
 
@@ -57,9 +57,9 @@ def config(budget_gib: float, *more: str) -> ExperimentConfig:
 SIZE_IN_A_FRESH_PROCESS = """
 import sys
 from pathlib import Path
-from shared.config.plugins import resolve_plugin
-from learner_service.tuning.batch_size import with_batch_size
-from learner_service.device.device import keep_freed_memory
+from murmur.shared.config.plugins import resolve_plugin
+from murmur.learner_service.tuning.batch_size import with_batch_size
+from murmur.learner_service.device.device import keep_freed_memory
 from tests.learner_service.tuning.test_batch_size import config
 from tests.learner_service.toys import vector_spec
 

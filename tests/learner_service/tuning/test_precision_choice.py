@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner_service.device.cuda_graph import Graphs
-from learner_service.device.device import select_device
-from learner_service.ranks.group import ALONE
-from learner_service.tuning.probe import (
+from murmur.learner_service.device.cuda_graph import Graphs
+from murmur.learner_service.device.device import select_device
+from murmur.learner_service.ranks.group import ALONE
+from murmur.learner_service.tuning.probe import (
     Probe,
     _median_seconds,
     supervised_update_seconds,
     update_seconds,
 )
-from learner_service.tuning.resolve import fastest, with_precision
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.learner_service.tuning.resolve import fastest, with_precision
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.running import experiment
 from tests.learner_service.toys import CPU, vector_spec
 from tests.pretend_cuda import Kind, pretend_cuda

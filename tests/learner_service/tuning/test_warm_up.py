@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from env_service.environment import make_environment
-from learner_service.device.cuda_graph import CALLS_TO_CAPTURE
-from learner_service.learning.base import algorithm_config
-from learner_service.learning.options import OnPolicyConfig
-from learner_service.storage.flight import Flight
-from learner_service.storage.rollout import RolloutStorage
-from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.tuning.warm_up import WarmUp, check_in_flight
-from shared.config.files import config_names, find_config, load
-from shared.process.errors import ConfigError, SpecError
+from murmur.env_service.environment import make_environment
+from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE
+from murmur.learner_service.learning.base import algorithm_config
+from murmur.learner_service.learning.options import OnPolicyConfig
+from murmur.learner_service.storage.flight import Flight
+from murmur.learner_service.storage.rollout import RolloutStorage
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.learner_service.tuning.warm_up import WarmUp, check_in_flight
+from murmur.shared.config.files import config_names, find_config, load
+from murmur.shared.process.errors import ConfigError, SpecError
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import CPU, FIRST, MID, row, vector_spec
 from tests.waiting import wait_until

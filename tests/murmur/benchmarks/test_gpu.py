@@ -15,9 +15,6 @@ from typer.testing import CliRunner
 
 from benchmarks import _launch_counts
 from benchmarks.launches import PRESETS
-from learner_service.app import _SWITCH_INTERVAL_S
-from learner_service.layers.building import resolve_network
-from learner_service.storage.rollout import RolloutStorage
 from murmur.bench import run_benchmark
 from murmur.benchmarks import gpu
 from murmur.benchmarks._processes import Scrape
@@ -58,10 +55,13 @@ from murmur.benchmarks.gpu_topics.training import (
 )
 from murmur.cli import app
 from murmur.doctor.machine import ROOT
+from murmur.learner_service.app import _SWITCH_INTERVAL_S
+from murmur.learner_service.layers.building import resolve_network
+from murmur.learner_service.storage.rollout import RolloutStorage
 from murmur.runs.child import child_environment
-from shared.config.files import load
-from shared.config.plugins import resolve_plugin
-from shared.process.errors import ConfigError
+from murmur.shared.config.files import load
+from murmur.shared.config.plugins import resolve_plugin
+from murmur.shared.process.errors import ConfigError
 from tests.pretend_cuda import Kind, pretend_cuda
 
 SYNTHETIC = [sys.executable, "-c"]

@@ -26,7 +26,7 @@ from murmur.bench import run_benchmark, topics
 from murmur.benchmarks.effort import Effort
 from murmur.doctor import machine
 from murmur.runs.settings import resolve
-from shared.config.files import load
+from murmur.shared.config.files import load
 
 ELSEWHERE = {  # checked there for what comes of it, too
     "kills": "tests/chaos/test_contract.py",

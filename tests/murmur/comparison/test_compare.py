@@ -8,7 +8,7 @@ from murmur.cli import many
 from murmur.comparison.analysis import compare, learning_curve
 from murmur.comparison.groups import environment_name
 from murmur.comparison.page import render
-from shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError
 from tests.murmur.runs_on_disk import write_run
 
 COMA = ("algorithm.name=coma",)

@@ -12,9 +12,6 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from env_service.environment import RandomPolicy, make_environment
-from env_service.pictures import DRAWN, Snapshot, find_painter
-from env_service.sessions.evaluate import run_baseline
 from murmur.cli.evaluate import evaluate
 from murmur.cli.results import report
 from murmur.comparison.charts import Series, line_chart
@@ -25,18 +22,21 @@ from murmur.comparison.report_charts import (
     evaluation_charts,
     mission_charts,
 )
+from murmur.env_service.environment import RandomPolicy, make_environment
+from murmur.env_service.pictures import DRAWN, Snapshot, find_painter
+from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.runs.evaluation import Recorder, carried_forward, optimism, to_record
 from murmur.runs.render import draw_episode, write_movie
 from murmur.runs.run_folder import ProgressTail, RunFolder
 from murmur.runs.scores import Metric, completion
 from murmur.runs.settings import changed
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import RunConfig
+from murmur.shared.config.files import config_names, load
+from murmur.shared.process.errors import CheckpointError, ConfigError
+from murmur.shared.process.files import write_json
+from murmur.shared.wire.notices import Notice, notice_line
 from murmur.text import duration, number
-from shared.config import PluginConfig
-from shared.config.experiment import RunConfig
-from shared.config.files import config_names, load
-from shared.process.errors import CheckpointError, ConfigError
-from shared.process.files import write_json
-from shared.wire.notices import Notice, notice_line
 
 
 @pytest.fixture
@@ -337,7 +337,7 @@ def test_environments_are_drawn_as_they_move(name: str) -> None:
         assert np.any(before != after)
     painter = find_painter(shown)
     assert painter is not None
-    assert painter.__name__ == f"env_service.envs.{name}.pictures"
+    assert painter.__name__ == f"murmur.env_service.envs.{name}.pictures"
     assert painter.READING
     assert len([*painter.figures(shown, [len(shown) - 1], "random")]) == 1  # a report's picture
 

@@ -11,11 +11,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from learner_service.checkpoint import CheckpointFolder, source_text
-from learner_service.device.precision import Precision
-from learner_service.learning.confusion import f_scores
-from learner_service.learning.supervised import build_supervised
-from learner_service.telemetry.figures import painted, palette, sheet
 from murmur.cli import app
 from murmur.comparison.segmentation import (
     Measured,
@@ -25,11 +20,16 @@ from murmur.comparison.segmentation import (
     segment_folder,
 )
 from murmur.comparison.segmentation_report import write_segmentation_report
+from murmur.learner_service.checkpoint import CheckpointFolder, source_text
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.confusion import f_scores
+from murmur.learner_service.learning.supervised import build_supervised
+from murmur.learner_service.telemetry.figures import painted, palette, sheet
 from murmur.runs.run_folder import RunFolder
-from shared.config.experiment import ExperimentConfig
-from shared.config.section import validate
-from shared.process.errors import ConfigError
-from shared.wire.samples import IMAGE, MASK
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.samples import IMAGE, MASK
 from tests.learner_service.toys import CPU
 from tests.murmur.comparison.test_report import Balanced
 
@@ -39,7 +39,7 @@ SIDE = 24
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run of tiny portraits that has learned nothing yet."""
-    from env_service.sources.source import make_source
+    from murmur.env_service.sources.source import make_source
 
     given = {
         "run": {"name": "portraits"},

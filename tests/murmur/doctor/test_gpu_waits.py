@@ -18,7 +18,7 @@ from murmur.doctor.page import show
 from murmur.live_page.alerts import doctors_finding
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.snapshots import Snapshot, from_run
-from shared.config.files import load
+from murmur.shared.config.files import load
 from tests.murmur.recorded_h100 import DURING_UPDATES, IDLE, SPAN_S, counters, look, recorded
 
 ENVIRONMENTS_ALONE = 65_000  # agent-steps/s of 15 cores, at 0.92 ms an environment step

@@ -15,7 +15,7 @@ from murmur.doctor.group_diagnosis import RankFigures, advice, pace_setter, rank
 from murmur.doctor.page import as_json, examine, show
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.snapshots import Snapshot, from_metrics, from_prometheus, learners_of
-from shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError
 
 NOWHERE = Console(file=io.StringIO())
 

@@ -10,8 +10,8 @@ from murmur.doctor.diagnosis import diagnose
 from murmur.doctor.latency import latency_lines, quantile
 from murmur.doctor.page import show
 from murmur.runs.snapshots import Snapshot
-from shared.config.files import load
-from shared.process.ledger import since
+from murmur.shared.config.files import load
+from murmur.shared.process.ledger import since
 
 INF = math.inf
 FAST = {0.005: 990.0, 0.01: 1000.0, 0.05: 1000.0, INF: 1000.0}  # p50 2.53 ms, p99 5 ms

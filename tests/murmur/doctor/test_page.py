@@ -12,17 +12,17 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from learner_service.learning.base import algorithm_config
-from learner_service.tuning.probe import seconds_per_row
 from murmur.cli import app
 from murmur.doctor.diagnosis import diagnose
 from murmur.doctor.page import examine, show
+from murmur.learner_service.learning.base import algorithm_config
+from murmur.learner_service.tuning.probe import seconds_per_row
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.snapshots import UPDATES, Snapshot, from_metrics, from_prometheus, from_run
-from shared.config import PluginConfig
-from shared.config.files import load
-from shared.config.plugins import resolve_plugin
-from shared.process.errors import ConfigError
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.files import load
+from murmur.shared.config.plugins import resolve_plugin
+from murmur.shared.process.errors import ConfigError
 from tests.learner_service.toys import vector_spec
 
 START = Snapshot(1000.0, 0, 0, 0.0, {"inference": {"start": 1.0}, "learner": {"start": 1.0}}, 3)

@@ -16,11 +16,11 @@ import pytest
 from rich.console import Console
 
 import murmur.doctor.profile
-from learner_service.telemetry.profile_files import FOLDER
-from learner_service.telemetry.profiling import Profiling
 from murmur.doctor.profile import read, record, self_seconds, show
+from murmur.learner_service.telemetry.profile_files import FOLDER
+from murmur.learner_service.telemetry.profiling import Profiling
 from murmur.runs.run_folder import RunFolder
-from shared.process.errors import ResourceError
+from murmur.shared.process.errors import ResourceError
 from tests.system.conftest import PACED, Training, train
 
 __all__ = ["train"]  # a fixture

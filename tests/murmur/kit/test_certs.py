@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 from murmur.kit.certs import default_hosts, make_certificates
-from shared.process.errors import ConfigError
-from shared.wire.credentials import CredentialFolder
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.credentials import CredentialFolder
 
 
 def certificate(folder: Path) -> x509.Certificate:

@@ -11,12 +11,12 @@ from rich.console import Console
 from murmur.cli import main
 from murmur.kit.check_source import examine, show, write_sheet
 from murmur.runs.settings import resolve, source_config
-from shared.config import PluginConfig
-from shared.config.experiment import ExperimentConfig
-from shared.process.errors import ConfigError
-from shared.wire.samples import SampleSpec
-from shared.wire.spec import ArraySpec
-from shared.wire.timestep import Array
+from murmur.shared.config import PluginConfig
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.samples import SampleSpec
+from murmur.shared.wire.spec import ArraySpec
+from murmur.shared.wire.timestep import Array
 from tests.env_service.sources.test_folder import H, W, lists, write
 
 

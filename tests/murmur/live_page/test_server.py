@@ -25,7 +25,7 @@ from murmur.live_page.ledger_states import STATES
 from murmur.live_page.server import LivePage, served
 from murmur.runs.child import child_environment
 from murmur.runs.run_folder import EPISODE, RunFolder
-from shared.config.files import load
+from murmur.shared.config.files import load
 from tests.murmur.runs_on_disk import write_run
 
 

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from learner_service.storage.flight import Flight, Speed
 from murmur.cli import app
+from murmur.learner_service.storage.flight import Flight, Speed
 from murmur.plan import setup, stated
 from murmur.plan.costs import Window, costs_of, line, load_costs, run_window, save, window
 from murmur.plan.forecast import (
@@ -32,9 +32,9 @@ from murmur.plan.show import show
 from murmur.plan.simulate import Limits
 from murmur.plan.storage import Replays
 from murmur.runs.run_folder import RunFolder
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import load
-from shared.process.errors import ConfigError
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import load
+from murmur.shared.process.errors import ConfigError
 
 TASK = Task(agents=3, max_episode_steps=25)
 COSTS = Costs(step_s=1e-3, message_s=1e-4, batch_s=1e-4, act_s=2e-4, update_s=0.01, parameters=1000)

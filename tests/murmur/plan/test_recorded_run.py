@@ -8,7 +8,7 @@ from murmur.plan import stated
 from murmur.plan.forecast import Basis, Forecast, Size, forecast
 from murmur.plan.model import Costs, Task
 from murmur.plan.setup import plan_config
-from shared.config.files import load
+from murmur.shared.config.files import load
 from tests.murmur.recorded_h100 import AGENTS, ENVS, UPDATE_ROWS, recorded
 
 # `murmur plan terrain-reference --save-costs` on two EPYC cores; but a step of an environment as

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from learner_service.storage.flight import Flight
+from murmur.learner_service.storage.flight import Flight
 from murmur.plan.model import Costs, Outcome, System
 from murmur.plan.simulate import Limits, Simulation
 from murmur.plan.storage import Replays

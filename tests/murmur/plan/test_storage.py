@@ -5,14 +5,14 @@ import random
 import pytest
 import torch
 
-from learner_service.storage.flight import Flight
-from learner_service.storage.replay import ReplayConfig, ReplayStorage
-from learner_service.storage.rollout import RolloutStorage
-from learner_service.storage.storage import Unroll, UnrollStorage
+from murmur.learner_service.storage.flight import Flight
+from murmur.learner_service.storage.replay import ReplayConfig, ReplayStorage
+from murmur.learner_service.storage.rollout import RolloutStorage
+from murmur.learner_service.storage.storage import Unroll, UnrollStorage
 from murmur.plan.storage import ReplayModel, Replays, RolloutModel
 from murmur.plan.storage import Unroll as ModelUnroll
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
-from shared.wire.timestep import StepType
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import StepType
 
 SPEC = EnvSpec("toy", 1, (ArraySpec("view", "float32", (1,)),), Discrete(2))
 ENVS, LENGTH, SESSIONS, ROUNDS = 2, 4, 5, 120

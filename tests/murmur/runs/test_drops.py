@@ -8,7 +8,7 @@ from rich.console import Console
 
 from murmur.runs.drops import dropped_message, rollout_message
 from murmur.runs.live_view import TrainingView
-from shared.config.experiment import RunConfig
+from murmur.shared.config.experiment import RunConfig
 
 
 def record(**changes: Any) -> dict[str, Any]:

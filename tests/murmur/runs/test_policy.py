@@ -10,16 +10,16 @@ import pytest
 import torch
 
 import murmur
-from learner_service.learning.base import build_algorithm
-from learner_service.checkpoint import CheckpointFolder, spec_text
-from learner_service.device.precision import Precision
-from learner_service.telemetry.progress import Progress
+from murmur.learner_service.checkpoint import CheckpointFolder, spec_text
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import build_algorithm
+from murmur.learner_service.telemetry.progress import Progress
 from murmur.runs.run_folder import RunFolder
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import load
-from shared.process.errors import CheckpointError, ConfigError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.spec import EnvSpec
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import load
+from murmur.shared.process.errors import CheckpointError, ConfigError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.spec import EnvSpec
 from tests.learner_service.running import running_learner
 from tests.learner_service.toys import CPU
 from tests.wire import Client

@@ -15,13 +15,13 @@ import pytest
 import yaml
 from imageio_ffmpeg import count_frames_and_secs
 
-from env_service.adapters.frames import with_frames
-from env_service.environment import make_environment
 from murmur.cli import main
+from murmur.env_service.adapters.frames import with_frames
+from murmur.env_service.environment import make_environment
 from murmur.runs.render import MOST_ROWS, FrameRecorder, write_movie
-from shared.config.files import load
-from shared.process.errors import ConfigError
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.shared.config.files import load
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 from tests.chaos.cases_runs import small_disk
 
 DARK = '''

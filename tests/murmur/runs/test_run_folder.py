@@ -10,10 +10,10 @@ import pytest
 
 from murmur.cli import main
 from murmur.runs.run_folder import BLOCK, RunFolder
-from shared.config.experiment import ExperimentConfig
-from shared.config.files import load
-from shared.process.errors import CheckpointError, ConfigError
-from shared.process.process import process_began
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.files import load
+from murmur.shared.process.errors import CheckpointError, ConfigError
+from murmur.shared.process.process import process_began
 
 
 def test_the_latest_checkpoint_is_that_of_most_updates(tmp_path: Path) -> None:

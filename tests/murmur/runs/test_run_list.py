@@ -12,9 +12,9 @@ import typer
 
 from murmur.cli import many
 from murmur.runs.run_list import list_runs
-from shared.process.errors import ConfigError
-from shared.process.files import write_whole
-from shared.process.run_lock import RunLock
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.files import write_whole
+from murmur.shared.process.run_lock import RunLock
 from tests.murmur.runs_on_disk import write_run
 
 

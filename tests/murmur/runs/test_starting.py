@@ -11,7 +11,7 @@ from murmur.runs import supervisor
 from murmur.runs.child import Child
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.supervisor import wait_for_port
-from shared.process.errors import ResourceError
+from murmur.shared.process.errors import ResourceError
 
 STOPPED = """
 import os, pathlib, signal, sys, time

@@ -16,9 +16,9 @@ from murmur.runs.child import Child, ChildError, child_environment, exit_message
 from murmur.runs.log_errors import last_error
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.supervisor import Supervisor
-from shared.config.files import load
-from shared.process.errors import ResourceError
-from shared.process.process import Backoff
+from murmur.shared.config.files import load
+from murmur.shared.process.errors import ResourceError
+from murmur.shared.process.process import Backoff
 from tests.waiting import wait_until
 
 # Stands for `python -m murmur`: learner.json, then two progress lines, dying before the second

@@ -15,10 +15,10 @@ from murmur.runs import supervisor
 from murmur.runs.child import ChildError, child_environment
 from murmur.runs.live_view import LiveView, TrainingView
 from murmur.runs.run_folder import RunFolder
-from murmur.text import in_rows
 from murmur.runs.training import prepare, print_end, train
-from shared.config.experiment import RunConfig
-from shared.config.files import load
+from murmur.shared.config.experiment import RunConfig
+from murmur.shared.config.files import load
+from murmur.text import in_rows
 
 RECORD: dict[str, Any] = {
     "kind": "progress",

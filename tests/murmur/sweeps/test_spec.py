@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from murmur.cli.many import _changes
+from murmur.shared.config.files import load
+from murmur.shared.config.section import validate
+from murmur.shared.config.text import difference, parse_yaml
+from murmur.shared.process.errors import ConfigError
 from murmur.sweeps.capacity import Gpu, cores_of, measure_capacity, shares
 from murmur.sweeps.folder import SweepFolder
 from murmur.sweeps.spec import SweepConfig, load_spec, varied
-from shared.config.files import load
-from shared.config.section import validate
-from shared.config.text import difference, parse_yaml
-from shared.process.errors import ConfigError
 
 FILE = """
 configs: [spread, formation]

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from shared.config.class_census import ClassCensus, class_problems
-from shared.wire.samples import SampleSpec
-from shared.wire.spec import ArraySpec
+from murmur.shared.config.class_census import ClassCensus, class_problems
+from murmur.shared.wire.samples import SampleSpec
+from murmur.shared.wire.spec import ArraySpec
 
 ARRAYS = (ArraySpec("mask", "uint8", (4, 4), per_agent=False),)
 

@@ -2,10 +2,17 @@
 
 import pytest
 
-from shared.config.derived import Channel, DerivedMap
-from shared.process.errors import SpecError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.spec import STATE, ArraySpec, Discrete, EnvSpec, spec_from_proto, spec_to_proto
+from murmur.shared.config.derived import Channel, DerivedMap
+from murmur.shared.process.errors import SpecError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.spec import (
+    STATE,
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+    spec_from_proto,
+    spec_to_proto,
+)
 
 DRAWN = ArraySpec("drawn", "float32", (2, 3, 4))
 LEFT = ArraySpec("left", "float32", (1,))

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.config.symmetry import ArrayChange, Symmetry, grid_change
-from shared.process.errors import SpecError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.spec import (
+from murmur.shared.config.symmetry import ArrayChange, Symmetry, grid_change
+from murmur.shared.process.errors import SpecError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.spec import (
     ACTION_MASK,
     ArraySpec,
     Continuous,

@@ -6,7 +6,7 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry
 
-from shared.process.addresses import (
+from murmur.shared.process.addresses import (
     host_and_port,
     learner_addresses,
     name_and_port,
@@ -14,9 +14,9 @@ from shared.process.addresses import (
     own_client_host,
     port_or_any,
 )
-from shared.process.errors import ConfigError, ResourceError
-from shared.process.metrics_server import MetricsServer
-from shared.wire.channel import channel_options, proxy_in_use
+from murmur.shared.process.errors import ConfigError, ResourceError
+from murmur.shared.process.metrics_server import MetricsServer
+from murmur.shared.wire.channel import channel_options, proxy_in_use
 
 
 def test_a_network_stands_for_the_own_address_in_it() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.process.errors import ConfigError
-from shared.process.files import replacing, write_json, write_output
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.files import replacing, write_json, write_output
 
 
 def fail_half_way(file: Path) -> None:

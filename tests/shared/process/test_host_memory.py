@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.process.host_memory import MemoryKills, available_bytes, total_bytes
+from murmur.shared.process.host_memory import MemoryKills, available_bytes, total_bytes
 from tests.shared.test_cores import machine
 
 MIB = 1 << 20
@@ -135,7 +135,7 @@ def test_a_real_group_limits_and_explains(tmp_path: Path) -> None:
             import os, subprocess, sys
             from pathlib import Path
             Path("{group}/cgroup.procs").write_text(str(os.getpid()))
-            from shared.process.host_memory import MemoryKills, available_bytes
+            from murmur.shared.process.host_memory import MemoryKills, available_bytes
             assert available_bytes() < 200 << 20, available_bytes()
             kills = MemoryKills()
             taken = subprocess.run([sys.executable, "-c", "bytearray(1 << 30)"])

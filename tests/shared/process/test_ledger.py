@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from shared.process import ledger
-from shared.process.ledger import Ledger, ThreadClock
+from murmur.shared.process import ledger
+from murmur.shared.process.ledger import Ledger, ThreadClock
 
 
 def test_states_follow_each_other_and_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

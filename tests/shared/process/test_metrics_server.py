@@ -11,10 +11,10 @@ from contextlib import ExitStack
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from shared.process import get_server as module
-from shared.process.errors import ResourceError
-from shared.process.get_server import MAX_CONNECTIONS
-from shared.process.metrics_server import MetricsServer
+from murmur.shared.process import get_server as module
+from murmur.shared.process.errors import ResourceError
+from murmur.shared.process.get_server import MAX_CONNECTIONS
+from murmur.shared.process.metrics_server import MetricsServer
 from tests.waiting import wait_until
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.process.process import ENDING_SIGNALS, Backoff, CriticalThread
+from murmur.shared.process.process import ENDING_SIGNALS, Backoff, CriticalThread
 
 ROOT = Path(__file__).parents[3]
 
@@ -51,7 +51,7 @@ def test_the_system_knows_a_thread_by_its_name() -> None:
 
 SCHEDULING = """
 import os, threading
-from shared.process.process import wake_without_preempting
+from murmur.shared.process.process import wake_without_preempting
 os.sched_setscheduler(0, os.{before}, os.sched_param(0))
 wake_without_preempting()
 thread = threading.Thread(target=lambda: print(os.sched_getscheduler(0)))
@@ -70,7 +70,7 @@ def test_threads_wake_without_preempting_unless_told_otherwise(before: str, afte
 
 LOOP = """
 import time
-from shared.process.process import stop_on_signals
+from murmur.shared.process.process import stop_on_signals
 stop = stop_on_signals()
 print("ready", flush=True)
 stop.wait()
@@ -92,7 +92,7 @@ def test_a_signal_sets_the_event(number: int) -> None:
 
 INTERRUPTED = """
 import signal
-from shared.process.process import stop_on_signals
+from murmur.shared.process.process import stop_on_signals
 stop = stop_on_signals()
 with stop._cond:  # as within `wait`, for some instructions
     signal.raise_signal(signal.SIGTERM)
@@ -145,8 +145,8 @@ def test_under_nohup_a_hang_up_is_ignored() -> None:
 
 DYING = """
 import time
-from shared.process.errors import ConfigError
-from shared.process.process import CriticalThread, configure_logging
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.process import CriticalThread, configure_logging
 configure_logging("tester")
 def fail():
     raise {error}("too many cooks")
@@ -173,7 +173,7 @@ def test_a_users_error_ends_the_process_in_one_line() -> None:
 
 WORKING = """
 import threading, torch
-from shared.process.process import CriticalThread, leave
+from murmur.shared.process.process import CriticalThread, leave
 started = threading.Event()
 def learn():
     weights = torch.randn(64, 64, requires_grad=True)
@@ -194,7 +194,7 @@ def test_a_thread_that_computes_does_not_abort_the_process() -> None:
 
 def test_a_process_without_threads_of_its_own_ends_as_usual() -> None:
     process = start(
-        "import atexit, sys\nfrom shared.process.process import leave\n"
+        "import atexit, sys\nfrom murmur.shared.process.process import leave\n"
         "atexit.register(lambda: sys.stderr.write('in order'))\nleave(SystemExit(4))"
     )
     _, log = process.communicate(timeout=60)

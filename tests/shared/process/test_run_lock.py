@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from shared.process.errors import ResourceError
-from shared.process.run_lock import LOCK_FILE, LOCK_VARIABLE, RunLock
+from murmur.shared.process.errors import ResourceError
+from murmur.shared.process.run_lock import LOCK_FILE, LOCK_VARIABLE, RunLock
 
 HOLD = """
 import sys
 from pathlib import Path
-from shared.process.run_lock import RunLock
+from murmur.shared.process.run_lock import RunLock
 lock = RunLock.acquire(Path(sys.argv[1]))
 print(lock.fd, flush=True)
 input()
@@ -115,7 +115,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     script = f"""
 import os, time
 from pathlib import Path
-from shared.process.run_lock import RunLock
+from murmur.shared.process.run_lock import RunLock
 lock = RunLock.acquire(Path({str(tmp_path)!r}))
 child = os.fork()
 if not child:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.process.errors import SpecError, WireError
-from shared.rpc import METHOD
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.codec import ActionCodec, ObservationCodec, check_size, timestep_layout
-from shared.wire.spec import (
+from murmur.shared.process.errors import SpecError, WireError
+from murmur.shared.rpc import METHOD
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.codec import ActionCodec, ObservationCodec, check_size, timestep_layout
+from murmur.shared.wire.spec import (
     WIRE_DTYPES,
     ArraySpec,
     Continuous,
@@ -24,7 +24,7 @@ from shared.wire.spec import (
     spec_from_proto,
     spec_to_proto,
 )
-from shared.wire.timestep import Array, TimeStep
+from murmur.shared.wire.timestep import Array, TimeStep
 
 SPECS = {
     "small": EnvSpec("e", 1, (ArraySpec("x", "float32", ()),), Discrete(2)),

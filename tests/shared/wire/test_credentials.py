@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from murmur.kit.certs import make_certificates
-from shared.config.experiment import SecurityConfig
-from shared.process.addresses import is_loopback
-from shared.process.errors import ConfigError
-from shared.wire.credentials import (
+from murmur.shared.config.experiment import SecurityConfig
+from murmur.shared.process.addresses import is_loopback
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.credentials import (
     CredentialFolder,
     Credentials,
     credentials_for,

@@ -1,4 +1,4 @@
-from shared.wire.notices import Notice, Notices
+from murmur.shared.wire.notices import Notice, Notices
 
 
 def test_a_notice_is_said_once_per_kind_and_subject() -> None:

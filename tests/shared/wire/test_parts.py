@@ -5,11 +5,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from shared.process.errors import WireError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.channel import PART_BYTES
-from shared.wire.codec import ObservationCodec, timestep_layout
-from shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.shared.process.errors import WireError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import PART_BYTES
+from murmur.shared.wire.codec import ObservationCodec, timestep_layout
+from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.shared.wire.test_codec import payload, timestep
 
 SPEC = EnvSpec("e", 4, (ArraySpec("image", "uint8", (3, 128, 128)),), Discrete(7), ("m",))

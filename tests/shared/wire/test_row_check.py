@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.wire.codec import RowCheck
-from shared.wire.spec import (
+from murmur.shared.wire.codec import RowCheck
+from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_CELL,
     AGENT_MASK,
@@ -15,7 +15,7 @@ from shared.wire.spec import (
     Discrete,
     EnvSpec,
 )
-from shared.wire.timestep import Array, StepType, TimeStep
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 SPEC = EnvSpec(
     "toy",

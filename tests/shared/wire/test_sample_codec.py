@@ -5,13 +5,13 @@ import hashlib
 import numpy as np
 import pytest
 
-from shared.process.errors import WireError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.channel import ENCODING_BYTES, PART_BYTES
-from shared.wire.sample_codec import Broken, Grant, SampleCodec, pack_grant, unpack_grant
-from shared.wire.samples import SampleSpec
-from shared.wire.spec import ArraySpec
-from shared.wire.timestep import Array
+from murmur.shared.process.errors import WireError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import ENCODING_BYTES, PART_BYTES
+from murmur.shared.wire.sample_codec import Broken, Grant, SampleCodec, pack_grant, unpack_grant
+from murmur.shared.wire.samples import SampleSpec
+from murmur.shared.wire.spec import ArraySpec
+from murmur.shared.wire.timestep import Array
 
 
 def spec(side: int) -> SampleSpec:

@@ -4,10 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from shared.process.errors import SpecError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.samples import SampleSpec, sample_difference, samples_from_proto, samples_to_proto
-from shared.wire.spec import ArraySpec
+from murmur.shared.process.errors import SpecError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.samples import (
+    SampleSpec,
+    sample_difference,
+    samples_from_proto,
+    samples_to_proto,
+)
+from murmur.shared.wire.spec import ArraySpec
 
 SPEC = SampleSpec(
     name="faces",

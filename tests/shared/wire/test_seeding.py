@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from shared.wire.seeding import episode_seeds, uniform
+from murmur.shared.wire.seeding import episode_seeds, uniform
 
 
 def seeds_of(run_seed: int, slots: list[int], episodes: list[int]) -> list[int]:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from shared.process.errors import SpecError
-from shared.rpc import rollout_pb2 as pb
-from shared.wire.spec import (
+from murmur.shared.process.errors import SpecError
+from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.spec import (
     EXPERT_ACTION,
     ArraySpec,
     Continuous,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shared.wire.timestep import Array, surely_finite
+from murmur.shared.wire.timestep import Array, surely_finite
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

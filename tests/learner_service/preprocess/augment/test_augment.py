@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from learner_service.preprocess.augment import build_augment, build_rl_augment
-from learner_service.preprocess.augment.base import Augment
-from shared.config.experiment import AugmentConfig
-from shared.config.section import validate
-from shared.process.errors import ConfigError
-from shared.wire.spec import AGENT_CELL, ArraySpec, Discrete, EnvSpec
+from murmur.learner_service.preprocess.augment import build_augment, build_rl_augment
+from murmur.learner_service.preprocess.augment.base import Augment
+from murmur.shared.config.experiment import AugmentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import AGENT_CELL, ArraySpec, Discrete, EnvSpec
 
 CPU = torch.device("cpu")
 PRESETS = ("none", "minimal", "standard", "strong", "progressive")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.preprocess.augment.presets import STRENGTHS, SampleAugment, parameters
-from learner_service.preprocess.augment.warp import MaskMap, Warp, warp_image, warp_mask
+from murmur.learner_service.preprocess.augment.presets import STRENGTHS, SampleAugment, parameters
+from murmur.learner_service.preprocess.augment.warp import MaskMap, Warp, warp_image, warp_mask
 
 CPU = torch.device("cpu")
 LEFT, RIGHT = 4, 5

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from learner_service.preprocess.augment.mixing import MASK_B, MIX, Mixing
+from murmur.learner_service.preprocess.augment.mixing import MASK_B, MIX, Mixing
 
 CPU = torch.device("cpu")
 

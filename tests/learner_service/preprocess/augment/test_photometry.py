@@ -5,7 +5,7 @@ import kornia.filters as kornia_filters
 import pytest
 import torch
 
-from learner_service.preprocess.augment.photometry import NO_BLUR, blur, jitter
+from murmur.learner_service.preprocess.augment.photometry import NO_BLUR, blur, jitter
 
 N = 5
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from learner_service.preprocess.augment.shift import Colour, RandomShift
+from murmur.learner_service.preprocess.augment.shift import Colour, RandomShift
 
 CPU = torch.device("cpu")
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from learner_service.preprocess.augment import build_rl_augment
-from learner_service.preprocess.augment.symmetry import Symmetries
-from shared.config.experiment import AugmentConfig
-from shared.config.section import validate
-from shared.config.symmetry import ArrayChange, Symmetry
-from shared.process.errors import ConfigError
-from shared.wire.spec import (
+from murmur.learner_service.preprocess.augment import build_rl_augment
+from murmur.learner_service.preprocess.augment.symmetry import Symmetries
+from murmur.shared.config.experiment import AugmentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.config.symmetry import ArrayChange, Symmetry
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_CELL,
     STATE,

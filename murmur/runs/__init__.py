@@ -1,0 +1,1 @@
+"""A training run: its processes, folder, state and what is made of it."""
