@@ -97,10 +97,14 @@ def fit(
     Returns:
         the configuration in that precision; and this rank's share of it, batch size included.
     """
-    config = resolve(config, spec)  # as a resumed run has it, which finds what was chosen
-    whole = grown(config, spec)
-    if whole is not config and not group.rank:
-        size, asked = (algorithm_config(c.algorithm).about.learned_at_once for c in (whole, config))
+    # A resumed run, which has it resolved, finds what was chosen. What is returned is not: if the
+    # environment is refused, `auto` stands for another network in the next one.
+    resolved = resolve(config, spec)
+    whole = grown(resolved, spec)
+    if whole is not resolved and not group.rank:
+        size, asked = (
+            algorithm_config(c.algorithm).about.learned_at_once for c in (whole, resolved)
+        )
         logger.info(
             "%d environments: a minibatch has %d agent-transitions, %d times those configured; "
             "learning rates are %.3g times as large",

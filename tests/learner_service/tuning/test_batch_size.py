@@ -178,10 +178,11 @@ def test_a_resumed_run_finds_it_where_the_network_was_auto(
     tmp_path: Path, steps: list[float]
 ) -> None:
     asked, spec = replay_config(128, 100, "network.name=auto"), vector_spec()
-    found = fit(asked, ALONE, spec, tmp_path, CPU)
+    whole, found = fit(asked, ALONE, spec, tmp_path, CPU)
     assert steps
+    assert whole.network.name == "auto"
     steps.clear()
-    assert fit(resolve(asked, spec), ALONE, spec, tmp_path, CPU) == found
+    assert fit(resolve(asked, spec), ALONE, spec, tmp_path, CPU)[1] == found
     assert not steps
 
 
