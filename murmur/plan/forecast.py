@@ -153,7 +153,7 @@ def learning_of(
         return Replays(
             replay.unroll_steps,
             max(replay.start_rows, replay.batch_size) / ranks,
-            replay.update_interval / ranks,
+            max(replay.update_interval / ranks, 1),  # a row of each learner at least
             replay.updates_per_interval,
             replay.batch_size / ranks,
             None if sync else config.learner.policy_lag,

@@ -243,6 +243,11 @@ def test_a_rank_of_a_replay_has_its_share() -> None:
     assert isinstance(seen, Replays)
     assert seen.interval == replay["update_interval"] / 4
     assert seen.batch_rows == replay["batch_size"] / 4
+    often = learning_of(
+        spread("algorithm.name=qmix", "algorithm.replay.update_interval=1"), TASK, 4, 40, 4
+    )
+    assert isinstance(often, Replays)
+    assert often.interval == 1
 
 
 def test_scaled_batches_are_learned_from_as_often() -> None:
