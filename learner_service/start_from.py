@@ -138,7 +138,7 @@ def start_from(
     else:
         before = saved_spec(origin.state)
         difference = first_difference(without_expert(spec), without_expert(before))
-        if agent_order(spec, before):  # of those that share networks the run takes the order
+        if agent_order(spec, before):  # the run takes it where agents share networks
             raise ConfigError(
                 f"{_OPTION} = {origin.path} has the agents in another order: {difference}"
             )

@@ -121,7 +121,7 @@ def _end_all(find: Callable[[], list[psutil.Process]]) -> int:
         for process in found:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(found, _KILLED_S)  # reaps those that were adopted
+        psutil.wait_procs(found, _KILLED_S)  # reaps adopted processes
     return len(ended)
 
 

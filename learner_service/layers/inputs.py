@@ -271,7 +271,7 @@ class InputOptions:
     Attributes:
         agent_id: append the agent's number as a one-hot vector (for shared parameters).
         centered: channels of the agents' maps that are given once more, agent in the middle.
-        centered_state: the same for the channels of the state's maps, for the critic.
+        centered_state: channels of the state's maps that the critic gets once more, centered.
     """
 
     agent_id: bool = False

@@ -105,7 +105,7 @@ class SessionWatch:
         store: store of all ranks, over a connection of its own.
         rank: number of this process.
         size: number of ranks.
-        sessions: sessions of this rank that bring rows, those that wait for Welcome included.
+        sessions: number of training sessions of this rank, before their Welcome too.
         updates: updates made; None once the run makes no more.
         gauge: number of ranks without a session.
         timeout_s: longest wait for such a rank, seconds.

@@ -854,7 +854,7 @@ class SequenceReplay(ReplayStorage):
     """
 
     def _require_options(self) -> None:
-        """Refuse options of single transitions, beside those that ReplayStorage refuses."""
+        """Refuse options that only single transitions have, and stacked frames."""
         c = self._config
         for name, value, only in (
             ("prioritized", c.prioritized, False),

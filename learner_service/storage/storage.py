@@ -115,11 +115,11 @@ class Field:
 
 
 class Record:
-    """The order of a time step's arrays in memory: those that the policy gives, then the widest.
+    """Order of a time step's arrays in memory: the policy's outputs, then the others by width.
 
     Attributes:
         fields: name -> Field.
-        outputs: names of those that a policy gives.
+        outputs: names of the policy's outputs.
         num_bytes: bytes of one record, a multiple of eight.
     """
 

@@ -48,7 +48,7 @@ class _Ranges:
 def nvtx_ranges() -> Callable[[str], None] | None:
     """A ledger's watcher for Nsight Systems: states are drawn beside kernels and graph launches.
 
-    `murmur profile --nsys` prints the command that sets NVTX_VARIABLE.
+    docs/idle-gpu.md has the command that sets NVTX_VARIABLE.
 
     Returns:
         None unless NVTX_VARIABLE is set to 1.

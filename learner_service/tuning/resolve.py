@@ -27,7 +27,7 @@ from murmur.shared.wire.spec import EnvSpec
 
 _PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _CACHE = "precision.json"
-_GAIN = 1.05  # at least so much faster than fp32, which is the more exact
+_GAIN = 1.05  # speed over fp32 that a less exact precision must reach
 _BATCH = 2048  # rows of a batch whose size is still to be found
 
 Measure = Callable[[ExperimentConfig, Any], float]

@@ -1,4 +1,4 @@
-"""How long the start of a learner may take: minutes on a busy machine, and it is talked about."""
+"""Wait for a starting learner: minutes on a busy machine, with a line now and then."""
 
 import re
 import signal
