@@ -64,8 +64,10 @@ audit: $(BIN)/python  ## known vulnerabilities of the pinned dependencies (needs
 	  $(VENV)/audit/bin/python -m pip --disable-pip-version-check install -q pip-audit==2.10.1; }
 	@$(VENV)/audit/bin/pip-audit --strict --disable-pip --no-deps --progress-spinner off -r constraints.txt
 
-proto: $(VENV)/.installed-dev  ## generate shared/rpc from proto/
-	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=shared/rpc --pyi_out=shared/rpc proto/rollout.proto
+proto: $(BIN)/python  ## generate shared/rpc from proto/, for protobuf 6.31 and newer
+	@test -x $(VENV)/proto/bin/python || { $(BIN)/python -m venv $(VENV)/proto && \
+	  $(VENV)/proto/bin/python -m pip --disable-pip-version-check install -q grpcio-tools==1.75.1 protobuf==6.31.1; }
+	@$(VENV)/proto/bin/python -m grpc_tools.protoc -I proto --python_out=shared/rpc --pyi_out=shared/rpc proto/rollout.proto
 	@echo "written: shared/rpc"
 
 bench: $(VENV)/.installed-run  ## all benchmarks, rough (murmur bench --all for careful ones)

@@ -259,13 +259,12 @@ def _grants(spec: SampleSpec, count: int, size: int, before: int) -> Iterator[Gr
 
 def _work(plugin: PluginConfig, port: int) -> None:
     """Supply as a worker of an environment server does. A spawned process's outermost function."""
-    import uvloop
     from prometheus_client import CollectorRegistry
 
     from murmur.env_service.metrics import WorkerMetrics
     from murmur.env_service.sessions.supply import run_supply
     from murmur.env_service.watchdog.heartbeat import Heartbeat
-    from murmur.shared.process.process import wake_without_preempting
+    from murmur.shared.process.process import new_event_loop, wake_without_preempting
 
     wake_without_preempting()
     config = ExperimentConfig(
@@ -276,5 +275,5 @@ def _work(plugin: PluginConfig, port: int) -> None:
         metrics = WorkerMetrics("supply", CollectorRegistry())
         await run_supply(config, 0, asyncio.Event(), metrics, Heartbeat.private(1))
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(supply())

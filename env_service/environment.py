@@ -52,10 +52,13 @@ class VectorEnvironment(ABC):
     Attributes:
         spec: observations, actions and metrics of the environment; fixed for life.
         num_envs: number of copies N.
+        seeded: false if episodes do not follow from their seeds, as where another library begins
+            them; the sync pipeline refuses that.
     """
 
     spec: EnvSpec
     num_envs: int
+    seeded: bool = True
 
     @abstractmethod
     def step(

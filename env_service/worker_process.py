@@ -19,7 +19,6 @@ from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 import psutil
-import uvloop
 from prometheus_client import REGISTRY
 from prometheus_client.multiprocess import mark_process_dead
 
@@ -38,6 +37,7 @@ from murmur.shared.process.process import (
     Backoff,
     configure_logging,
     die_with_parent,
+    new_event_loop,
     wake_without_preempting,
 )
 from murmur.shared.wire.samples import SPLITS
@@ -415,7 +415,7 @@ def work(job: Job, memory: Any) -> None:  # noqa: ANN401 - a ctypes array
     heartbeat, code = Heartbeat(memory, job.num_envs), 0
     heartbeat.note_start()
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_play(job, heartbeat))
     except MurmurError as error:
         if not heartbeat.gave_up:  # else it has been logged before the environments were closed

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import uvloop
 
 from murmur.learner_service.checkpoint import CheckpointFolder
 from murmur.learner_service.context import RunContext
@@ -45,6 +44,7 @@ from murmur.shared.process.process import (
     ended_by_signals,
     exit_code,
     logger,
+    new_event_loop,
     process_began,
     wake_without_preempting,
 )
@@ -267,7 +267,7 @@ def _listen(
         context.metrics.registry,
         lambda: liveness.trouble() if serving.is_set() else "not ready: it takes no sessions",
     )
-    loop = uvloop.new_event_loop()
+    loop = new_event_loop()
     admission = Admission(learner, context.metrics, credentials, group.rank, group.size)
     server = RolloutServer(run.sessions, admission, learner, credentials)
     grpc_thread = CriticalThread("grpc", loop.run_forever)

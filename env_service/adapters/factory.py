@@ -116,17 +116,22 @@ def _only_turns(path: str, module: Any) -> str:  # noqa: ANN401
     return f"write {path.partition(':')[0]}:env" if metadata.get("is_parallelizable") else TURNS
 
 
-def create(config: AdapterConfig) -> Any:  # noqa: ANN401 - whatever the factory makes
+def create(config: AdapterConfig, **more: Any) -> Any:  # noqa: ANN401 - whatever the factory makes
     """Make one environment.
+
+    Args:
+        config: options with the factory and its arguments.
+        more: keyword arguments beside the configured ones, which win.
 
     Raises:
         ConfigError: if the factory raises, naming its arguments and the fix.
     """
     factory = find_factory(config.factory)
+    given = {**more, **config.arguments}
     try:
-        return parallel(factory(**config.arguments))
+        return parallel(factory(**given))
     except (Exception, SystemExit) as error:
-        arguments = ", ".join(f"{key}={value!r}" for key, value in config.arguments.items())
+        arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
         call = f"{config.factory}({arguments})"
         # Gymnasium says in its own error which of its extras is missing; murmur's is meant.
         for cause in (error, error.__cause__):

@@ -9,7 +9,11 @@ from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ExperimentConfig
 
 FRAME = "rgb_array"  # of render_state, and the render mode that draws it
-_TOLD = ("pettingzoo", "gymnasium")  # plug-ins whose factories take the argument to draw
+_TOLD = (
+    "pettingzoo",
+    "gymnasium",
+    "gymnasium_vector",
+)  # plug-ins whose factories take the argument to draw
 DRAWING = (*_TOLD, "vmas")  # those whose environments may draw themselves
 
 

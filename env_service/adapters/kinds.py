@@ -27,6 +27,7 @@ _MASK_NAMES = (
     *("avail_actions", "available_actions", "legal_actions", "valid_actions"),
 )
 _MOST_WRAPPERS = 50
+_PLUGINS = ("murmur", "pettingzoo", "gymnasium", "gymnasium_vector")
 
 
 def _has(environment: Any, name: str) -> bool:  # noqa: ANN401
@@ -41,8 +42,8 @@ def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
     """Find the plug-in that steps an environment.
 
     Returns:
-        "murmur", "pettingzoo" or "gymnasium"; for an object that murmur cannot step, a phrase with
-        its type and the fix.
+        "murmur", "pettingzoo", "gymnasium" or "gymnasium_vector"; for an object that murmur cannot
+        step, a phrase with its type and the fix.
     """
     if isinstance(environment, VectorEnvironment):
         return "murmur"
@@ -51,7 +52,7 @@ def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
     if is_aec(environment):
         return f"a {kind} whose metadata does not say is_parallelizable: {TURNS}"
     if "gymnasium.vector.vector_env.VectorEnv" in classes:
-        return f"a {kind}, already vectorised; use what makes one environment, gymnasium:make"
+        return "gymnasium_vector"
     if "gymnasium.core.Env" in classes:
         return "gymnasium"
     if _has(environment, "possible_agents") and _has(environment, "step"):
@@ -72,10 +73,24 @@ def create_copies(config: AdapterConfig, kind: str, num_envs: int) -> list[Any]:
             the fix.
     """
     environment = create(config)
+    require_kind(environment, config, kind)
+    return [environment, *(create(config) for _ in range(num_envs - 1))]
+
+
+def require_kind(
+    environment: Any,  # noqa: ANN401 - whatever a factory makes
+    config: AdapterConfig,
+    kind: str,
+) -> None:
+    """Refuse an environment that another plug-in than `kind` steps.
+
+    Raises:
+        ConfigError: naming its type and the fix.
+    """
     found = kind_of(environment)
     if found == kind:
-        return [environment, *(create(config) for _ in range(num_envs - 1))]
-    if found in ("murmur", "pettingzoo", "gymnasium"):
+        return
+    if found in _PLUGINS:
         fix = "name: its own plug-in" if found == "murmur" else f"environment.name: {found}"
         found = f"a {type(environment).__name__}; set {fix}"
     raise ConfigError(f"'{config.factory}' gave {found}")
@@ -133,7 +148,7 @@ def recognise(path: str, arguments: Mapping[str, Any]) -> str:
     Returns:
         "murmur" for a factory of a VectorEnvironment of num_envs copies (see
         murmur.shared.config.named_plugin);
-        else "pettingzoo" or "gymnasium".
+        else "pettingzoo", "gymnasium" or "gymnasium_vector".
 
     Raises:
         ConfigError: if none of these fits, naming the fix.
@@ -146,7 +161,7 @@ def recognise(path: str, arguments: Mapping[str, Any]) -> str:
     environment = create(AdapterConfig(factory=path, arguments=dict(arguments)))
     kind = kind_of(environment)
     close_quietly(environment)  # `check_environment` says it if that fails
-    if kind not in ("murmur", "pettingzoo", "gymnasium"):
+    if kind not in _PLUGINS:
         raise ConfigError(f"'{path}' gave {kind}")
     return kind
 

@@ -6,6 +6,7 @@ Needs gymnasium; plug-ins import this module when they make an environment.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,12 +69,14 @@ class _Leaf:
         return subject_of(self.path)
 
     def view(self, place: Array) -> Array:
-        """Return this part's place as a view in the environment's shape."""
+        """Return this part's place, of one copy or of all, as a view in the environment's shape."""
         if self.reduced:
             return place
-        if self.image is None or len(self.shape) == 2:
-            return place.reshape(self.shape)
-        return place.transpose(1, 2, 0) if self.channels_last else place
+        if self.image is None:
+            return place.reshape(*place.shape[:-1], *self.shape)
+        if len(self.shape) == 2:
+            return place.reshape(*place.shape[:-3], *self.shape)
+        return np.moveaxis(place, -3, -1) if self.channels_last else place
 
 
 class ObservationLayout:
@@ -157,18 +160,30 @@ class ObservationLayout:
 
     def parts(self, arrays: Mapping[str, Array], copy: int, agent: int) -> list[Part]:
         """Return (path, writer, view) of each part of an agent's observation in a copy."""
-        parts: list[Part] = []
+        return [
+            (leaf.path, leaf.write, leaf.view(place[copy]))
+            for leaf, place in self._places(arrays, agent)
+        ]
+
+    def parts_of_all(
+        self, arrays: Mapping[str, Array], agent: int
+    ) -> list[tuple[Path, Callable[[Any], None]]]:
+        """Return (path, writer) of each part of an agent's observation in all copies at once.
+
+        A writer takes a batch as Gymnasium's vectorised environments give it, [N, ...]. Numbers and
+        images as they are take one assignment; the rest is written copy by copy.
+        """
+        return [(leaf.path, _write_all(leaf, place)) for leaf, place in self._places(arrays, agent)]
+
+    def _places(self, arrays: Mapping[str, Array], agent: int) -> Iterator[tuple[_Leaf, Array]]:
+        """Yield each part of an agent's observation with its place, a view [N, ...]."""
         start = 0
         for leaf in self._leaves[agent]:
             if leaf.image:
-                place = arrays[leaf.name][copy, agent]
-            elif _size(leaf):
-                place = arrays[VECTOR][copy, agent, start : start + _size(leaf)]
-                start += _size(leaf)
-            else:
-                continue
-            parts.append((leaf.path, leaf.write, leaf.view(place)))
-        return parts
+                yield leaf, arrays[leaf.name][:, agent]
+            elif size := _size(leaf):
+                yield leaf, arrays[VECTOR][:, agent, start : start + size]
+                start += size
 
 
 def state_layout(
@@ -290,6 +305,21 @@ def _flattened(space: spaces.Box, images: str) -> str:
 def _size(leaf: _Leaf) -> int:
     """Return the number of a part's entries in the vector; 0 for an image."""
     return 0 if leaf.image else math.prod(leaf.shape)
+
+
+def _write_all(leaf: _Leaf, place: Array) -> Callable[[Any], None]:
+    """Return the writer of a part's batch [N, ...] into its place."""
+    whole = leaf.view(place)
+    if leaf.write in (write_box, _write_bytes):
+        return partial(leaf.write, whole)
+
+    def write(batch: Any) -> None:  # noqa: ANN401 - whatever the environment gives
+        if len(batch) != len(whole):
+            raise ValueError(f"holds {len(batch)} copies, not {len(whole)}")
+        for row, value in zip(whole, batch, strict=True):
+            leaf.write(row, value)
+
+    return write
 
 
 def _image_text(image: tuple[tuple[int, ...], str] | None) -> str:

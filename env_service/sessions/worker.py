@@ -26,7 +26,7 @@ from murmur.env_service.sessions.reconnect import Disconnected
 from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment, aborted_rows
 from murmur.env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
 from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.process.errors import EnvironmentFault, MurmurError, WireError
+from murmur.shared.process.errors import ConfigError, EnvironmentFault, MurmurError, WireError
 from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.codec import ActionCodec, ObservationCodec
@@ -329,6 +329,11 @@ async def run_sessions(
     ]
     heartbeat.end_making()
     with closing_all(environments, heartbeat):
+        if sync and not environments[0].environment.seeded:
+            raise ConfigError(
+                f"environment '{environments[0].spec.name}' begins episodes from seeds of its own, "
+                "so no run can be repeated; set learner.pipeline: async"
+            )
         async with Ranks(
             config,
             metrics,

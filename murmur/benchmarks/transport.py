@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
-import uvloop
 
 from murmur.benchmarks import _no_op
 from murmur.benchmarks._bare_transport import play_aio, play_sync, serve_aio, serve_sync
@@ -34,7 +33,7 @@ from murmur.benchmarks._no_op import Gate, no_op_spec
 from murmur.benchmarks._processes import cpu_s
 from murmur.benchmarks._production_transport import play_production, serve_production
 from murmur.benchmarks.effort import Effort
-from murmur.shared.process.process import wake_without_preempting
+from murmur.shared.process.process import new_event_loop, wake_without_preempting
 
 DESCRIPTION = (
     "CPU µs per message and side over loopback gRPC: asyncio or threads, identity or protobuf "
@@ -165,5 +164,5 @@ def _begin(tuned: bool, side: Callable[..., None], *arguments: Any) -> None:  # 
     """Run one side in a spawned process."""
     if tuned:
         wake_without_preempting()
-        _no_op.loop_factory = uvloop.new_event_loop
+        _no_op.loop_factory = new_event_loop
     side(*arguments)

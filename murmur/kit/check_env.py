@@ -289,6 +289,7 @@ class _Watched(VectorEnvironment):
     def __init__(self, environment: VectorEnvironment, heartbeat: Heartbeat) -> None:
         self._environment = environment
         self.spec, self.num_envs = environment.spec, environment.num_envs
+        self.seeded = environment.seeded
         self._part = heartbeat.part(0, self.num_envs)
         self.notices = environment.notices
         environment.watch(self._part.at)

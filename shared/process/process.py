@@ -1,6 +1,7 @@
 """Basics of every murmur process: logging, signals, scheduling, threads."""
 
 import _thread
+import asyncio
 import contextlib
 import ctypes
 import json
@@ -178,6 +179,16 @@ def wake_without_preempting() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         except OSError as error:  # a sandbox may forbid it
             logger.info("cannot set SCHED_BATCH (%s); messages cost more", error.strerror)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Make an event loop: uvloop's where it is installed, else Python's own, which costs more."""
+    try:
+        import uvloop
+    except ImportError:
+        logger.info("uvloop is not installed: messages cost more; pip install uvloop")
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 def end_process(code: int) -> NoReturn:

@@ -216,7 +216,7 @@ class ArrayChange(_message.Message):
     order: _containers.RepeatedScalarFieldContainer[int]
     signs: _containers.RepeatedScalarFieldContainer[float]
     offsets: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, name: _Optional[str] = ..., flip: _Optional[bool] = ..., turns: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ..., signs: _Optional[_Iterable[float]] = ..., offsets: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., flip: bool = ..., turns: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ..., signs: _Optional[_Iterable[float]] = ..., offsets: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DerivedMap(_message.Message):
     __slots__ = ("name", "channels")
@@ -266,7 +266,7 @@ class ArraySpec(_message.Message):
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     per_agent: bool
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., per_agent: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., per_agent: bool = ...) -> None: ...
 
 class ActionSpec(_message.Message):
     __slots__ = ("discrete", "continuous")

@@ -19,6 +19,14 @@ from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 SMALL: dict[str, dict[str, Any]] = {
     "gymnasium": {"factory": "gymnasium:make", "arguments": {"id": "CartPole-v1"}},
+    "gymnasium_vector": {
+        "factory": "gymnasium:make_vec",
+        "arguments": {
+            "id": "CartPole-v1",
+            "vectorization_mode": "sync",
+            "vector_kwargs": {"autoreset_mode": "Disabled"},
+        },
+    },
     "pettingzoo": {"factory": "mpe2.simple_spread_v3:parallel_env"},
     "spread": {"num_agents": 2},
 }

@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 import numpy as np
-import uvloop
 
 from murmur.learner_service.serving.admission import Admission
 from murmur.learner_service.serving.batcher import Request
@@ -20,6 +19,7 @@ from murmur.learner_service.serving.server import RolloutServer
 from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.process.process import new_event_loop
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 
@@ -120,7 +120,7 @@ def server_of(host: Host) -> RolloutServer:
 
 
 SERVER = server_of(HOST)
-LOOP = uvloop.new_event_loop()
+LOOP = new_event_loop()
 atexit.register(LOOP.close)
 
 

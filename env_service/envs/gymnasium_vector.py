@@ -1,0 +1,468 @@
+"""Any vectorised Gymnasium environment, by "package.module:factory"; one agent.
+
+The factory is called once with `num_envs`, and makes a gymnasium.vector.VectorEnv that steps all
+copies by one call. How it begins episodes (its metadata's `autoreset_mode`) decides what holds:
+
+    Disabled    reset(seed=…, options={"reset_mask": …}) begins an episode in the copies that the
+                mask names, each from its own seed: all promises hold
+    NextStep    a copy begins its next episode by itself in the step after its end, from a seed
+                that nobody knows: no sync pipeline, and no episode is played twice
+
+SameStep is refused: it hides an episode's last observation among the infos.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import field_validator
+from typing_extensions import override
+
+from murmur.env_service.adapters.casts import WHOLE, say_number
+from murmur.env_service.adapters.factory import (
+    AdapterConfig,
+    create,
+    first_reset,
+    read,
+    read_info,
+)
+from murmur.env_service.adapters.frames import FRAME
+from murmur.env_service.adapters.kinds import require_kind, unread_masks
+from murmur.env_service.adapters.seeds import fold_seed
+from murmur.env_service.adapters.sequential import Interface, hint_of, not_infos, shown
+from murmur.env_service.environment import (
+    LONGER,
+    BaselineFactory,
+    RandomPolicy,
+    VectorEnvironment,
+    blank_timestep,
+)
+from murmur.shared.process.errors import ConfigError, EnvironmentFault
+from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
+from murmur.shared.wire.timestep import Array, StepType, TimeStep
+
+KIND = "gymnasium_vector"
+_AGENT = "agent"
+_DISABLED, _NEXT_STEP, _SAME_STEP = "Disabled", "NextStep", "SameStep"
+_MASK = "reset_mask"  # option of reset()
+_STEP_RETURNS = "(observations, rewards, terminations, truncations, infos)"
+_OWN_SEEDS = {
+    "gymnasium.vector.sync_vector_env.SyncVectorEnv",
+    "gymnasium.vector.async_vector_env.AsyncVectorEnv",
+}  # that reset several copies at once, each from a seed of its own
+
+
+class Config(AdapterConfig):
+    """Options of `gymnasium_vector`."""
+
+    @field_validator("renew")
+    @classmethod
+    def _is_kept(cls, value: bool) -> bool:
+        if value:
+            raise ValueError(
+                "a vectorised environment cannot make one copy anew; use environment.name: "
+                "gymnasium with a factory that makes one environment"
+            )
+        return value
+
+
+class GymnasiumVector(VectorEnvironment):
+    """A gymnasium.vector.VectorEnv of N copies behind the contract.
+
+    A step in which episodes begin costs a second reset of these copies where others go on: a
+    VectorEnv steps all copies at once, so copies that have ended are reset before the step and
+    reset from their seeds after it.
+
+    Attributes:
+        seeded: true if an episode follows from its seed.
+
+    Metrics:
+        length: steps of the episode.
+    """
+
+    def __init__(self, config: Config, num_envs: int) -> None:
+        """Make N copies; each begins with the first `step` that restarts it.
+
+        Raises:
+            ConfigError: if murmur cannot step the environment, naming the fix.
+        """
+        from murmur.env_service.adapters.actions import ActionLayout
+        from murmur.env_service.adapters.observations import ObservationLayout
+
+        self._env = environment = create(config, num_envs=num_envs)
+        require_kind(environment, config, KIND)
+        mode = self._autoreset_of(environment, config.factory)
+        self.seeded = mode == _DISABLED
+        if not self.seeded and config.max_episode_steps:
+            raise ConfigError(
+                f"environment.max_episode_steps: {config.max_episode_steps} cannot end episodes of "
+                f"'{config.factory}', which begins them by itself (autoreset mode {mode}); make it "
+                f"with autoreset mode {_DISABLED}, or give the limit to its factory"
+            )
+        count = getattr(environment, "num_envs", None)
+        if count != num_envs:
+            raise ConfigError(
+                f"'{config.factory}' made {count} copies where num_envs={num_envs} asks for "
+                f"{num_envs}"
+            )
+        seen, acting = (
+            read(config.factory, name, partial(getattr, environment, name), "set it in __init__")
+            for name in ("single_observation_space", "single_action_space")
+        )
+        layout = ObservationLayout({_AGENT: seen}, config)
+        self._actions = ActionLayout({_AGENT: acting})
+        _, infos = first_reset(environment, config.factory, "(observations, infos)")
+        if not isinstance(infos, Mapping):
+            raise ConfigError(f"'{config.factory}' {not_infos(infos)}")
+        about = environment.spec
+        limit = about and about.max_episode_steps
+        interface = Interface(
+            about.id if about else config.factory,
+            [_AGENT],
+            layout,
+            self._actions,
+            masks_told=ACTION_MASK in infos,
+            max_episode_steps=hint_of(limit or getattr(environment, "max_episode_steps", None)),
+            hint="spec.max_episode_steps of the registration",
+            doubts=()
+            if ACTION_MASK in infos or layout.masks_seen[0]
+            else unread_masks(environment, [infos], [seen]),
+        )
+        interface.check(config, self.notices)
+        if not self.seeded:
+            self.notices.say(
+                "unseeded",
+                "autoreset_mode",
+                f"'{interface.name}' begins episodes by itself (autoreset mode {mode}), from seeds "
+                "that murmur does not give: no two runs are alike, and every evaluation plays "
+                f"other episodes; autoreset mode {_DISABLED} seeds each",
+            )
+        self.num_envs, self._config = num_envs, config
+        self._name, self._limit = interface.name, config.max_episode_steps
+        longest = interface.longest(config.max_episode_steps)
+        self._hint, self._bound = interface.hint, longest
+        self.spec = EnvSpec(
+            name=interface.name,
+            num_agents=1,
+            observations=interface.arrays(),
+            action=self._actions.spec,
+            metrics=("length", *config.metrics),
+            max_episode_steps=longest,
+            agents=(_AGENT,),
+        )
+        self._timestep = blank_timestep(self.spec, num_envs)
+        self._masks_told, self._masks_seen = interface.masks_told, layout.masks_seen[0]
+        self._parts = layout.parts_of_all(self._timestep.observation, 0)
+        self._masks = self._timestep.observation.get(ACTION_MASK)
+        self._to_env = self._conversion(acting)
+        self._own_seeds = self._takes_own_seeds(environment)
+        self._mask_obeyed = False  # until a reset of some copies was seen to leave the others alone
+        self._begun = False
+        self._steps = np.zeros(num_envs, np.int64)
+        self._over = np.ones(num_envs, np.bool_)
+
+    @staticmethod
+    def _autoreset_of(environment: Any, factory: str) -> str:  # noqa: ANN401
+        """Return the autoreset mode.
+
+        Raises:
+            ConfigError: if there is none, or murmur cannot use it.
+        """
+        said = (environment.metadata or {}).get("autoreset_mode")
+        mode = str(getattr(said, "value", said))
+        if mode in (_DISABLED, _NEXT_STEP):
+            return mode
+        fix = (
+            f"make it with autoreset_mode: {_DISABLED} (for gymnasium:make_vec "
+            f"arguments.vector_kwargs: {{autoreset_mode: {_DISABLED}}})"
+        )
+        if mode == _SAME_STEP:
+            raise ConfigError(
+                f"'{factory}' has autoreset mode {mode}, which hides an episode's last "
+                f"observation; {fix}"
+            )
+        raise ConfigError(
+            f"'{factory}' has metadata['autoreset_mode'] {said!r}, so nobody knows when its "
+            f"episodes begin; set it to {_DISABLED} or {_NEXT_STEP}; {fix}"
+        )
+
+    @staticmethod
+    def _takes_own_seeds(environment: Any) -> bool:  # noqa: ANN401
+        inner = environment.unwrapped
+        names = {f"{c.__module__}.{c.__qualname__}" for c in type(inner).__mro__}
+        return bool(names & _OWN_SEEDS)
+
+    def _conversion(self, space: Any) -> Callable[[Array], Any]:  # noqa: ANN401
+        """Return the function from actions of the contract to a batch of the environment's."""
+        n, actions = self.num_envs, self._actions
+        if isinstance(actions.spec, Discrete):
+            chosen = [actions.convert[0](k) for k in range(actions.spec.num_actions)]
+            table = np.array(chosen, space.dtype)  # [K, ...]
+            return lambda action: table[action[:, 0]]
+
+        def scale(action: Array) -> Array:
+            scaled: Array = actions.prepare(action)
+            return scaled.reshape(n, *space.shape).astype(space.dtype, copy=False)
+
+        return scale
+
+    def step(
+        self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
+    ) -> TimeStep:
+        """Start and advance episodes; see VectorEnvironment.
+
+        Raises:
+            EnvironmentFault: for a result of another form or shape, for one copy to restart in the
+                middle of its episode where the environment begins episodes by itself, and if a
+                reset of some copies changes others.
+        """
+        timestep = self._timestep
+        timestep.step_type.fill(StepType.MID)
+        timestep.discount.fill(1)
+        if restart.all():
+            self._reset_all(seeds)
+        elif not self.seeded:
+            if not (early := restart & ~self._over).any():
+                self._advance(action, restart)
+            else:
+                raise EnvironmentFault(
+                    f"environment '{self._name}' (autoreset mode {_NEXT_STEP}) cannot restart copy "
+                    f"{int(early.argmax())} alone in the middle of its episode; autoreset mode "
+                    f"{_DISABLED} could"
+                )
+        else:
+            if restart.any():
+                # Copies that ended cannot be stepped; in this episode they take one step.
+                self._observe(*self._reset(restart, seeds))
+                action = np.where(self._shaped(restart, action), self._harmless(), action)
+            self._advance(action, restart)
+            if restart.any():
+                self._observe(*self._reset(restart, seeds))
+        self._steps += 1
+        self._steps[restart] = 0
+        timestep.step_type[restart] = StepType.FIRST
+        timestep.discount[restart] = 1
+        timestep.reward[restart] = 0
+        if self._bound and (self._steps >= self._bound).any():
+            self._at_bound()
+        timestep.metrics["length"][:] = self._steps
+        self._over = timestep.step_type == StepType.LAST
+        return timestep
+
+    def _reset_all(self, seeds: NDArray[np.uint64]) -> None:
+        if self.seeded and (self._begun or not self._own_seeds):
+            self._observe(*self._reset(np.ones(self.num_envs, np.bool_), seeds))
+            return
+        folded = [fold_seed(seed) for seed in seeds.tolist()]
+        self._observe(*self._env.reset(seed=folded if self._own_seeds else folded[0]))
+        self._begun = True
+
+    def _reset(self, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]) -> tuple[Any, Any]:
+        """Begin episodes in some copies; return the observations and infos of all.
+
+        One call resets copies that have seeds of their own; else each copy is reset by a call with
+        its seed.
+        """
+        folded = [fold_seed(seed) for seed in seeds.tolist()]
+        if self._own_seeds:
+            own: list[int | None] = [
+                seed if begins else None
+                for seed, begins in zip(folded, restart.tolist(), strict=True)
+            ]
+            result = self._env.reset(seed=own, options={_MASK: restart.copy()})
+            return self._seen(result, restart)
+        observations, infos = None, dict[str, Any]()
+        for i in np.flatnonzero(restart).tolist():
+            alone = np.arange(self.num_envs) == i
+            result = self._env.reset(seed=folded[i], options={_MASK: alone})
+            observations, told = self._seen(result, alone)
+            for name, value in told.items():
+                infos[name] = _joined(infos.get(name), value, alone)
+        return observations, infos
+
+    def _seen(self, result: Any, restart: NDArray[np.bool_]) -> tuple[Any, Any]:  # noqa: ANN401
+        """Check once that a reset of some copies leaves the others alone."""
+        observations, infos = result
+        if not (self._mask_obeyed or restart.all() or self._over.all()):
+            kept = ~restart
+            before = {name: array[kept].copy() for name, array in self._arrays()}
+            self._observe(observations, {})
+            for name, array in self._arrays():
+                if not np.array_equal(before[name], array[kept], equal_nan=array.dtype.kind == "f"):
+                    raise EnvironmentFault(
+                        f"environment '{self._name}' has autoreset mode {_DISABLED} and does not "
+                        f"obey reset(options={{'{_MASK}': …}}): it changed '{name}' of copies that "
+                        "the mask leaves out"
+                    )
+            self._mask_obeyed = True
+        return observations, infos
+
+    def _arrays(self) -> list[tuple[str, Array]]:
+        return [(n, a) for n, a in self._timestep.observation.items() if n != ACTION_MASK]
+
+    def _harmless(self) -> Array:
+        """Return an action that is legal in an episode's first step, [N, 1] or [N, 1, U]."""
+        if isinstance(self._actions.spec, Discrete):
+            if self._masks is None:
+                return np.zeros((self.num_envs, 1), np.int32)
+            legal: Array = self._masks.argmax(axis=-1).astype(np.int32)
+            return legal
+        return np.zeros((self.num_envs, 1, self._actions.spec.size), np.float32)
+
+    def _shaped(self, restart: NDArray[np.bool_], action: Array) -> NDArray[np.bool_]:
+        return restart.reshape(-1, *(1,) * (action.ndim - 1))
+
+    def _advance(self, action: Array, restart: NDArray[np.bool_]) -> None:
+        """Step all copies, and write the rows of those that do not restart."""
+        if action.dtype.kind == "f" and (beyond := np.abs(action) > 1).any():
+            text = f"action {float(action[beyond][0]):g} is outside [-1, 1] and is clipped"
+            self.notices.say("action_clipped", "action", text)
+        result = self._env.step(self._to_env(action))
+        if not isinstance(result, tuple | list) or len(result) != 5:
+            raise self._fault(f"returned {shown(result)} from step(), not {_STEP_RETURNS}")
+        observations, rewards, terminations, truncations, infos = result
+        own = self._batch("rewards", rewards, "biuf")
+        terminated = self._batch("terminations", terminations, "b")
+        truncated = self._batch("truncations", truncations, "b")
+        timestep = self._timestep
+        timestep.reward[:, 0] = own
+        if (largest := int(np.abs(own).argmax())) >= 0 and abs(own[largest]) > WHOLE:
+            sent = float(timestep.reward[largest, 0])
+            fix = "scale rewards in a factory of your own"
+            say_number(self.notices, "rewards", "a reward", own[largest], sent, fix)
+        ended = (terminated | truncated) & ~restart
+        timestep.step_type[ended] = StepType.LAST
+        timestep.discount[terminated & ended] = 0
+        self._observe(observations, infos)
+        for name in self._config.metrics:
+            self._report(name, infos, ended)
+
+    def _batch(self, name: str, value: Any, kinds: str) -> NDArray[Any]:  # noqa: ANN401
+        """Return one number for each copy, [N].
+
+        Raises:
+            EnvironmentFault: for another shape or type.
+        """
+        array = np.asarray(value)
+        if array.shape != (self.num_envs,) or array.dtype.kind not in kinds:
+            what = "numbers" if "f" in kinds else "true or false"
+            raise self._fault(
+                f"returned {name} of shape {array.shape} and dtype {array.dtype} from step(), not "
+                f"[{self.num_envs}] {what}"
+            )
+        return array
+
+    def _observe(self, observations: Any, infos: Any) -> None:  # noqa: ANN401
+        """Write the observations and masks of all copies."""
+        for path, write in self._parts:
+            value = observations
+            try:
+                for key in path:
+                    value = value[key]
+                write(value)
+            except Exception as error:
+                what = ".".join(map(str, path)) or "the observation"
+                raise self._fault(
+                    f"gave wrong observations: {what} {error or type(error).__name__}"
+                ) from error
+        if not isinstance(infos, Mapping):
+            raise self._fault(not_infos(infos))
+        if self._masks is None:
+            return
+        told = observations if self._masks_seen else infos
+        mask = told.get(ACTION_MASK)
+        if mask is None:  # of a reset whose infos are not read
+            return
+        mask, shape = np.asarray(mask), (self.num_envs, self._masks.shape[-1])
+        if mask.shape != shape or ((mask != 0) & (mask != 1)).any():
+            raise self._fault(
+                f"gives an '{ACTION_MASK}' of shape {mask.shape}, {shown(mask)}; it must be "
+                f"{list(shape)} with 1 for legal and 0 for not"
+            )
+        given = slice(None) if self._masks_seen else _given(infos, ACTION_MASK, self.num_envs)
+        self._masks[given, 0] = mask[given]
+
+    def _report(self, name: str, infos: Mapping[str, Any], ended: NDArray[np.bool_]) -> None:
+        """Write a metric of the copies that ended, from the infos.
+
+        Raises:
+            EnvironmentFault: if a copy that ended has none.
+        """
+        if not ended.any():
+            return
+        values = read_info(infos, name)
+        first, _, last = name.rpartition(".")
+        holder = read_info(infos, first) if first else infos
+        given = np.zeros(self.num_envs, np.bool_)
+        if values is not None and isinstance(holder, Mapping):
+            given = _given(holder, last, self.num_envs)
+        if (missing := ended & ~given).any():
+            raise self._fault(
+                f"has no number '{name}' (environment.metrics) among the infos of copy "
+                f"{int(missing.argmax())}'s last step"
+            )
+        self._timestep.metrics[name][ended] = np.asarray(values)[ended]
+
+    def _at_bound(self) -> None:
+        """Truncate at environment.max_episode_steps; the environment's own hint ends nothing."""
+        long = (self._steps >= self._bound) & (self._timestep.step_type == StepType.MID)
+        if self._limit:
+            self._timestep.step_type[long] = StepType.LAST
+        elif long.any():
+            self._bound = 0
+            self.notices.say(
+                *LONGER,
+                f"an episode continues after {self._steps[long][0]} steps, the number that "
+                f"{self._hint} says: murmur plans unrolls with it and ends no episode there",
+            )
+
+    def _fault(self, what: str) -> EnvironmentFault:
+        return EnvironmentFault(f"environment '{self._name}' {what}")
+
+    @override
+    def render_state(self, index: int) -> Mapping[str, Array]:
+        try:
+            frames = self._env.render()
+            frame = np.asarray(frames[index])
+        except Exception as error:
+            raise NotImplementedError(
+                f"render() raised {type(error).__name__}: {error}; give render_mode: {FRAME} to "
+                "its factory"
+            ) from error
+        if frame.ndim != 3 or frame.shape[-1] not in (3, 4):
+            raise NotImplementedError(f"render() gave {shown(frame)}, not [height, width, 3]")
+        return {FRAME: np.array(frame[..., :3], np.uint8)}
+
+    @override
+    def close(self) -> None:
+        self._env.close()
+
+
+def _given(infos: Mapping[str, Any], name: str, num_envs: int) -> NDArray[np.bool_]:
+    """Return which copies have an info, [N]: gymnasium keeps it beside the info, as `_name`."""
+    return np.asarray(infos.get(f"_{name}", np.ones(num_envs, np.bool_)), np.bool_)
+
+
+def _joined(before: Any, value: Any, own: NDArray[np.bool_]) -> Any:  # noqa: ANN401
+    """Return infos of resets of one copy each as those of one reset of all of them."""
+    if isinstance(value, Mapping):
+        before = before if isinstance(before, Mapping) else {}
+        return {name: _joined(before.get(name), inner, own) for name, inner in value.items()}
+    array = np.array(value)
+    if before is not None and array.shape[:1] == own.shape:
+        array[~own] = np.asarray(before)[~own]
+    return array
+
+
+def make(config: Config, num_envs: int) -> GymnasiumVector:
+    """Make the environment with N copies.
+
+    Raises:
+        ConfigError: if the factory cannot be called or makes another kind of object.
+    """
+    return GymnasiumVector(config, num_envs)
+
+
+BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy}
