@@ -143,6 +143,8 @@ class Run:
         )
         if context.origin is not None:
             start_from(context.origin, config, spec, algorithm, context.run_dir)
+        if augment := config.augment.text:
+            logger.info("augmentation on: %s", augment)
         context.make_ready(algorithm)
         seed = context.group.own_seed(config.run.seed)
         generator = torch.Generator(context.device).manual_seed(seed)

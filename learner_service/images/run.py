@@ -241,6 +241,8 @@ class SupervisedRun:
         algorithm = build_supervised(share_of(config, group), spec, precision, context.device)
         if context.origin is not None:
             start_from(context.origin, config, spec, algorithm, context.run_dir)
+        if augment := config.augment.text:
+            logger.info("augmentation on: %s", augment)
         context.make_ready(algorithm)
         check_best_metric(config.evaluation.best_metric, "the algorithm", algorithm.metrics)
         store = self._make_store(spec, options.batch_size)

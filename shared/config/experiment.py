@@ -235,6 +235,49 @@ class AugmentConfig(BaseModel):
         description="masks where a warp shows what is outside the image: ignore (the ignore index: "
         "counts nowhere) or background (class 0)",
     )
+    flip_probability: Probability | None = Field(
+        None, description="share of the samples that are mirrored left to right; null: the preset's"
+    )
+    rotation_degrees: float | None = Field(
+        None, ge=0, le=180, description="largest rotation either way; null: the preset's"
+    )
+    rotation_probability: Probability | None = Field(
+        None, description="share that is rotated; null: the preset's, or 0.5 if it rotates none"
+    )
+    scale: float | None = Field(
+        None, ge=0, lt=1, description="largest change of the size, 0.1: ±10 %; null: the preset's"
+    )
+    shift: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="largest shift, as a share of width and height; null: the preset's",
+    )
+    affine_probability: Probability | None = Field(
+        None,
+        description="share that is scaled and shifted; null: the preset's, or 0.5 if it does none",
+    )
+    brightness: float | None = Field(
+        None, ge=0, le=1, description="largest change of the factor, 0.2: ±20 %; null: the preset's"
+    )
+    contrast: float | None = Field(None, ge=0, le=1, description="as brightness")
+    saturation: float | None = Field(None, ge=0, le=1, description="as brightness")
+    color_probability: Probability | None = Field(
+        None,
+        description="share whose brightness, contrast and saturation change; null: the preset's, "
+        "or 0.5 if it changes none",
+    )
+    blur_sigma: tuple[float, float] | None = Field(
+        None, description="least and largest sigma of the blur, pixels; null: the preset's"
+    )
+    blur_probability: Probability | None = Field(
+        None, description="share that is blurred; null: the preset's, or 0.5 if it blurs none"
+    )
+    own: PluginConfig = Field(
+        NO_PLUGIN,
+        description="{name: package.module:Class, its options}: an augmentation of your own, "
+        "applied after the preset",
+    )
     pad: int = Field(4, ge=1, le=64, description="random-shift: largest shift, pixels")
     color: bool = Field(
         False, description="random-shift: vary brightness, contrast and saturation too"
@@ -252,6 +295,18 @@ class AugmentConfig(BaseModel):
                 f"mixup and cutmix need samples with masks; preset={self.preset} is for RL: set "
                 "both to 0"
             )
+        if self.blur_sigma is not None and not 0 < self.blur_sigma[0] <= self.blur_sigma[1]:
+            raise ValueError(
+                f"blur_sigma={list(self.blur_sigma)}: write the least sigma, above 0, then the "
+                "largest"
+            )
+        if self.preset in ("random-shift", "symmetry") and (bounds := self.bounds()):
+            raise ValueError(
+                f"{next(iter(bounds))} needs samples with masks; preset={self.preset} is for RL: "
+                "remove it"
+            )
+        if self.own.name and ":" not in self.own.name:
+            raise ValueError(f"own.name={self.own.name}: write it as package.module:Class")
         if self.color and self.preset != "random-shift":
             raise ValueError(
                 f"color=true has no effect with preset={self.preset}; it is an option of "
@@ -262,6 +317,20 @@ class AugmentConfig(BaseModel):
     def used(self) -> dict[str, Any]:
         """Return the options that differ from their defaults."""
         return self.model_dump(exclude_defaults=True)
+
+    @property
+    def text(self) -> str:
+        """Return the options that differ from their defaults, for the log; "" without any."""
+        return ", ".join(f"{name}={value}" for name, value in self.used().items())
+
+    def bounds(self) -> dict[str, Any]:
+        """Return the options given that change a preset for samples with masks."""
+        names = (
+            *("flip_probability", "rotation_degrees", "rotation_probability", "scale", "shift"),
+            *("affine_probability", "brightness", "contrast", "saturation", "color_probability"),
+            *("blur_sigma", "blur_probability"),
+        )
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 _SESSION_TIMEOUT_S = 60.0  # of a session, unless its worker's turns take longer

@@ -288,7 +288,8 @@ def load(
 def code_of(config: ExperimentConfig) -> list[str]:
     """Return all code that a configuration names, as package.module:Name."""
     plugins = [getattr(config, section).model_dump() for section in PLUGINS]
-    return named_code([plugins, config.evaluation.environment, config.imitation.baseline])
+    own = config.augment.own.model_dump()
+    return named_code([plugins, config.evaluation.environment, config.imitation.baseline, own])
 
 
 def _variables(environ: Mapping[str, str]) -> Iterator[Change]:

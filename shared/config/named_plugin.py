@@ -38,6 +38,7 @@ CALLED_WITH: Mapping[str, tuple[str, ...]] = {
     "network": ("shape", "num_outputs", "slices"),
     "dense network": ("size", "num_classes"),
     "baseline": ("environment",),
+    "augmentation": ("device",),
 }
 _PLAIN = (bool, int, float, str, list, tuple, dict, type(None))  # what YAML can say
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -15,6 +15,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from murmur.shared.config.named_plugin import named_plugin
+from murmur.shared.config.plugins import plugin_failures
+from murmur.shared.config.section import PluginConfig, validate
+from murmur.shared.process.errors import ConfigError
+
 Batch = dict[str, Tensor]
 
 
@@ -67,6 +72,53 @@ class Chain(Augment):
         for part in self._parts:
             found = part(found, generator)
         return found
+
+
+class Own(Augment):
+    """An augmentation of the user's, which must keep each array's shape and dtype."""
+
+    def __init__(self, plugin: PluginConfig, device: torch.device) -> None:
+        """Make it.
+
+        Raises:
+            ConfigError: if it cannot be imported or made, or has an option that it does not take.
+        """
+        self._what = f"augmentation '{plugin.name}'"
+        module = named_plugin("augmentation", plugin.name)
+        config = validate(module.Config, plugin.options, where="augment.own")
+        with plugin_failures(self._what):
+            self._call = module.build(config, device)
+        if not callable(self._call):
+            raise ConfigError(
+                f"{self._what} gave a {type(self._call).__name__}; it must give a function of a "
+                "batch and a generator"
+            )
+        self._kept = False  # until a result was looked at
+
+    @override
+    def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:
+        with plugin_failures(self._what):
+            found: Batch = self._call(dict(batch), generator)
+        if not self._kept:
+            self._require_same(batch, found)
+            self._kept = True
+        return found
+
+    def _require_same(self, batch: Mapping[str, Tensor], found: object) -> None:
+        """Refuse a result of another form.
+
+        Raises:
+            ConfigError: naming the first array that is missing or differs.
+        """
+        if not isinstance(found, dict):
+            raise ConfigError(f"{self._what} returned a {type(found).__name__}, not the batch")
+        for name, array in batch.items():
+            other = found.get(name)
+            if not isinstance(other, Tensor):
+                raise ConfigError(f"{self._what} returned no '{name}'; return all of the batch")
+            form, wanted = [f"{x.dtype} {list(x.shape)} on {x.device}" for x in (other, array)]
+            if form != wanted:
+                raise ConfigError(f"{self._what} returned '{name}' as {form}; it was {wanted}")
 
 
 class Progressive(Augment):

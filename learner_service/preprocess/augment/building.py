@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from murmur.learner_service.preprocess.augment.base import Augment, Chain, Progressive
+from murmur.learner_service.preprocess.augment.base import Augment, Chain, Own, Progressive
 from murmur.learner_service.preprocess.augment.mixing import Mixing
-from murmur.learner_service.preprocess.augment.presets import STRENGTHS, SampleAugment
+from murmur.learner_service.preprocess.augment.presets import SampleAugment, strength_of
 from murmur.learner_service.preprocess.augment.shift import Colour, RandomShift
 from murmur.learner_service.preprocess.augment.symmetry import Symmetries
 from murmur.shared.config.experiment import AugmentConfig
@@ -29,7 +29,8 @@ def build_augment(
     them as float32 in [0, 1] and uint8; with MixUp also "mask_b" and "mix", see `mixing`.
 
     Raises:
-        ConfigError: for a preset that is for RL.
+        ConfigError: for a preset that is for RL, bounds that change nothing, or an augmentation of
+            the user's that cannot be made.
     """
     if config.preset in ("random-shift", "symmetry"):
         raise ConfigError(
@@ -39,13 +40,15 @@ def build_augment(
     outside = ignore_index if config.outside == "ignore" else _BACKGROUND
 
     def preset(name: str) -> Augment:
-        return SampleAugment(STRENGTHS[name], device, flip_pairs, outside)
+        return SampleAugment(strength_of(name, config.bounds()), device, flip_pairs, outside)
 
     if config.preset == "progressive":
         first, then = preset(config.first), preset(config.then)
         found: Augment = Progressive(first, then, config.at, config.per)
     else:
         found = preset(config.preset)
+    if config.own.name:
+        found = Chain((found, Own(config.own, device)))
     if not config.mixup and not config.cutmix:
         return found
     mixing = Mixing(
@@ -70,8 +73,24 @@ def build_rl_augment(
         prefixes: prefixes of the names of observations in batches.
 
     Raises:
-        ConfigError: if the spec has nothing that the preset changes, or the preset is for samples.
+        ConfigError: if the spec has nothing that the preset changes, the preset is for samples, or
+            an augmentation of the user's cannot be made.
     """
+    found = _rl_preset(config, spec, device, prefixes)
+    if not config.own.name:
+        return found
+    own = Own(config.own, device)
+    return own if found is None else Chain((found, own))
+
+
+def _rl_preset(
+    config: AugmentConfig, spec: EnvSpec, device: torch.device, prefixes: Sequence[str]
+) -> Augment | None:
+    if bounds := config.bounds():
+        raise ConfigError(
+            f"augment.{next(iter(bounds))} is for samples with masks, not for an environment; "
+            "remove it"
+        )
     if config.preset == "none":
         return None
     if config.preset == "symmetry":

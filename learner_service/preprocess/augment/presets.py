@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from murmur.learner_service.preprocess.augment.warp import (
     warp_image,
     warp_mask,
 )
+from murmur.shared.process.errors import ConfigError
 
 IMAGE, MASK = "image", "mask"
 
@@ -50,6 +52,20 @@ class Strength:
     blur: float = 0.0
 
 
+# Options of the configuration by what they bound; each group's probability is its last.
+_GROUPS: dict[str, dict[str, str]] = {
+    "flip": {"flip_probability": "flip"},
+    "rotate": {"rotation_degrees": "degrees", "rotation_probability": "rotate"},
+    "affine": {"scale": "scale", "shift": "shift", "affine_probability": "affine"},
+    "jitter": {
+        "brightness": "brightness",
+        "contrast": "contrast",
+        "saturation": "saturation",
+        "color_probability": "jitter",
+    },
+    "blur": {"blur_sigma": "sigma", "blur_probability": "blur"},
+}
+_USUAL = 0.5  # probability of what a preset never does, if only its bounds are given
 _NONE = Strength(flip=0.0)
 STRENGTHS: dict[str, Strength] = {
     "none": _NONE,
@@ -78,6 +94,39 @@ STRENGTHS: dict[str, Strength] = {
         blur=0.2,
     ),
 }
+
+
+def strength_of(preset: str, bounds: Mapping[str, Any]) -> Strength:
+    """Return a preset's bounds with some of them changed.
+
+    Args:
+        preset: name in STRENGTHS.
+        bounds: options of `augment` by name, such as rotation_degrees.
+
+    Raises:
+        ConfigError: for a probability of a change whose bounds are all 0.
+    """
+    found = STRENGTHS[preset]
+    for gate, options in _GROUPS.items():
+        given = {name: bounds[key] for key, name in options.items() if key in bounds}
+        if not given:
+            continue
+        found = replace(found, **given)
+        *sizes, (chance, _) = options.items()
+        if chance not in bounds and not getattr(found, gate):
+            found = replace(found, **{gate: _USUAL})
+        if bounds.get(chance) and sizes and not any(_any(found, name) for _, name in sizes):
+            keys = ", ".join(f"augment.{key}" for key, _ in sizes)
+            raise ConfigError(
+                f"augment.{chance}={bounds[chance]:g} changes nothing: {keys} "
+                f"{'are' if len(sizes) > 1 else 'is'} 0 with preset={preset}; set one"
+            )
+    return found
+
+
+def _any(strength: Strength, name: str) -> bool:
+    value = getattr(strength, name)
+    return any(value) if isinstance(value, tuple) else bool(value)
 
 
 def parameters(s: Strength) -> tuple[dict[str, Parameter], dict[str, float]]:

@@ -1,10 +1,13 @@
 """The interface: presets, phases, reproducibility, what is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from murmur.learner_service.preprocess.augment import build_augment, build_rl_augment
 from murmur.learner_service.preprocess.augment.base import Augment
+from murmur.learner_service.preprocess.augment.presets import STRENGTHS, Strength, strength_of
 from murmur.shared.config.experiment import AugmentConfig
 from murmur.shared.config.section import validate
 from murmur.shared.process.errors import ConfigError
@@ -164,3 +167,111 @@ def test_presets_for_rl_are_refused_for_samples() -> None:
 def test_options_that_contradict_are_refused(options: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         validate(AugmentConfig, options)
+
+
+def strength(preset: str, **options: object) -> Strength:
+    return strength_of(preset, validate(AugmentConfig, options).bounds())
+
+
+def test_bounds_change_a_preset_alone_where_they_are_given() -> None:
+    assert strength("standard") == STRENGTHS["standard"]
+    assert strength("standard", rotation_degrees=30, brightness=0.4) == replace(
+        STRENGTHS["standard"], degrees=30.0, brightness=0.4
+    )
+    assert strength("none", flip_probability=1.0) == Strength(flip=1.0)
+    assert strength("none", shift=0.1) == Strength(flip=0.0, shift=0.1, affine=0.5)
+    assert strength("minimal", contrast=0.2, color_probability=0.1) == Strength(
+        contrast=0.2, jitter=0.1
+    )
+    assert strength("none", blur_probability=0.3) == Strength(flip=0.0, blur=0.3)
+    assert strength("strong", blur_sigma=[1.0, 1.5]).sigma == (1.0, 1.5)
+    assert strength("strong", rotation_probability=0.0).rotate == 0
+
+
+def test_bounds_do_what_they_say_to_pixels() -> None:
+    given = samples()
+    out = build(flip_probability=1.0)(given, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(out["image"], given["image"].flip(-1) / 255)
+    bright = build(brightness=0.5, color_probability=1.0)
+    grey = {"image": torch.full((500, 3, 2, 2), 0.4), "mask": torch.zeros(500, 2, 2).byte()}
+    levels = bright(grey, torch.Generator().manual_seed(0))["image"][:, 0, 0, 0]
+    assert 0.2 <= levels.min() < 0.22
+    assert 0.58 < levels.max() <= 0.6
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"rotation_probability": 0.5}, r"changes nothing: augment\.rotation_degrees is 0 with"),
+        ({"color_probability": 0.5}, "augment.contrast, augment.saturation are 0 with preset=none"),
+        ({"blur_sigma": [2.0, 1.0]}, "write the least sigma, above 0, then the largest"),
+        ({"preset": "random-shift", "scale": 0.1}, "scale needs samples with masks"),
+        ({"own": {"name": "noise"}}, "write it as package.module:Class"),
+        ({"own": {"name": f"{__name__}:Doubling", "by": 3}}, "Doubling.*by|by.*Doubling|own.by"),
+        ({"own": {"name": f"{__name__}:Nowhere"}}, "has no 'Nowhere'"),
+    ],
+)
+def test_bounds_and_code_that_cannot_work_are_refused(options: dict[str, object], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        build(**options)
+
+
+class Doubling:
+    """Multiplies the array named, by a factor."""
+
+    def __init__(self, device: torch.device, array: str = "image", factor: float = 2.0) -> None:
+        self.array, self.factor = array, factor
+
+    def __call__(
+        self, batch: dict[str, torch.Tensor], generator: torch.Generator
+    ) -> dict[str, torch.Tensor]:
+        return {**batch, self.array: batch[self.array] * self.factor}
+
+
+class Forgetful(Doubling):
+    """Loses the masks."""
+
+    def __call__(
+        self, batch: dict[str, torch.Tensor], generator: torch.Generator
+    ) -> dict[str, torch.Tensor]:
+        return {"image": batch["image"]}
+
+
+class Raising(Doubling):
+    """Fails."""
+
+    def __call__(
+        self, batch: dict[str, torch.Tensor], generator: torch.Generator
+    ) -> dict[str, torch.Tensor]:
+        return {"image": batch["no such array"]}
+
+
+def test_code_of_the_user_follows_the_preset() -> None:
+    given, own = samples(), {"name": f"{__name__}:Doubling", "factor": 0.5}
+    out = build(flip_probability=1.0, own=own)(given, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(out["image"], given["image"].flip(-1) / 510)
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        ({"name": f"{__name__}:Forgetful"}, "Forgetful' returned no 'mask'; return all of the bat"),
+        ({"name": f"{__name__}:Raising"}, "Raising' failed: KeyError: 'no such array'"),
+        ({"name": f"{__name__}:Doubling", "array": "index"}, "returned 'index' as torch.float32"),
+    ],
+)
+def test_results_of_another_form_are_refused(own: dict[str, object], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        build(own=own)(samples(), torch.Generator().manual_seed(0))
+
+
+def test_code_of_the_user_changes_transitions() -> None:
+    spec = EnvSpec("toy", 1, (ArraySpec("x", "float32", (2,)),), Discrete(2))
+    own = {"name": f"{__name__}:Doubling", "array": "observation/x"}
+    augment = build_rl_augment(validate(AugmentConfig, {"own": own}), spec, CPU, ("observation/",))
+    assert augment is not None
+    out = augment({"observation/x": torch.ones(3, 1, 2)}, torch.Generator().manual_seed(0))
+    assert (out["observation/x"] == 2).all()
+    for options in ({"rotation_degrees": 5.0}, {"flip_probability": 0.5}):
+        with pytest.raises(ConfigError, match="is for samples with masks, not for an environment"):
+            build_rl_augment(validate(AugmentConfig, options), spec, CPU)
