@@ -108,13 +108,16 @@ def strength_of(preset: str, bounds: Mapping[str, Any]) -> Strength:
     """
     found = STRENGTHS[preset]
     for gate, options in _GROUPS.items():
-        given = {name: bounds[key] for key, name in options.items() if key in bounds}
+        given: dict[str, Any] = {
+            name: bounds[key] for key, name in options.items() if key in bounds
+        }
         if not given:
             continue
         found = replace(found, **given)
         *sizes, (chance, _) = options.items()
         if chance not in bounds and not getattr(found, gate):
-            found = replace(found, **{gate: _USUAL})
+            given[gate] = _USUAL
+            found = replace(found, **given)
         if bounds.get(chance) and sizes and not any(_any(found, name) for _, name in sizes):
             keys = ", ".join(f"augment.{key}" for key, _ in sizes)
             raise ConfigError(

@@ -155,4 +155,6 @@ def flip_mask(mask: Tensor, flip: Tensor, classes: MaskMap) -> Tensor:
 
 def flip_image(image: Tensor, flip: Tensor) -> Tensor:
     """Images [N, C, H, W], mirrored where flip is -1."""
-    return torch.where(flip.view(-1, 1, 1, 1) < 0, image.flip(-1), image)
+    from kornia.geometry.transform import hflip
+
+    return torch.where(flip.view(-1, 1, 1, 1) < 0, hflip(image), image)
