@@ -6,7 +6,7 @@ copies by one call. How it begins episodes (its metadata's `autoreset_mode`) dec
     Disabled    reset(seed=…, options={"reset_mask": …}) begins an episode in the copies that the
                 mask names, each from its own seed: all promises hold
     NextStep    a copy begins its next episode by itself in the step after its end, from a seed
-                that nobody knows: no sync pipeline, and no episode is played twice
+                that murmur does not know: no sync pipeline, and no episode is played twice
 
 SameStep is refused: it hides an episode's last observation among the infos.
 """
@@ -62,7 +62,7 @@ class Config(AdapterConfig):
     def _is_kept(cls, value: bool) -> bool:
         if value:
             raise ValueError(
-                "a vectorised environment cannot make one copy anew; use environment.name: "
+                "a vectorised environment cannot make one copy again; use environment.name: "
                 "gymnasium with a factory that makes one environment"
             )
         return value
@@ -71,7 +71,7 @@ class Config(AdapterConfig):
 class GymnasiumVector(VectorEnvironment):
     """A gymnasium.vector.VectorEnv of N copies behind the contract.
 
-    A step in which episodes begin costs a second reset of these copies where others go on: a
+    A step in which episodes begin costs a second reset of these copies where others continue: a
     VectorEnv steps all copies at once, so copies that have ended are reset before the step and
     reset from their seeds after it.
 
@@ -184,7 +184,7 @@ class GymnasiumVector(VectorEnvironment):
                 f"observation; {fix}"
             )
         raise ConfigError(
-            f"'{factory}' has metadata['autoreset_mode'] {said!r}, so nobody knows when its "
+            f"'{factory}' has metadata['autoreset_mode'] {said!r}, so murmur cannot tell when its "
             f"episodes begin; set it to {_DISABLED} or {_NEXT_STEP}; {fix}"
         )
 

@@ -232,7 +232,7 @@ def test_next_step_autoreset_begins_episodes_where_they_are_due() -> None:
     assert "episodes of" in describe_environment(cartpole, 200)[-1]
 
 
-def test_a_fault_of_next_step_autoreset_loses_all_copies_and_goes_on() -> None:
+def test_a_fault_of_next_step_autoreset_loses_all_copies() -> None:
     guarded = GuardedEnvironment(lambda: cartpole(2), FaultCount(10, lambda *_: None))
     guarded.step(np.zeros((2, 1), np.int32), np.ones(2, np.bool_))
     guarded.step(np.zeros((2, 1), np.int32), np.array([True, False]))
@@ -262,7 +262,7 @@ def test_a_fault_of_next_step_autoreset_loses_all_copies_and_goes_on() -> None:
         ),
         (f"{__name__}:Silent", {}, r"metadata\['autoreset_mode'\] None"),
         (OWN, {"arguments": {"num_envs": 2}}, "made 2 copies where num_envs=3"),
-        (OWN, {"renew": True}, "cannot make one copy anew"),
+        (OWN, {"renew": True}, "cannot make one copy again"),
         (
             "gymnasium:make",
             {"arguments": {"id": "CartPole-v1"}},

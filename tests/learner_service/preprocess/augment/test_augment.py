@@ -211,7 +211,7 @@ def test_bounds_do_what_they_say_to_pixels() -> None:
         ({"own": {"name": f"{__name__}:Nowhere"}}, "has no 'Nowhere'"),
     ],
 )
-def test_bounds_and_code_that_cannot_work_are_refused(options: dict[str, object], why: str) -> None:
+def test_impossible_bounds_and_code_are_refused(options: dict[str, object], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         build(**options)
 
