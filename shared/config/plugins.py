@@ -133,23 +133,31 @@ def _with_default(known: FieldInfo, value: Any) -> tuple[Any, FieldInfo]:  # noq
     return kind, FieldInfo.merge_field_infos(known, annotation=kind, default=value)
 
 
-@cache
-def _variant(folder: str, name: str) -> ModuleType:
-    """Make a plug-in's module from an entry of the folder's VARIANTS."""
-    variant: Variant = import_module(folder).VARIANTS[name]
-    base = import_module(f"{folder}.{variant.of}")
-    inherited: dict[str, FieldInfo] = base.Config.model_fields
+def variant_config(variant: Variant, base: type[BaseModel], name: str) -> type[BaseModel]:
+    """Return the options of a variant.
+
+    Args:
+        variant: entry of a folder's VARIANTS.
+        base: options of the plug-in that it differs from.
+        name: name of the variant.
+    """
     options: dict[str, Any] = {
         option: (Literal[value], Field(value, description=description))
         for option, (value, description) in variant.fixed.items()
     }
     for option, value in variant.defaults.items():
-        options[option] = _with_default(inherited[option], value)
+        options[option] = _with_default(base.model_fields[option], value)
+    return create_model("Config", __base__=base, __doc__=f"Options of {name}.", **options)
+
+
+@cache
+def _variant(folder: str, name: str) -> ModuleType:
+    """Make a plug-in's module from an entry of the folder's VARIANTS."""
+    variant: Variant = import_module(folder).VARIANTS[name]
+    base = import_module(f"{folder}.{variant.of}")
     module = ModuleType(f"{folder}.{name}", variant.doc)
     vars(module).update({key: value for key, value in vars(base).items() if key.isupper()})
-    config: type[BaseModel] = create_model(
-        "Config", __base__=base.Config, __doc__=f"Options of {name}.", **options
-    )
+    config = variant_config(variant, base.Config, name)
     vars(module).update({"Config": config, "build": base.build})
     return module
 
