@@ -20,6 +20,7 @@ from murmur.shared.config.text import (
     parse_yaml,
     plain_value,
     short,
+    yaml_trouble,
 )
 from murmur.shared.process.errors import ConfigError
 
@@ -66,7 +67,7 @@ def _why_none(name: str) -> str:
             return "it is a folder; give a YAML file"
     if "://" in name:
         return "murmur downloads nothing; save it as a file and give that"
-    names = known_names(name.lower().replace("_", "-"), config_names())
+    names = known_names(name.lower().replace("_", "-"), config_names(), "murmur list")
     return f"neither a file nor one of those that come with murmur; {names}"
 
 
@@ -110,7 +111,7 @@ def read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except NO_YAML as error:
-        raise ConfigError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path} is no valid YAML: {yaml_trouble(error)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds a {type(data).__name__}; expected sections of keys")
     return _extended(data, str(path), (*seen, path))
