@@ -73,7 +73,7 @@ def job_script(
     places = math.ceil(sessions / ranks) + _PLACES_KEPT
     if places > settings.learner.max_sessions:
         overrides.append(f"learner.max_sessions={places}")
-    evaluates = settings.evaluation.every_updates > 0 and not settings.supervised
+    evaluates = settings.evaluation.on and not settings.supervised
     # The #SBATCH lines of each component, and the options of its srun.
     gres = [f"--gres=gpu:{per_node}"] if gpus else []
     learner = [

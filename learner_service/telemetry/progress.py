@@ -136,12 +136,15 @@ class Progress:
             self.drop("restart", lost)
 
 
-def reached_limit(limits: RunConfig, updates: int, env_steps: int, seconds: float) -> str:
+def reached_limit(
+    limits: RunConfig, updates: int, env_steps: int, seconds: float, episodes: int
+) -> str:
     """The limit of a run that so much has reached, as it is configured; "" if none."""
     for name, done, limit in (
         ("max_updates", updates, limits.max_updates),
         ("max_env_steps", env_steps, limits.max_env_steps),
         ("max_minutes", seconds / 60, limits.max_minutes),
+        ("max_episodes", episodes, limits.max_episodes),
     ):
         if limit and done >= limit:
             return f"run.{name}={limit}"

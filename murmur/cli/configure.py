@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from murmur.cli.app import app
+from murmur.cli.app import PREPARE, app
 from murmur.cli.completion import complete_config, complete_environment, complete_source
 from murmur.cli.options import Set
 from murmur.shared.process.errors import ConfigError
@@ -45,7 +45,7 @@ Credentials = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=PREPARE)
 def config(
     name: Annotated[
         str | None,
@@ -116,7 +116,7 @@ def _short(value: object) -> str:
     return str(value) if value != "" else "''"
 
 
-@app.command()
+@app.command(rich_help_panel=PREPARE)
 def new(
     kind: Annotated[
         Literal["algorithm", "network", "environment", "source"],
@@ -152,7 +152,7 @@ def new(
         console.print(plain(f"      {what}", "dim"))
 
 
-@app.command()
+@app.command(rich_help_panel=PREPARE)
 def certs(
     folder: Annotated[Path, typer.Argument(help="Where to write; one folder for each role in it.")],
     host: ExtraHost = None,
@@ -193,7 +193,7 @@ def certs(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=PREPARE)
 def check_env(
     name: Annotated[
         str,
@@ -245,7 +245,7 @@ def check_env(
         console.print(plain(f"  {line}"))
 
 
-@app.command()
+@app.command(rich_help_panel=PREPARE)
 def check_source(
     name: Annotated[
         str,
@@ -291,7 +291,7 @@ def check_source(
     raise SystemExit(0 if found.usable else 1)
 
 
-@app.command()
+@app.command(rich_help_panel=PREPARE)
 def conformance(
     address: Annotated[
         str,

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from murmur.cli.app import app, typed_command
+from murmur.cli.app import RESULTS, TRAIN, app, typed_command
 from murmur.cli.completion import complete_config, complete_run
-from murmur.cli.options import Set
+from murmur.cli.options import Device, Minutes, Set, Steps, Updates, with_short
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.process.files import size_text, write_json, write_output
-from murmur.text import print_plain
+from murmur.text import counted, print_plain
 
 _WIDEST = 10_000  # characters of a line
 
@@ -101,7 +101,7 @@ ListFile = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def sweep(
     targets: Configurations = None,
     seeds: Annotated[
@@ -109,6 +109,10 @@ def sweep(
     ] = None,
     vary: Varied = None,
     set_: Set = None,
+    minutes: Minutes = None,
+    steps: Steps = None,
+    updates: Updates = None,
+    device: Device = None,
     parallel: Parallel = None,
     folder: Annotated[
         Path | None, typer.Option(help="The sweep's folder; default: runs/sweep-<name>-<time>.")
@@ -122,7 +126,7 @@ def sweep(
 
     [bold]Examples[/]
 
-      murmur sweep formation --seeds 5
+      murmur sweep formation --seeds 5 --minutes 10
 
       murmur sweep spread lbf-5x5 --seeds 5 --vary algorithm.name=mappo,coma,qmix
 
@@ -132,7 +136,14 @@ def sweep(
     """
     from murmur.sweeps.run import open_sweep, run_sweep
 
-    opened = open_sweep(targets or [], _changes(seeds, vary, set_), folder, resume=resume)
+    short = {
+        "run.max_minutes": minutes,
+        "run.max_env_steps": steps,
+        "run.max_updates": updates,
+        "learner.device": device,
+    }
+    changes = _changes(seeds, vary, with_short(set_, short))
+    opened = open_sweep(targets or [], changes, folder, resume=resume)
     if run_sweep(opened, console=Console(), parallel=parallel):
         raise SystemExit(1)
 
@@ -158,7 +169,7 @@ def _changes(seeds: str | None, vary: list[str] | None, set_: list[str] | None) 
     return {**changes, "set": items} if items else changes
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def compare(
     targets: Compared,
     metric: Judged = None,
@@ -206,7 +217,7 @@ def compare(
     print_plain(console, f"written: {file}")
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def runs(
     targets: Listed = None,
     sort: SortedBy = "date",
@@ -242,12 +253,12 @@ def runs(
     width = max(console.width, console.measure(table, options=whole).maximum)
     Console(stderr=to_stdout, width=width).print(table)
     total = sum(run.size for run in found)
-    print_plain(console, f"{len(found)} runs, {size_text(total)}")
+    print_plain(console, f"{counted(len(found), 'run')}, {size_text(total)}")
     if json_file is not None:
         write_json(json_file, [run.record() for run in found])
     if not delete or not found:
         return
     if not yes:
-        typer.confirm(f"Delete these {len(found)} runs for good?", abort=True)
+        typer.confirm(f"Delete {counted(len(found), 'run')} for good?", abort=True)
     freed = delete_runs(found, lambda line: print_plain(console, line, "yellow"))
     print_plain(console, f"deleted: {size_text(freed)}")

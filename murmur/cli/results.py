@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from murmur.cli.app import app
+from murmur.cli.app import RESULTS, app
 from murmur.cli.options import BaselineName, Checkpoint, EnvironmentConfig, FirstSeed, Set, Target
 from murmur.cli.target import begun, chosen_environment, trained
 from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.text import print_plain
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def render(
     target: Target = None,
     out: Annotated[
@@ -67,7 +67,7 @@ def render(
     print_plain(console, f"written: {file}")
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def report(
     target: Target = None,
     out: Annotated[
@@ -115,7 +115,7 @@ def report(
     print_plain(console, f"written: {file}")
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def export(
     target: Target = None,
     format_: Annotated[
@@ -163,7 +163,7 @@ def export(
     print_plain(console, f"written: {file}")
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def track(target: Target = None, set_: Set = None) -> None:
     """Send a run to the W&B or MLflow of its configuration: what was not sent while it trained.
 

@@ -207,6 +207,15 @@ def list_everything() -> dict[str, dict[str, str]]:
     return found
 
 
+def all_keys() -> Iterator[str]:
+    """Yield the dotted keys of murmur's own options: sections first, then plug-ins by name."""
+    yield from (key for key, _ in fields(ExperimentConfig))
+    for kind in ("algorithm", "network"):
+        for name in plugin_names(kind):
+            if (model := declared_model(kind, name)) is not None:
+                yield from (f"{kind}.{key}" for key, _ in fields(model))
+
+
 def plugin_model(kind: str, plugin: PluginConfig) -> type[BaseModel] | None:
     """Return the plug-in's own options, or None if they cannot be known here.
 

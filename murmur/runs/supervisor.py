@@ -87,7 +87,7 @@ class Supervisor:
         self._say = say
         self._on_progress = on_progress
         self._on_trouble = on_trouble
-        self._tail = ProgressTail(run.progress_file)
+        self._tail = ProgressTail(run.progress_file, skip=resume)
         self._notices, self._noticed = ProgressTail(run.path / NOTICES), set[str]()
         self._learners = learners
         self.stop_failure = ""
@@ -97,7 +97,7 @@ class Supervisor:
         self.learner = self._child("learner", self._learner_command)
         self.learner.lock = run.lock
         self.others = [self._child("env-server", self._env_server_command)]
-        if config.evaluation.every_updates > 0 and not config.supervised:
+        if config.evaluation.on and not config.supervised:
             evaluator = partial(self._env_server_command, evaluate=True)
             self.others.append(self._child("evaluator", evaluator))
         logs = [child.log for child in [self.learner, *self.others]]

@@ -42,6 +42,9 @@ class RunConfig(Section):
         "source, samples trained; 0: no limit",
     )
     max_minutes: float = Field(0, ge=0, description="stop after this many minutes; 0: no limit")
+    max_episodes: int = Field(
+        0, ge=0, description="stop after this many finished training episodes; 0: no limit"
+    )
     start_from: str = Field(
         "",
         description="fine-tuning: the checkpoint, or the run's folder (its best one), that a new "
@@ -345,7 +348,13 @@ class EnvServerConfig(Section):
 class EvaluationConfig(Section):
     """Greedy evaluation during training, by a separate session."""
 
-    every_updates: int = Field(0, ge=0, description="0: never")
+    every_updates: int = Field(
+        0, ge=0, description="updates between two evaluations; one of the three at most; all 0: never"
+    )
+    every_env_steps: int = Field(
+        0, ge=0, description="environment steps (all agents act in one) between two evaluations"
+    )
+    every_minutes: float = Field(0, ge=0, description="minutes between two evaluations")
     episodes: int = Field(
         50,
         ge=1,
@@ -374,6 +383,21 @@ class EvaluationConfig(Section):
         description="evaluator: keep what pictures of its newest first episode need in this .npz, "
         "for the live page; `murmur train` names it; empty: no file",
     )
+
+    @property
+    def on(self) -> bool:
+        """Return whether there are evaluations during training."""
+        return bool(self.every_updates or self.every_env_steps or self.every_minutes)
+
+    @model_validator(mode="after")
+    def _has_one_clock(self) -> Self:
+        clocks = ("every_updates", "every_env_steps", "every_minutes")
+        given = [f"{key}={getattr(self, key):g}" for key in clocks if getattr(self, key)]
+        if len(given) > 1:
+            raise ValueError(
+                f"{' and '.join(given)}: evaluations follow one of them; set the others to 0"
+            )
+        return self
 
     @field_validator("environment")
     @classmethod
@@ -474,6 +498,11 @@ class ExperimentConfig(Section):
             )
         if self.source.name and self.league.on:
             raise ValueError("league: a run with a source has no opponents; leave it out")
+        if self.source.name and self.run.max_episodes:
+            raise ValueError(
+                f"run.max_episodes={self.run.max_episodes}: a run with a source has no episodes; "
+                "set algorithm.epochs"
+            )
         if self.source.name and self.imitation.baseline:
             raise ValueError("imitation: a run with a source has no baseline; leave it out")
         return self
