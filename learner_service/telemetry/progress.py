@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
 from murmur.learner_service.telemetry.figures import Figures, png
 from murmur.learner_service.telemetry.scalars import scalars_of
-from murmur.learner_service.telemetry.tracking import TrackerProcesses
+from murmur.learner_service.telemetry.tracking import TrackerProcesses, flattened
 from murmur.shared.config.experiment import RunConfig, TrackingConfig
+from murmur.shared.config.text import parse_yaml, without_secrets
 from murmur.shared.process.errors import ResourceError
 from murmur.shared.process.files import make_folder, write_whole
 from murmur.shared.process.process import logger
@@ -176,6 +178,7 @@ class ProgressLog:
         if "tensorboard" in tracking.loggers:
             with self._board_may_fail():
                 self._board = SummaryWriter(str(run_dir / "tensorboard"), flush_secs=_FLUSH_S)
+                self._note_parameters(run_dir / "config.yaml")
         self._trackers = TrackerProcesses(run_dir, tracking)
         self._figures, self._figures_every = run_dir / "figures", tracking.figures_every_evaluations
         self._evaluations = 0  # in this process
@@ -183,6 +186,19 @@ class ProgressLog:
         self._last = (time.monotonic(), progress.env_steps_received)
         self._grouped = False  # whether `_last` counts all ranks
         self._rate = 0.0
+
+    def _note_parameters(self, config_file: Path) -> None:
+        """Give TensorBoard's tab HPARAMS the run's configuration, and the curves to judge it by."""
+        if self._board is None or not config_file.is_file():
+            return
+        config = parse_yaml(config_file.read_text(), str(config_file))
+        best = config.get("evaluation", {}).get("best_metric", "return").removeprefix("-")
+        metrics = dict.fromkeys((f"evaluation/{best}", "episode/return"), 0.0)
+        parameters = flattened(without_secrets(config))
+        parameters = {k: v for k, v in parameters.items() if isinstance(v, bool | str | int | float)}
+        writer = self._board._get_file_writer()  # add_hparams would write a point of each metric
+        for summary in hparams(parameters, metrics)[:2]:
+            writer.add_summary(summary)
 
     def write(
         self, figures: Mapping[str, Any], totals: Mapping[str, Any] = MappingProxyType({})

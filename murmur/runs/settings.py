@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -19,7 +20,7 @@ from murmur.env_service.environment import VectorEnvironment, environment_module
 from murmur.runs.declared import declared_model, first_lines
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.cores import available_cores, choose
-from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.experiment import TRACKERS, ExperimentConfig
 from murmur.shared.config.files import (
     Overrides,
     changes_of,
@@ -204,6 +205,13 @@ def list_everything() -> dict[str, dict[str, str]]:
                 for name in found["environments"]
                 for baseline, factory in load_plugin(kind, name).BASELINES.items()
             }
+    trackers = {entry.name: entry for entry in entry_points(group=TRACKERS)}
+    found["trackers"] = {
+        "tensorboard": "Curves in the run's folder.",
+        "wandb": "Weights & Biases.",
+        "mlflow": "MLflow.",
+        **{name: f"{entry.value}" for name, entry in trackers.items()},
+    }
     return found
 
 

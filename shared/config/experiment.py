@@ -8,6 +8,7 @@ that says what was probably meant.
 """
 
 import os
+from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -21,7 +22,7 @@ from pydantic import (
 )
 
 from murmur.shared.config.learner import LearnerConfig
-from murmur.shared.config.section import NO_PLUGIN, Auto, PluginConfig, Section, merged
+from murmur.shared.config.section import NO_PLUGIN, Auto, PluginConfig, Section, known_names, merged
 from murmur.shared.config.text import short, without_secrets
 from murmur.shared.process.errors import ConfigError
 
@@ -90,15 +91,17 @@ class SecurityConfig(Section):
 
 _URI = "MURMUR_MLFLOW_URI"  # for child processes: the URI with its user and password
 
-Logger = Literal["tensorboard", "wandb", "mlflow"]
+LOGGERS = ("tensorboard", "wandb", "mlflow")
+TRACKERS = "murmur.trackers"  # entry points of installed packages with a tracker
 
 
 class TrackingConfig(Section):
     """Destinations of curves, hyper-parameters and pictures besides the run's folder."""
 
-    loggers: tuple[Logger, ...] = Field(
+    loggers: tuple[str, ...] = Field(
         ("tensorboard",),
-        description="any of tensorboard, wandb (extra wandb) and mlflow (extra mlflow)",
+        description="any of tensorboard, wandb (extra wandb), mlflow (extra mlflow), and trackers of "
+        "installed packages",
     )
     project: str = Field(
         "murmur", min_length=1, description="W&B project, or MLflow experiment, of the run"
@@ -146,8 +149,11 @@ class TrackingConfig(Section):
 
     @field_validator("loggers")
     @classmethod
-    def _are_different(cls, value: tuple[Logger, ...]) -> tuple[Logger, ...]:
+    def _are_known_and_different(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
+            if name not in LOGGERS and not entry_points(group=TRACKERS, name=name):
+                known = [*LOGGERS, *(entry.name for entry in entry_points(group=TRACKERS))]
+                raise ValueError(f"no tracker '{name}'; {known_names(name, known)}")
             if value.count(name) > 1:
                 raise ValueError(f"'{name}' is listed {value.count(name)} times; list it once")
         return value

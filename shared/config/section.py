@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
-from typing import Annotated, Any, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -214,9 +214,21 @@ _EXACT = 2**53  # floats from here on skip whole numbers
 _MOST_S = 1e9  # 30 years; longer waits overflow the system's clocks
 
 # A number that 0 leaves to murmur; `auto` says the same.
-Auto = Annotated[int, BeforeValidator(lambda value: 0 if value == "auto" else value)]
+Auto = Annotated[
+    int,
+    BeforeValidator(
+        lambda value: 0 if value == "auto" else value,
+        json_schema_input_type=int | Literal["auto"],
+    ),
+]
 # The same where 0 is a number like any other: null, or `auto`.
-Open = Annotated[int | None, BeforeValidator(lambda value: None if value == "auto" else value)]
+Open = Annotated[
+    int | None,
+    BeforeValidator(
+        lambda value: None if value == "auto" else value,
+        json_schema_input_type=int | Literal["auto"] | None,
+    ),
+]
 
 
 class Section(BaseModel):
