@@ -25,6 +25,14 @@ from murmur.text import plain
 TRAIN, RESULTS, SPEED, PREPARE = "Train", "Results", "Machine and speed", "Prepare"  # of commands
 
 
+# Options of other libraries' commands -> murmur's.
+_OTHER_OPTIONS = {
+    **dict.fromkeys(("cuda", "gpu", "cpu"), "device"),
+    **dict.fromkeys(("timesteps", "total_timesteps", "num_steps"), "steps"),
+    "num_envs": "envs_per_worker",
+}
+
+
 class _Commands(typer.core.TyperGroup):
     """The commands; an unknown option is answered with the nearest one, or a key of --set."""
 
@@ -44,14 +52,19 @@ def _unknown_option(error: Any) -> str:  # noqa: ANN401
     from murmur.runs.settings import all_keys
 
     options = {opt for p in error.ctx.command.params for opt in (*p.opts, *p.secondary_opts)}
-    instead = {option.lstrip("-").replace("-", "_"): option for option in options}
-    if "--set" in options:
-        for key in reversed(list(all_keys())):  # of equal names the first counts
-            short = SHORT.get(key, "")
-            written = short if short in options else f"--set {key}=VALUE"
-            instead.setdefault(key.rpartition(".")[2], written)
+    named = {option.lstrip("-").replace("-", "_"): option for option in options}
+    keys = dict[str, str]()
+    for key in all_keys() if "--set" in options else ():  # of equal names the first counts
+        short = SHORT.get(key, "")
+        written = short if short in options else f"--set {key}=VALUE"
+        keys.setdefault(key.rpartition(".")[2], written)
     name = error.option_name.lstrip("-").replace("-", "_")
-    near = dict.fromkeys(instead[found] for found in nearest(name, instead))
+    name = _OTHER_OPTIONS.get(name, name)
+    if keys.get(name) in options:
+        near = [keys[name]]
+    else:
+        alike = [named[found] for found in nearest(name, named, 1)]
+        near = alike or [keys[found] for found in nearest(name, keys)]
     command = error.ctx.command.name
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"`murmur {command}` has no option {error.option_name}{hint} (`murmur {command} -h`)"

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from murmur.cli.app import RESULTS, TRAIN, app, typed_command
 from murmur.cli.completion import complete_config, complete_run
-from murmur.cli.options import Device, Minutes, Set, Steps, Updates, with_short
+from murmur.cli.options import Device, Minutes, Sbatch, Set, Steps, Updates, with_short
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.process.files import size_text, write_json, write_output
 from murmur.text import counted, print_plain
@@ -118,8 +118,16 @@ def sweep(
         Path | None, typer.Option(help="The sweep's folder; default: runs/sweep-<name>-<time>.")
     ] = None,
     resume: Resume = False,
+    slurm: Annotated[
+        bool,
+        typer.Option(
+            "--slurm",
+            help="Train nothing here: write a job array, SWEEP/array.sh, with a run for each task.",
+        ),
+    ] = False,
+    sbatch: Sbatch = None,
 ) -> None:
-    """Train many runs on this machine: seeds, settings, several configurations.
+    """Train many runs on this machine, or by Slurm: seeds, settings, several configurations.
 
     Complete runs are never repeated; runs that had begun resume from their checkpoint. Ends with 1
     if a run failed. See docs/many-runs.md.
@@ -133,9 +141,13 @@ def sweep(
       murmur sweep sweep.yaml --parallel 4
 
       murmur sweep --resume runs/sweep-formation-20260101-120000
-    """
-    from murmur.sweeps.run import open_sweep, run_sweep
 
+      murmur sweep spread --seeds 10 --slurm --sbatch=--time=4:00:00 --sbatch=--cpus-per-task=4
+    """
+    from murmur.sweeps.run import open_sweep, run_sweep, write_array
+
+    if sbatch and not slurm:
+        raise ConfigError("--sbatch is for --slurm: add it, or leave both out")
     short = {
         "run.max_minutes": minutes,
         "run.max_env_steps": steps,
@@ -144,6 +156,9 @@ def sweep(
     }
     changes = _changes(seeds, vary, with_short(set_, short))
     opened = open_sweep(targets or [], changes, folder, resume=resume)
+    if slurm:
+        print_plain(Console(), write_array(opened, parallel or 0, sbatch or []))
+        return
     if run_sweep(opened, console=Console(), parallel=parallel):
         raise SystemExit(1)
 

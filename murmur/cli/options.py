@@ -92,6 +92,13 @@ def with_short(set_: list[str] | None, given: Mapping[str, object]) -> list[str]
     return items
 
 
+Sbatch = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OPTION",
+        help="An option of sbatch, for all nodes or tasks, e.g. --sbatch=--partition=gpu. Repeatable.",
+    ),
+]
 Target = Annotated[
     Path | None,
     typer.Argument(

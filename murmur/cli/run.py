@@ -16,6 +16,7 @@ from murmur.cli.options import (
     Device,
     Episodes,
     Minutes,
+    Sbatch,
     Seed,
     Set,
     Steps,
@@ -119,13 +120,6 @@ CpusPerNode = Annotated[
     typer.Option(
         min=1,
         help="CPUs of each environment server; without env_server.num_workers also its workers.",
-    ),
-]
-Sbatch = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="OPTION",
-        help="An option of sbatch for all nodes, e.g. --sbatch=--partition=gpu. Repeatable.",
     ),
 ]
 SharedRun = Annotated[
