@@ -267,6 +267,7 @@ def _listen(
         learner.metrics_port,
         context.metrics.registry,
         lambda: liveness.trouble() if serving.is_set() else "not ready: it takes no sessions",
+        section="learner.",
     )
     loop = uvloop.new_event_loop()
     admission = Admission(learner, context.metrics, credentials, group.rank, group.size)
@@ -295,6 +296,8 @@ def _listen(
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
         run.end_input()
         context.finish()
+        p, how = context.progress, "stopped" if stop.is_set() else "done"
+        logger.info("%s: %d updates, %d environment steps", how, p.updates, p.all_env_steps)
     finally:
         stop.set()  # else the learner's thread continues, if this is an error
         if watch is not None:

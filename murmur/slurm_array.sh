@@ -41,13 +41,14 @@ else
     what=("$sweep/configs/$run.yaml")
 fi
 say "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)) on $(hostname): ${what[*]}"
-"${murmur[@]}" train "${what[@]}" --run "$folder" --no-page &
-pid=$!
 
 # Slurm sends SIGUSR1 before the time limit (--signal above), SIGTERM at `scancel` and at the limit.
 stopping=
-trap 'stopping=requeue; say "SIGUSR1: the run saves"; kill -TERM "$pid"' USR1
-trap 'stopping=${stopping:-end}; kill -TERM "$pid"' TERM
+pid=
+trap 'stopping=requeue; say "SIGUSR1: the run saves"; kill -TERM $pid' USR1
+trap 'stopping=${stopping:-end}; kill -TERM $pid' TERM
+"${murmur[@]}" train "${what[@]}" --run "$folder" --no-page &
+pid=$!
 wait "$pid"
 code=$?
 while kill -0 "$pid" 2> /dev/null; do # a trapped signal ended `wait`

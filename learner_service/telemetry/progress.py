@@ -29,6 +29,7 @@ OWN_COUNTERS = ("env_steps_received", "episodes", "rows_received", "rows_trained
 _COUNTERS = ("updates", "updates_skipped", *OWN_COUNTERS)
 _RECENT_EPISODES = 100
 _RATE_OVER_S = 0.5  # a rate over less is noise
+_RATE_SPAN_S = 10.0  # time that a rate is taken over: environments that wait for updates give bursts
 _TENSORBOARD = TrackingConfig()
 _FLUSH_S = 10  # how late TensorBoard shows a point
 
@@ -183,8 +184,8 @@ class ProgressLog:
         self._figures, self._figures_every = run_dir / "figures", tracking.figures_every_evaluations
         self._evaluations = 0  # in this process
         self._progress, self._num_agents = progress, num_agents
-        self._last = (time.monotonic(), progress.env_steps_received)
-        self._grouped = False  # whether `_last` counts all ranks
+        self._seen = deque([(time.monotonic(), progress.env_steps_received)])
+        self._grouped = False  # whether `_seen` counts all ranks
         self._rate = 0.0
 
     def _note_parameters(self, config_file: Path) -> None:
@@ -218,7 +219,7 @@ class ProgressLog:
         """
         received = totals.get("env_steps_received", self._progress.env_steps_received)
         if totals and not self._grouped:  # what the other ranks had before counts for no rate
-            self._last, self._grouped = (time.monotonic(), received), True
+            self._seen, self._grouped = deque([(time.monotonic(), received)]), True
         self._update_rate(received)
         means = self._progress.means()
         line = {
@@ -336,12 +337,14 @@ class ProgressLog:
         self._lines_lost += 1
 
     def _update_rate(self, received: int) -> None:
-        """Measure the rate of agent-steps once the last measurement is old enough."""
-        now = (time.monotonic(), received)
-        elapsed = now[0] - self._last[0]
+        """Measure the rate of agent-steps over the last seconds."""
+        now, seen = time.monotonic(), self._seen
+        seen.append((now, received))
+        while len(seen) > 2 and seen[1][0] <= now - _RATE_SPAN_S:
+            seen.popleft()
+        elapsed = now - seen[0][0]
         if elapsed >= _RATE_OVER_S:
-            self._rate = (now[1] - self._last[1]) / elapsed * self._num_agents
-            self._last = now
+            self._rate = (received - seen[0][1]) / elapsed * self._num_agents
 
     def _draw(self, line: Mapping[str, Any]) -> None:
         """Add a line's figures to TensorBoard."""

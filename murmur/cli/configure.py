@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -205,6 +206,7 @@ def new(
     plugin, test, configuration = files
     console.print("\nnext:")
     for command, what in (
+        *([] if find_spec("pytest") else [("pip install pytest", "it runs the test")]),
         (f"pytest {test}", f"whether {named} keeps the contract"),
         (f"murmur train {configuration}", f"train with it; then change {plugin}"),
     ):

@@ -53,6 +53,11 @@ _WRITTEN = (
 )
 
 
+_OF_A_START = (
+    *("config.yaml", "command.json", "learner*.json", "counters*.bin", "logs/*.log"),
+    *(NOTICES, LOCK_FILE),
+)
+
 MOST_RECORDS = 10_000  # of progress.jsonl that are kept in memory; a run of a day has 86 400
 BLOCK = 1 << 20  # bytes of a log or of progress.jsonl that are read at once; no line is longer
 _STAMP = "%Y%m%d-%H%M%S"
@@ -127,8 +132,9 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove what a start wrote before its learner refused; folders only if they are empty."""
-        for name in ("config.yaml", "command.json", "logs/learner.log", LOCK_FILE):
-            (self.path / name).unlink(missing_ok=True)
+        for pattern in _OF_A_START:
+            for file in self.path.glob(pattern):
+                file.unlink(missing_ok=True)
         for folder in (self.logs, self.path):
             with contextlib.suppress(OSError):  # it holds something else
                 folder.rmdir()
