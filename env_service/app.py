@@ -120,7 +120,11 @@ def run_env_server(
         name = f"{os.getpid()}.{time.monotonic_ns()}."  # unique on this machine
         workers = _workers(config, first_worker, evaluate, folder, name)
         metrics = MetricsServer(
-            server.metrics_host, server.metrics_port, registry, lambda: _trouble(workers)
+            server.metrics_host,
+            server.metrics_port,
+            registry,
+            lambda: _trouble(workers),
+            section="env_server.",
         )
         where = host_and_port(server.metrics_host, metrics.port)
         logger.info("metrics and health on http://%s", where)

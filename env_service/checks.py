@@ -159,8 +159,8 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
     environment.close()
     if lengths:
         lines.append(
-            f"episodes of {min(lengths)} to {max(lengths)} steps and returns of "
-            f"{min(returns):.4g} to {max(returns):.4g} in {rows} random steps"
+            f"episodes of {_range(lengths)} steps and returns of {_range(returns)} in {rows} "
+            "random steps"
         )
     else:
         lines.append(
@@ -168,6 +168,12 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
             "max_episode_steps"
         )
     return lines
+
+
+def _range(values: Sequence[float]) -> str:
+    """Format the least and the largest of values: 8 to 10, or 10 if they are the same."""
+    least, most = f"{min(values):.4g}", f"{max(values):.4g}"
+    return least if least == most else f"{least} to {most}"
 
 
 @dataclass(frozen=True)

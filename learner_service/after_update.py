@@ -18,6 +18,7 @@ from murmur.learner_service.serving.league import League
 from murmur.learner_service.serving.snapshots import Snapshots
 from murmur.learner_service.telemetry.figures import Figures
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.shared.config.experiment import EvaluationConfig
 from murmur.shared.process.ledger import enter
 
 
@@ -93,7 +94,7 @@ class KeepOpponents:
 
 @dataclass(eq=False)
 class Evaluate:
-    """Offers the policy to evaluators every few updates, and keeps the best one.
+    """Offers the policy to evaluators now and then, and keeps the best one.
 
     Attributes:
         algorithm: algorithm that learns.
@@ -101,7 +102,7 @@ class Evaluate:
         scheduler: hands evaluations to evaluators.
         keeper: keeps the best policy.
         report: logs results.
-        every_updates: updates from one evaluation to the next.
+        every: updates, environment steps or minutes from one evaluation to the next.
     """
 
     algorithm: Algorithm[Any]
@@ -109,23 +110,35 @@ class Evaluate:
     scheduler: EvaluationScheduler
     keeper: Keeper
     report: Report
-    every_updates: int
+    every: EvaluationConfig
     _offered: int = -1  # version of the latest evaluation
 
     def __post_init__(self) -> None:
         """Offer the untrained policy first."""
         self.scheduler.finished = self._finish
+        self._periods = self._passed()
         if self.keeper.ranks.progress.updates == 0:
             self._offer()
 
     def __call__(self, update: Update | None, over: bool) -> bool:
         """Offer an evaluation if it is due; a Step."""
-        updates = self.keeper.ranks.progress.updates
+        updates, periods = self.keeper.ranks.progress.updates, self._passed()
         # The end may come between updates: the last policy is evaluated all the same.
-        due = over or (update is not None and update.kept and updates % self.every_updates == 0)
+        due = over or (update is not None and update.kept and periods > self._periods)
+        if due:
+            self._periods = periods
         if due and updates != self._offered:
             self._offer()
         return over
+
+    def _passed(self) -> int:
+        """Return the number of whole periods between evaluations since the run began."""
+        every, ranks = self.every, self.keeper.ranks
+        if every.every_minutes:
+            return int(ranks.progress.seconds / 60 / every.every_minutes)
+        if every.every_env_steps:
+            return ranks.env_steps // every.every_env_steps
+        return ranks.progress.updates // every.every_updates
 
     def _offer(self) -> None:
         """Offer the policy as it is now."""

@@ -243,7 +243,8 @@ def _load(
 def _is_complete(config: ExperimentConfig, path: Path, state: dict[str, Any]) -> bool:
     """Whether a checkpoint has reached the run's limit already; says so."""
     so_far = state["progress"]
-    limit = reached_limit(config.run, so_far["updates"], so_far["env_steps"], so_far["seconds"])
+    counts = (so_far[name] for name in ("updates", "env_steps", "seconds", "episodes"))
+    limit = reached_limit(config.run, *counts)
     if config.supervised and so_far["epochs"] >= supervised_config(config).epochs:
         limit = f"algorithm.epochs={so_far['epochs']}"
     if limit:
@@ -266,6 +267,7 @@ def _listen(
         learner.metrics_port,
         context.metrics.registry,
         lambda: liveness.trouble() if serving.is_set() else "not ready: it takes no sessions",
+        section="learner.",
     )
     loop = new_event_loop()
     admission = Admission(learner, context.metrics, credentials, group.rank, group.size)
@@ -294,6 +296,8 @@ def _listen(
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
         run.end_input()
         context.finish()
+        p, how = context.progress, "stopped" if stop.is_set() else "done"
+        logger.info("%s: %d updates, %d environment steps", how, p.updates, p.all_env_steps)
     finally:
         stop.set()  # else the learner's thread continues, if this is an error
         if watch is not None:

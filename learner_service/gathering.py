@@ -101,7 +101,7 @@ class RankSync:
         group: learners of the run.
         progress: counters of this rank; include the others' environment steps.
         stop: event that is set from outside to end the run.
-        limits: updates, environment steps and minutes at which the run is complete.
+        limits: updates, environment steps, minutes and episodes at which the run is complete.
         log_due: whether a rank asked for a line of the log in the latest round.
         env_steps: environment steps of all ranks, the same number on each: what limits count.
     """
@@ -113,6 +113,7 @@ class RankSync:
     log_due: bool = False
     _stopping: bool = False
     _time_up: bool = False
+    _episodes: int = 0  # of all ranks, in the latest round
 
     def __post_init__(self) -> None:
         """Count on from where the progress is."""
@@ -132,12 +133,14 @@ class RankSync:
             "time_up": bool(minutes) and p.seconds >= 60 * minutes,
             "stop": self.stop.is_set(),
             "env_steps": p.env_steps,
+            "episodes": p.episodes,
         }
         all_ranks = self.group.agree(own, "sum")
         self.log_due = all_ranks["log_due"] > 0
         self._time_up = all_ranks["time_up"] > 0
         self._stopping = all_ranks["stop"] > 0
         self.env_steps = round(all_ranks["env_steps"])
+        self._episodes = round(all_ranks["episodes"])
         p.others_env_steps = self.env_steps - round(own["env_steps"])
         return all_ranks["ready"] == self.group.size
 
@@ -149,9 +152,10 @@ class RankSync:
 
     @property
     def over(self) -> bool:
-        """Whether the run has reached a limit, the time in the latest round."""
+        """Whether the run has reached a limit; time and episodes are those of the latest round."""
         done = self.progress.updates
-        return self._time_up or bool(reached_limit(self.limits, done, self.env_steps, 0.0))
+        limit = reached_limit(self.limits, done, self.env_steps, 0.0, self._episodes)
+        return self._time_up or bool(limit)
 
     @property
     def stopping(self) -> bool:

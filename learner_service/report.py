@@ -89,6 +89,7 @@ class Report:
         self._skipped_in_a_row, self._told_of_skips = 0, -math.inf
         self._scaler_skipped = 0.0  # steps, in this process
         self._outliers_said: set[str] = set()
+        self._told = -math.inf  # when the process's own log was told of the progress
 
     # --- every update ----------------------------------------------------------------------------
 
@@ -254,6 +255,20 @@ class Report:
             **more,
         }
         self.log.write(figures, totals)
+        self._tell(time.monotonic())
+
+    def _tell(self, now: float) -> None:
+        """Log the progress now and then, for who started the learner by hand."""
+        if now - self._told < _TELL_EVERY_S:
+            return
+        self._told, p = now, self._progress
+        mean = p.means().get("return")
+        logger.info(
+            "%d updates, %d environment steps%s",
+            p.updates,
+            p.all_env_steps,
+            "" if mean is None else f", return {mean:.4g}",
+        )
 
     def _device_figures(self) -> dict[str, float]:
         """Return the mean update time since the last line, memory, bytes copied, NVML's figures."""

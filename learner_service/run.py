@@ -326,8 +326,8 @@ class Run:
                 yield measure
             keeper = context.keeper
             yield KeepOpponents(self._league, algorithm, keeper, context.metrics)
-            every = context.config.evaluation.every_updates
-            if every and not context.group.rank:
+            every = context.config.evaluation
+            if every.on and not context.group.rank:
                 yield Evaluate(algorithm, snapshots, self.scheduler, keeper, context.report, every)
 
         learner = context.make_learner(

@@ -1,14 +1,14 @@
-"""`murmur slurm`: a job script for a cluster that Slurm manages.
+"""Job scripts for a cluster that Slurm manages: of a run, and of a sweep as a job array.
 
-slurm_job.sh is the script with gaps, written {{so}}: #SBATCH lines, settings of this run as shell
-variables, and what is the same in every script.
+slurm_job.sh and slurm_array.sh are the scripts with gaps, written {{so}}: #SBATCH lines, settings
+as shell variables, and what is the same in every script.
 """
 
 import math
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from murmur.runs.run_folder import RunFolder
@@ -17,6 +17,8 @@ from murmur.shared.config.files import load
 from murmur.shared.process.errors import ConfigError, ResourceError
 
 _TEMPLATE = Path(__file__).with_name("slurm_job.sh")
+_ARRAY = Path(__file__).with_name("slurm_array.sh")
+_CPUS_OF_A_RUN = 8  # of a sweep; another --sbatch=--cpus-per-task=N counts
 _PLACES_KEPT = 2  # sessions that a rank has room for beyond its share
 
 
@@ -73,7 +75,7 @@ def job_script(
     places = math.ceil(sessions / ranks) + _PLACES_KEPT
     if places > settings.learner.max_sessions:
         overrides.append(f"learner.max_sessions={places}")
-    evaluates = settings.evaluation.every_updates > 0 and not settings.supervised
+    evaluates = settings.evaluation.on and not settings.supervised
     # The #SBATCH lines of each component, and the options of its srun.
     gres = [f"--gres=gpu:{per_node}"] if gpus else []
     learner = [
@@ -119,7 +121,7 @@ def job_script(
         "learner_step": shlex.join(learner),
         "server_step": shlex.join(server),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda gap: str(values[gap[1]]), _TEMPLATE.read_text())
+    return _filled(_TEMPLATE, values)
 
 
 def _request(nodes: int, tasks: int, cpus: int, *options: str) -> list[str]:
@@ -146,14 +148,69 @@ def _check(
             f"--gpus {gpus} is no multiple of --gpus-per-node {gpus_per_node}: every learner node "
             "needs the same number"
         )
+    _check_sbatch(sbatch)
+    _check_paths(str(run), config)
+
+
+def _check_sbatch(sbatch: Sequence[str]) -> None:
+    """Refuse what is no option of sbatch.
+
+    Raises:
+        ConfigError: naming it and the fix.
+    """
     for item in sbatch:
         if not item.startswith("-") or not item.isprintable():
             raise ConfigError(
                 f"--sbatch {item!r}: an option of sbatch begins with '-', as in "
                 "--sbatch=--constraint=a100"
             )
-    if not str(run).isprintable() or not config.isprintable():
-        raise ConfigError(f"{run}, {config}: control characters cannot be in a path")
+
+
+def _check_paths(*paths: str) -> None:
+    """Refuse paths that a script cannot hold.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    if not all(path.isprintable() for path in paths):
+        raise ConfigError(f"{', '.join(paths)}: control characters cannot be in a path")
+
+
+def array_script(
+    sweep: Path, runs: Sequence[str], *, gpus: int, parallel: int = 0, sbatch: Sequence[str] = ()
+) -> str:
+    """Return the script of a job array that trains the runs of a sweep, each in a task of its own.
+
+    Args:
+        sweep: the sweep's folder, on a file system that all nodes share.
+        runs: names of its runs.
+        gpus: number of GPUs of a run.
+        parallel: number of tasks at once; 0: as many as Slurm starts.
+        sbatch: further options of sbatch.
+
+    Raises:
+        ConfigError: for an option that sbatch could not use.
+    """
+    _check_sbatch(sbatch)
+    _check_paths(str(sweep), *runs)
+    gres = [f"--gres=gpu:{gpus}"] if gpus else []
+    logs = shlex.quote(str(sweep / "logs" / "job-").replace("%", "%%") + "%A-%a.log")
+    values = {
+        "name": re.sub(r"[^\w.+@=-]", "-", f"murmur-{sweep.name}", flags=re.ASCII),
+        "array": f"0-{len(runs) - 1}" + f"%{parallel}" * bool(parallel),
+        "log": logs,
+        "folder": shlex.quote(str(Path.cwd())),
+        "request": "\n".join(_request(1, 1, _CPUS_OF_A_RUN, *gres, *sbatch)),
+        "murmur": shlex.join([sys.executable, "-P", "-m", "murmur"]),
+        "sweep": shlex.quote(str(sweep)),
+        "runs": shlex.join(runs),
+    }
+    return _filled(_ARRAY, values)
+
+
+def _filled(template: Path, values: Mapping[str, object]) -> str:
+    """Return a script with its gaps, {{so}}, filled."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda gap: str(values[gap[1]]), template.read_text())
 
 
 def write_script(script: str, run: Path, file: Path) -> None:

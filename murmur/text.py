@@ -42,11 +42,25 @@ def screen_table(*headings: str, title: str = "") -> Table:
     )
 
 
+def counted(count: int, noun: str) -> str:
+    """Format a count with its noun: 1 run, 2 runs."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """Format seconds as 1:02:03 or 4:05."""
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
+
+
+def rough_time(seconds: float) -> str:
+    """Format a long time for an expectation: 25 minutes, 3.5 hours, 2.1 days."""
+    minutes = seconds / 60
+    if minutes < 100:
+        return counted(max(1, round(minutes)), "minute")
+    size, unit = (1440, "days") if minutes >= 2 * 1440 else (60, "hours")
+    return f"{minutes / size:.2g} {unit}"
 
 
 def number(value: object) -> str:

@@ -25,6 +25,7 @@ Part = tuple[Path, Write, Array]
 _IMAGE = "image"
 _USUAL_CHANNELS = (1, 3, 4)  # of a picture whose other sides are at least _PICTURE_SIDE
 _PICTURE_SIDE = 16  # pixels
+_MAP_SIDE = 5  # cells, of an array of three dimensions
 _DIM = 64  # an image whose bytes stay below is no picture
 
 
@@ -288,7 +289,8 @@ def _flattened(space: spaces.Box, images: str) -> str:
     if images == "none" or len(shape) < 2:
         return ""
     sides = sorted(shape)[-2:]
-    if sides[0] < _PICTURE_SIDE or (len(shape) == 2 and space.dtype != np.uint8):
+    least = _MAP_SIDE if len(shape) == 3 else _PICTURE_SIDE
+    if sides[0] < least or (len(shape) == 2 and space.dtype != np.uint8):
         return ""
     if len(shape) == 2:
         fix = "declare it with high 255 to make it an image"

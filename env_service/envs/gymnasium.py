@@ -7,11 +7,11 @@ environments whose observations, actions and rewards are tuples with one entry f
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from murmur.env_service.adapters.casts import WHOLE
 from murmur.env_service.adapters.factory import AdapterConfig, first_reset, read, read_info
@@ -26,6 +26,7 @@ from murmur.env_service.adapters.sequential import (
     shown,
 )
 from murmur.env_service.environment import BaselineFactory, RandomPolicy
+from murmur.shared.config.section import known_names
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK
 
@@ -42,6 +43,23 @@ class Config(AdapterConfig):
         False,
         description="observations, actions and rewards are tuples with one entry for each agent",
     )
+
+    @model_validator(mode="after")
+    def _is_registered(self) -> Self:
+        """Refuse an id that Gymnasium does not know, before anything is started."""
+        name = self.arguments.get("id")
+        if self.factory != "gymnasium:make" or not isinstance(name, str) or ":" in name:
+            return self
+        try:
+            import gymnasium
+        except ImportError:
+            return self  # where the environment is made, a message says so
+        try:
+            gymnasium.spec(name)
+        except gymnasium.error.Error:
+            known = known_names(name, gymnasium.registry)
+            raise ValueError(f"Gymnasium has no environment '{name}'; {known}") from None
+        return self
 
 
 class Gymnasium(SequentialVectorEnv):

@@ -32,9 +32,14 @@ from murmur.shared.process.files import write_output
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, EnvSpec, without_expert
 from murmur.shared.wire.timestep import Array
 
-Format = Literal["onnx", "torch-export"]
-SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
-METADATA = "murmur"  # key of the ONNX metadata; <METADATA>.json is the extra file of a .pt2
+Format = Literal["onnx", "torch-export", "safetensors"]
+SUFFIX: dict[Format, str] = {
+    "onnx": ".onnx",
+    "torch-export": ".pt2",
+    "safetensors": ".safetensors",  # the weights alone
+}
+# Key of the metadata of ONNX and safetensors; <METADATA>.json is the extra file of a .pt2.
+METADATA = "murmur"
 MEMORY = "memory"
 NEXT_MEMORY = "next_memory"
 _OUTPUTS = ("action", "logits", "mean", NEXT_MEMORY)
@@ -150,8 +155,39 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
         ],
         "outputs": [name for name in _OUTPUTS if name in policy_outputs(policy, example)],
     }  # shapes without the leading rows
+    if kind == "safetensors":
+        write_weights(GreedyPolicy(policy), path, about)
+        return Exported(path, about, 0.0)
     write_program(program, example, kind, path, about)
     return Exported(path, about, _compare(policy, spec, memory_size, path, about))
+
+
+def write_weights(module: nn.Module, path: Path, about: dict[str, Any]) -> None:
+    """Write a module's weights by name, with `about`, and compare them with what is read back.
+
+    Raises:
+        ResourceError: if the file cannot be written, or holds other weights.
+    """
+    from safetensors.torch import load_file, save
+
+    # Two names may share memory, which the format refuses.
+    weights = {name: x.detach().clone().contiguous() for name, x in module.state_dict().items()}
+    _write(path, save(weights, {METADATA: json.dumps(about)}))
+    read = load_file(path)
+    if read.keys() != weights.keys() or any(not read[k].equal(x) for k, x in weights.items()):
+        raise ResourceError(f"{path} holds other weights than the policy")
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write the exported file.
+
+    Raises:
+        ResourceError: if it cannot be written.
+    """
+    try:
+        write_output(path, data)
+    except ConfigError as error:
+        raise ResourceError(str(error)) from None
 
 
 def policy_outputs(policy: Policy, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -227,10 +263,7 @@ def write_program(
     """
     onnx = kind == "onnx"
     data = _onnx_bytes(program, example, about) if onnx else _program_bytes(program, about)
-    try:
-        write_output(path, data)
-    except ConfigError as error:
-        raise ResourceError(str(error)) from None
+    _write(path, data)
 
 
 def _program_bytes(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:

@@ -23,6 +23,7 @@ from murmur.learner_service.export.policy import (
     load_exported,
     trace,
     write_program,
+    write_weights,
 )
 from murmur.learner_service.layers.resizing import picture_weights, resize
 from murmur.learner_service.learning.supervised import build_supervised, image_size
@@ -148,6 +149,9 @@ def export_segmentation(
     sides = {0: torch.export.Dim("rows", min=1), 2: _side("height"), 3: _side("width")}
     program = trace(trained.segmenter, example, {IMAGE: sides})
     about = _description(trained, source, state["progress"]["updates"])
+    if kind == "safetensors":
+        write_weights(trained.segmenter, path, about)
+        return Exported(path, about, 0.0)
     write_program(program, example, kind, path, about)
     return Exported(path, about, _compare(trained.segmenter, path))
 

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
 from murmur.learner_service.telemetry.figures import Figures, png
 from murmur.learner_service.telemetry.scalars import scalars_of
-from murmur.learner_service.telemetry.tracking import TrackerProcesses
+from murmur.learner_service.telemetry.tracking import TrackerProcesses, flattened
 from murmur.shared.config.experiment import RunConfig, TrackingConfig
+from murmur.shared.config.text import parse_yaml, without_secrets
 from murmur.shared.process.errors import ResourceError
 from murmur.shared.process.files import make_folder, write_whole
 from murmur.shared.process.process import logger
@@ -27,6 +29,7 @@ OWN_COUNTERS = ("env_steps_received", "episodes", "rows_received", "rows_trained
 _COUNTERS = ("updates", "updates_skipped", *OWN_COUNTERS)
 _RECENT_EPISODES = 100
 _RATE_OVER_S = 0.5  # a rate over less is noise
+_RATE_SPAN_S = 10.0  # time that a rate is taken over: environments that wait for updates give bursts
 _TENSORBOARD = TrackingConfig()
 _FLUSH_S = 10  # how late TensorBoard shows a point
 
@@ -136,12 +139,15 @@ class Progress:
             self.drop("restart", lost)
 
 
-def reached_limit(limits: RunConfig, updates: int, env_steps: int, seconds: float) -> str:
+def reached_limit(
+    limits: RunConfig, updates: int, env_steps: int, seconds: float, episodes: int
+) -> str:
     """The limit of a run that so much has reached, as it is configured; "" if none."""
     for name, done, limit in (
         ("max_updates", updates, limits.max_updates),
         ("max_env_steps", env_steps, limits.max_env_steps),
         ("max_minutes", seconds / 60, limits.max_minutes),
+        ("max_episodes", episodes, limits.max_episodes),
     ):
         if limit and done >= limit:
             return f"run.{name}={limit}"
@@ -173,13 +179,27 @@ class ProgressLog:
         if "tensorboard" in tracking.loggers:
             with self._board_may_fail():
                 self._board = SummaryWriter(str(run_dir / "tensorboard"), flush_secs=_FLUSH_S)
+                self._note_parameters(run_dir / "config.yaml")
         self._trackers = TrackerProcesses(run_dir, tracking)
         self._figures, self._figures_every = run_dir / "figures", tracking.figures_every_evaluations
         self._evaluations = 0  # in this process
         self._progress, self._num_agents = progress, num_agents
-        self._last = (time.monotonic(), progress.env_steps_received)
-        self._grouped = False  # whether `_last` counts all ranks
+        self._seen = deque([(time.monotonic(), progress.env_steps_received)])
+        self._grouped = False  # whether `_seen` counts all ranks
         self._rate = 0.0
+
+    def _note_parameters(self, config_file: Path) -> None:
+        """Give TensorBoard's tab HPARAMS the run's configuration, and the curves to judge it by."""
+        if self._board is None or not config_file.is_file():
+            return
+        config = parse_yaml(config_file.read_text(), str(config_file))
+        best = config.get("evaluation", {}).get("best_metric", "return").removeprefix("-")
+        metrics = dict.fromkeys((f"evaluation/{best}", "episode/return"), 0.0)
+        parameters = flattened(without_secrets(config))
+        parameters = {k: v for k, v in parameters.items() if isinstance(v, bool | str | int | float)}
+        writer = self._board._get_file_writer()  # add_hparams would write a point of each metric
+        for summary in hparams(parameters, metrics)[:2]:
+            writer.add_summary(summary)
 
     def write(
         self, figures: Mapping[str, Any], totals: Mapping[str, Any] = MappingProxyType({})
@@ -199,7 +219,7 @@ class ProgressLog:
         """
         received = totals.get("env_steps_received", self._progress.env_steps_received)
         if totals and not self._grouped:  # what the other ranks had before counts for no rate
-            self._last, self._grouped = (time.monotonic(), received), True
+            self._seen, self._grouped = deque([(time.monotonic(), received)]), True
         self._update_rate(received)
         means = self._progress.means()
         line = {
@@ -317,12 +337,14 @@ class ProgressLog:
         self._lines_lost += 1
 
     def _update_rate(self, received: int) -> None:
-        """Measure the rate of agent-steps once the last measurement is old enough."""
-        now = (time.monotonic(), received)
-        elapsed = now[0] - self._last[0]
+        """Measure the rate of agent-steps over the last seconds."""
+        now, seen = time.monotonic(), self._seen
+        seen.append((now, received))
+        while len(seen) > 2 and seen[1][0] <= now - _RATE_SPAN_S:
+            seen.popleft()
+        elapsed = now - seen[0][0]
         if elapsed >= _RATE_OVER_S:
-            self._rate = (now[1] - self._last[1]) / elapsed * self._num_agents
-            self._last = now
+            self._rate = (received - seen[0][1]) / elapsed * self._num_agents
 
     def _draw(self, line: Mapping[str, Any]) -> None:
         """Add a line's figures to TensorBoard."""

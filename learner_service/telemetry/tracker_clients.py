@@ -6,7 +6,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from murmur.shared.config.experiment import TrackingConfig
 from murmur.shared.config.text import without_secrets
@@ -29,6 +29,36 @@ class Point(NamedTuple):
     time_s: float
     env_steps: int
     values: Mapping[str, float]
+
+
+class TrackerClient(Protocol):
+    """One run in a tracker. An entry point of the group murmur.trackers names such a class.
+
+    Any method may raise anything: murmur tries again later. See WandbClient for the attributes.
+    """
+
+    id_is_ours: bool
+    run_id: str
+    where: str
+
+    def __init__(self, run_dir: Path, config: TrackingConfig, run_id: str) -> None:
+        """Open the run, or that with `run_id` again."""
+
+    @staticmethod
+    def store(run_dir: Path, config: TrackingConfig) -> str:
+        """Name the store that holds the points; "" if an opened run holds no earlier ones."""
+
+    def configure(self, parameters: Mapping[str, Any]) -> None:
+        """Set hyper-parameters by dotted name."""
+
+    def log(self, points: Sequence[Point]) -> None:
+        """Add points to the curves, over env_steps."""
+
+    def send_file(self, file: Path, env_steps: int) -> None:
+        """Add a picture."""
+
+    def finish(self, *, complete: bool) -> None:
+        """Close the run."""
 
 
 class WandbClient:

@@ -17,13 +17,20 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from murmur.learner_service.telemetry.scalars import scalars_of
-from murmur.learner_service.telemetry.tracker_clients import MlflowClient, Point, WandbClient
-from murmur.shared.config.experiment import TrackingConfig
+from murmur.learner_service.telemetry.tracker_clients import (
+    MlflowClient,
+    Point,
+    TrackerClient,
+    WandbClient,
+)
+from murmur.shared.config.experiment import TRACKERS, TrackingConfig
 from murmur.shared.config.extras import missing_advice
+from murmur.shared.config.plugins import plugin_failures
 from murmur.shared.config.text import comparable, one_line, parse_yaml, without_secrets
 from murmur.shared.process.errors import ConfigError, MurmurError, ResourceError
 from murmur.shared.process.files import make_folder, read_json, write_whole
@@ -34,10 +41,28 @@ _KINDS = ("progress", "evaluation")
 _PICTURES = (".gif", ".mp4", ".png")
 _POLL_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 600.0  # between attempts while the tracker fails
-_CLIENTS: dict[str, type[WandbClient | MlflowClient]] = {
-    "wandb": WandbClient,
-    "mlflow": MlflowClient,
-}
+_CLIENTS: dict[str, type[TrackerClient]] = {"wandb": WandbClient, "mlflow": MlflowClient}
+
+
+def client_of(tracker: str) -> type[TrackerClient]:
+    """Return the client of a tracker: murmur's, or that of an installed package.
+
+    Raises:
+        ConfigError: if there is none, or it lacks what a TrackerClient has.
+    """
+    if tracker in _CLIENTS:
+        return _CLIENTS[tracker]
+    for entry in entry_points(group=TRACKERS, name=tracker):
+        with plugin_failures(f"tracker '{tracker}'"):
+            client: type[TrackerClient] = entry.load()
+        wanted = ("id_is_ours", "store", "configure", "log", "send_file", "finish")
+        if missing := [name for name in wanted if not hasattr(client, name)]:
+            raise ConfigError(
+                f"tracker '{tracker}' ({entry.value}) lacks {', '.join(missing)}; docs/tracking.md "
+                "says what a tracker has"
+            )
+        return client
+    raise ConfigError(f"no tracker '{tracker}' is installed here")
 
 
 def require_trackers(names: Iterable[str]) -> None:
@@ -50,6 +75,9 @@ def require_trackers(names: Iterable[str]) -> None:
         ConfigError: naming the extra.
     """
     for name in names:
+        if name not in _CLIENTS:
+            client_of(name)
+            continue
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:  # a folder of that name is no library
             raise ConfigError(f"tracking.loggers: {name}: {missing_advice(name, name)}")
@@ -106,7 +134,7 @@ class Forwarder:
         self._file = run_dir / "tracking" / f"{tracker}.json"
         self.state = State.load(self._file)
         self.points = self.files = 0
-        self._client: WandbClient | MlflowClient | None = None
+        self._client: TrackerClient | None = None
         self._sent_s = -float("inf")  # training time of the last progress point
         self._env_steps = 0
         self._best_metric = "return"
@@ -144,7 +172,7 @@ class Forwarder:
     @property
     def has_news(self) -> bool:
         """Whether there is anything to send: lines, pictures, or all of it to another store."""
-        store = _CLIENTS[self._tracker].store(self._run_dir, self._config)
+        store = client_of(self._tracker).store(self._run_dir, self._config)
         moved = self.state.offset > 0 and store != self.state.store
         return moved or bool(self.unsent_bytes or self._new_media())
 
@@ -194,9 +222,9 @@ class Forwarder:
         with contextlib.suppress(ResourceError):
             self._save()
 
-    def _open(self) -> WandbClient | MlflowClient:
+    def _open(self) -> TrackerClient:
         """Open the tracked run, or that of before; all is sent again to another store."""
-        opened = _CLIENTS[self._tracker]
+        opened = client_of(self._tracker)
         store = opened.store(self._run_dir, self._config)
         known = self.state
         run_id = known.run_id if opened.id_is_ours or store == known.store else ""
@@ -211,7 +239,7 @@ class Forwarder:
         logger.info("%s: %s", self._tracker, client.where)
         return client
 
-    def _configure(self, client: WandbClient | MlflowClient) -> None:
+    def _configure(self, client: TrackerClient) -> None:
         config = parse_yaml(self._config_file.read_text(), str(self._config_file))
         self._best_metric = config.get("evaluation", {}).get("best_metric", "return")
         client.configure(flattened(without_secrets(config)))

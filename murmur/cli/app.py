@@ -7,20 +7,72 @@ import sys
 import threading
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 from rich.console import Console
+from typing_extensions import override
 
 from murmur.shared.config.extras import DISTRIBUTION, extra_of, missing_advice
 from murmur.shared.config.plugin_folders import look_in
+from murmur.shared.config.section import nearest
 from murmur.shared.process.errors import ConfigError, MurmurError
 from murmur.shared.process.files import disk_error
 from murmur.shared.process.process import FOREIGN_VARIABLES
 from murmur.text import plain
 
+TRAIN, RESULTS, SPEED, PREPARE = "Train", "Results", "Machine and speed", "Prepare"  # of commands
+
+
+# Options of other libraries' commands -> murmur's.
+_OTHER_OPTIONS = {
+    **dict.fromkeys(("cuda", "gpu", "cpu"), "device"),
+    **dict.fromkeys(("timesteps", "total_timesteps", "num_steps"), "steps"),
+    "num_envs": "envs_per_worker",
+}
+
+
+class _Commands(typer.core.TyperGroup):
+    """The commands; an unknown option is answered with the nearest one, or a key of --set."""
+
+    @override
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if type(error).__name__ != "NoSuchOption":  # click's, which typer hides
+                raise
+            raise ConfigError(_unknown_option(error)) from None
+
+
+def _unknown_option(error: Any) -> str:  # noqa: ANN401
+    """Return a message about an option that a command lacks, with what to write instead."""
+    from murmur.cli.options import SHORT
+    from murmur.runs.settings import all_keys
+
+    options = {opt for p in error.ctx.command.params for opt in (*p.opts, *p.secondary_opts)}
+    named = {option.lstrip("-").replace("-", "_"): option for option in options}
+    keys = dict[str, str]()
+    for key in all_keys() if "--set" in options else ():  # of equal names the first counts
+        short = SHORT.get(key, "")
+        written = short if short in options else f"--set {key}=VALUE"
+        keys.setdefault(key.rpartition(".")[2], written)
+    name = error.option_name.lstrip("-").replace("-", "_")
+    name = _OTHER_OPTIONS.get(name, name)
+    if keys.get(name) in options:
+        near = [keys[name]]
+    else:
+        alike = [named[found] for found in nearest(name, named, 1)]
+        near = alike or [keys[found] for found in nearest(name, keys)]
+    command = error.ctx.command.name
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"`murmur {command}` has no option {error.option_name}{hint} (`murmur {command} -h`)"
+
+
 app = typer.Typer(
     name="murmur",
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

@@ -1,16 +1,20 @@
 """Commands that prepare a run: config, new, certs, check-env, check-source, conformance."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from murmur.cli.app import app
+from murmur.cli.app import PREPARE, app
 from murmur.cli.completion import complete_config, complete_environment, complete_source
 from murmur.cli.options import Set
+from murmur.shared.config.section import known_names
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.files import write_json
 from murmur.shared.process.process import logger
 from murmur.shared.wire.notices import PREFIX
 from murmur.text import plain
@@ -45,7 +49,7 @@ Credentials = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=PREPARE)
 def config(
     name: Annotated[
         str | None,
@@ -58,8 +62,14 @@ def config(
     explain_: Annotated[
         bool, typer.Option("--explain", help="Every key: value, default if another, meaning.")
     ] = False,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema", help="The JSON Schema of all configurations, for editors: docs say how."
+        ),
+    ] = False,
 ) -> None:
-    """Show a configuration with every default, or list everything that can be configured.
+    """Show a configuration with every default; without a name list what there is.
 
     [bold]Examples[/]
 
@@ -68,21 +78,72 @@ def config(
       murmur config terrain-demo --set learner.device=cpu
 
       murmur config terrain-demo --explain
-    """
-    from rich.table import Table
 
+      murmur config --schema > murmur.schema.json
+    """
     from murmur.runs.settings import explain, list_everything, resolved_data
     from murmur.shared.config.files import load
     from murmur.shared.config.text import to_yaml
 
     console = Console()
+    if schema:
+        from murmur.runs.schema import json_schema
+
+        if name is not None or explain_ or set_:
+            raise ConfigError("--schema is that of all configurations: give it alone")
+        print(json.dumps(json_schema(), indent=1))
+        return
     if name is not None and not explain_:
         print(to_yaml(resolved_data(load(name, set_ or []))), end="")
         return
     if name is not None:
         _show_explained(explain(load(name, set_ or [])), console)
         return
-    for kind, names in list_everything().items():
+    _show_names(list_everything(), console)
+
+
+@app.command("list", rich_help_panel=PREPARE)
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="configurations, environments, baselines, sources, algorithms, networks or "
+            "trackers; without it, all."
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the list here; -: to standard output.")
+    ] = None,
+) -> None:
+    """List configurations and plug-ins, murmur's and those of installed packages, a line each.
+
+    [bold]Examples[/]
+
+      murmur list
+
+      murmur list algorithms
+
+      murmur list --json -
+    """
+    from murmur.runs.settings import list_everything
+
+    found = list_everything()
+    if kind is not None:
+        wanted = next((name for name in found if name in (kind, f"{kind}s")), None)
+        if wanted is None:
+            raise ConfigError(f"nothing is called '{kind}' here; {known_names(kind, found)}")
+        found = {wanted: found[wanted]}
+    if json_file is not None:
+        write_json(json_file, found)
+        return
+    _show_names(found, Console())
+
+
+def _show_names(found: Mapping[str, Mapping[str, str]], console: Console) -> None:
+    """Print a table of names for each kind."""
+    from rich.table import Table
+
+    for kind, names in found.items():
         table = Table(
             kind, "", box=None, padding=(0, 2, 0, 2), title_justify="left", header_style="bold cyan"
         )
@@ -116,7 +177,7 @@ def _short(value: object) -> str:
     return str(value) if value != "" else "''"
 
 
-@app.command()
+@app.command(rich_help_panel=PREPARE)
 def new(
     kind: Annotated[
         Literal["algorithm", "network", "environment", "source"],
@@ -145,6 +206,7 @@ def new(
     plugin, test, configuration = files
     console.print("\nnext:")
     for command, what in (
+        *([] if find_spec("pytest") else [("pip install pytest", "it runs the test")]),
         (f"pytest {test}", f"whether {named} keeps the contract"),
         (f"murmur train {configuration}", f"train with it; then change {plugin}"),
     ):
@@ -152,7 +214,7 @@ def new(
         console.print(plain(f"      {what}", "dim"))
 
 
-@app.command()
+@app.command(rich_help_panel=PREPARE)
 def certs(
     folder: Annotated[Path, typer.Argument(help="Where to write; one folder for each role in it.")],
     host: ExtraHost = None,
@@ -193,7 +255,7 @@ def certs(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=PREPARE)
 def check_env(
     name: Annotated[
         str,
@@ -245,7 +307,7 @@ def check_env(
         console.print(plain(f"  {line}"))
 
 
-@app.command()
+@app.command(rich_help_panel=PREPARE)
 def check_source(
     name: Annotated[
         str,
@@ -291,7 +353,7 @@ def check_source(
     raise SystemExit(0 if found.usable else 1)
 
 
-@app.command()
+@app.command(rich_help_panel=PREPARE)
 def conformance(
     address: Annotated[
         str,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from murmur.cli.app import app
+from murmur.cli.app import RESULTS, SPEED, app
 from murmur.cli.options import Target
 from murmur.cli.target import begun
 from murmur.live_page import PORT
@@ -41,7 +41,7 @@ DryRun = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=SPEED)
 def check(
     gpu: Annotated[bool, typer.Option("--gpu", help="Fail if no GPU can be used.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -84,7 +84,7 @@ def check(
     raise SystemExit(1 if any(f.status == "fail" for f in findings) else 0)
 
 
-@app.command()
+@app.command(rich_help_panel=SPEED)
 def doctor(
     run: Target = None,
     metrics: Metrics = None,
@@ -134,7 +134,7 @@ def doctor(
     raise SystemExit(0 if seen.device_busy >= target else 1)
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def watch(
     run: Target = None,
     port: Annotated[
@@ -165,7 +165,7 @@ def watch(
         page.close()
 
 
-@app.command()
+@app.command(rich_help_panel=SPEED)
 def profile(
     run: Target = None,
     updates: Annotated[
@@ -193,7 +193,7 @@ def profile(
     print_plain(console, f"\nwritten: {trace}")
 
 
-@app.command()
+@app.command(rich_help_panel=SPEED)
 def bench(
     name: Annotated[
         str | None, typer.Argument(help="One benchmark; without it, list them.")

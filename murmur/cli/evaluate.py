@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from murmur.cli.app import app
+from murmur.cli.app import RESULTS, app
 from murmur.cli.options import (
     BaselineName,
     Checkpoint,
@@ -42,7 +42,7 @@ MaskFolder = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def evaluate(
     target: Target = None,
     episodes: Episodes = 50,

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from murmur.cli.app import app, typed_command
+from murmur.cli.app import RESULTS, TRAIN, app, typed_command
 from murmur.cli.completion import complete_config, complete_run
-from murmur.cli.options import Set
+from murmur.cli.options import Device, Minutes, Sbatch, Set, Steps, Updates, with_short
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.process.files import size_text, write_json, write_output
-from murmur.text import print_plain
+from murmur.text import counted, print_plain
 
 _WIDEST = 10_000  # characters of a line
 
@@ -101,7 +101,7 @@ ListFile = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def sweep(
     targets: Configurations = None,
     seeds: Annotated[
@@ -109,30 +109,56 @@ def sweep(
     ] = None,
     vary: Varied = None,
     set_: Set = None,
+    minutes: Minutes = None,
+    steps: Steps = None,
+    updates: Updates = None,
+    device: Device = None,
     parallel: Parallel = None,
     folder: Annotated[
         Path | None, typer.Option(help="The sweep's folder; default: runs/sweep-<name>-<time>.")
     ] = None,
     resume: Resume = False,
+    slurm: Annotated[
+        bool,
+        typer.Option(
+            "--slurm",
+            help="Train nothing here: write a job array, SWEEP/array.sh, with a run for each task.",
+        ),
+    ] = False,
+    sbatch: Sbatch = None,
 ) -> None:
-    """Train many runs on this machine: seeds, settings, several configurations.
+    """Train many runs on this machine, or by Slurm: seeds, settings, several configurations.
 
     Complete runs are never repeated; runs that had begun resume from their checkpoint. Ends with 1
     if a run failed. See docs/many-runs.md.
 
     [bold]Examples[/]
 
-      murmur sweep formation --seeds 5
+      murmur sweep formation --seeds 5 --minutes 10
 
       murmur sweep spread lbf-5x5 --seeds 5 --vary algorithm.name=mappo,coma,qmix
 
       murmur sweep sweep.yaml --parallel 4
 
       murmur sweep --resume runs/sweep-formation-20260101-120000
-    """
-    from murmur.sweeps.run import open_sweep, run_sweep
 
-    opened = open_sweep(targets or [], _changes(seeds, vary, set_), folder, resume=resume)
+      murmur sweep spread --seeds 10 --slurm --sbatch=--time=4:00:00 --sbatch=--cpus-per-task=4
+    """
+    from murmur.sweeps.run import open_sweep, run_sweep, write_array
+
+    if sbatch and not slurm:
+        raise ConfigError("--sbatch is for --slurm: add it, or leave both out")
+    short = {
+        "run.max_minutes": minutes,
+        "run.max_env_steps": steps,
+        "run.max_updates": updates,
+        "learner.device": device,
+    }
+    changes = _changes(seeds, vary, with_short(set_, short))
+    opened = open_sweep(targets or [], changes, folder, resume=resume)
+    if slurm:
+        print_plain(Console(), write_array(opened, parallel or 0, sbatch or []))
+        return
     if run_sweep(opened, console=Console(), parallel=parallel):
         raise SystemExit(1)
 
@@ -158,7 +184,7 @@ def _changes(seeds: str | None, vary: list[str] | None, set_: list[str] | None) 
     return {**changes, "set": items} if items else changes
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def compare(
     targets: Compared,
     metric: Judged = None,
@@ -206,7 +232,7 @@ def compare(
     print_plain(console, f"written: {file}")
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def runs(
     targets: Listed = None,
     sort: SortedBy = "date",
@@ -242,12 +268,12 @@ def runs(
     width = max(console.width, console.measure(table, options=whole).maximum)
     Console(stderr=to_stdout, width=width).print(table)
     total = sum(run.size for run in found)
-    print_plain(console, f"{len(found)} runs, {size_text(total)}")
+    print_plain(console, f"{counted(len(found), 'run')}, {size_text(total)}")
     if json_file is not None:
         write_json(json_file, [run.record() for run in found])
     if not delete or not found:
         return
     if not yes:
-        typer.confirm(f"Delete these {len(found)} runs for good?", abort=True)
+        typer.confirm(f"Delete {counted(len(found), 'run')} for good?", abort=True)
     freed = delete_runs(found, lambda line: print_plain(console, line, "yellow"))
     print_plain(console, f"deleted: {size_text(freed)}")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from murmur.cli.app import app
+from murmur.cli.app import SPEED, app
 from murmur.cli.completion import complete_run
 from murmur.cli.options import Config, Set
 from murmur.text import plain, reserve_stdout
@@ -54,7 +54,7 @@ SaveCosts = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command()
+@app.command(rich_help_panel=SPEED)
 def plan(
     config: Config,
     set_: Set = None,

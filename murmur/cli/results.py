@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from murmur.cli.app import app
+from murmur.cli.app import RESULTS, app
 from murmur.cli.options import BaselineName, Checkpoint, EnvironmentConfig, FirstSeed, Set, Target
 from murmur.cli.target import begun, chosen_environment, trained
 from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.text import print_plain
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def render(
     target: Target = None,
     out: Annotated[
@@ -67,7 +67,7 @@ def render(
     print_plain(console, f"written: {file}")
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def report(
     target: Target = None,
     out: Annotated[
@@ -115,12 +115,14 @@ def report(
     print_plain(console, f"written: {file}")
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def export(
     target: Target = None,
     format_: Annotated[
-        Literal["onnx", "torch-export"],
-        typer.Option("--format", help="onnx, or torch-export, a .pt2 file."),
+        Literal["onnx", "torch-export", "safetensors"],
+        typer.Option(
+            "--format", help="onnx; torch-export, a .pt2 file; safetensors, the weights alone."
+        ),
     ] = "onnx",
     checkpoint: Checkpoint = "best",
     output: Annotated[
@@ -128,6 +130,8 @@ def export(
     ] = None,
 ) -> None:
     """Write a trained policy as one file that runs without murmur, and check that it does the same.
+
+    A card beside it (.md) says what it is, how good, and how to use it.
 
     Inputs are the raw observations by name, for any number of environments; the output is the
     greedy action. Of a run with a source the input is a picture of any size, the output its mask.
@@ -141,6 +145,8 @@ def export(
     """
     from murmur.learner_service.checkpoint import CheckpointFolder
     from murmur.learner_service.export.policy import SUFFIX, export_policy
+    from murmur.runs.card import model_card
+    from murmur.shared.process.files import write_output
 
     run = trained(target)
     weights = run.checkpoint(checkpoint)
@@ -159,11 +165,16 @@ def export(
         shape = ", ".join(["rows", *map(str, array["shape"])])
         print_plain(console, f"takes {array['name']}: {array['dtype']} [{shape}]")
     print_plain(console, f"gives {', '.join(done.about['outputs'])}")
-    console.print(f"checked: at most {done.difference:.1g} from what the policy itself gives")
-    print_plain(console, f"written: {file}")
+    if format_ == "safetensors":
+        console.print("checked: the file's weights are the policy's")
+    else:
+        console.print(f"checked: at most {done.difference:.1g} from what the policy itself gives")
+    card = file.with_suffix(".md")
+    write_output(card, model_card(run, file.name, done.about))
+    print_plain(console, f"written: {file}, {card}")
 
 
-@app.command()
+@app.command(rich_help_panel=RESULTS)
 def track(target: Target = None, set_: Set = None) -> None:
     """Send a run to the W&B or MLflow of its configuration: what was not sent while it trained.
 

@@ -9,16 +9,29 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from murmur.cli.app import app, typed_command
+from murmur.cli.app import TRAIN, app, typed_command
 from murmur.cli.completion import complete_config
-from murmur.cli.options import Config, Set
+from murmur.cli.options import (
+    Config,
+    Device,
+    Episodes,
+    Minutes,
+    Sbatch,
+    Seed,
+    Set,
+    Steps,
+    Updates,
+    with_short,
+)
 from murmur.live_page import PORT
 from murmur.text import print_plain
+
+_MACHINE, _LIVE_PAGE = "Machine", "Live page"
 
 ConfigOrRun = Annotated[
     str | None,
     typer.Argument(
-        help="A YAML file or a name (see `murmur config`). Not needed to resume; then a run's "
+        help="A YAML file or a name (see `murmur list`). Not needed to resume; then a run's "
         "folder will do too.",
         autocompletion=complete_config,
     ),
@@ -34,7 +47,12 @@ RunFolderOption = Annotated[
     Path | None, typer.Option("--run", help="The run's folder; default: runs/<name>-<time>.")
 ]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Worker processes of the environment server.")
+    int | None,
+    typer.Option(
+        min=1,
+        help="Worker processes of the environment server: env_server.num_workers.",
+        rich_help_panel=_MACHINE,
+    ),
 ]
 Learners = Annotated[
     int | None,
@@ -43,6 +61,7 @@ Learners = Annotated[
         min=1,
         help="Learners that learn together, each on a GPU or share of the cores of its own; "
         "default: 1, or as many as the run had. See docs/many-learners.md.",
+        rich_help_panel=_MACHINE,
     ),
 ]
 From = Annotated[
@@ -55,11 +74,21 @@ From = Annotated[
 ]
 
 Page = Annotated[
-    bool, typer.Option("--page/--no-page", help="Serve a live page of the run on 127.0.0.1.")
+    bool,
+    typer.Option(
+        "--page/--no-page",
+        help="Serve a live page of the run on 127.0.0.1.",
+        rich_help_panel=_LIVE_PAGE,
+    ),
 ]
 PagePort = Annotated[
     int,
-    typer.Option(min=0, max=65535, help="Port of the live page; another one if it is in use."),
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Port of the live page; another one if it is in use.",
+        rich_help_panel=_LIVE_PAGE,
+    ),
 ]
 
 LearnersHere = Annotated[
@@ -93,13 +122,6 @@ CpusPerNode = Annotated[
         help="CPUs of each environment server; without env_server.num_workers also its workers.",
     ),
 ]
-Sbatch = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="OPTION",
-        help="An option of sbatch for all nodes, e.g. --sbatch=--partition=gpu. Repeatable.",
-    ),
-]
 SharedRun = Annotated[
     Path | None,
     typer.Option(
@@ -109,12 +131,18 @@ SharedRun = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def train(
     config: ConfigOrRun = None,
     set_: Set = None,
     resume: Resume = False,
     run: RunFolderOption = None,
+    seed: Seed = None,
+    minutes: Minutes = None,
+    steps: Steps = None,
+    updates: Updates = None,
+    episodes: Episodes = None,
+    device: Device = None,
     workers: Workers = None,
     learners: Learners = None,
     from_: From = None,
@@ -130,7 +158,9 @@ def train(
 
       murmur train terrain-demo
 
-      murmur train terrain-reference --workers 4 --set run.max_minutes=60
+      murmur train spread --seed 3 --minutes 5 --device cpu --set algorithm.name=qmix
+
+      murmur train terrain-reference --workers 4 --minutes 60
 
       murmur train formation --learners 2
 
@@ -144,9 +174,16 @@ def train(
     from murmur.runs.training import train as train_here
 
     join_supervisor()  # a run of a sweep ends with the sweep
-    overrides = list(set_ or [])
-    if workers is not None:
-        overrides.append(f"env_server.num_workers={workers}")
+    given = {
+        "run.seed": seed,
+        "run.max_minutes": minutes,
+        "run.max_env_steps": steps,
+        "run.max_updates": updates,
+        "run.max_episodes": episodes,
+        "learner.device": device,
+        "env_server.num_workers": workers,
+    }
+    overrides = with_short(set_, given)
     if from_ is not None:
         overrides.append(setting("run.start_from", str(from_.resolve())))
     prepared = prepare(
@@ -162,7 +199,7 @@ def train(
         train_here(prepared, console)
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def learner(
     config: Config,
     run: LearnerRun,
@@ -224,7 +261,7 @@ def learner(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def env_server(
     config: Config,
     set_: Set = None,
@@ -259,7 +296,7 @@ def env_server(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def slurm(
     config: Config,
     set_: Set = None,

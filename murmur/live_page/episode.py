@@ -102,8 +102,8 @@ class EpisodePictures:
         if name in DRAWING:
             again = f"murmur render {self._run.path}"
             return f"Environments of '{name}' are drawn only when asked: `{again}`."
-        if not config.evaluation.every_updates:
-            return "No episode is recorded: evaluation.every_updates is 0."
+        if not config.evaluation.on:
+            return "No episode is recorded: the run makes no evaluations (evaluation.every_updates)."
         return f"No episode is recorded yet, or environment '{name}' has no pictures."
 
     def _draw(self, version: int) -> None:

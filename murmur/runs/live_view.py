@@ -14,14 +14,14 @@ from rich.text import Text
 
 from murmur.doctor.device_report import gpu_figures
 from murmur.runs.drops import dropped_message, rollout_message
-from murmur.runs.scores import completion
+from murmur.runs.scores import Pace, completion
 from murmur.shared.config.experiment import RunConfig
-from murmur.text import duration, in_rows, number, plain, print_plain
+from murmur.text import duration, in_rows, number, plain, print_plain, rough_time
 
 TROUBLE_SHOWN = 240  # characters of a log's line; the log has it all
 _RATE, _SAMPLE_RATE = "agent-steps/s", "samples/s"
 METRICS_SHOWN = 4  # of the environment's
-_PACE_S = 600.0  # whose pace foretells the end
+_FORETELL_AFTER_S, _FORETOLD_S = 20.0, 180.0  # the pace is known; a time that is worth a line
 
 
 class LiveView:
@@ -79,8 +79,8 @@ class TrainingView(LiveView):
             TextColumn("{task.description}", "bold", markup=False),
             BarColumn(None),
             TextColumn("{task.fields[eta]}"),
-            speed_estimate_period=_PACE_S,
         )
+        self._pace, self._foretold = Pace(run), False
         self._task = self._bar.add_task(run.name, total=1.0, eta="starting …")
         super().__init__(console, self._bar)
 
@@ -102,6 +102,8 @@ class TrainingView(LiveView):
             if message and (key := message.rpartition(" %")[2]) not in self._said:
                 self._said.add(key)  # once, whatever the share becomes
                 self.say(message)
+        self._pace.note(record)
+        self._foretell(record)
         share = completion(self._run, record)
         self._bar.update(self._task, completed=share or 0.0)
         if self._plain:
@@ -111,6 +113,19 @@ class TrainingView(LiveView):
             return
         self._bar.update(self._task, eta=self._eta(share))
         self._draw()
+
+    def _foretell(self, record: Mapping[str, Any]) -> None:
+        """Say once, after the first updates, about how long the run takes."""
+        left = self._pace.left_s()
+        if self._foretold or left is None or self._pace.measured_s < _FORETELL_AFTER_S:
+            return
+        self._foretold = True
+        before = record.get("seconds", 0.0) - self._pace.measured_s
+        resumed = before > _FORETOLD_S
+        takes = left + self._pace.measured_s
+        if takes >= _FORETOLD_S:
+            what = "the rest of this run" if resumed else "this run"
+            print_plain(self._console, f"{what} takes about {rough_time(takes)}")
 
     def trouble(self, log: Path, line: str) -> None:
         """Note a warning or an error of a log; the newest is shown."""
@@ -148,7 +163,7 @@ class TrainingView(LiveView):
             return "environments start; compiling may take minutes"
         if share is None:
             return "no end set; Ctrl-C stops"
-        left = self._bar.tasks[0].time_remaining
+        left = self._pace.left_s()
         return f"{100 * share:.0f} %" + ("" if left is None else f", {duration(left)} left")
 
     def _line(self, share: float | None) -> str:

@@ -53,6 +53,11 @@ _WRITTEN = (
 )
 
 
+_OF_A_START = (
+    *("config.yaml", "command.json", "learner*.json", "counters*.bin", "logs/*.log"),
+    *(NOTICES, LOCK_FILE),
+)
+
 MOST_RECORDS = 10_000  # of progress.jsonl that are kept in memory; a run of a day has 86 400
 BLOCK = 1 << 20  # bytes of a log or of progress.jsonl that are read at once; no line is longer
 _STAMP = "%Y%m%d-%H%M%S"
@@ -127,8 +132,9 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove what a start wrote before its learner refused; folders only if they are empty."""
-        for name in ("config.yaml", "command.json", "logs/learner.log", LOCK_FILE):
-            (self.path / name).unlink(missing_ok=True)
+        for pattern in _OF_A_START:
+            for file in self.path.glob(pattern):
+                file.unlink(missing_ok=True)
         for folder in (self.logs, self.path):
             with contextlib.suppress(OSError):  # it holds something else
                 folder.rmdir()
@@ -343,9 +349,9 @@ class LineTail:
 class ProgressTail:
     """Iterator over the records that were added to a progress file since the last look."""
 
-    def __init__(self, path: Path) -> None:
-        """Begin at the file's start; it need not exist yet."""
-        self._lines = LineTail(path)
+    def __init__(self, path: Path, *, skip: bool = False) -> None:
+        """Begin at the file's start, or behind what is there; it need not exist yet."""
+        self._lines = LineTail(path, skip=skip)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield each new record; a torn line, left by a killed process, is passed over."""

@@ -79,7 +79,7 @@ def list_runs(
 
 
 def _read(folder: RunFolder) -> ListedRun:
-    size = _size(folder.path)
+    size = folder_size(folder.path)
     start = folder.path / "config.yaml"
     try:
         date = datetime.fromisoformat(folder.read_json("command.json")["started"]).timestamp()
@@ -106,7 +106,7 @@ def _read(folder: RunFolder) -> ListedRun:
     )
 
 
-def _size(folder: Path) -> int:
+def folder_size(folder: Path) -> int:
     """Return the bytes of all files in a folder; links count themselves."""
     total = 0
     for path in folder.rglob("*"):

@@ -1,11 +1,15 @@
 """Progress and scores of runs, for sweeps, comparisons and lists of runs."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.config.experiment import ExperimentConfig, RunConfig
+
+
+_PACE_S = 600.0  # of training, whose pace foretells the end
 
 
 @dataclass(frozen=True)
@@ -117,16 +121,58 @@ def last_progress(run: RunFolder) -> dict[str, Any]:
 
 def completion(run: RunConfig, record: Mapping[str, Any]) -> float | None:
     """Return the completed share of the run, 0 to 1; None if it has no end."""
-    shares = [
-        record.get(key, 0) / limit
-        for key, limit in (
-            ("updates", run.max_updates),
-            ("env_steps", run.max_env_steps),
-            ("seconds", 60 * run.max_minutes),
-        )
-        if limit
-    ]
+    shares = completed_shares(run, record)
+    return min(1.0, max(shares.values())) if shares else None
+
+
+def completed_shares(run: RunConfig, record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the completed share of each limit of the run by what it limits; the first ends it."""
+    limits = {
+        "updates": run.max_updates,
+        "env_steps": run.max_env_steps,
+        "seconds": 60 * run.max_minutes,
+        "episodes": run.max_episodes,
+    }
+    shares = {key: record.get(key, 0) / limit for key, limit in limits.items() if limit}
     if samples := record.get("samples"):
         seen = max(1, samples["trained"] + samples["remaining"])
-        shares.append((samples["epoch"] + samples["trained"] / seen) / samples["epochs"])
-    return min(1.0, max(shares)) if shares else None
+        shares["epochs"] = (samples["epoch"] + samples["trained"] / seen) / samples["epochs"]
+    return shares
+
+
+class Pace:
+    """Pace of a run in its latest minutes, which foretells its end.
+
+    It counts from this start of the run: a resumed run has made its first part at a pace of before.
+    """
+
+    def __init__(self, run: RunConfig) -> None:
+        """Know no pace yet."""
+        self._run = run
+        self._seen: deque[tuple[float, dict[str, float]]] = deque()
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Take in a record of progress."""
+        now = float(record.get("seconds", 0.0))
+        if self._seen and now < self._seen[-1][0]:  # the learner went back to a checkpoint
+            self._seen.clear()
+        self._seen.append((now, completed_shares(self._run, record)))
+        while self._seen[0][0] < now - _PACE_S:
+            self._seen.popleft()
+
+    @property
+    def measured_s(self) -> float:
+        """Training time that the pace is measured over [s]."""
+        return self._seen[-1][0] - self._seen[0][0] if self._seen else 0.0
+
+    def left_s(self) -> float | None:
+        """Return the expected time until the first limit is reached [s]; None if not known yet."""
+        if self.measured_s <= 0:
+            return None
+        (_, first), (_, last) = self._seen[0], self._seen[-1]
+        ends = [
+            max(0.0, 1 - share) * self.measured_s / (share - first[key])
+            for key, share in last.items()
+            if share > first.get(key, share)
+        ]
+        return min(ends) if ends else None

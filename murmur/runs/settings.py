@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -16,10 +17,10 @@ from pydantic.fields import FieldInfo
 
 from murmur.env_service.adapters.kinds import recognise
 from murmur.env_service.environment import VectorEnvironment, environment_module, make_environment
+from murmur.runs.declared import declared_model, first_lines
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.cores import available_cores, choose
-from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.config.extras import install_command
+from murmur.shared.config.experiment import TRACKERS, ExperimentConfig
 from murmur.shared.config.files import (
     Overrides,
     changes_of,
@@ -33,7 +34,6 @@ from murmur.shared.config.plugins import (
     load_plugin,
     plugin_names,
     require_plugin,
-    resolve_plugin,
 )
 from murmur.shared.config.section import validate
 from murmur.shared.config.text import one_line, plain_data
@@ -198,29 +198,43 @@ def list_everything() -> dict[str, dict[str, str]]:
     """Return all names that a configuration can use, by kind, each with a sentence."""
     found = {"configurations": {name: config_summary(name) for name in config_names()}}
     for kind in KINDS:
-        if kind not in TASK and not has_torch():
-            command = install_command("learner")
-            found[f"{kind}s"] = {"": f"not listed: torch is not installed here ({command})"}
-            continue
-        modules = {name: load_plugin(kind, name) for name in plugin_names(kind)}
-        found[f"{kind}s"] = {name: first_line(module) for name, module in modules.items()}
+        found[f"{kind}s"] = first_lines(kind)
         if kind == "environment":
             found["baselines"] = {
                 f"{name}: {baseline}": first_line(factory)
-                for name, module in modules.items()
-                for baseline, factory in module.BASELINES.items()
+                for name in found["environments"]
+                for baseline, factory in load_plugin(kind, name).BASELINES.items()
             }
+    trackers = {entry.name: entry for entry in entry_points(group=TRACKERS)}
+    found["trackers"] = {
+        "tensorboard": "Curves in the run's folder.",
+        "wandb": "Weights & Biases.",
+        "mlflow": "MLflow.",
+        **{name: f"{entry.value}" for name, entry in trackers.items()},
+    }
     return found
+
+
+def all_keys() -> Iterator[str]:
+    """Yield the dotted keys of murmur's own options: sections first, then plug-ins by name."""
+    yield from (key for key, _ in fields(ExperimentConfig))
+    for kind in ("algorithm", "network"):
+        for name in plugin_names(kind):
+            if (model := declared_model(kind, name)) is not None:
+                yield from (f"{kind}.{key}" for key, _ in fields(model))
 
 
 def plugin_model(kind: str, plugin: PluginConfig) -> type[BaseModel] | None:
     """Return the plug-in's own options, or None if they cannot be known here.
 
-    They cannot for the learner's plug-ins without torch, and for network `auto`, which is chosen
-    when the environment is known.
+    They cannot for network `auto`, which is chosen when the environment is known, and without torch
+    for the learner's plug-ins of others. Murmur's own are read without importing torch.
     """
-    if kind in ("algorithm", "network") and (not has_torch() or plugin.name == "auto"):
-        return None
+    if kind not in TASK:
+        if plugin.name == "auto":
+            return None
+        if (declared := declared_model(kind, plugin.name)) is not None or not has_torch():
+            return declared
     load = environment_module if kind == "environment" else partial(load_plugin, kind)
     model: type[BaseModel] = load(plugin.name).Config
     return model
@@ -231,8 +245,9 @@ def resolve(config: ExperimentConfig, kinds: Sequence[str] | None = None) -> Exp
 
     Args:
         config: the configuration.
-        kinds: kinds of plug-ins to complete; None: all. The others must only exist: they are not
-            imported. With TASK alone nothing imports torch; the learner completes the rest.
+        kinds: kinds of plug-ins to complete; None: all. Of the others options are checked, if they
+            are murmur's; they are not imported. With TASK alone nothing imports torch; the learner
+            completes the rest.
 
     Raises:
         ConfigError: for a plug-in that does not exist or an option that it does not have.
@@ -243,9 +258,12 @@ def resolve(config: ExperimentConfig, kinds: Sequence[str] | None = None) -> Exp
         if kinds is not None and kind not in kinds:
             if plugin.name != "auto":
                 require_plugin(kind, plugin.name)
-        elif plugin_model(kind, plugin) is not None:
-            whole[kind] = resolve_plugin(kind, plugin).config
-            resolve_plugin(kind, whole[kind])  # as the services read it: checks the defaults too
+                if (declared := declared_model(kind, plugin.name)) is not None:
+                    validate(declared, plugin.options, kind)
+        elif (model := plugin_model(kind, plugin)) is not None:
+            options = validate(model, plugin.options, kind)
+            whole[kind] = PluginConfig(name=plugin.name, **plain_data(options, kind))
+            validate(model, whole[kind].options, kind)  # as the services read it: defaults too
     config = config.changed(whole)
     if not config.supervised:
         model = plugin_model("environment", config.environment)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from murmur.env_service.adapters.frames import DRAWING
-from murmur.runs.child import Child, murmur_command
+from murmur.runs.child import Child, ChildError, murmur_command
 from murmur.runs.log_errors import TROUBLE
 from murmur.runs.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
 from murmur.runs.settings import setting
@@ -31,6 +31,8 @@ from murmur.shared.wire.notices import FILE as NOTICES
 from murmur.shared.wire.notices import PREFIX
 
 TICK_S = 0.25
+HOLD_S = 5.0  # at the start: how long a trouble is kept back, as it may be the error that ends all
+_SAME = 80  # characters by which an error and a log's line are the same
 STOP_LEARNER_S = 60.0  # its final checkpoint
 STOP_OTHERS_S = 15.0
 START_LIMIT_S = 1800.0  # seconds are usual; minutes on a machine whose processors others use
@@ -87,17 +89,19 @@ class Supervisor:
         self._say = say
         self._on_progress = on_progress
         self._on_trouble = on_trouble
-        self._tail = ProgressTail(run.progress_file)
+        self._tail = ProgressTail(run.progress_file, skip=resume)
         self._notices, self._noticed = ProgressTail(run.path / NOTICES), set[str]()
         self._learners = learners
         self.stop_failure = ""
+        self._progressed = False
+        self._held: list[tuple[float, Path, str]] = []  # troubles, and when they are told
         self._ports: list[int] = []  # of the learners, by rank
         self._tells_start = bool(config.run.start_from) and not resume
         self._base: tuple[int, int] | None = None  # ports of rank 0 as it was told; 0: any
         self.learner = self._child("learner", self._learner_command)
         self.learner.lock = run.lock
         self.others = [self._child("env-server", self._env_server_command)]
-        if config.evaluation.every_updates > 0 and not config.supervised:
+        if config.evaluation.on and not config.supervised:
             evaluator = partial(self._env_server_command, evaluate=True)
             self.others.append(self._child("evaluator", evaluator))
         logs = [child.log for child in [self.learner, *self.others]]
@@ -109,9 +113,9 @@ class Supervisor:
         return sum(child.deaths for child in [self.learner, *self.others])
 
     @property
-    def listened(self) -> bool:
-        """Return whether the learner got as far as to listen."""
-        return bool(self._ports)
+    def progressed(self) -> bool:
+        """Return whether the run got as far as to record progress."""
+        return self._progressed
 
     def run(self) -> None:
         """Train until the learner says that the run is complete.
@@ -122,6 +126,7 @@ class Supervisor:
             ChildError: if a child hit an error that the user can fix.
             ResourceError: if a child keeps dying or never starts, or the run's folder was moved.
         """
+        final = ""
         try:
             if not self._start_learner():
                 return
@@ -140,12 +145,16 @@ class Supervisor:
                     )
                 if self._stopping.wait(TICK_S):
                     raise StopRequested
+        except ChildError as error:
+            final = str(error)
+            raise
         except (KeyboardInterrupt, StopRequested):
             self._say("stopping: the learner, if it has begun, writes a checkpoint first …")
             raise
         finally:
             self.stop()
             self._report()
+            self._tell_held(final=final)
 
     def stop(self) -> None:
         """End all children, the learner first: to its final checkpoint it may need more rows."""
@@ -189,6 +198,7 @@ class Supervisor:
             for line in lines:
                 self._say(line)
         for record in self._tail:
+            self._progressed = True
             for child in [self.learner, *self.others]:
                 child.settled = True
             self._on_progress(record)
@@ -203,7 +213,21 @@ class Supervisor:
                 if PREFIX in line:
                     continue
                 if TROUBLE.match(line):
-                    self._on_trouble(log, line)
+                    self._held.append((time.monotonic() + HOLD_S, log, line))
+        self._tell_held()
+
+    def _tell_held(self, final: str | None = None) -> None:
+        """Tell the troubles that are due: once there is progress, at once.
+
+        Args:
+            final: at the end: the error that ends the run, which is not told twice; "": none.
+        """
+        now, held = time.monotonic(), self._held
+        all_due = self._progressed or final is not None
+        self._held = [] if all_due else [trouble for trouble in held if trouble[0] > now]
+        for due, log, line in held:
+            if (all_due or due <= now) and not (final and final[:_SAME] in line):
+                self._on_trouble(log, line)
 
     def _child(self, name: str, command: Callable[[Child], list[str]]) -> Child:
         return Child(name, command, self._run.logs / f"{name}.log")

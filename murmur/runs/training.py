@@ -21,6 +21,7 @@ from murmur.runs.drops import dropped_message
 from murmur.runs.interrupts import stopped_by_signals
 from murmur.runs.live_view import TrainingView
 from murmur.runs.run_folder import RunFolder
+from murmur.runs.run_list import folder_size
 from murmur.runs.scores import Metric
 from murmur.runs.settings import TASK, resolve
 from murmur.runs.supervisor import StopRequested, Supervisor
@@ -29,7 +30,7 @@ from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import Overrides, changes_of, config_names, load
 from murmur.shared.config.text import without_secrets
 from murmur.shared.process.errors import ConfigError, ResourceError
-from murmur.shared.process.files import write_whole
+from murmur.shared.process.files import size_text, write_whole
 from murmur.shared.process.process import process_began
 from murmur.text import duration, number, plain, print_plain
 
@@ -217,10 +218,11 @@ def train(
         if isinstance(error, KeyboardInterrupt):
             raise
         return
-    except ChildError:
-        crashed = "\nTraceback (" in f"\n{supervisor.learner.log.read_text(errors='replace')}"
-        if not resume and not supervisor.listened and not crashed:
-            run.discard()  # a wrong option of algorithm or network: nothing began
+    except ChildError as error:
+        logs = "\n".join(log.read_text(errors="replace") for log in run.logs.glob("*.log"))
+        needed = "\nTraceback (" in f"\n{logs}" or str(run.logs) in str(error)
+        if not (resume or needed or supervisor.progressed or run.has_checkpoint()):
+            run.discard()  # a wrong option, of which the error says all: nothing began
         raise
     finally:
         if resume:
@@ -279,6 +281,8 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
         print_plain(console, message, "yellow")
     if deaths:
         console.print(plain(f"processes restarted: {deaths}; see {run.logs}", "yellow"))
+    size = f"{run.path} takes {size_text(folder_size(run.path))}; `murmur runs` lists runs"
+    print_plain(console, size, "dim")
     console.print(_next_steps(run, config), soft_wrap=True)
 
 

@@ -133,7 +133,7 @@ def cores_of(config: ExperimentConfig) -> float:
 
 def memory_of(config: ExperimentConfig) -> float:
     """Return the expected memory of a run [GiB], without knowledge of its environment."""
-    evaluator = config.evaluation.every_updates > 0 and not config.supervised
+    evaluator = config.evaluation.on and not config.supervised
     processes = (config.env_server.num_workers or 1) + evaluator
     return LEARNER_GIB + PROCESS_GIB * processes
 

@@ -1,7 +1,7 @@
 """`murmur sweep`: runs a sweep to its end and reports the result."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from murmur.sweeps.folder import SweepFolder
 from murmur.sweeps.scheduler import Scheduler
 from murmur.sweeps.spec import load_spec
 from murmur.sweeps.view import SweepView, end_table, failures
-from murmur.text import print_plain
+from murmur.text import counted, print_plain
 
 
 def open_sweep(
@@ -79,7 +79,7 @@ def run_sweep(
     capacity = measure_capacity(configs, sweep.parallel if parallel is None else parallel, gpus)
     before = len(sweep.runs) - len(left)
     known = f", {before} of them complete before" if before else ""
-    print_plain(console, f"sweep of {len(sweep.runs)} runs{known}, in {sweep.path}")
+    print_plain(console, f"sweep of {counted(len(sweep.runs), 'run')}{known}, in {sweep.path}")
     print_plain(console, capacity.text())
     view = SweepView(sweep, console)
     scheduler = Scheduler(sweep, capacity, say=view.say, on_tick=view.update)
@@ -93,6 +93,42 @@ def run_sweep(
     finally:
         sweep.lock.release()
     return _print_end(sweep, metric, console)
+
+
+def write_array(sweep: SweepFolder, parallel: int, sbatch: Sequence[str]) -> str:
+    """Write the job array of what is left of a sweep; return what to say about it.
+
+    Args:
+        sweep: folder of the sweep, which this process has locked.
+        parallel: number of tasks at once; 0: the sweep's own, or as many as Slurm starts.
+        sbatch: further options of sbatch.
+
+    Raises:
+        MurmurError: for what the user can fix.
+    """
+    from murmur.slurm import array_script, write_script
+
+    try:
+        left = [run for run in sweep.runs if run.state not in ("complete", "pruned")]
+        if not left:
+            raise ConfigError(f"all runs of '{sweep.path}' are complete")
+        configs = [load(str(sweep.config_file(run)), environ={}) for run in left]
+        script = array_script(
+            sweep.path.absolute(),
+            [run.name for run in left],
+            gpus=int(any(config.learner.device != "cpu" for config in configs)),
+            parallel=parallel or sweep.parallel,
+            sbatch=sbatch,
+        )
+        file = sweep.path / "array.sh"
+        file.unlink(missing_ok=True)  # of the same sweep
+        write_script(script, sweep.path, file)
+    finally:
+        sweep.lock.release()
+    return (
+        f"written: {file}, {counted(len(left), 'task')}\nnext: read it, then  sbatch {file}, and at "
+        f"the end  murmur compare {shlex.quote(str(sweep.path))}"
+    )
 
 
 def _print_end(sweep: SweepFolder, metric: Metric, console: Console) -> int:

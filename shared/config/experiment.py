@@ -8,6 +8,7 @@ that says what was probably meant.
 """
 
 import os
+from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -21,7 +22,7 @@ from pydantic import (
 )
 
 from murmur.shared.config.learner import LearnerConfig
-from murmur.shared.config.section import NO_PLUGIN, Auto, PluginConfig, Section, merged
+from murmur.shared.config.section import NO_PLUGIN, Auto, PluginConfig, Section, known_names, merged
 from murmur.shared.config.text import short, without_secrets
 from murmur.shared.process.errors import ConfigError
 
@@ -42,6 +43,9 @@ class RunConfig(Section):
         "source, samples trained; 0: no limit",
     )
     max_minutes: float = Field(0, ge=0, description="stop after this many minutes; 0: no limit")
+    max_episodes: int = Field(
+        0, ge=0, description="stop after this many finished training episodes; 0: no limit"
+    )
     start_from: str = Field(
         "",
         description="fine-tuning: the checkpoint, or the run's folder (its best one), that a new "
@@ -87,15 +91,17 @@ class SecurityConfig(Section):
 
 _URI = "MURMUR_MLFLOW_URI"  # for child processes: the URI with its user and password
 
-Logger = Literal["tensorboard", "wandb", "mlflow"]
+LOGGERS = ("tensorboard", "wandb", "mlflow")
+TRACKERS = "murmur.trackers"  # entry points of installed packages with a tracker
 
 
 class TrackingConfig(Section):
     """Destinations of curves, hyper-parameters and pictures besides the run's folder."""
 
-    loggers: tuple[Logger, ...] = Field(
+    loggers: tuple[str, ...] = Field(
         ("tensorboard",),
-        description="any of tensorboard, wandb (extra wandb) and mlflow (extra mlflow)",
+        description="any of tensorboard, wandb (extra wandb), mlflow (extra mlflow), and trackers of "
+        "installed packages",
     )
     project: str = Field(
         "murmur", min_length=1, description="W&B project, or MLflow experiment, of the run"
@@ -143,8 +149,11 @@ class TrackingConfig(Section):
 
     @field_validator("loggers")
     @classmethod
-    def _are_different(cls, value: tuple[Logger, ...]) -> tuple[Logger, ...]:
+    def _are_known_and_different(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
+            if name not in LOGGERS and not entry_points(group=TRACKERS, name=name):
+                known = [*LOGGERS, *(entry.name for entry in entry_points(group=TRACKERS))]
+                raise ValueError(f"no tracker '{name}'; {known_names(name, known)}")
             if value.count(name) > 1:
                 raise ValueError(f"'{name}' is listed {value.count(name)} times; list it once")
         return value
@@ -414,7 +423,13 @@ class EnvServerConfig(Section):
 class EvaluationConfig(Section):
     """Greedy evaluation during training, by a separate session."""
 
-    every_updates: int = Field(0, ge=0, description="0: never")
+    every_updates: int = Field(
+        0, ge=0, description="updates between two evaluations; one of the three at most; all 0: never"
+    )
+    every_env_steps: int = Field(
+        0, ge=0, description="environment steps (all agents act in one) between two evaluations"
+    )
+    every_minutes: float = Field(0, ge=0, description="minutes between two evaluations")
     episodes: int = Field(
         50,
         ge=1,
@@ -443,6 +458,21 @@ class EvaluationConfig(Section):
         description="evaluator: keep what pictures of its newest first episode need in this .npz, "
         "for the live page; `murmur train` names it; empty: no file",
     )
+
+    @property
+    def on(self) -> bool:
+        """Return whether there are evaluations during training."""
+        return bool(self.every_updates or self.every_env_steps or self.every_minutes)
+
+    @model_validator(mode="after")
+    def _has_one_clock(self) -> Self:
+        clocks = ("every_updates", "every_env_steps", "every_minutes")
+        given = [f"{key}={getattr(self, key):g}" for key in clocks if getattr(self, key)]
+        if len(given) > 1:
+            raise ValueError(
+                f"{' and '.join(given)}: evaluations follow one of them; set the others to 0"
+            )
+        return self
 
     @field_validator("environment")
     @classmethod
@@ -543,6 +573,11 @@ class ExperimentConfig(Section):
             )
         if self.source.name and self.league.on:
             raise ValueError("league: a run with a source has no opponents; leave it out")
+        if self.source.name and self.run.max_episodes:
+            raise ValueError(
+                f"run.max_episodes={self.run.max_episodes}: a run with a source has no episodes; "
+                "set algorithm.epochs"
+            )
         if self.source.name and self.imitation.baseline:
             raise ValueError("imitation: a run with a source has no baseline; leave it out")
         return self

@@ -22,7 +22,7 @@ _MODULES = {  # extra -> modules that it installs
     "zoo": "gymnasium pettingzoo mpe2 lbforaging rware",
     "vmas": "vmas",
     "mujoco": "mujoco gymnasium_robotics",
-    "export": "onnx onnxruntime onnxscript",
+    "export": "onnx onnxruntime onnxscript safetensors",
     "report": "jinja2 matplotlib imageio pandas",
     "dev": "pytest hypothesis",
     "butterfly": "pymunk",

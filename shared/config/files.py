@@ -20,6 +20,7 @@ from murmur.shared.config.text import (
     parse_yaml,
     plain_value,
     short,
+    yaml_trouble,
 )
 from murmur.shared.process.errors import ConfigError
 
@@ -39,14 +40,19 @@ def config_names() -> list[str]:
     return sorted({p.stem for d in CONFIG_DIRS if d.is_dir() for p in d.glob("*.yaml")})
 
 
-def find_config(name: str) -> Path:
+def find_config(name: str, beside: Path | None = None) -> Path:
     """Find the file of a configuration, given as a path or as a name that comes with murmur.
+
+    Args:
+        name: path or name.
+        beside: folder that is searched last, for the name as written and with .yaml; None: none.
 
     Raises:
         ConfigError: if there is none, naming the known configurations.
     """
     own = name.replace("_", "-")
-    for path in (Path(name), *(folder / f"{own}.yaml" for folder in CONFIG_DIRS)):
+    near = [] if beside is None else [beside / name, beside / f"{name}.yaml"]
+    for path in (Path(name), *(folder / f"{own}.yaml" for folder in CONFIG_DIRS), *near):
         # Python's own answer to a name that no file can have is an exception.
         with contextlib.suppress(OSError, ValueError):
             if path.is_file():
@@ -66,7 +72,7 @@ def _why_none(name: str) -> str:
             return "it is a folder; give a YAML file"
     if "://" in name:
         return "murmur downloads nothing; save it as a file and give that"
-    names = known_names(name.lower().replace("_", "-"), config_names())
+    names = known_names(name.lower().replace("_", "-"), config_names(), "murmur list")
     return f"neither a file nor one of those that come with murmur; {names}"
 
 
@@ -110,18 +116,24 @@ def read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except NO_YAML as error:
-        raise ConfigError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path} is no valid YAML: {yaml_trouble(error)}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds a {type(data).__name__}; expected sections of keys")
     return _extended(data, str(path), (*seen, path))
 
 
 def _extended(data: dict[str, Any], where: str, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """Merge the sections into the configuration that they extend, if any."""
+    """Merge the sections into the configuration that they extend, if any.
+
+    It is looked for as `find_config` does, then beside the file that extends it.
+    """
     base = data.pop("extends", None)
     if base is not None and not isinstance(base, str):
         raise ConfigError(f"{where}: extends is {base!r}; expected the name of a configuration")
-    return merged(read_file(find_config(base), seen), data, PLUGINS) if base else data
+    if not base:
+        return data
+    beside = seen[-1].parent if seen else Path()
+    return merged(read_file(find_config(base, beside), seen), data, PLUGINS)
 
 
 def changes_of(overrides: Overrides) -> Iterator[Change]:

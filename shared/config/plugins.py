@@ -5,7 +5,6 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -18,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from murmur.shared.config.named_plugin import named_plugin, require_module
 from murmur.shared.config.plugin_folders import folders_in_use
-from murmur.shared.config.section import PluginConfig, validate
+from murmur.shared.config.section import PluginConfig, known_names, nearest, validate
 from murmur.shared.config.text import plain_data
 from murmur.shared.process.errors import ConfigError, MurmurError
 from murmur.shared.process.traces import error_message, place_of
@@ -133,23 +132,31 @@ def _with_default(known: FieldInfo, value: Any) -> tuple[Any, FieldInfo]:  # noq
     return kind, FieldInfo.merge_field_infos(known, annotation=kind, default=value)
 
 
-@cache
-def _variant(folder: str, name: str) -> ModuleType:
-    """Make a plug-in's module from an entry of the folder's VARIANTS."""
-    variant: Variant = import_module(folder).VARIANTS[name]
-    base = import_module(f"{folder}.{variant.of}")
-    inherited: dict[str, FieldInfo] = base.Config.model_fields
+def variant_config(variant: Variant, base: type[BaseModel], name: str) -> type[BaseModel]:
+    """Return the options of a variant.
+
+    Args:
+        variant: entry of a folder's VARIANTS.
+        base: options of the plug-in that it differs from.
+        name: name of the variant.
+    """
     options: dict[str, Any] = {
         option: (Literal[value], Field(value, description=description))
         for option, (value, description) in variant.fixed.items()
     }
     for option, value in variant.defaults.items():
-        options[option] = _with_default(inherited[option], value)
+        options[option] = _with_default(base.model_fields[option], value)
+    return create_model("Config", __base__=base, __doc__=f"Options of {name}.", **options)
+
+
+@cache
+def _variant(folder: str, name: str) -> ModuleType:
+    """Make a plug-in's module from an entry of the folder's VARIANTS."""
+    variant: Variant = import_module(folder).VARIANTS[name]
+    base = import_module(f"{folder}.{variant.of}")
     module = ModuleType(f"{folder}.{name}", variant.doc)
     vars(module).update({key: value for key, value in vars(base).items() if key.isupper()})
-    config: type[BaseModel] = create_model(
-        "Config", __base__=base.Config, __doc__=f"Options of {name}.", **options
-    )
+    config = variant_config(variant, base.Config, name)
     vars(module).update({"Config": config, "build": base.build})
     return module
 
@@ -202,11 +209,12 @@ def require_plugin(kind: str, name: str) -> None:
 
 def _unknown(kind: str, name: str) -> ConfigError:
     known = plugin_names(kind)
-    return ConfigError(f"no {kind} '{name}'; {_hint(kind, name, known)}known: {', '.join(known)}")
+    hint = _hint(kind, name, known)
+    return ConfigError(f"no {kind} '{name}'; {hint or known_names(name, known, 'murmur list')}")
 
 
 def _hint(kind: str, name: str, known: list[str]) -> str:
-    """Suggest a correction of an unknown name, ending in "; " or "? "; "" if there is none."""
+    """Explain a name that other libraries use, or that a file here has; "" if it is another."""
     package = import_module(KINDS[kind][0])
     plain = name.lower().replace("-", "").replace("_", "")
     same: dict[str, Any] | None = getattr(package, "KNOWN_AS", {}).get(plain)
@@ -214,15 +222,13 @@ def _hint(kind: str, name: str, known: list[str]) -> str:
     if options := same or near:
         written = ", ".join(f"{key}: {_yaml(value)}" for key, value in options.items())
         what = f"{name} is" if same else "it is not built here; the nearest is"
-        return f"{what} {kind}: {{{written}}}; "
-    by_lower = {other.lower(): other for other in known}
-    close = get_close_matches(name.lower(), by_lower, 1)
-    if close:
-        return f"did you mean '{by_lower[close[0]]}'? "
+        return f"{what} {kind}: {{{written}}}"
+    if nearest(name, known, 1):
+        return ""
     module = name.removesuffix(".py")
     files = [Path(here) / f"{module}.py" for here in folders_in_use()]
     file = next((f for f in files if module.isidentifier() and f.is_file()), None)
-    return f"for a class in {file} write {module}:CLASS; " if file else ""
+    return f"for a class in {file} write {module}:CLASS" if file else ""
 
 
 def _yaml(value: object) -> str:

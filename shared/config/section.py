@@ -1,9 +1,10 @@
 """Base classes of the configuration's sections, and checks with one-line error messages."""
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
-from typing import Annotated, Any, Self, TypeVar, get_args
+from difflib import SequenceMatcher
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -79,12 +80,48 @@ def with_new_names(
     return found
 
 
-def known_names(name: str, known: Iterable[str]) -> str:
-    """List the known names and the closest match, for a message about an unknown name."""
+_FEW = 10  # names that a message lists
+_LIKE, _NEAR = 0.6, 0.4  # ratios of difflib from which two names are alike, and near each other
+_OTHER_WORDS = {"learning_rate": "lr", "gpu": "cuda"}  # other libraries' -> murmur's
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Return the known names most like a name, the nearest first; none if none is like it.
+
+    A known name is like it that has it as one of its words, as `actor_lr` has `lr`.
+    """
+    wanted = name.lower()
+    for other, own in _OTHER_WORDS.items():
+        wanted = wanted.replace(other, own)
+    likeness = {}
+    for each in known:
+        low = each.lower()
+        ratio = SequenceMatcher(None, wanted, low).ratio()
+        is_word = len(wanted) > 1 and wanted in re.split(r"[-_. ]", low)
+        likeness[each] = (ratio + is_word, -abs(len(low) - len(wanted)))
+    near = [each for each in likeness if likeness[each][0] >= _NEAR]
+    near.sort(key=lambda each: likeness[each], reverse=True)
+    return near[:count] if near and likeness[near[0]][0] >= _LIKE else []
+
+
+def known_names(name: str, known: Iterable[str], listed_by: str = "") -> str:
+    """Name what an unknown name may mean, for a message: of many known names the nearest three.
+
+    Args:
+        name: the unknown name.
+        known: all known names.
+        listed_by: command that lists them.
+    """
     names = list(known)
-    close = get_close_matches(name, names, 1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}known: {', '.join(names) or 'none'}"
+    first, *others = nearest(name, names) or [""]
+    hint = f"did you mean '{first}'? " if first else ""
+    if len(names) <= _FEW:
+        return f"{hint}known: {', '.join(names) or 'none'}"
+    if not first and not listed_by:
+        return f"known: {', '.join(names)}"
+    near = f"near it: {', '.join(others)}; " if others else ""
+    listed = f"`{listed_by}` lists all {len(names)}" if listed_by else f"{len(names)} are known"
+    return f"{hint}{near}{listed}"
 
 
 def validate(model: type[Model], data: Mapping[str, Any], where: str = "") -> Model:
@@ -111,8 +148,15 @@ def _message(model: type[BaseModel], where: str, e: ErrorDetails) -> str:
     full = ".".join(p for p in (where, path) if p)
     if e["type"] == "extra_forbidden":
         known = _keys_at(model, [str(p) for p in e["loc"][:-1]])
-        close = get_close_matches(str(e["loc"][-1]), known, 1)
-        hint = f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(known)
+        close = nearest(str(e["loc"][-1]), known)
+        if close:
+            hint = f"did you mean '{close[0]}'?" + f" near it: {', '.join(close[1:])}" * (
+                len(close) > 1
+            )
+        elif len(known) > _FEW:
+            hint = f"`murmur config NAME --explain` lists all {len(known)} keys beside it"
+        else:
+            hint = f"known: {', '.join(known)}"
         if "arguments" in known and not close:  # of an environment of another library
             hint += f"; what its factory is to be given is arguments.{e['loc'][-1]}"
         return f"unknown key '{full}'; {hint}"
@@ -129,7 +173,12 @@ def _message(model: type[BaseModel], where: str, e: ErrorDetails) -> str:
         return f"'{full}' = {short(e['input'])}: it holds keys, {full}.KEY=VALUE"
     if e["type"] == "value_error":
         return f"{full + ': ' if full else ''}{e['ctx']['error']}"
-    return f"'{full}' = {short(e['input'])}: {e['msg']}"
+    message = e["msg"].replace("Input should be", "it must be").partition(", unable to")[0]
+    if e["type"] == "literal_error" and isinstance(e["input"], str):
+        options = re.findall(r"'([^']*)'", e["ctx"]["expected"])
+        close = nearest(e["input"], options, 1)
+        message += f"; did you mean '{close[0]}'?" if close else ""
+    return f"'{full}' = {short(e['input'])}: {message}"
 
 
 def _plugin_advice(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
@@ -165,9 +214,21 @@ _EXACT = 2**53  # floats from here on skip whole numbers
 _MOST_S = 1e9  # 30 years; longer waits overflow the system's clocks
 
 # A number that 0 leaves to murmur; `auto` says the same.
-Auto = Annotated[int, BeforeValidator(lambda value: 0 if value == "auto" else value)]
+Auto = Annotated[
+    int,
+    BeforeValidator(
+        lambda value: 0 if value == "auto" else value,
+        json_schema_input_type=int | Literal["auto"],
+    ),
+]
 # The same where 0 is a number like any other: null, or `auto`.
-Open = Annotated[int | None, BeforeValidator(lambda value: None if value == "auto" else value)]
+Open = Annotated[
+    int | None,
+    BeforeValidator(
+        lambda value: None if value == "auto" else value,
+        json_schema_input_type=int | Literal["auto"] | None,
+    ),
+]
 
 
 class Section(BaseModel):

@@ -292,6 +292,17 @@ def parse_yaml(text: str, where: str, keys: str = "") -> Any:  # noqa: ANN401 - 
         loader.dispose()
 
 
+def yaml_trouble(error: Exception) -> str:
+    """Say in a few words what one of NO_YAML found, and where in the document."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return " ".join(str(error).split())
+    problem = " ".join(str(error.problem).split())  # type: ignore[attr-defined]
+    if r"'\t'" in problem:
+        problem = "a tab stands where YAML takes spaces alone; indent with spaces"
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+
+
 def to_yaml(data: Mapping[str, Any] | BaseModel, where: str = "configuration") -> str:
     """Write a YAML document that `parse_yaml` reads as `data`.
 

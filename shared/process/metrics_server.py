@@ -23,7 +23,13 @@ class MetricsServer(GetServer):
     """
 
     def __init__(
-        self, host: str, port: int, registry: CollectorRegistry, trouble: Callable[[], str]
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        trouble: Callable[[], str],
+        *,
+        section: str = "",
     ) -> None:
         """Bind the sockets and start the thread.
 
@@ -32,17 +38,18 @@ class MetricsServer(GetServer):
             port: TCP port; 0: any free port.
             registry: metrics that /metrics shows.
             trouble: function that returns the reason why the process is not healthy, or "".
+            section: prefix of its options in the configuration, for messages: "learner.".
 
         Raises:
             ResourceError: if the port is not available.
             ConfigError: if `host` is no address of this machine.
         """
-        self._registry, self._trouble = registry, trouble
+        self._registry, self._trouble, self._section = registry, trouble, section
         self._rendered: tuple[str, str, bytes] | None = None  # accept, content type, text
         self._render_s, self._render_at = _RENDER_BURST_S, time.monotonic()  # left, and when
         sockets: list[socket.socket] = []
         self.port = port
-        for address in own_addresses(host, "metrics_host"):
+        for address in own_addresses(host, f"{section}metrics_host"):
             sockets.append(self._bind(address, sockets))
             self.port = sockets[0].getsockname()[1]
         super().__init__(sockets, "metrics")
@@ -57,7 +64,7 @@ class MetricsServer(GetServer):
                 other.close()
             raise ResourceError(
                 f"cannot bind metrics port {host_and_port(address, self.port)}: {error.strerror}; "
-                "set metrics_port to a free one, or to 0 for any"
+                f"set {self._section}metrics_port to a free one, or to 0 for any"
             ) from None
 
     async def answer(self, path: str, query: str, headers: Mapping[str, str]) -> Answer:

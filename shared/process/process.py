@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
-from murmur.shared.process.errors import ConnectionLostError, MurmurError
+from murmur.shared.process.errors import ConfigError, ConnectionLostError, MurmurError
 from murmur.shared.process.files import disk_error
 
 logger = logging.getLogger("murmur")
 
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 # Images and services set it for metrics of their own, and murmur's would go to their folder.
@@ -75,9 +76,19 @@ def process_began(pid: int) -> int | None:
 def configure_logging(role: str) -> None:
     """Log to standard error, as text or, with MURMUR_LOG=json, as JSON lines.
 
+    MURMUR_LOG_LEVEL, one of LEVELS, is the least level that is logged; INFO without it.
+
     Args:
         role: name of the process in every line, for example "learner" or "worker-0".
+
+    Raises:
+        ConfigError: for another level.
     """
+    level = os.environ.get("MURMUR_LOG_LEVEL") or "INFO"
+    if level.upper() not in LEVELS:
+        raise ConfigError(
+            f"environment variable MURMUR_LOG_LEVEL={level}: write one of {', '.join(LEVELS)}"
+        )
     handler = logging.StreamHandler(sys.stderr)
     if os.environ.get("MURMUR_LOG") == "json":
         handler.setFormatter(_JsonFormatter())
@@ -85,7 +96,7 @@ def configure_logging(role: str) -> None:
         handler.setFormatter(
             _TextFormatter(f"%(asctime)s {role}: %(levelname)s %(message)s", "%H:%M:%S")
         )
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     threading.excepthook = _report_thread_error
 
 

@@ -71,3 +71,12 @@ def test_a_learner_alone_decides_by_itself() -> None:
     assert sync.meet(ready=True, log_due=True)
     assert sync.log_due
     assert sync.env_steps == 5
+
+
+def test_a_run_ends_with_its_episodes() -> None:
+    progress = Progress()
+    sync = RankSync(ALONE, progress, threading.Event(), RunConfig(max_episodes=3))
+    for episodes, over in ((2, False), (3, True)):
+        progress.episodes = episodes
+        sync.meet(ready=True, log_due=False)
+        assert sync.over is over

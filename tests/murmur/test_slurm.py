@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from murmur.shared.process.errors import ConfigError
-from murmur.slurm import job_script, write_script
+from murmur.slurm import array_script, job_script, write_script
 from tests.waiting import wait_until
 
 
@@ -293,3 +293,57 @@ def test_sigusr1_saves_and_queues_the_job_again(start: Callable[..., Job], reque
     assert one.calls("requeue") == (["requeue 77"] if requeue else [])
     assert ("submit this script again" in out) is not requeue
     assert len(one.calls("learner")) == 1
+
+
+ARRAY_MURMUR = """
+echo "$*" >> "$CALLS"
+if [[ $(basename "$4") == two ]]; then
+    trap 'exit 130' TERM
+    while true; do sleep 0.02; done
+fi
+"""
+
+
+def test_an_array_trains_a_run_in_each_task(tmp_path: Path) -> None:
+    sweep = tmp_path / "my sweep"
+    text = array_script(sweep, ["one", "two"], gpus=1, parallel=4, sbatch=["--time=1"])
+    (words,) = asked(text)
+    assert "--array=0-1%4" in words
+    assert f"--output={sweep}/logs/job-%A-%a.log" in words
+    assert words[-3:] == ["--cpus-per-task=8", "--gres=gpu:1", "--time=1"]
+    commands, calls = tmp_path / "commands", tmp_path / "calls"
+    commands.mkdir()
+    for name, body in (("murmur", ARRAY_MURMUR), ("scontrol", 'echo "scontrol $*" >> "$CALLS"')):
+        (commands / name).write_text("#!/bin/bash\n" + body)
+        (commands / name).chmod(0o755)
+    text = re.sub(r"^murmur=.*$", f"murmur=({commands}/murmur)", text, flags=re.MULTILINE)
+    (tmp_path / "array.sh").write_text(text)
+    (sweep / "two" / "checkpoints").mkdir(parents=True)
+    (sweep / "two" / "checkpoints" / "update-5.pt").touch()
+
+    def task(number: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["bash", str(tmp_path / "array.sh")],
+            env={
+                "PATH": f"{commands}:{os.environ['PATH']}",
+                "SLURM_JOB_ID": "77",
+                "SLURM_ARRAY_TASK_ID": str(number),
+                "CALLS": str(calls),
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    first = task(0)
+    assert first.wait(60) == 0
+    assert calls.read_text() == f"train {sweep}/configs/one.yaml --run {sweep}/one --no-page\n"
+    second = task(1)
+    wait_until(lambda: "--resume" in calls.read_text())
+    second.send_signal(signal.SIGUSR1)
+    out, _ = second.communicate(timeout=60)
+    assert second.returncode == 130
+    assert "queued again" in out
+    assert calls.read_text().splitlines()[1:] == [
+        f"train --resume --run {sweep}/two --no-page",
+        "scontrol requeue 77",
+    ]

@@ -127,9 +127,9 @@ def test_the_same_plugin_keeps_its_options(
             ["learner.batcher.max_wait=1"],
             r"'learner\.batcher\.max_wait'; did you mean 'max_wait_ms",
         ),
-        ("learner: {port: many}", [], r"'learner\.port' = 'many': Input should be a valid integer"),
-        ("learner: {port: 70000}", [], r"'learner\.port' = 70000: Input should be less than"),
-        ("learner: {device: tpu}", [], r"'learner\.device' = 'tpu': Input should be 'auto'"),
+        ("learner: {port: many}", [], r"'learner\.port' = 'many': it must be a valid integer"),
+        ("learner: {port: 70000}", [], r"'learner\.port' = 70000: it must be less than"),
+        ("learner: {device: tpu}", [], r"'learner\.device' = 'tpu': it must be 'auto'"),
         ("env_server: {envs_per_worker: 7}", [], "envs_per_worker 7 is no multiple of"),
         ("run: [1]", [], "'run' = "),
         (

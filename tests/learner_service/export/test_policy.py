@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 
 from murmur.cli import main
@@ -19,6 +20,7 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.export.policy import (
     SUFFIX,
     Exported,
+    GreedyPolicy,
     export_policy,
     load_policy,
     random_observations,
@@ -336,6 +338,10 @@ def test_the_command(
     assert "takes near: float32 [rows, 3, 4]" in out
     assert "gives action, mean" in out
     assert (run / "policy.pt2").is_file()
+    head, _, card = (run / "policy.md").read_text().removeprefix("---\n").partition("---\n")
+    assert yaml.safe_load(head)["library_name"] == "murmur"
+    assert "for 3 agents, trained by murmur-marl" in card
+    assert "| input | `near` | ['rows', 3, 4] | float32 |" in card
     monkeypatch.setattr(sys, "argv", [*arguments, "--output", "policy.onnx"])
     with pytest.raises(SystemExit) as end:
         main()
@@ -346,6 +352,20 @@ def test_the_command(
         main()
     assert end.value.code == 2
     assert "no checkpoint in" in capsys.readouterr().err
+
+
+def test_weights_alone_are_those_of_the_policy(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    state = checkpoint(CONTINUOUS, {"name": "mappo"}, MLP)
+    done = export_policy(state, "safetensors", tmp_path / "policy.safetensors", "best.pt")
+    with safetensors.safe_open(done.path, "pt") as file:
+        assert json.loads(file.metadata()["murmur"]) == json.loads(json.dumps(done.about))
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    wanted = GreedyPolicy(load_policy(state)[0]).state_dict()
+    assert weights.keys() == wanted.keys()
+    assert weights
+    for name, tensor in wanted.items():
+        assert weights[name].equal(tensor)
 
 
 def test_the_page_runs_an_exported_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

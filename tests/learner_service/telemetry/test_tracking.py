@@ -301,3 +301,95 @@ def test_a_missing_library_is_named_with_its_extra(
         require_trackers(TrackingConfig(loggers=("tensorboard", "wandb")).services)
     with pytest.raises(ConfigError, match="'wandb' is listed 2 times"):
         load("spread", ["tracking.loggers=[wandb, wandb]"], {})
+
+
+OWN = '''
+import json
+
+
+class Client:
+    id_is_ours = True
+
+    def __init__(self, run_dir, config, run_id):
+        self.run_id, self.where = run_id or "7", str(run_dir / "own.txt")
+        self._file = run_dir / "own.txt"
+
+    @staticmethod
+    def store(run_dir, config):
+        return "file"
+
+    def configure(self, parameters):
+        self._write("seed", parameters["run.seed"])
+
+    def log(self, points):
+        for point in points:
+            self._write(point.env_steps, sorted(point.values))
+
+    def send_file(self, file, env_steps):
+        self._write(file.name, env_steps)
+
+    def finish(self, *, complete):
+        self._write("complete", complete)
+
+    def _write(self, *words):
+        with self._file.open("a") as file:
+            file.write(json.dumps(words) + "\\n")
+
+
+class Half:
+    id_is_ours = True
+'''
+
+
+def test_a_tracker_of_an_installed_package_gets_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    about = site / "own_tracker-1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-tracker\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(
+        "[murmur.trackers]\nown = own_tracker:Client\nhalf = own_tracker:Half\n"
+    )
+    (site / "own_tracker.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    config = load("spread", ["tracking.loggers=[own]"], {}).tracking
+    assert config.services == ("own",)
+    require_trackers(config.services)
+    with pytest.raises(ConfigError, match=r"tracker 'half' .*lacks store, configure, log"):
+        require_trackers(["half"])
+    with pytest.raises(ConfigError, match=r"no tracker 'owm'; did you mean 'own'\? known: tensor"):
+        load("spread", ["tracking.loggers=[owm]"], {})
+    run = tmp_path / "one"
+    p, log = begin(run, TrackingConfig(loggers=("own",), every_s=0), seed=5)
+    write(p, log, range(1, 3))
+    log.close()
+    lines = [json.loads(line) for line in (run / "own.txt").read_text().splitlines()]
+    assert ["seed", 5] in lines
+    assert lines[-1] == ["complete", True]
+    steps = [line[0] for line in lines if isinstance(line[0], int)]
+    assert steps == [100, 200, 200]
+
+
+def test_tensorboard_compares_hyper_parameters(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    run = tmp_path / "one"
+    p, log = begin(run, TrackingConfig(), seed=5)
+    write(p, log, range(1, 3))
+    log.close()
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    found = [
+        HParamsPluginData.FromString(content)
+        for content in events.PluginTagToContent("hparams").values()
+    ]
+    (start,) = (data.session_start_info for data in found if data.HasField("session_start_info"))
+    assert start.hparams["run.seed"].number_value == 5
+    assert start.hparams["algorithm.name"].string_value == "coma"
+    (experiment,) = (data.experiment for data in found if data.HasField("experiment"))
+    judged = {info.name.tag for info in experiment.metric_infos}
+    assert judged <= set(events.Tags()["scalars"]) | {"episode/return"}
+    assert "evaluation/return" in judged

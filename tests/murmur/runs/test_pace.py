@@ -1,0 +1,62 @@
+"""The end of a run that is foretold from its pace."""
+
+import io
+
+from rich.console import Console
+
+from murmur.runs.live_view import TrainingView
+from murmur.runs.scores import Pace
+from murmur.shared.config.experiment import RunConfig
+from murmur.text import rough_time
+
+
+def test_a_resumed_run_counts_its_own_pace() -> None:
+    """45 updates before; then one in 10 s: 53 of 100 are left, 530 s. Share by time says 36 s."""
+    pace = Pace(RunConfig(max_updates=100))
+    pace.note({"updates": 45, "seconds": 300.0})
+    assert pace.left_s() is None
+    pace.note({"updates": 47, "seconds": 320.0})
+    assert pace.left_s() == 530.0
+
+
+def test_the_nearest_end_counts() -> None:
+    """100 updates at 1/s would take 90 s more, the minutes are over in 50 s."""
+    pace = Pace(RunConfig(max_updates=100, max_minutes=1))
+    pace.note({"updates": 0, "seconds": 0.0})
+    pace.note({"updates": 10, "seconds": 10.0})
+    assert round(pace.left_s() or 0) == 50
+    assert Pace(RunConfig()).left_s() is None
+
+
+def test_a_learner_that_goes_back_begins_a_new_pace() -> None:
+    pace = Pace(RunConfig(max_episodes=10))
+    pace.note({"episodes": 8, "seconds": 80.0})
+    pace.note({"episodes": 5, "seconds": 50.0})  # its last checkpoint
+    assert pace.left_s() is None
+    pace.note({"episodes": 6, "seconds": 60.0})
+    assert round(pace.left_s() or 0) == 40
+
+
+def shown(records: list[dict[str, float]]) -> str:
+    screen = io.StringIO()
+    with TrainingView(RunConfig(name="demo", max_updates=1000), Console(file=screen)) as view:
+        for record in records:
+            view.update(record)
+    return screen.getvalue()
+
+
+def test_after_the_first_updates_it_says_how_long_the_run_takes() -> None:
+    first = [{"updates": i, "seconds": 10.0 * i} for i in range(1, 6)]
+    assert shown(first).splitlines() == ["this run takes about 2.8 hours"]
+    resumed = [{"updates": 500 + i, "seconds": 5000.0 + 10 * i} for i in range(5)]
+    assert shown(resumed).splitlines() == ["the rest of this run takes about 83 minutes"]
+    assert shown([{"updates": 200 * i, "seconds": 25.0 * i} for i in range(1, 4)]) == ""
+
+
+def test_long_times_are_said_roughly() -> None:
+    assert [rough_time(s) for s in (20, 3000, 7200, 200_000)] == [
+        "1 minute",
+        "50 minutes",
+        "2 hours",
+        "2.3 days",
+    ]
