@@ -84,7 +84,8 @@ export class Strip extends Plot {
       share.textContent = ` ${percent(this.share[name])}`;
       chip.setAttribute("aria-label", `${chip.textContent}: ${this.meaning(name)}`);
     }
-    if (this.chips.has(OTHER)) this.legend.append(this.chips.get(OTHER).parentElement);  // the last
+    const last = this.chips.get(OTHER)?.parentElement;
+    if (last?.nextSibling) this.legend.append(last);  // moved only where it must: it loses the focus
   }
 
   meaning(name) {

@@ -83,7 +83,7 @@ def test_a_gpu_comes_and_goes_with_its_figures(chromium: Any, run: RunFolder) ->
         assert "28 %" in tab.inner_text("#figures")
         assert "1.0 of 64.0 GiB" in tab.inner_text("#figures")
         append(run, progress(41, device={}, ledger=_times(41)))  # resumed on a CPU
-        tab.wait_for_function("!document.getElementById('figures').innerText.includes('GPU')")
+        sync_api.expect(tab.locator("#figures")).not_to_contain_text("GPU", timeout=20_000)
         assert "policy lag" in tab.inner_text("#figures").lower()
 
 
@@ -190,7 +190,7 @@ def test_every_chart_has_a_table_and_a_text(chromium: Any, run: RunFolder) -> No
         tables[0].press("Enter")
         assert tables[0].get_attribute("aria-expanded") == "true"
         rows = tab.locator("#curve table tr")
-        assert "evaluation" in tab.locator("#curve table").text_content()
+        assert "Evaluation" in tab.locator("#curve table").text_content()
         assert 10 < rows.count() < 40
 
 
@@ -253,7 +253,7 @@ def test_charts_zoom_together_and_double_click_resets(chromium: Any, run: RunFol
         assert tab.locator("#rate path.mean").get_attribute("d") == rate
         assert not tab.locator("#unzoom").is_visible()
         tab.mouse.wheel(0, -300)
-        tab.wait_for_function("!document.getElementById('unzoom').hidden")
+        sync_api.expect(tab.locator("#unzoom")).to_be_visible()
         near, far = _range(tab)
         assert far - near < 3000
         tab.locator("#unzoom").click()
@@ -275,10 +275,10 @@ def test_the_ledger_is_zoomed_with_the_curves(chromium: Any, run: RunFolder) -> 
     append(run, progress(80, ledger=late))  # the second half waits
     with opened(chromium, run, viewport={"width": 1280, "height": 900}) as tab:
         chip = tab.locator(".thread").first.locator(".legend button", has_text="wait_rows")
-        assert "wait_rows 82 %" in chip.inner_text()
+        assert "wait_rows 82 %" in chip.text_content()
         tab.locator("#curve svg.plot").scroll_into_view_if_needed()
         _across(tab, 0.1, 0.3)
-        assert "wait_rows 75 %" in chip.inner_text()
+        assert "wait_rows 75 %" in chip.text_content()
 
 
 def test_a_log_scale_shows_small_values(chromium: Any, run: RunFolder) -> None:
@@ -305,7 +305,7 @@ def test_curves_are_drawn_over_time_and_wall_clock(chromium: Any, run: RunFolder
         tab.keyboard.press("Home")
         # 1001 s after 1970 in Shanghai
         assert "wall clock Jan 1, 08:16:41: -49" in tab.inner_text("#curve .readout")
-        assert "08:17" in tab.inner_text("#curve svg")
+        assert "08:17" in tab.text_content("#curve svg.plot")
         tab.select_option("#axis", "seconds")
         tab.keyboard.press("Tab")
         tab.locator("#curve svg.plot").focus()
@@ -333,7 +333,7 @@ def test_another_run_is_laid_over(chromium: Any, run: RunFolder) -> None:
         append(second, progress(61, ledger=_times(61)))  # it is still trained
         tab.reload()
         tab.select_option("#other", "second")
-        tab.wait_for_function("document.querySelector('#curve svg').innerHTML.includes('other-run')")
+        sync_api.expect(tab.locator("#curve path.mean.other-run")).to_be_visible()
         tab.select_option("#other", "")
         assert tab.locator("#curve path.mean").count() == 1
 
@@ -344,7 +344,7 @@ def test_rare_states_are_folded_into_one_chip(chromium: Any, run: RunFolder) -> 
     with opened(chromium, run) as tab:
         chips = tab.locator(".thread").first.locator(".legend button")
         assert len(chips.all()) == 3
-        assert "other 1 %" in chips.last.inner_text()
+        assert "other 1 %" in chips.last.text_content()
         chips.last.focus()
         text = tab.locator(".thread .readout").first.text_content()
         assert text == "other: publish 0.5 %, checkpoint 0.3 %, log 0.2 %"
