@@ -15,7 +15,7 @@ from murmur.comparison.charts import COLOURS, INK, STYLE, furnish, svg_of
 
 _COLUMNS = 3
 _WIDTH, _HEIGHT = 4.6, 3.0  # of a panel, in inches
-_NAME_SIZE = 9  # points
+_NAME_SIZE = 10  # points
 _NAME_GAP = 0.075  # between names, in heights of a panel
 _FOLLOW_SCHEME = (
     "<style>svg{color:#1f2328}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>"
@@ -69,11 +69,15 @@ def _write(figure: Figure, label: str, file: Path) -> None:
 def mean_and_range(curves: Sequence[Sequence[Mapping[str, float]]], x: str, y: str) -> Line:
     """Return the mean of several runs' curves, with a band from the lowest to the highest.
 
+    Points before the first update are left out: a line from the untrained policy would show what
+    nothing measured.
+
     Args:
         curves: points of each run's curve; shorter runs end the line.
         x: key of the x axis in the points; its values grow along a curve.
         y: key of the y axis in the points.
     """
+    curves = [[p for p in points if p.get("updates", 1)] or points for points in curves]
     grid = np.unique([point[x] for points in curves for point in points])
     first = max(points[0][x] for points in curves)
     last = min(points[-1][x] for points in curves)

@@ -1,5 +1,6 @@
 """Formats of numbers, durations and rows for readers."""
 
+import math
 import os
 import re
 import sys
@@ -72,6 +73,23 @@ def number(value: object) -> str:
     if value != 0 and abs(value) < 0.001:
         return f"{value:.1e}"
     return f"{value:.3g}" if abs(value) >= 100 else f"{value:.3f}"
+
+
+def short_number(value: object) -> str:
+    """Format a number with at most four digits: 12.35k, 0.0123, 1.2e-05; others as they are."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return "–" if value is None else str(value)
+    if not math.isfinite(value):
+        return str(value)
+    rounded = float(f"{value:.4g}")
+    size = abs(rounded)
+    if size != 0 and (size < 0.001 or size >= 1e15):
+        return f"{value:.1e}"
+    for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= unit:
+            scale = 1e3 if letter == "k" else unit
+            return f"{rounded / scale:.4g}{letter}"
+    return f"{rounded:.4g}" if size >= 1 else f"{rounded:.3g}"
 
 
 def in_rows(

@@ -228,12 +228,14 @@ def _line(x: Scores, statistic: Callable[[Scores], Scores], scores: Scores) -> L
 def learning_curve(runs: Sequence[ComparedRun]) -> Line:
     """Return the interquartile mean of runs over the environment steps that all of them have.
 
-    Between two evaluations of a run its score is interpolated linearly.
+    Between two evaluations of a run its score is interpolated linearly. The curve begins after
+    the first update: between the untrained policy and the next evaluation nothing was measured.
 
     Args:
         runs: runs of one group on one task.
     """
-    start = max(run.curve.env_steps[0] for run in runs)
+    trained = [next(filter(None, run.curve.env_steps), 0) for run in runs]
+    start = max(trained) if all(trained) else max(run.curve.env_steps[0] for run in runs)
     end = min(run.curve.env_steps[-1] for run in runs)
     x = np.linspace(start, max(start, end), _POINTS if end > start else 1)
     values = np.array([np.interp(x, run.curve.env_steps, run.curve.values) for run in runs])

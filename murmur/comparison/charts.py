@@ -1,8 +1,9 @@
 """Charts as inline SVG that follow the page's text color, in light and in dark."""
 
 import io
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -14,8 +15,12 @@ from matplotlib.figure import Figure
 
 # Colors told apart by most readers with color-blindness (Okabe and Ito), on white and on black.
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c")
+RANDOM = COLOURS[-1]  # gray, of the random policy alone
+_DASHES = ("-", "--", ":", "-.")  # of lines beyond the colors
 INK = "#123456"  # stands for the page's text color until the SVG is written
 _MAX_POINTS = 400
+_WIDTH = 4.0  # inches; 288 px, the narrowest that a page shows it: letters keep their size
+_LONG = 10_000  # of a y axis: from here 12000 is written 12k
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,14 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class Style:
+    """Look of a line: a color, and matplotlib's name of its dashes."""
+
+    color: str
+    dashes: str = "-"
+
+
+@dataclass(frozen=True)
 class Series:
     """One line of a chart.
 
@@ -36,6 +49,7 @@ class Series:
         x, y: coordinates of its points; None and NaN leave a gap.
         half_width: half the width of the band at each point; empty for none.
         low, high: ends of a band that is not symmetric; empty for none.
+        style: color and dashes; None: by its place in the chart.
     """
 
     name: str
@@ -44,13 +58,30 @@ class Series:
     half_width: Sequence[float | None] = ()
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
+    style: Style | None = None
+
+
+def styles(names: Iterable[str], first: str = "") -> dict[str, Style]:
+    """Return a style for each name, the same in all charts; no two are alike.
+
+    Args:
+        names: names of policies or groups.
+        first: name that gets the first color, and no other does; "random" gets gray.
+    """
+    rest = [name for name in dict.fromkeys(names) if name not in (first, "random")]
+    colors = COLOURS[1:-1] if first else COLOURS[:-1]
+    found = {first: Style(COLOURS[0]), "random": Style(RANDOM)}
+    for i, name in enumerate(rest):
+        dashes = _DASHES[i // len(colors) % len(_DASHES)]
+        found[name] = Style(colors[i % len(colors)], dashes)
+    return found
 
 
 STYLE: Any = {  # of matplotlib
     "svg.fonttype": "none",
     "svg.hashsalt": "murmur",
     "font.family": "sans-serif",
-    "font.size": 11,
+    "font.size": 10.5,
     "text.color": INK,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -82,12 +113,14 @@ def line_chart(
         y_limits: limits of the y axis; None: the range of all lines.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(5.4, 3.3), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, 2.6), layout="constrained")
         axis = figure.subplots()
+        default = list(styles(map(str, range(len(series)))).values())[2:]  # "" and "random" first
+        look = [line.style or default[i] for i, line in enumerate(series)]
         for i, line in enumerate(series):
             first = i == 0 and not equal  # what the chart is about
-            width = 1.8 if equal else 2.4 if first else 1.4
-            _draw(axis, line, COLOURS[i % len(COLOURS)], width, markers=markers, first=first)
+            width = 1.6 if equal else 2.0 if first else 1.2
+            _draw(axis, line, look[i], width, markers=markers, first=first)
         axis.set_xlabel(x_label)
         axis.set_ylabel(y_label)
         axis.margins(x=0.02)
@@ -95,8 +128,32 @@ def line_chart(
             axis.set_ylim(y_limits)
         furnish(axis, 6, counts=counts)
         if any(line.name for line in series):
-            axis.legend(frameon=False, fontsize=9, loc="best", labelspacing=0.25)
-        return svg_of(figure, f"{y_label} over {x_label}")
+            axis.legend(frameon=False, fontsize=10, loc="best", labelspacing=0.2, handlelength=1.4)
+        svg = svg_of(figure, f"{y_label} over {x_label}")  # lays the figure out
+        left, bottom, right, top = axis.get_position().extents
+        hover = {
+            "box": [round(float(v), 4) for v in (left, 1 - top, right, 1 - bottom)],
+            "range": [float(v) for v in axis.get_xlim()],
+            "label": x_label,
+            "lines": [_points(line, style) for line, style in zip(series, look, strict=True)],
+        }
+        return svg.replace("<svg", f'<svg data-hover="{escape(json.dumps(hover))}"', 1)
+
+
+def _points(line: Series, style: Style) -> Mapping[str, Any]:
+    """Return a line's points for the page's script, in four digits."""
+    x, y, half = (_thin(values) for values in (line.x, line.y, line.half_width))
+    points: dict[str, Any] = {"name": line.name, "color": style.color, "x": _short(x)}
+    points["y"] = _short(y)
+    if len(half) == len(y) > 0:
+        return points | {"low": _short(y - half), "high": _short(y + half)}
+    if len(line.low) == len(line.y) > 0:
+        return points | {"low": _short(_thin(line.low)), "high": _short(_thin(line.high))}
+    return points
+
+
+def _short(values: Iterable[float]) -> list[float | None]:
+    return [float(f"{v:.6g}") if np.isfinite(v) else None for v in values]
 
 
 def furnish(axis: Axes, ticks: int, *, counts: bool) -> None:
@@ -113,15 +170,19 @@ def furnish(axis: Axes, ticks: int, *, counts: bool) -> None:
     axis.xaxis.set_major_locator(mpl.ticker.MaxNLocator(ticks))
     if counts:
         axis.xaxis.set_major_formatter(mpl.ticker.EngFormatter(sep=""))
+    if max(map(abs, axis.get_ylim())) >= _LONG:
+        axis.yaxis.set_major_formatter(mpl.ticker.EngFormatter(sep=""))
 
 
 def _draw(
-    axis: Axes, line: Series, colour: str, width: float, *, markers: bool, first: bool
+    axis: Axes, line: Series, style: Style, width: float, *, markers: bool, first: bool
 ) -> None:
     """Draw one line with its bands."""
     x, y, half = (_thin(values) for values in (line.x, line.y, line.half_width))
     marker = "o" if markers or len(x) == 1 else None
-    axis.plot(x, y, color=colour, linewidth=width, label=line.name, marker=marker, ms=1.5 + width)
+    colour, dashes = style.color, style.dashes
+    axis.plot(x, y, dashes, color=colour, linewidth=width, marker=marker, ms=1.5 + width)
+    axis.lines[-1].set_label(line.name or "_")  # matplotlib leaves out what begins with "_"
     if len(half) == len(y) > 0:
         alpha = 0.2 if first else 0.08
         axis.fill_between(x, y - half, y + half, color=colour, alpha=alpha, linewidth=0)
@@ -131,19 +192,22 @@ def _draw(
 
 
 def interval_chart(
-    rows: Sequence[tuple[str, float, float | None, float | None]], label: str
+    rows: Sequence[tuple[str, float, float | None, float | None]],
+    label: str,
+    look: Mapping[str, Style],
 ) -> str:
     """Draw figures with their intervals as an <svg> element, one below the other.
 
     Args:
         rows: (name, value, low, high) of each row; without low and high a point alone.
         label: name of the values.
+        look: style of each name.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(5.4, 1.0 + 0.42 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, 0.8 + 0.36 * len(rows)), layout="constrained")
         axis = figure.subplots()
-        for i, (_, value, low, high) in enumerate(rows):
-            colour = COLOURS[i % len(COLOURS)]
+        for i, (name, value, low, high) in enumerate(rows):
+            colour = look[name].color
             if low is not None and high is not None:
                 axis.plot([low, high], [i, i], color=colour, linewidth=7, alpha=0.35)
             axis.plot([value], [i], color=colour, marker="|", ms=15, mew=2.4)

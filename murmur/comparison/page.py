@@ -1,13 +1,14 @@
 """The page and the tables of `murmur compare`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from rich.table import Table
 
 from murmur.comparison.analysis import Comparison, Line, TaskResult
-from murmur.comparison.charts import Chart, Series, interval_chart, line_chart
+from murmur.comparison.charts import Chart, Series, Style, interval_chart, line_chart, styles
 from murmur.comparison.report import page_environment, written_now
 from murmur.comparison.statistics import LEVEL, REPEATS, Estimate
+from murmur.runs.readings import DOWN, UP
 from murmur.text import number, plain, screen_table
 
 _INTERVAL = f"{100 * LEVEL:.0f} % interval"
@@ -73,6 +74,7 @@ def render(comparison: Comparison, command: str) -> str:
     groups = comparison.groups
     runs = [run for group in groups for run in group.runs]
     parts = [comparison.overall] if comparison.overall else []
+    look = styles(group.name for group in groups)  # the same on every task
     return (
         page_environment()
         .get_template("compare.html.j2")
@@ -91,7 +93,10 @@ def render(comparison: Comparison, command: str) -> str:
             level=f"{100 * LEVEL:.0f}",
             repeats=number(REPEATS),
             less_is_better=comparison.metric.less_is_better,
-            results=[(result, _charts(result)) for result in [*parts, *comparison.tasks]],
+            results=[(result, _charts(result, look)) for result in [*parts, *comparison.tasks]],
+            arrow=DOWN if comparison.metric.less_is_better else UP,
+            look=look,
+            best=_best,
             interval=interval_text,
             span=_range,
             overall=comparison.overall is not None,
@@ -106,6 +111,12 @@ def render(comparison: Comparison, command: str) -> str:
     )
 
 
+def _best(result: TaskResult) -> float | None:
+    """Return the best interquartile mean; None if there is one alone."""
+    values = [found.value for found in result.iqm.values()]  # the best first
+    return values[0] if len(values) > 1 else None
+
+
 def _title(comparison: Comparison) -> str:
     names = [group.name for group in comparison.groups]
     shown = " – ".join(names) if len(names) <= 3 else f"{len(names)} groups of runs"
@@ -113,12 +124,12 @@ def _title(comparison: Comparison) -> str:
     return f"{shown} on {task}"
 
 
-def _charts(result: TaskResult) -> list[Chart]:
+def _charts(result: TaskResult, look: Mapping[str, Style]) -> list[Chart]:
     rows = [(name, *found) for name, found in result.iqm.items()]
     charts = [
         Chart(
             "Interquartile mean",
-            interval_chart(rows, result.unit),
+            interval_chart(rows, result.unit, look),
             "Mean of the middle half of the runs' scores; the bar is its interval.",
         )
     ]
@@ -126,7 +137,7 @@ def _charts(result: TaskResult) -> list[Chart]:
         charts.append(
             Chart(
                 "Learning",
-                _lines(result.curves, list(result.iqm), "environment steps", result.unit),
+                _lines(result.curves, look, "environment steps", result.unit),
                 "Interquartile mean of the runs of each group while they trained, up to where all "
                 "of them came; the band is its interval at each point.",
             )
@@ -134,7 +145,7 @@ def _charts(result: TaskResult) -> list[Chart]:
     charts.append(
         Chart(
             "Performance profile",
-            _lines(result.profiles, list(result.iqm), result.unit, "share of runs"),
+            _lines(result.profiles, look, result.unit, "share of runs"),
             "Share of runs that are better than the score on the x axis: the higher, the better. "
             "Where curves cross, neither group is better throughout.",
         )
@@ -142,8 +153,10 @@ def _charts(result: TaskResult) -> list[Chart]:
     return charts
 
 
-def _lines(lines: dict[str, Line], order: Sequence[str], x_label: str, y_label: str) -> str:
-    """Draw curves of groups, in the same order and colors in every chart of a task."""
+def _lines(
+    lines: Mapping[str, Line], look: Mapping[str, Style], x_label: str, y_label: str
+) -> str:
+    """Draw curves of groups, in the same order and colors in every chart of a page."""
     series = [
         Series(
             name,
@@ -151,8 +164,10 @@ def _lines(lines: dict[str, Line], order: Sequence[str], x_label: str, y_label: 
             lines[name].y.tolist(),
             low=lines[name].low.tolist(),
             high=lines[name].high.tolist(),
+            style=look[name],
         )
-        for name in order
+        for name in look
+        if name in lines
     ]
     counts = x_label == "environment steps"
     return line_chart(series, x_label, y_label, equal=True, counts=counts)

@@ -4,6 +4,7 @@ import base64
 import platform
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from murmur.comparison.report_charts import (
     evaluation_charts,
     learning_charts,
     mission_charts,
+    policy_styles,
 )
 from murmur.doctor.device_report import about_text, run_busy_text
 from murmur.doctor.machine import commit, describe_machine, versions
@@ -28,6 +30,7 @@ from murmur.runs.evaluation import (
     optimism,
     to_record,
 )
+from murmur.runs.readings import best_names, direction
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.scores import Metric
 from murmur.shared.config.experiment import ExperimentConfig
@@ -36,7 +39,7 @@ from murmur.shared.process.errors import CheckpointError
 from murmur.shared.process.files import write_json, write_output
 from murmur.shared.wire.notices import FILE as NOTICES
 from murmur.shared.wire.notices import read_notices
-from murmur.text import duration, number
+from murmur.text import duration, number, short_number
 
 Say = Callable[[str], None]
 
@@ -156,14 +159,19 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
     }
     if busy := run_busy_text(progress):
         facts["device"] = busy
+    columns = _columns(results)
+    arrows = {column: direction(column, best) for column in columns}
     return (
         page_environment()
         .get_template("report.html.j2")
         .render(
             **page_parts(run, facts, last),
             summary="A training run of murmur: environment servers that stream to learners.",
-            columns=_columns(results),
+            columns=columns,
             results=results,
+            arrows=arrows,
+            best={c: best_names(_means(results, c), arrows[c]) for c in columns},
+            look=policy_styles(results),
             episodes=max((r["episodes"] for r in results.values()), default=0),
             note=_note(run, results),
             intervals=sum(len(r["summary"]) for r in results.values()),
@@ -184,6 +192,8 @@ def page_environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("murmur", "."), autoescape=True, trim_blocks=True
     )
     environment.filters["number"] = number
+    environment.filters["short"] = short_number
+    environment.globals["script"] = (files("murmur") / "report.js").read_text()
     return environment
 
 
@@ -230,6 +240,11 @@ def _columns(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the metrics, the return first."""
     names = list(dict.fromkeys(name for r in results.values() for name in r["summary"]))
     return sorted(names, key=lambda name: name != "return")
+
+
+def _means(results: Mapping[str, Mapping[str, Any]], column: str) -> list[tuple[str, float]]:
+    """Return each policy's mean of a metric, of those that have it."""
+    return [(n, r["summary"][column]["mean"]) for n, r in results.items() if column in r["summary"]]
 
 
 def _pictures(run: RunFolder, results: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -1,10 +1,13 @@
 """Charts of a run's page: of an episode, of evaluations, and of the training."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from murmur.comparison.charts import Chart, Series, line_chart
+from murmur.comparison.charts import COLOURS, Chart, Series, Style, line_chart, styles
+from murmur.runs.readings import direction, loss_reading, metric_reading
 from murmur.runs.scores import Metric
+from murmur.text import short_number
 
 LEARNED = "learned policy"
 
@@ -13,14 +16,9 @@ _MISSION_METRICS = ("entropy", "f1", "coverage")
 _TEAM = "return/"  # of metrics: the return of a team
 _X_LABEL = "environment steps"
 _MARKED_STEPS = 60  # of an episode: the points of longer ones would hide the lines
-_READINGS = {
-    "entropy": "How unsure the team is about the cells that matter, in bits: 1 is no idea, 0 is "
-    "certain. Lower is better.",
-    "f1": "How well the mapped region of interest matches the true one: 1 is exact. Higher is "
-    "better.",
-    "coverage": "Share of the area that has been seen at least once.",
-    "return": "Rewards summed since the episode began. Higher is better.",
-}
+def policy_styles(results: Iterable[str]) -> dict[str, Style]:
+    """Return the look of each policy, the same in all charts of a page."""
+    return styles(results, first=LEARNED)
 
 
 def best_baseline(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> str | None:
@@ -41,6 +39,7 @@ def mission_charts(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> 
     known = {name for r in results.values() for name in r["mean_curves"]}
     names = [name for name in _MISSION_METRICS if name in known] or sorted(known & {"return"})
     first = (LEARNED, best_baseline(results, metric))
+    look = policy_styles(results)
     charts = []
     for name in names:
         curves = {k: c for k, r in results.items() if (c := r["mean_curves"].get(name))}
@@ -51,7 +50,8 @@ def mission_charts(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> 
             ends = [curve[-1]] * (steps - len(curve))  # episodes that have ended keep their value
             half = results[policy]["curves_ci95"].get(name, ())
             half = [*half, *[half[-1]] * len(ends)][:steps] if half else ()
-            series.append(Series(policy, range(steps), [*curve, *ends][:steps], half))
+            values = [*curve, *ends][:steps]
+            series.append(Series(policy, range(steps), values, half, style=look[policy]))
         seen = [v for s in series if s.name in shown for v in s.y if v is not None] or [0.0]
         room = 0.4 * ((max(seen) - min(seen)) or 1.0)
         low, high = min(seen) - room, max(seen) + room
@@ -63,7 +63,7 @@ def mission_charts(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> 
             markers=steps <= _MARKED_STEPS,
             y_limits=(low, high),
         )
-        reading = _READINGS.get(name, "")
+        reading = metric_reading(name, direction(name, metric))
         if any(v is not None and not low <= v <= high for s in series for v in s.y):
             reading += " Lines of other baselines leave the picture."
         charts.append(Chart(f"{title} over an episode", svg, reading.strip()))
@@ -82,26 +82,58 @@ def evaluation_charts(
         results: results of the policies on this page.
         metric: metric that chooses best.pt; it always has a chart.
     """
+    untrained, evaluations = _untrained(evaluations)
     x = [e["env_steps"] for e in evaluations]
     names = list(dict.fromkeys(name for e in evaluations for name in e["metrics"]))
     wanted = ("return", metric.name, *_MISSION_METRICS)
     wanted = (*wanted, *(n for n in names if n.startswith(_TEAM)))
-    best = best_baseline(results, metric)
+    best, look = best_baseline(results, metric), policy_styles(results)
     charts = []
     for name in [n for n in dict.fromkeys(wanted) if n in names]:
         entries = [e["metrics"].get(name) for e in evaluations]
         mean = [m["mean"] if m else None for m in entries]
         half = [(m["ci95"][1] - m["ci95"][0]) / 2 if m else None for m in entries]
-        series = [Series(LEARNED, x, mean, half)]
+        series = [Series(LEARNED, x, mean, half, style=look[LEARNED])]
         if best and (level := results[best]["summary"].get(name)):
-            series.append(Series(f"{best}, the best baseline", [0, x[-1]], [level["mean"]] * 2))
+            ends, style = [x[0], x[-1]], look[best]
+            label = f"{best}, the best baseline"
+            series.append(Series(label, ends, [level["mean"]] * 2, style=style))
         svg = line_chart(series, _X_LABEL, name, markers=True)
-        reading = (
-            "Greedy episodes with seeds of their own, at intervals during training; the band "
-            "is the 95 % interval of the mean. " + _READINGS.get(name, "")
-        )
-        charts.append(Chart(f"Evaluation: {name}", svg, reading))
+        better = direction(name, metric)
+        reading = f"{metric_reading(name, better)} {_course(x, mean)}"
+        if known := untrained and untrained["metrics"].get(name):
+            reading += f" Before training it was {short_number(known['mean'])}."
+        charts.append(Chart(f"Evaluation: {name} {better}".strip(), svg, reading.strip()))
     return charts
+
+
+def _untrained(
+    evaluations: list[dict[str, Any]],
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """Return the evaluation before training, None if there is none, and the others.
+
+    A line from it would be a wedge that nothing measured, and often squash the rest.
+    """
+    trained = [e for e in evaluations if e["updates"] > 0]
+    before = [e for e in evaluations if e["updates"] == 0]
+    return (before[-1], trained) if before and trained else (None, evaluations)
+
+
+def _course(x: Sequence[float], values: Sequence[float | None]) -> str:
+    """Return how figures went: the first, the last, and the extremes with their steps."""
+    known = [(v, at) for v, at in zip(values, x, strict=True) if v is not None]
+    if not known:
+        return ""
+    if len(known) == 1:
+        return f"{short_number(known[0][0])} after {short_number(known[0][1])}."
+    (low, low_at), (high, high_at) = min(known), max(known)
+    first, last = short_number(known[0][0]), short_number(known[-1][0])
+    if short_number(low) == short_number(high):
+        return f"{last} throughout."
+    return (
+        f"From {first} to {last}; least {short_number(low)} at {short_number(low_at)}, "
+        f"largest {short_number(high)} at {short_number(high_at)}."
+    )
 
 
 def learning_charts(progress: list[dict[str, Any]]) -> list[Chart]:
@@ -113,14 +145,23 @@ def learning_charts(progress: list[dict[str, Any]]) -> list[Chart]:
 
     def curve(title: str, key: str, y_label: str, reading: str) -> Chart:
         values = [p.get(key) for p in progress]
-        return Chart(title, line_chart([Series("", x, values)], _X_LABEL, y_label), reading)
+        svg = line_chart([Series("", x, values)], _X_LABEL, y_label)
+        return Chart(title, svg, f"{reading} {_course(x, values)}")
 
     if any(p.get("return") is not None for p in progress):
         reading = "Mean return of recent training episodes, in which the policy still explores."
         charts.append(curve("Return while training", "return", "return", reading))
     if teams := [n for n in progress[-1].get("metrics", {}) if n.startswith(_TEAM)]:
+        # All are of the learned policy, in its color.
+        dashes = itertools.cycle(("-", "--", ":", "-."))
         series = [
-            Series(n.removeprefix(_TEAM), x, [p["metrics"].get(n) for p in progress]) for n in teams
+            Series(
+                n.removeprefix(_TEAM),
+                x,
+                [p["metrics"].get(n) for p in progress],
+                style=Style(COLOURS[0], style),
+            )
+            for n, style in zip(teams, dashes, strict=False)
         ]
         svg = line_chart(series, _X_LABEL, "return")
         reading = "The same for each team alone: rewards of its agents, summed over an episode."
@@ -139,16 +180,6 @@ def loss_charts(progress: list[dict[str, Any]], x: list[float], x_label: str) ->
     for name in names:
         values = [p["losses"].get(name) for p in progress]
         svg = line_chart([Series("", x, values)], x_label, name)
-        charts.append(Chart(name.replace("_", " "), svg, _loss_reading(name)))
+        reading = f"{loss_reading(name)} {_course(x, values)}".strip()
+        charts.append(Chart(name.replace("_", " "), svg, reading))
     return charts
-
-
-def _loss_reading(name: str) -> str:
-    """Return how to read a loss's curve."""
-    if "grad" in name:
-        return "Length of the gradient; spikes hint at an unstable update."
-    if "entropy" in name:
-        return "How undecided the policy is; it falls as the policy commits itself."
-    if "critic" in name or "value" in name:
-        return "How far the critic's predictions are off; it should fall, then stay."
-    return "As the last update before each moment reported it."

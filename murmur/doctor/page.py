@@ -51,7 +51,7 @@ HINTS = {
     "supply.cache, smaller images, more memory.",
     "acting": "Answer more environments at once (env_server.envs_per_worker); use a smaller "
     "network, a faster device or lower precision.",
-    "learning": "Beside the above: a faster device, a smaller network, torch threads "
+    "learning": "What helps: a faster device, a smaller network, torch threads "
     "(learner.num_threads) where processors are free; a second learner on a device of its own "
     "(docs/many-learners.md).",
     "processors": "Put the environment servers on other machines: `murmur env-server "

@@ -14,14 +14,14 @@ from murmur.runs.run_folder import LineTail, RunFolder
 from murmur.runs.snapshots import from_run
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import MurmurError
-from murmur.text import duration, number
+from murmur.text import duration, short_number
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 SILENT_S = 60.0  # without a line of progress; updates may take as long
 STARVED_S = 30.0  # without a row
 NO_UPDATE_S = 600.0
-_LONGEST = 400  # characters of a log's line
+_LONGEST = 4000  # characters of a log's line; the page links the log for the rest
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Alert:
     Attributes:
         severity: level: error, warning or note.
         what: one sentence on the condition.
-        fix: action to take; "" if none.
+        fix: actions to take, a line each; "" if none.
     """
 
     severity: Severity
@@ -91,7 +91,7 @@ class LogWatch:
 def _message(line: str) -> str:
     """Return the message of a log's line, which may be JSON."""
     line = str(log_entry(line).get("message", line))
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 2] + " …"
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} … (the log has the rest)"
 
 
 def alerts_of_progress(
@@ -120,14 +120,14 @@ def alerts_of_progress(
     if skipped := last.get("updates_skipped"):
         yield Alert(
             "warning",
-            f"{number(skipped)} updates were skipped, since a loss or a weight was not finite",
+            f"{short_number(skipped)} updates were skipped, since a loss or a weight was not finite",
             "Lower the learning rates, or set learner.precision=fp32.",
         )
     if message := dropped_message(last):
         what, _, fix = message.partition(": ")
         yield Alert("warning", what, fix[:1].upper() + fix[1:] + ("." if fix else ""))
     if broken := (last.get("samples") or {}).get("broken"):
-        yield Alert("warning", f"{number(broken)} samples are broken and left out")
+        yield Alert("warning", f"{short_number(broken)} samples are broken and left out")
     if running and last:
         yield from _standstill(last, moved, now, log_every_s)
 
@@ -168,14 +168,15 @@ def doctors_finding(run: RunFolder, config: ExperimentConfig) -> Alert | None:
         seen = diagnose(*from_run(run, None), config)
     except (MurmurError, LookupError):
         return None
-    fix = HINTS[seen.bottleneck]
-    if seen.remedies:
-        best = seen.remedies[-1]
-        settings = " ".join(f"--set {item}" for item in best.settings)
-        fix = f"{best.rate / seen.rate:.2f} times as fast: {best.what}" + (
-            f" ({settings})" if settings else ""
-        )
-        fix += f"; {best.cost}." if best.cost else "."
+    fixes = []
+    for remedy in reversed(seen.remedies):  # the best first
+        fix = f"{short_number(remedy.rate / seen.rate)} times as fast: {remedy.what}"
+        if remedy.settings:
+            fix += f" (`{' '.join(f'--set {item}' for item in remedy.settings)}`)"
+        fixes.append(f"{fix}; {remedy.cost}." if remedy.cost else f"{fix}.")
+    if hint := HINTS[seen.bottleneck]:
+        fixes.append(hint)
+    fix = "\n".join(fixes)
     if seen.bottleneck in GPU_WORDS:
         found = "; ".join(f"{GPU_WORDS[wait.kind]}: {wait.found}" for wait in seen.waits)
         return Alert("warning", found[:1].upper() + found[1:], fix)

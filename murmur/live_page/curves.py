@@ -41,6 +41,13 @@ class Curves:
         """Invalidate every reader's cursor: its points are no longer the beginning of these."""
         self._version = secrets.token_hex(4)
 
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Add a record of progress.jsonl."""
+        if record.get("kind") == "evaluation":
+            self.add_evaluation(record)
+        elif record.get("kind") == "progress":
+            self.add(record)
+
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a record of kind "progress"."""
         self._rewind(self.points, record)

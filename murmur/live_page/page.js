@@ -1,13 +1,31 @@
 // Asks the server for what is new, and shows it. Nothing is asked while the page is hidden.
-import { LineChart, Strip, html } from "./charts.js";
+import { LineChart, View, html } from "./charts.js";
+import { Strip, fills, swatch } from "./ledger.js";
+import { AXES } from "./scales.js";
 
 const EVERY_MS = 2000, AT_REST_MS = 15000, AGAIN_MS = 5000;
 const $ = (id) => document.getElementById(id);
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 const data = { points: [], evaluations: [], cursor: "", folder: "" };
-const curve = new LineChart($("curve"), "Learning curve");
-const rate = new LineChart($("rate"), "Throughput");
-const strips = new Map();
+const other = { name: "", points: [], evaluations: [], cursor: "" };  // a run to compare with
+const view = new View(() => {
+  showCharts();
+  for (const strip of strips.values()) strip.draw();
+});
+// The ledger is over training time, whatever the axis of the curves; they are zoomed together.
+const ledgerView = {
+  get range() { return view.range?.map((value) => converted(value, axis().key, "seconds")) ?? null; },
+  show(range) {
+    const to = axis().key;
+    view.show(range?.map((value) => converted(value, "seconds", to)) ?? null, wholeAxis(), axis());
+  },
+};
+const HINT = "Drag or turn the wheel to zoom, double click to see all; arrow keys read points.";
+const curve = new LineChart($("curve"), "Learning curve", { height: 320, view, rest: HINT });
+const rate = new LineChart($("rate"), "Throughput", {
+  height: 176, view, zero: true, rest: "Decisions of single agents a second; dips are updates or evaluations.",
+});
+const strips = new Map(), losses = new Map();
 let state = null, timer = 0, paused = false, asking = false;
 
 // --- what is new -------------------------------------------------------------------------------
@@ -21,6 +39,10 @@ async function ask() {
     const answer = await fetch(`state.json?since=${encodeURIComponent(data.cursor)}`);
     if (!answer.ok) throw new Error(`status ${answer.status}`);
     take(await answer.json());
+    if (other.name && !state.behind) {
+      await askOther();
+      showCharts();
+    }
     pause = state.behind ? 0 : state.live ? EVERY_MS : AT_REST_MS;
     $("gone").hidden = true;
   } catch {
@@ -37,10 +59,7 @@ async function ask() {
 
 function take(answer) {
   state = answer;
-  const { curves } = answer;
-  data.points.splice(curves.from, Infinity, ...curves.points);
-  data.evaluations.splice(curves.evaluations_from, Infinity, ...curves.evaluations);
-  data.cursor = curves.cursor;
+  append(data, answer.curves);
   data.folder = answer.about.folder;
   if (!answer.behind) show();
 }
@@ -59,21 +78,40 @@ function show() {
   define($("about"), state.about);
   showAlerts();
   showMetrics();
-  showCurve();
-  showRate();
+  showOthers();
+  showCharts();
   showLedger();
+  showFiles();
   showEpisode();
 }
 
-// Put text into an element; what stands between backticks is code.
+// Put text into an element; what stands between backticks is code, a log's name is a link.
 function set(element, text) {
   if (element.dataset.text === text) return;
   element.dataset.text = text;
-  element.replaceChildren(...withCode(text));
+  element.replaceChildren(...marked(text));
 }
 
-function withCode(text) {
-  return text.split("`").map((part, i) => (i % 2 ? html("code", {}, part) : part));
+function marked(text) {
+  return text.split("`").flatMap((part, i) => (i % 2 ? html("code", {}, part) : withLogs(part)));
+}
+
+function withLogs(text) {
+  return text.split(/(logs\/[\w.-]+\.log)/).map((part, i) => (i % 2 ? logLink(part.slice(5), part) : part));
+}
+
+function logLink(name, text) {
+  return html("a", { href: `log?name=${encodeURIComponent(name)}`, target: "_blank", rel: "noopener" }, text);
+}
+
+function showFiles() {
+  const { report, report_command: command, logs } = state.files;
+  $("report").hidden = !report;
+  set($("no-report"), report ? "" : `No report yet: \`${command}\` writes one.`);
+  const now = logs.join("\n");
+  if ($("logs").dataset.shown === now) return;
+  $("logs").dataset.shown = now;
+  $("logs").replaceChildren(...logs.map((name) => html("li", {}, logLink(name, name))));
 }
 
 function define(list, items) {
@@ -95,13 +133,14 @@ function showAlerts() {
   if (now === alertsShown) return;  // a screen reader reads what changes
   alertsShown = now;
   const lines = state.alerts.map(({ severity, what, fix }) => html("li", { class: severity },
-    html("strong", {}, severity), what, ...(fix ? [html("span", { class: "fix" }, ...withCode(fix))] : [])));
+    html("strong", {}, severity), ...withLogs(what), ...fix.split("\n").filter(Boolean).map((line) => html("span", { class: "fix" }, ...marked(line)))));
   $("alerts").replaceChildren(...(lines.length ? lines : [html("li", { class: "none" }, "Nothing to report.")]));
 }
 
 // --- charts ------------------------------------------------------------------------------------
 
 const keyOf = (metric) => (metric === "return" ? "return" : `metrics.${metric}`);
+const axis = () => ({ ...AXES[$("axis").value], key: $("axis").value });
 
 function showMetrics() {
   const keys = new Set();
@@ -117,37 +156,93 @@ function showMetrics() {
   if (keys.has(chosen)) select.value = chosen;
 }
 
-function showCurve() {
+// The runs that are drawn: this one and, if one is chosen, another.
+function drawnRuns() {
+  const own = { ...data, name: "", shift: 0 };
+  if (!other.name) return [own];
+  // On the wall clock the other run begins when this one does.
+  const shift = axis().wall ? (firstUpdate(data.points)?.time ?? 0) - (firstUpdate(other.points)?.time ?? 0) : 0;
+  return [own, { ...other, shift }];
+}
+
+// Points before the first update are of a policy that has learned nothing.
+const firstUpdate = (points) => points.find((p) => p.updates > 0) ?? points[0];
+
+// The curves of a figure, of each run: of training, and of evaluations if `metric` names them.
+function curvesOf(key, metric) {
+  const at = axis().key, curves = [], before = [];
+  for (const run of drawnRuns()) {
+    const from = firstUpdate(run.points)?.[at] ?? -Infinity;
+    const x = (p) => (p[at] == null ? null : p[at] + run.shift);
+    const name = (what) => (run.name ? `${run.name}, ${what.toLowerCase()}` : what);
+    const points = run.points.filter((p) => p.values[key] && p[at] >= from).map((p) => {
+      const [low, mean, high] = p.values[key];
+      return { x: x(p), low, mean, high };
+    });
+    const kind = run.name ? "other-run" : "own-run";
+    curves.push({ kind, points, name: name("Training"), key: run.name ? name("training") : "training (band: least to largest)" });
+    if (!metric) continue;
+    const evaluations = run.evaluations.filter((e) => e.metrics[metric]?.[0] != null).map((e) => {
+      const [mean, low, high] = e.metrics[metric];
+      return { x: x(e) ?? timeAt(run, e, at), mean, low, high, trained: e.updates == null || e.updates > 0 };
+    });
+    const dots = evaluations.filter((e) => e.trained && e.x != null);
+    curves.push({ kind, dots: true, points: dots, name: name("Evaluation"), key: name("Evaluation (95 % interval)") });
+    const untrained = evaluations.filter((e) => !e.trained);
+    if (untrained.length) before.push({ ...untrained.at(-1), name: name("Evaluation") });
+  }
+  return { curves: curves.filter((curve) => curve.points.length), before };
+}
+
+// When an evaluation was that only says after how many steps.
+function timeAt(run, { env_steps: steps }, at) {
+  const after = run.points.find((p) => p.env_steps >= steps) ?? run.points.at(-1);
+  return after?.[at] == null ? null : after[at] + run.shift;
+}
+
+// From the first update to the last point of the runs that are drawn.
+function wholeAxis() {
+  const at = axis().key, ends = [];
+  for (const run of drawnRuns()) {
+    const first = firstUpdate(run.points)?.[at];
+    if (first == null) continue;
+    ends.push(first + run.shift, run.points.at(-1)[at] + run.shift);
+    for (const e of run.evaluations) if (e.updates > 0 && e[at] != null) ends.push(e[at] + run.shift);
+  }
+  return ends.length ? [Math.min(...ends), Math.max(...ends)] : [0, 1];
+}
+
+function showCharts() {
+  const shared = { axis: { ...axis(), ...(state.supervised && axis().key === "env_steps" ? { name: "samples" } : {}) }, whole: wholeAxis() };
   const key = $("metric").value, metric = key.replace(/^metrics\./, "");
-  const points = series(key, "env_steps");
-  const evaluations = data.evaluations.filter((e) => e.metrics[metric]?.[0] != null).map((e) => {
-    const [mean, low, high] = e.metrics[metric];
-    return { x: e.env_steps, mean, low, high };
-  });
-  const x = state.supervised ? "samples" : "environment steps";
-  curve.show({ points, evaluations, y: metric || "return", x });
+  curve.show({ ...shared, ...curvesOf(key, metric), y: metric || "return" });
+  rate.show({ ...shared, ...curvesOf("agent_steps_per_s"), y: state.supervised ? "samples/s" : "agent-steps/s" });
+  const names = new Set(data.points.flatMap((p) => Object.keys(p.values)).filter((name) => name.startsWith("losses.")));
+  for (const name of names) {
+    if (!losses.has(name)) losses.set(name, lossPanel(name.replace("losses.", "")));
+    losses.get(name).show({ ...shared, ...curvesOf(name), y: name.replace("losses.", "") });
+  }
+  $("unzoom").hidden = !view.range;
+  set($("zoomed"), view.range ? `Shown: ${view.range.map((x) => shared.axis.words(x)).join(" … ")}` : "");
 }
 
-function showRate() {
-  const y = state.supervised ? "samples/s" : "agent-steps/s";
-  rate.show({ points: series("agent_steps_per_s", "seconds"), evaluations: [], y, x: "training time", seconds: true });
-}
-
-function series(key, axis) {
-  return data.points.filter((p) => p.values[key] && p[axis] != null).map((p) => {
-    const [low, mean, high] = p.values[key];
-    return { x: p[axis], low, mean, high };
-  });
+function lossPanel(name) {
+  const title = name.replaceAll("_", " ");
+  const place = html("section", { class: "panel", "aria-label": title }, html("div", { class: "head" }, html("h3", {}, title)));
+  $("panels").append(place);
+  return new LineChart(place, title, { height: 176, view, rest: state.readings[name] || "" });
 }
 
 function showLedger() {
   const threads = new Set(data.points.flatMap((p) => Object.keys(p.ledger)));
   for (const thread of ["learner", "inference", "grpc"]) {
     if (!threads.has(thread)) continue;
+    const states = { ...state.states[thread], ...(thread === "inference" ? extra() : {}) };
     if (!strips.has(thread)) {
       const place = html("div", { class: "thread" }, html("div", { class: "head" }, html("h3", {}, `Thread ${thread}`)));
       $("ledger").append(place);
-      strips.set(thread, new Strip(place, thread, { ...state.states[thread], ...(thread === "inference" ? extra() : {}) }));
+      strips.set(thread, new Strip(place, thread, states, ledgerView));
+      explainStates(thread, states);
     }
     let before = 0;
     const points = [];
@@ -161,10 +256,70 @@ function showLedger() {
   }
 }
 
+function explainStates(thread, states) {
+  const colours = fills(states);
+  const entries = Object.entries(states).map(([name, [, words]]) => html("div", {},
+    html("dt", {}, swatch(colours[name]), name), html("dd", {}, words)));
+  $("meanings").append(html("h3", {}, `Thread ${thread}`), html("dl", { class: "meanings" }, ...entries));
+}
+
 // In the sync pipeline the inference thread learns too.
 function extra() {
   const own = state.states.inference;
   return Object.fromEntries(Object.entries(state.states.learner).filter(([name]) => !(name in own)));
+}
+
+// A value of one axis as one of another, along this run's points.
+function converted(value, from, to) {
+  const { points } = data, i = points.findIndex((p) => p[from] >= value);
+  if (i <= 0) return points.at(i)?.[to];
+  const [a, b] = [points[i - 1], points[i]], share = (value - a[from]) / (b[from] - a[from] || 1);
+  return a[to] + share * (b[to] - a[to]);
+}
+
+// Change the axis; what is shown stays the same part of the training.
+function changeAxis(from, to) {
+  if (view.range) view.range = view.range.map((value) => converted(value, from, to));
+  if (view.range && !(view.range[1] > view.range[0])) view.range = null;
+  showCharts();
+}
+
+// --- another run -------------------------------------------------------------------------------
+
+function showOthers() {
+  const select = $("other"), names = ["", ...state.others];
+  $("compare").hidden = names.length < 2 && !other.name;
+  if (other.name && !names.includes(other.name)) names.push(other.name);
+  if (names.join("\n") === [...select.options].map((option) => option.value).join("\n")) return;
+  select.replaceChildren(...names.map((name) => html("option", { value: name }, name || "no other run")));
+  select.value = other.name;
+}
+
+async function askOther() {
+  const { name } = other;
+  let behind = Boolean(name);
+  while (behind && other.name === name) {
+    const answer = await fetch(`curves.json?run=${encodeURIComponent(name)}&since=${encodeURIComponent(other.cursor)}`);
+    if (other.name !== name) return;
+    if (!answer.ok) {
+      chooseOther("");
+      return;
+    }
+    const { curves, behind: more } = await answer.json();
+    append(other, curves);
+    behind = more;
+  }
+}
+
+function append(run, curves) {
+  run.points.splice(curves.from, Infinity, ...curves.points);
+  run.evaluations.splice(curves.evaluations_from, Infinity, ...curves.evaluations);
+  run.cursor = curves.cursor;
+}
+
+function chooseOther(name) {
+  Object.assign(other, { name, points: [], evaluations: [], cursor: "" });
+  $("other").value = name;
 }
 
 // --- the newest episode ------------------------------------------------------------------------
@@ -173,9 +328,13 @@ const film = { image: null, frames: 0, columns: 1, rate: 6, version: 0, playing:
 
 function showEpisode() {
   const { recorded, shown, words, reading } = state.episode;
+  // Without an episode its panel would be empty: the sentence stands below the curve.
+  $("episode").hidden = !film.version;
+  $("charts").classList.toggle("alone", !film.version);
+  set($("no-episode"), film.version ? "" : words || "The newest evaluation episode is being drawn.");
   $("newest").hidden = !film.version || recorded === film.version || film.busy;
   const played = `Played by the evaluation of ${new Date(film.version).toLocaleTimeString()}, its first seed.`;
-  set($("episode-words"), words || (film.version ? `${played} ${reading}` : "The episode is being drawn."));
+  set($("episode-words"), words || `${played} ${reading}`);
   if (shown && shown !== film.version) load("episode.png");
 }
 
@@ -231,8 +390,30 @@ function next() {
 
 $("metric").addEventListener("change", () => {
   $("metric").dataset.chosen = $("metric").value;
-  showCurve();
+  showCharts();
 });
+let axisBefore = $("axis").value;
+$("axis").addEventListener("change", () => {
+  changeAxis(axisBefore, $("axis").value);
+  axisBefore = $("axis").value;
+});
+$("other").addEventListener("change", async () => {
+  chooseOther($("other").value);
+  try {
+    await askOther();
+  } catch {
+    // the next state says whether the server is gone
+  }
+  view.range = null;  // the other run may be longer
+  showCharts();
+});
+$("unzoom").addEventListener("click", () => {
+  view.show(null, wholeAxis(), axis());
+  $("axis").focus();
+});
+for (const link of document.querySelectorAll('a[href="#states"]')) {
+  link.addEventListener("click", () => { $("states").open = true; });
+}
 $("pause").addEventListener("click", () => {
   paused = !paused;
   $("pause").textContent = paused ? "Continue" : "Pause";

@@ -1,15 +1,18 @@
 """The HTTP server of the live page: GET alone, on 127.0.0.1 alone."""
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
+from typing import Any
 from urllib.parse import parse_qs
 
 from murmur.live_page import PORT
-from murmur.live_page.view import RunView
+from murmur.live_page.view import READ_S, RunView
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.process.errors import MurmurError, ResourceError
 from murmur.shared.process.get_server import Answer, GetServer
@@ -21,16 +24,26 @@ _FILES = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
     "/charts.js": ("charts.js", "text/javascript"),
+    "/ledger.js": ("ledger.js", "text/javascript"),
+    "/scales.js": ("scales.js", "text/javascript"),
 }
 _RESOURCES = files("murmur.live_page")
+_POLICY = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
+    f"connect-src 'self'; img-src data:; {_POLICY}",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
+}
+
+# The report is one file: its style, its pictures and the script of this version are within it.
+_SCRIPT = (files("murmur") / "report.js").read_bytes()
+_SCRIPT_HASH = base64.b64encode(hashlib.sha256(_SCRIPT).digest()).decode()
+_REPORT_HEADERS = {
+    "Content-Security-Policy": f"default-src 'none'; script-src 'sha256-{_SCRIPT_HASH}'; "
+    f"style-src 'unsafe-inline'; img-src data:; {_POLICY}",
 }
 
 
@@ -82,12 +95,21 @@ class LivePage(GetServer):
             return Answer(200, f"{kind}; charset=utf-8", (_RESOURCES / name).read_bytes())
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return Answer(403, "text/plain", b"only for the live page\n")
+        asked = {name: values[0] for name, values in query.items()}
         if path == "/state.json":
-            state = self._view.state(query.get("since", [""])[0])
-            body = json.dumps(state, allow_nan=False, separators=(",", ":")).encode()
-            return Answer(200, "application/json", body)
+            return _json(self._view.state(asked.get("since", "")))
+        if path == "/curves.json":
+            curves = self._view.others.curves(asked.get("run", ""), asked.get("since", ""), READ_S)
+            return Answer(404, "text/plain", b"no such run\n") if curves is None else _json(curves)
         if path == "/episode.png":
             return self._episode(newest="newest" in query)
+        if path == "/configuration":
+            return _text(self._view.configuration())
+        if path == "/log":
+            text = self._view.log(asked.get("name", ""))
+            return Answer(404, "text/plain", b"no such log\n") if text is None else _text(text)
+        if path == "/report" and (page := self._view.report()) is not None:
+            return Answer(200, "text/html; charset=utf-8", page, _REPORT_HEADERS)
         return Answer(404, "text/plain", b"there is only the page: /\n")
 
     def _episode(self, *, newest: bool) -> Answer:
@@ -101,6 +123,15 @@ class LivePage(GetServer):
             "X-Rate": sheet.rate,
         }
         return Answer(200, "image/png", sheet.png, {k: str(v) for k, v in about.items()})
+
+
+def _json(data: Mapping[str, Any]) -> Answer:
+    body = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
+    return Answer(200, "application/json", body)
+
+
+def _text(text: str) -> Answer:
+    return Answer(200, "text/plain; charset=utf-8", text.encode(errors="replace"))
 
 
 def _bind(port: int) -> socket.socket:

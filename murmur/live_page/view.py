@@ -1,5 +1,7 @@
 """Content of the live page, read from the run's folder as it grows."""
 
+import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from threading import Lock
@@ -17,10 +19,15 @@ from murmur.live_page.alerts import (
 from murmur.live_page.curves import Curves
 from murmur.live_page.episode import EpisodePictures
 from murmur.live_page.ledger_states import STATES
+from murmur.live_page.other_runs import OtherRuns, file_identity, was_replaced
 from murmur.runs.run_folder import ProgressTail, RunFolder
+from murmur.runs.readings import loss_reading
 from murmur.runs.scores import Metric, completion, state_of
-from murmur.text import duration, number
+from murmur.shared.config.text import plain_data, to_yaml, without_secrets
+from murmur.text import duration, short_number
 
+REPORT = "report.html"  # where `murmur report` writes by default
+MOST_LOG = 1 << 20  # bytes of a log that the page shows, the newest
 READ_S = 0.25  # the longest that one answer reads for; a long run's page loads in several
 LOOK_S = 0.5  # between two looks at the files, however many pages are open
 _EXAMINE_S = 15.0  # between two findings of the doctor
@@ -43,6 +50,7 @@ class RunView:
         self._configured = 0
         self._configure()
         self.episode = EpisodePictures(run, self._config)
+        self.others = OtherRuns(run)
         self._begin()
 
     def _configure(self) -> None:
@@ -86,6 +94,9 @@ class RunView:
                 "supervised": self._config.supervised,
                 "curves": self._curves.since(cursor),
                 "states": STATES,
+                "readings": {n: loss_reading(n) for n in last.get("losses") or {}},
+                "files": self._files(),
+                "others": self.others.names(),
                 "alerts": [vars(alert) for alert in self._alerts(state)],
                 "episode": self.episode.state(),
                 "behind": behind,
@@ -110,14 +121,11 @@ class RunView:
 
     def _begin_again_if_replaced(self) -> None:
         """Start again if the progress file was replaced by a restart in the same folder."""
-        try:
-            status = self._run.progress_file.stat()
-        except OSError:
-            return
-        inode, size = self._file
-        if inode and (status.st_ino != inode or status.st_size < size):
+        now = file_identity(self._run.progress_file)
+        if was_replaced(self._file, now):
             self._begin()
-        self._file = status.st_ino, status.st_size
+        if now[0]:
+            self._file = now
 
     def _all_that_is_new(self) -> Iterator[None]:
         for record in self._tail:
@@ -126,10 +134,8 @@ class RunView:
         yield from self._logs.read()
 
     def _take(self, record: dict[str, Any]) -> None:
-        if record.get("kind") == "evaluation":
-            self._curves.add_evaluation(record)
-        elif record.get("kind") == "progress":
-            self._curves.add(record)
+        self._curves.take(record)
+        if record.get("kind") == "progress":
             self._moved.add(record)
             self._busy = busy_share([self._last, record])
             self._last = record
@@ -178,12 +184,46 @@ class RunView:
             "started": str(start.get("started", ""))[:16].replace("T", " "),
             "processor": processor,
             "learns on": device.get("name") if device.get("type") != "cpu" else "processor",
-            "command": start.get("command"),
+            "command": without_secrets(start.get("command")),
             "folder": str(self._run.path),
         }
         if config.supervised:
             about["source"] = about.pop("environment")
         return {name: str(text) for name, text in about.items() if text}
+
+    def configuration(self) -> str:
+        """Return the run's configuration as YAML, without passwords and keys."""
+        with self._lock:
+            self._configure()
+            return to_yaml(without_secrets(plain_data(self._config)))
+
+    def report(self) -> bytes | None:
+        """Return the page that `murmur report` wrote; None if there is none."""
+        try:
+            return (self._run.path / REPORT).read_bytes()
+        except OSError:
+            return None
+
+    def log(self, name: str) -> str | None:
+        """Return the end of a log, at most MOST_LOG bytes; None if there is no log of this name."""
+        logs = {log.name: log for log in self._run.logs.glob("*.log")}
+        if name not in logs:
+            return None
+        with logs[name].open("rb") as file:
+            left_out = max(0, file.seek(0, os.SEEK_END) - MOST_LOG)
+            file.seek(left_out)
+            text = file.read(MOST_LOG).decode(errors="replace")
+        if not left_out:
+            return text
+        return f"(the first {left_out:,} bytes are left out: {logs[name]})\n{text}"
+
+    def _files(self) -> dict[str, Any]:
+        """Return which files of the run the page can show."""
+        return {
+            "report": (self._run.path / REPORT).is_file(),
+            "report_command": f"murmur report {shlex.quote(str(self._run.path))}",
+            "logs": sorted(log.name for log in self._run.logs.glob("*.log")),
+        }
 
     def _alerts(self, state: str) -> list[Alert]:
         """Return the alerts, the most severe first."""
@@ -206,18 +246,18 @@ def _figures(last: Mapping[str, Any]) -> dict[str, str]:
         return {}
     figures = {
         "training time": duration(last.get("seconds") or 0.0),
-        "updates": number(last.get("updates")),
+        "updates": short_number(last.get("updates")),
     }
     if samples := last.get("samples"):
         return figures | {
             "epoch": f"{samples['epoch']} of {samples['epochs']}",
-            "samples/s": number(last.get("agent_steps_per_s")),
-            "loss": number((last.get("losses") or {}).get("loss")),
+            "samples/s": short_number(last.get("agent_steps_per_s")),
+            "loss": short_number((last.get("losses") or {}).get("loss")),
         }
     return figures | {
-        "environment steps": number(last.get("env_steps")),
-        "agent-steps/s": number(last.get("agent_steps_per_s")),
-        "episodes": number(last.get("episodes")),
-        "policy lag": number(last.get("policy_lag")),
-        "return": number(last.get("return")),
+        "environment steps": short_number(last.get("env_steps")),
+        "agent-steps/s": short_number(last.get("agent_steps_per_s")),
+        "episodes": short_number(last.get("episodes")),
+        "policy lag": short_number(last.get("policy_lag")),
+        "return": short_number(last.get("return")),
     }

@@ -5,6 +5,7 @@ and say so.
 """
 
 import contextlib
+import re
 import shutil
 import subprocess
 import time
@@ -26,6 +27,11 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
 ]
+EVALUATION = {
+    "kind": "evaluation",
+    "env_steps": 2000,
+    "metrics": {"return": {"mean": -30.0, "ci95": [-32.0, -28.0]}},
+}
 LEDGER = {"learner": {"wait_rows": 3.0, "forward": 1.0}, "inference": {"act": 4.0}}
 
 
@@ -41,10 +47,9 @@ def chromium() -> Iterator[Any]:
 def run(tmp_path: Path) -> RunFolder:
     made = write_run(tmp_path / "run", [], "run.max_env_steps=1000000")
     lines = [progress(i, ledger=_times(i)) for i in range(1, 40)]
-    evaluation = {"mean": -30.0, "ci95": [-32.0, -28.0]}
     made.progress_file.write_text("")
     append(made, *lines)
-    append(made, {"kind": "evaluation", "env_steps": 2000, "metrics": {"return": evaluation}})
+    append(made, EVALUATION)
     return made
 
 
@@ -78,7 +83,7 @@ def test_a_gpu_comes_and_goes_with_its_figures(chromium: Any, run: RunFolder) ->
         assert "28 %" in tab.inner_text("#figures")
         assert "1.0 of 64.0 GiB" in tab.inner_text("#figures")
         append(run, progress(41, device={}, ledger=_times(41)))  # resumed on a CPU
-        tab.wait_for_function("!document.getElementById('figures').innerText.includes('GPU')")
+        sync_api.expect(tab.locator("#figures")).not_to_contain_text("GPU", timeout=20_000)
         assert "policy lag" in tab.inner_text("#figures").lower()
 
 
@@ -167,7 +172,7 @@ def test_states_and_points_are_read_by_keyboard(chromium: Any, run: RunFolder) -
         assert readout.text_content().startswith("wait_rows: no update is due")
         tab.locator("#curve svg.plot").focus()
         tab.keyboard.press("End")
-        assert "environment steps 3.9k: -11" in tab.locator("#curve .readout").text_content()
+        assert "environment steps 3900: -11" in tab.locator("#curve .readout").text_content()
         tab.keyboard.press("Home")
         assert "environment steps 100: -49" in tab.locator("#curve .readout").text_content()
         tab.locator(".thread svg.plot").first.focus()
@@ -178,14 +183,14 @@ def test_states_and_points_are_read_by_keyboard(chromium: Any, run: RunFolder) -
 def test_every_chart_has_a_table_and_a_text(chromium: Any, run: RunFolder) -> None:
     with opened(chromium, run) as tab:
         charts = tab.locator("svg.plot").all()
-        assert len(charts) == 4
+        assert len(charts) == 5  # return, throughput, a loss, two threads
         assert all(len(chart.get_attribute("aria-label")) > 30 for chart in charts)
         tables = tab.locator("button[aria-expanded]").all()
-        assert len(tables) == 4
+        assert len(tables) == 5
         tables[0].press("Enter")
         assert tables[0].get_attribute("aria-expanded") == "true"
         rows = tab.locator("#curve table tr")
-        assert "evaluation" in tab.locator("#curve table").text_content()
+        assert "Evaluation" in tab.locator("#curve table").text_content()
         assert 10 < rows.count() < 40
 
 
@@ -196,6 +201,201 @@ def test_metrics_and_losses_are_chosen_from_a_list(chromium: Any, run: RunFolder
         assert {"success", "loss: loss"} <= set(options)
         tab.select_option("#metric", label="loss: loss")
         assert "losses.loss" in tab.locator("#curve svg").get_attribute("aria-label")
+
+
+def _range(tab: Any) -> list[float]:
+    """The ends of the learning curve's axis, by the points at its ends."""
+    points = tab.evaluate(
+        "[...document.querySelectorAll('#curve table tr')].slice(1).map(r => r.cells[0].innerText)"
+    )
+    return [float(points[0]), float(points[-1])]
+
+
+def _across(tab: Any, start: float, end: float) -> None:
+    """Drag over the learning curve, from one share of its width to another."""
+    box = tab.locator("#curve svg.plot").bounding_box()
+    tab.mouse.move(box["x"] + start * box["width"], box["y"] + 60)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + end * box["width"], box["y"] + 70, steps=4)
+    tab.mouse.up()
+
+
+def test_the_untrained_policy_does_not_squash_the_curve(chromium: Any, run: RunFolder) -> None:
+    untrained = {"return": {"mean": -4000.0, "ci95": [-4100.0, -3900.0]}}
+    append(run, {"kind": "evaluation", "env_steps": 0, "updates": 0, "metrics": untrained})
+    append(run, *(progress(i, ledger=_times(i)) for i in range(1, 40)))
+    with opened(chromium, run) as tab:
+        ticks = tab.locator("#curve svg text").all_text_contents()
+        assert "-4000" not in ticks
+        assert not [t for t in ticks if t.startswith("-") and float(t) < -60]
+        assert "Evaluation before training: -4000" in tab.inner_text("#curve .key")
+        tab.locator("#curve svg.plot").focus()
+        tab.keyboard.press("Home")
+        assert "environment steps 100:" in tab.inner_text("#curve .readout")  # the first update
+        tab.get_by_role("button", name="Table: Learning curve").click()
+        assert "before training" in tab.inner_text("#curve table")
+
+
+def test_charts_zoom_together_and_double_click_resets(chromium: Any, run: RunFolder) -> None:
+    with opened(chromium, run, viewport={"width": 1280, "height": 900}) as tab:
+        tab.get_by_role("button", name="Table: Learning curve").click()
+        tab.locator("#curve svg.plot").scroll_into_view_if_needed()
+        tab.wait_for_timeout(400)
+        rate = tab.locator("#rate path.mean").get_attribute("d")
+        _across(tab, 0.4, 0.6)
+        low, high = _range(tab)
+        assert 1200 < low < 2000 < high < 2600
+        assert tab.locator("#rate path.mean").get_attribute("d") != rate
+        assert tab.locator("#unzoom").is_visible()
+        assert "Shown: 1" in tab.inner_text("#zoomed")
+        tab.locator("#curve svg.plot").dblclick(position={"x": 300, "y": 60})
+        assert _range(tab) == [100, 3900]
+        assert tab.locator("#rate path.mean").get_attribute("d") == rate
+        assert not tab.locator("#unzoom").is_visible()
+        tab.mouse.wheel(0, -300)
+        sync_api.expect(tab.locator("#unzoom")).to_be_visible()
+        near, far = _range(tab)
+        assert far - near < 3000
+        tab.locator("#unzoom").click()
+        tab.locator("#curve svg.plot").focus()
+        tab.keyboard.press("+")
+        low, high = _range(tab)
+        assert 1800 <= high - low <= 2000
+        append(run, progress(40, ledger=_times(40)))
+        tab.reload()  # new points do not undo what is shown: see the next line
+        tab.wait_for_selector("#figures div")
+        assert not tab.locator("#unzoom").is_visible()
+
+
+def test_the_ledger_is_zoomed_with_the_curves(chromium: Any, run: RunFolder) -> None:
+    more = {"learner": {"wait_rows": 60.0, "forward": 0.0}, "inference": {"act": 60.0}}
+    late = {
+        t: {s: _times(39)[t][s] + v for s, v in states.items()} for t, states in more.items()
+    }
+    append(run, progress(80, ledger=late))  # the second half waits
+    with opened(chromium, run, viewport={"width": 1280, "height": 900}) as tab:
+        chip = tab.locator(".thread").first.locator(".legend button", has_text="wait_rows")
+        assert "wait_rows 82 %" in chip.text_content()
+        tab.locator("#curve svg.plot").scroll_into_view_if_needed()
+        _across(tab, 0.1, 0.3)
+        assert "wait_rows 75 %" in chip.text_content()
+
+
+def test_a_log_scale_shows_small_values(chromium: Any, run: RunFolder) -> None:
+    with opened(chromium, run) as tab:
+        place = tab.locator("section[aria-label=loss]")
+        heights = tab.locator("section[aria-label=loss] path.mean").get_attribute("d")
+        button = place.get_by_role("button", name="Log: loss")
+        button.click()
+        assert button.get_attribute("aria-pressed") == "true"
+        assert place.locator("path.mean").get_attribute("d") != heights
+        ticks = place.locator("svg text").all_text_contents()
+        assert {"0.1", "1"} <= set(ticks)
+        assert "log scale" in place.inner_text()
+        negative = tab.get_by_role("button", name="Log: Learning curve")
+        negative.click()  # returns are negative
+        assert "NaN" not in tab.locator("#curve svg").inner_html()
+        assert "log scale of negative values" in tab.inner_text("#curve .key")
+
+
+def test_curves_are_drawn_over_time_and_wall_clock(chromium: Any, run: RunFolder) -> None:
+    with opened(chromium, run, timezone_id="Asia/Shanghai") as tab:
+        tab.select_option("#axis", "time")
+        tab.locator("#curve svg.plot").focus()
+        tab.keyboard.press("Home")
+        # 1001 s after 1970 in Shanghai
+        assert "wall clock Jan 1, 08:16:41: -49" in tab.inner_text("#curve .readout")
+        assert "08:17" in tab.text_content("#curve svg.plot")
+        tab.select_option("#axis", "seconds")
+        tab.keyboard.press("Tab")
+        tab.locator("#curve svg.plot").focus()
+        tab.keyboard.press("End")
+        assert "training time 0:39: -11" in tab.inner_text("#curve .readout")
+        assert tab.locator("#curve circle.dot").count() == 1  # an evaluation after 2000 steps
+
+
+def test_another_run_is_laid_over(chromium: Any, run: RunFolder) -> None:
+    second = write_run(run.path.parent / "second", [])
+    second.progress_file.write_text("")
+    lines = [progress(i, **{"return": float(i)}, ledger=_times(i)) for i in range(1, 61)]
+    append(second, *lines, {**EVALUATION, "env_steps": 5000})
+    with opened(chromium, run) as tab:
+        assert tab.locator("#other option").all_text_contents() == ["no other run", "second"]
+        tab.select_option("#other", "second")
+        sync_api.expect(tab.locator("#curve path.mean.other-run")).to_be_visible()
+        assert tab.locator("#curve path.mean").count() == 2
+        assert tab.locator("#rate path.mean").count() == 2
+        assert tab.locator("section[aria-label=loss] path.mean").count() == 2
+        assert "second, training" in tab.inner_text("#curve .key")
+        tab.locator("#curve svg.plot").focus()
+        tab.keyboard.press("End")
+        assert "second, training, environment steps 6000: 60" in tab.inner_text("#curve .readout")
+        append(second, progress(61, ledger=_times(61)))  # it is still trained
+        tab.reload()
+        tab.select_option("#other", "second")
+        sync_api.expect(tab.locator("#curve path.mean.other-run")).to_be_visible()
+        tab.select_option("#other", "")
+        assert tab.locator("#curve path.mean").count() == 1
+
+
+def test_rare_states_are_folded_into_one_chip(chromium: Any, run: RunFolder) -> None:
+    states = {"wait_rows": 50.0, "forward": 49.0, "publish": 0.5, "checkpoint": 0.3, "log": 0.2}
+    append(run, progress(5000, ledger={"learner": {s: 100 * v for s, v in states.items()}}))
+    with opened(chromium, run) as tab:
+        chips = tab.locator(".thread").first.locator(".legend button")
+        assert len(chips.all()) == 3
+        assert "other 1 %" in chips.last.text_content()
+        chips.last.focus()
+        text = tab.locator(".thread .readout").first.text_content()
+        assert text == "other: publish 0.5 %, checkpoint 0.3 %, log 0.2 %"
+        tab.get_by_role("button", name="Table: Thread learner").click()
+        assert "publish" in tab.locator(".thread table").first.inner_text()  # nothing is lost
+
+
+def test_links_lead_to_the_runs_files(chromium: Any, run: RunFolder) -> None:
+    run.logs.mkdir()
+    (run.logs / "learner.log").write_text("12:00:00 learner: ERROR first\n")
+    (run.path / "report.html").write_text("<!doctype html><title>the report</title>")
+    with opened(chromium, run) as tab:
+        names = tab.locator("nav a").all_text_contents()
+        assert names == ["Report", "Configuration", "Logs", "States"]
+        tab.locator("nav a", has_text="States").click()
+        assert tab.get_by_text("no update is due: environments or acting").first.is_visible()
+        for link, text in (("#alerts a", "ERROR first"), ("nav a >> nth=1", "algorithm:")):
+            with tab.context.expect_page() as made:
+                tab.locator(link).first.click()
+            assert text in made.value.inner_text("body")
+            made.value.close()
+        with tab.context.expect_page() as made:
+            tab.locator("#report").click()
+        assert made.value.title() == "the report"
+
+
+def test_no_panel_is_half_empty(chromium: Any, run: RunFolder) -> None:
+    with opened(chromium, run, viewport={"width": 1280, "height": 900}) as tab:
+        assert not tab.locator("#episode").is_visible()  # there is no episode
+        assert "No episode is recorded" in tab.inner_text("#no-episode")
+        curve, charts = (
+            tab.locator(name).bounding_box()["width"] for name in ("#curve", "#charts")
+        )
+        assert curve > 0.9 * charts
+
+
+def test_no_number_has_more_than_four_digits(chromium: Any, run: RunFolder) -> None:
+    figures = {"return": -123.456789, "agent_steps_per_s": 1234567.0, "losses": {"loss": 1.23456e-5}}
+    append(run, progress(123456, **figures, ledger=_times(50)))
+    with opened(chromium, run) as tab:
+        for button in tab.locator("button[aria-expanded]").all():
+            button.click()
+        text = tab.evaluate(
+            "['figures', 'charts', 'panels', 'ledger']"
+            ".map((id) => document.getElementById(id).innerText).join('\\n')"
+        )
+        clocks = re.sub(r"\d+(:\d\d)+", "", text)
+        numbers = re.findall(r"\d[\d.,]*", clocks)
+        assert len(numbers) > 100
+        long = [n for n in numbers if len(re.sub(r"\D", "", n).lstrip("0")) > 4]
+        assert long == []
 
 
 def test_an_alert_appears_and_pausing_stops_the_page(chromium: Any, run: RunFolder) -> None:
