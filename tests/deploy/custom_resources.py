@@ -1,8 +1,8 @@
 """Schemas of the custom resources in k8s/, cut down from their projects' definitions.
 
-`python -m tests.deploy.custom_resources KIND COMMIT < CRD.yaml` writes one into schemas/. Left out are
-descriptions, what is Kubernetes' own (a pod's template; it is checked as such), and parts that no
-manifest here uses. Rules in CEL, and what webhooks of the controllers refuse, are not in them.
+`python -m tests.deploy.custom_resources KIND SOURCE < CRD.yaml` writes one into schemas/. Left out
+are descriptions, what is Kubernetes' own (a pod's template; it is checked as such), and parts that
+no manifest here uses. Rules in CEL, and what webhooks of the controllers refuse, are not in them.
 """
 
 import json
@@ -25,14 +25,16 @@ _OMITTED = {
     "ScaledObject": ["status"],
 }
 _KEPT = (
-    "type", "enum", "required", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems",
-    "maxItems",
-)  # fmt: skip
+    *("type", "enum", "required", "pattern", "minimum", "maximum"),
+    *("minLength", "maxLength", "minItems", "maxItems"),
+)
 
 
 def reduced(schema: Schema, omitted: list[str], path: str = "") -> Schema:
     """Return what jsonschema checks of a CRD's schema; unknown fields are errors."""
     found = {key: schema[key] for key in _KEPT if key in schema}
+    if "pattern" in found:  # Go takes flags anywhere, Python at the start
+        found["pattern"] = found["pattern"].replace("^(?i)", "(?i)^")
     if schema.get("x-kubernetes-int-or-string"):
         found["type"] = ["integer", "string"]
     if "properties" in schema:
@@ -59,7 +61,7 @@ def check(document: dict[str, Any]) -> None:
     jsonschema.validate(document, kept["schema"])
 
 
-def main(kind: str, commit: str) -> None:
+def main(kind: str, source: str) -> None:
     """Write the schema of a definition on standard input."""
     definition = yaml.safe_load(sys.stdin)
     (version,) = [v for v in definition["spec"]["versions"] if v["storage"]]
@@ -67,7 +69,7 @@ def main(kind: str, commit: str) -> None:
     schema["properties"]["metadata"] = {"type": "object"}
     kept = {
         "apiVersion": f"{definition['spec']['group']}/{version['name']}",
-        "source": commit,
+        "source": source,
         "schema": schema,
     }
     FOLDER.mkdir(exist_ok=True)
