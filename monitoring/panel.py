@@ -8,6 +8,9 @@ from typing import Literal
 LEARNER = 'instance=~"$learner"'
 SERVER = 'instance=~"$server"'
 RATE_INTERVAL = "[$__rate_interval]"
+# A legend's name of the instance: variables whose value is `instance` where several learners, or
+# servers, are chosen, and a label that does not exist where there is one.
+LEARNER_NAME, SERVER_NAME = "{{$learner_label}}", "{{$server_label}}"
 Query = tuple[str, str]  # PromQL, legend
 
 
@@ -19,12 +22,15 @@ class Panel:
         title: name of the quantity.
         description: explanation of the values, with the remedy if they look wrong.
         queries: (PromQL, legend) of each line.
-        unit: Grafana's name of the unit.
+        unit: Grafana's name of the unit; see `per_second`. A share, "percentunit", is clamped to 1:
+            a rate of seconds is a few per cent off between two scrapes, and a value above the end
+            of the axis would be a hole in its line.
         kind: "lines", "stack" (areas that add up) or "stat" (the latest value).
         width: columns of 24.
         warn: threshold of yellow: this value and above.
         bad: threshold of red: this value and above, or below it if `bad` < `warn`.
-        top: upper end of the axis.
+        top: upper end of the axis; of a share always 1.
+        repeat: variable of the dashboard; the panel is drawn for each of its values.
     """
 
     title: str
@@ -36,24 +42,50 @@ class Panel:
     warn: float | None = None
     bad: float | None = None
     top: float | None = None
+    repeat: str | None = None
+
+
+@dataclass(frozen=True)
+class Variable:
+    """Values that a dashboard's user chooses from, all at first."""
+
+    name: str
+    label: str
+    query: str
 
 
 @dataclass(frozen=True)
 class Board:
-    """One dashboard: rows of panels."""
+    """One dashboard: rows of panels.
+
+    Attributes:
+        uid: its name in addresses.
+        title: its name in lists.
+        description: what it is for.
+        rows: (title, panels) of each row.
+        closed: titles of rows that are collapsed at first.
+        variables: choices beside run, learner and environment server.
+    """
 
     uid: str
     title: str
     description: str
     rows: Sequence[tuple[str, Sequence[Panel]]]
+    closed: Sequence[str] = ()
+    variables: Sequence[Variable] = ()
 
 
-def learner_gauge(metric: str, legend: str = "{{instance}}") -> Query:
+def per_second(what: str) -> str:
+    """Return the unit of a rate: 2560 with `steps` is shown as 2.56K steps/s."""
+    return f"count:{what}/s"
+
+
+def learner_gauge(metric: str, legend: str = f"learner {LEARNER_NAME}") -> Query:
     """Return the query of a learner's metric as it is."""
     return f"{metric}{{{LEARNER}}}", legend
 
 
-def server_gauge(metric: str, legend: str = "{{instance}}") -> Query:
+def server_gauge(metric: str, legend: str = f"server {SERVER_NAME}") -> Query:
     """Return the query of an environment server's metric as it is."""
     return f"{metric}{{{SERVER}}}", legend
 

@@ -3,28 +3,37 @@
 from dataclasses import replace
 
 from monitoring.boards.overview import SERVER_TIME
-from monitoring.panel import RATE_INTERVAL, SERVER, Board, Panel, rate, server_gauge
+from monitoring.panel import (
+    RATE_INTERVAL,
+    SERVER,
+    SERVER_NAME,
+    Board,
+    Panel,
+    per_second,
+    rate,
+    server_gauge,
+)
 
+_NAME = f"server {SERVER_NAME}"
 _WORK = [
     Panel(
         "Environment steps a second",
         "One server far below the others: its machine is busy or its network slow.",
-        [(f"sum by (instance) ({rate('murmur_env_steps_total', SERVER)})", "{{instance}}")],
-        "ops",
+        [(f"sum by (instance) ({rate('murmur_env_steps_total', SERVER)})", _NAME)],
+        per_second("steps"),
     ),
     replace(SERVER_TIME, width=12),
     Panel(
         "Time stepping, by server",
         "Near 100 %: this server's cores are the limit.",
-        [(f'murmur:env_state:ratio{{{SERVER}, state="step"}}', "{{instance}}")],
+        [(f'murmur:env_state:ratio{{{SERVER}, state="step"}}', _NAME)],
         "percentunit",
-        top=1,
     ),
     Panel(
         "Cores used",
         "CPU seconds a second. Near the container's limit: raise it. High while "
         "mostly waiting: messages are many and small.",
-        [(rate("murmur_env_cpu_seconds_total", SERVER), "{{instance}}")],
+        [(rate("murmur_env_cpu_seconds_total", SERVER), _NAME)],
     ),
 ]
 _WIRE = [
@@ -32,7 +41,7 @@ _WIRE = [
         "Messages a second",
         "Many and small: raise envs_per_worker.",
         [(f"sum by (direction) ({rate('murmur_env_messages_total', SERVER)})", "{{direction}}")],
-        "ops",
+        per_second("messages"),
     ),
     Panel(
         "Bytes a second",
@@ -50,7 +59,7 @@ _TROUBLE = [
     Panel(
         "Reconnects",
         "Streams that broke or were refused; the worker's log and the learner's say why.",
-        [(f"increase(murmur_env_reconnects_total{{{SERVER}}}{RATE_INTERVAL})", "{{instance}}")],
+        [(f"increase(murmur_env_reconnects_total{{{SERVER}}}{RATE_INTERVAL})", _NAME)],
         warn=1,
     ),
     Panel(
@@ -59,7 +68,7 @@ _TROUBLE = [
         [
             (
                 f"increase(murmur_env_worker_restarts_total{{{SERVER}}}{RATE_INTERVAL})",
-                "{{instance}}",
+                _NAME,
             )
         ],
         warn=1,
@@ -67,8 +76,8 @@ _TROUBLE = [
     Panel(
         "Episodes a second",
         "One server without any: its environments hang.",
-        [(f"sum by (instance) ({rate('murmur_env_episodes_total', SERVER)})", "{{instance}}")],
-        "ops",
+        [(f"sum by (instance) ({rate('murmur_env_episodes_total', SERVER)})", _NAME)],
+        per_second("episodes"),
     ),
 ]
 BOARD = Board(

@@ -1,6 +1,15 @@
 """The dashboard Overview: Is it learning, how fast, and what is it waiting for?"""
 
-from monitoring.panel import LEARNER, SERVER, Board, Panel, learner_gauge, rate
+from monitoring.panel import (
+    LEARNER,
+    LEARNER_NAME,
+    SERVER,
+    Board,
+    Panel,
+    learner_gauge,
+    per_second,
+    rate,
+)
 
 
 def ledger(thread: str, title: str, description: str) -> Panel:
@@ -8,7 +17,7 @@ def ledger(thread: str, title: str, description: str) -> Panel:
     where = f'{LEARNER}, thread="{thread}"'
     seconds = rate("murmur_learner_state_seconds_total", where)
     share = f"sum by (state) ({seconds}) / scalar(sum({seconds}))"
-    return Panel(title, description, [(share, "{{state}}")], "percentunit", "stack", 8, top=1)
+    return Panel(title, description, [(share, "{{state}}")], "percentunit", "stack", 8)
 
 
 LEARNER_TIME = ledger(
@@ -35,20 +44,19 @@ SERVER_TIME = Panel(
     "percentunit",
     "stack",
     8,
-    top=1,
 )
 RETURN = Panel(
     "Return",
     "Mean of recent episodes, summed over agents. Training explores, evaluation is greedy. Falls "
     "after it rose: lower learning rates or a smaller max_policy_lag.",
-    [learner_gauge("murmur_learner_episode_return", "{{mode}} {{instance}}")],
+    [learner_gauge("murmur_learner_episode_return", f"{{{{mode}}}} {LEARNER_NAME}")],
 )
 RATE = Panel(
     "Agent steps a second",
     "Decisions of single agents that reach the learner. Flat although servers were added: look at "
     "what the learner thread does.",
     [learner_gauge("murmur:agent_steps:rate1m")],
-    "ops",
+    per_second("steps"),
 )
 _NOW = [
     Panel(
@@ -87,7 +95,7 @@ _NOW = [
         "Agent steps a second",
         "Over all selected learners.",
         [(f"sum(murmur:agent_steps:rate1m{{{LEARNER}}})", "")],
-        "ops",
+        per_second("steps"),
         "stat",
         4,
     ),

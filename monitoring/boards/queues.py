@@ -2,11 +2,13 @@
 
 from monitoring.panel import (
     LEARNER,
+    LEARNER_NAME,
     RATE_INTERVAL,
     Board,
     Panel,
     learner_gauge,
     mean,
+    per_second,
     quantiles,
     rate,
 )
@@ -27,7 +29,7 @@ RANKS = (
         "Environments by learner",
         "Of learners that share a run: they should differ by less than those of one session. "
         "Uneven for long: let the number of sessions be a multiple of the learners'.",
-        [learner_gauge("murmur_learner_environments", "{{instance}} {{rank}}")],
+        [learner_gauge("murmur_learner_environments", f"rank {{{{rank}}}} {LEARNER_NAME}")],
         width=8,
     ),
     Panel(
@@ -42,12 +44,11 @@ RANKS = (
                     f'{LEARNER}, state=~"wait_rows|wait_ranks"',
                 )
                 + ")",
-                "{{instance}} {{rank}} {{state}}",
+                f"rank {{{{rank}}}} {LEARNER_NAME} {{{{state}}}}",
             )
         ],
         "percentunit",
         width=8,
-        top=1,
     ),
     Panel(
         "Work of an update, by learner",
@@ -61,7 +62,7 @@ RANKS = (
                 + ") / sum by (instance, rank) ("
                 + rate("murmur_learner_updates_total")
                 + ")",
-                "{{instance}} {{rank}}",
+                f"rank {{{{rank}}}} {LEARNER_NAME}",
             )
         ],
         "s",
@@ -110,7 +111,7 @@ _BATCHES = [
         "Acts for training: one forward pass of the policy each, and more for opponents. "
         "Evaluations do not count.",
         [(f"sum({rate('murmur_learner_batch_envs_count')})", "batches")],
-        "ops",
+        per_second("batches"),
     ),
     Panel(
         "Pending requests",
@@ -124,7 +125,7 @@ _WIRE = [
         "Observation messages a second",
         "A message costs about the same whatever its size.",
         [(f"sum by (mode) ({rate('murmur_learner_requests_total')})", "{{mode}}")],
-        "ops",
+        per_second("messages"),
     ),
     Panel(
         "Bytes received",

@@ -40,6 +40,11 @@ murmur_learner_gpu_pcie_bytes_per_second{direction="to_device"} 1e9
 murmur_learner_eager_seconds_total{graph="step"} 2
 murmur_learner_graph_capture_seconds_total{graph="step"} 1
 murmur_learner_acts_waited_seconds_total{phase="update"} 1
+murmur_learner_device_info{name="H100",driver="570",cuda="12.8",precision="bf16"} 1
+murmur_learner_device_busy_ratio 0.9
+murmur_learner_graph_replays_total{graph="step"} 9
+murmur_learner_eager_calls_total{graph="step"} 2
+murmur_learner_graph_fallbacks_total{graph="step"} 0
 """
 
 
@@ -163,8 +168,8 @@ def _queries() -> list[tuple[str, str]]:
 
 
 def fill(query: str, rate_interval: str) -> str:
-    """Fill a query's Grafana variables: all runs, learners, servers and results."""
-    return re.sub(r"\$(run|learner|server|metric)\b", ".*", query).replace(
+    """Fill a query's Grafana variables: all runs, learners, servers, results and scalars."""
+    return re.sub(r"\$(run|learner|server|metric|scalar)\b", ".*", query).replace(
         "$__rate_interval", rate_interval
     )
 
@@ -199,6 +204,24 @@ def test_every_panel_and_every_rule_on_a_training(watched: Watched) -> None:
     }
     for series in ask(watched.address, "sum without (state) (murmur:env_state:ratio)"):
         assert float(series["value"][1]) == pytest.approx(1, abs=1e-6)
+
+
+def test_legends_name_learners_if_there_are_several(watched: Watched) -> None:
+    """The hidden variables' own queries, over one instance and over the two that are served."""
+    for board in FOLDER.glob("*.json"):
+        variables = {v["name"]: v for v in json.loads(board.read_text())["templating"]["list"]}
+        for name, info in (
+            ("learner_label", "murmur_learner_info"),
+            ("server_label", "murmur_env_info"),
+        ):
+            query = variables[name]["query"].removeprefix("query_result(").removesuffix(")")
+            for several, value in (("murmur_learner_device_info", "instance"), (info, "none")):
+                asked = fill(query, "15s").replace(info, several)
+                (series,) = ask(watched.address, asked)
+                shown = "{" + ",".join(f'{k}="{v}"' for k, v in series["metric"].items()) + "}"
+                found = re.search(variables[name]["regex"].strip("/"), shown)
+                assert found is not None
+                assert found[1] == value
 
 
 def test_a_dead_learner_raises_the_alarm(watched: Watched) -> None:
