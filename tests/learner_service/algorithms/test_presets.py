@@ -11,11 +11,12 @@ from murmur.shared.process.errors import ConfigError
 ALONE = {"centralized": False}
 TD3 = {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}
 AN_UPDATE_A_ROW = {"replay": {"update_interval": 1}}
+DQN = {"replay": {"update_interval": 4}, "epsilon_env_steps": 10_000}
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ippo": ("mappo", ALONE),
     "ppo": ("mappo", ALONE),
     "vdn": ("qmix", {"mixer": "vdn"}),
-    "iql": ("qmix", {"mixer": "none"}),
+    "iql": ("qmix", {"mixer": "none", **DQN}),
     "ddpg": ("maddpg", {**ALONE, **AN_UPDATE_A_ROW}),
     "matd3": ("maddpg", TD3),
     "td3": ("maddpg", {**TD3, **ALONE, **AN_UPDATE_A_ROW}),
