@@ -15,7 +15,10 @@ DESCRIPTION = (
 
 def experiment(*, small: bool = False) -> dict[str, Any]:
     """Return the reference mission with full-size networks and one worker; or a small one."""
-    network = {"channels": [4, 4, 4], "hidden": [4]} if small else {}
+    network = {"channels": [256, 256, 256], "hidden": [256]}
+    if small:
+        network = {"channels": [4, 4, 4], "hidden": [4]}
+    network |= {"kernels": [5, 4, 4], "strides": [1, 1, 1]}
     algorithm = {"batch_size": 60, "batch_number": 1, "data_passes": 1} if small else {}
     return {
         "environment": {"name": "terrain"},

@@ -132,6 +132,8 @@ def resolve_network(config: PluginConfig, image: ImageShape) -> Network:
             "'segmentation'; a policy needs one of observations: use 'auto', 'mlp' or 'cnn'"
         )
     options = plugin.options
+    if image is not None and hasattr(options, "for_image"):
+        options = options.for_image(image)
     given = {option: getattr(options, option, kind()) for option, kind in RESERVED.items()}
     for option, value in given.items():
         kind = RESERVED[option]

@@ -153,7 +153,8 @@ def test_twin_critics_are_fed_every_row_twice() -> None:
 
 
 def test_small_images_are_weighed_in_a_large_pass() -> None:
-    shape, config = InputShape((7, 11, 11), 0), PluginConfig(name="cnn")
+    shape = InputShape((7, 11, 11), 0)
+    config = PluginConfig(name="cnn", channels=(256, 256, 256))
     with limited(1.0), learning_from(512, CPU):
         build_network(config, shape, 6)
     with (

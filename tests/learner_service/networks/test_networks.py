@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from murmur.learner_service.device.precision import Precision
-from murmur.learner_service.layers.building import build_network
+from murmur.learner_service.layers.building import build_network, resolve_network
 from murmur.learner_service.layers.forward import forward, forward_twice, number_of_twins
 from murmur.learner_service.layers.inputs import (
     ActorInputs,
@@ -24,11 +24,16 @@ def count(network: torch.nn.Module) -> int:
     return sum(p.numel() for p in network.parameters())
 
 
-def test_the_default_cnn_has_the_reference_parameter_counts() -> None:
+PUBLISHED = PluginConfig(
+    name="cnn", channels=(256, 256, 256), kernels=(5, 4, 4), strides=(1, 1, 1), hidden=(256,)
+)
+
+
+def test_the_published_cnn_has_the_reference_parameter_counts() -> None:
     # conv 7*256*25+256, conv 256*256*16+256 twice, linear 256*256+256, linear 256*6+6.
     # The released system counts 2 275 846 and 2 307 846: it also holds a linear layer of
     # 256*256+256 = 65 792 that its forward pass never uses.
-    spec, config = map_spec(), PluginConfig(name="cnn")
+    spec, config = map_spec(), PUBLISHED
     actor_shape, critic_shape = (
         ActorInputs(spec, InputOptions()).shape,
         CriticInputs(spec, InputOptions()).shape,
@@ -48,7 +53,9 @@ def test_auto_picks_by_what_is_observed() -> None:
 
 
 def test_kernels_are_cut_to_what_is_left_of_a_small_map() -> None:
-    config = PluginConfig(name="cnn", channels=(4, 4, 4), hidden=(5,))
+    config = PluginConfig(
+        name="cnn", channels=(4, 4, 4), kernels=(5, 4, 4), strides=(1, 1, 1), hidden=(5,)
+    )
     net = build_network(config, InputShape((2, 3, 6), 3), 2)
     # 5x4x4 on 3x6: 3x5 -> 1x2, 1x2 -> 1x1, 1x1 -> 1x1
     kernels = [m.kernel_size for m in net.modules() if isinstance(m, torch.nn.Conv2d)]
@@ -61,8 +68,40 @@ def test_mlp_refuses_images_and_cnn_needs_them() -> None:
         build_network(PluginConfig(name="mlp"), InputShape((1, 4, 4), 0), 2)
     with pytest.raises(ConfigError, match=r"'cnn' needs images.*use 'mlp'"):
         build_network(PluginConfig(name="cnn"), InputShape(None, 4), 2)
+    uneven = PluginConfig(name="cnn", channels=(1, 2), kernels=(3,))
     with pytest.raises(ConfigError, match="must be equally long"):
-        build_network(PluginConfig(name="cnn", channels=(1, 2)), InputShape((1, 4, 4), 0), 2)
+        build_network(uneven, InputShape((1, 4, 4), 0), 2)
+
+
+@pytest.mark.parametrize(
+    ("side", "channels", "kernels", "strides"),
+    [
+        (3, (32, 32), (3, 3), (1, 1)),
+        (7, (32, 32), (3, 3), (1, 1)),
+        (15, (32, 32), (3, 3), (1, 1)),
+        (16, (32, 64, 64), (5, 3, 3), (2, 1, 1)),
+        (35, (32, 64, 64), (5, 3, 3), (2, 2, 1)),
+    ],
+)
+def test_layers_of_a_map_suit_its_size(
+    side: int, channels: tuple[int, ...], kernels: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    for name in ("auto", "cnn"):
+        options = resolve_network(PluginConfig(name=name), (3, side, side + 2)).options
+        assert (options.channels, options.kernels, options.strides) == (channels, kernels, strides)
+        net = build_network(PluginConfig(name=name), InputShape((3, side, side + 2), 0), 4)
+        assert count(net) < 700_000
+
+
+def test_layers_of_a_map_are_as_many_as_are_given() -> None:
+    def layers(**given: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        found = resolve_network(PluginConfig(name="cnn", **given), (3, 7, 7)).options
+        return found.channels, found.kernels, found.strides
+
+    assert layers(channels=(8,)) == ((8,), (3,), (1,))
+    assert layers(channels=(8, 8, 8, 8))[1:] == ((3, 3, 3, 3), (1, 1, 1, 1))
+    assert layers(kernels=(2, 2, 2)) == ((32, 32, 32), (2, 2, 2), (1, 1, 1))
+    assert layers(strides=(2,)) == ((32,), (3,), (2,))
 
 
 def test_an_mlp_by_hand() -> None:
