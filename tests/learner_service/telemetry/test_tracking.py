@@ -303,7 +303,7 @@ def test_a_missing_library_is_named_with_its_extra(
         load("spread", ["tracking.loggers=[wandb, wandb]"], {})
 
 
-OWN = '''
+OWN = """
 import json
 
 
@@ -338,7 +338,7 @@ class Client:
 
 class Half:
     id_is_ours = True
-'''
+"""
 
 
 def test_a_tracker_of_an_installed_package_gets_the_run(
