@@ -89,7 +89,7 @@ class Report:
         self._skipped_in_a_row, self._told_of_skips = 0, -math.inf
         self._scaler_skipped = 0.0  # steps, in this process
         self._outliers_said: set[str] = set()
-        self._told = -math.inf  # when the process's own log was told of the progress
+        self._told = -math.inf  # when a line of progress was logged
 
     # --- every update ----------------------------------------------------------------------------
 

@@ -29,7 +29,9 @@ OWN_COUNTERS = ("env_steps_received", "episodes", "rows_received", "rows_trained
 _COUNTERS = ("updates", "updates_skipped", *OWN_COUNTERS)
 _RECENT_EPISODES = 100
 _RATE_OVER_S = 0.5  # a rate over less is noise
-_RATE_SPAN_S = 10.0  # time that a rate is taken over: environments that wait for updates give bursts
+_RATE_SPAN_S = (
+    10.0  # time that a rate is taken over: environments that wait for updates give bursts
+)
 _TENSORBOARD = TrackingConfig()
 _FLUSH_S = 10  # how late TensorBoard shows a point
 
@@ -196,7 +198,9 @@ class ProgressLog:
         best = config.get("evaluation", {}).get("best_metric", "return").removeprefix("-")
         metrics = dict.fromkeys((f"evaluation/{best}", "episode/return"), 0.0)
         parameters = flattened(without_secrets(config))
-        parameters = {k: v for k, v in parameters.items() if isinstance(v, bool | str | int | float)}
+        parameters = {
+            k: v for k, v in parameters.items() if isinstance(v, bool | str | int | float)
+        }
         writer = self._board._get_file_writer()  # add_hparams would write a point of each metric
         for summary in hparams(parameters, metrics)[:2]:
             writer.add_summary(summary)

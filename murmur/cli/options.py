@@ -96,7 +96,7 @@ Sbatch = Annotated[
     list[str] | None,
     typer.Option(
         metavar="OPTION",
-        help="An option of sbatch, for all nodes or tasks, e.g. --sbatch=--partition=gpu. Repeatable.",
+        help="An option of sbatch for all nodes, e.g. --sbatch=--partition=gpu. Repeatable.",
     ),
 ]
 Target = Annotated[

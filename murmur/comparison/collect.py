@@ -140,7 +140,10 @@ def _require_one_metric(runs: list[ComparedRun]) -> None:
                 "(evaluation.best_metric); name one with --metric"
             )
         if run.curve.evaluated != first.curve.evaluated:
-            ways = {True: "was evaluated", False: "was not evaluated (evaluation.every_updates and others are 0)"}
+            ways = {
+                True: "was evaluated",
+                False: "was not evaluated (evaluation.every_updates and others are 0)",
+            }
             raise ConfigError(
                 f"{first.name} {ways[first.curve.evaluated]}, {run.name} "
                 f"{ways[run.curve.evaluated]}: scores of training episodes, in which the policy "

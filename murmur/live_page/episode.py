@@ -103,7 +103,9 @@ class EpisodePictures:
             again = f"murmur render {self._run.path}"
             return f"Environments of '{name}' are drawn only when asked: `{again}`."
         if not config.evaluation.on:
-            return "No episode is recorded: the run makes no evaluations (evaluation.every_updates)."
+            return (
+                "No episode is recorded: the run makes no evaluations (evaluation.every_updates)."
+            )
         return f"No episode is recorded yet, or environment '{name}' has no pictures."
 
     def _draw(self, version: int) -> None:

@@ -22,7 +22,13 @@ _POLL_S = 0.1
 def small(config: ExperimentConfig, workers: int = 1) -> dict[str, Any]:
     """Return the configuration's content for a probe: on the CPU, no evaluations, no end."""
     data = plain_data(config)
-    data["run"] |= {"max_updates": 0, "max_env_steps": 0, "max_minutes": 0, "max_episodes": 0, "name": "plan"}
+    data["run"] |= {
+        "max_updates": 0,
+        "max_env_steps": 0,
+        "max_minutes": 0,
+        "max_episodes": 0,
+        "name": "plan",
+    }
     data["env_server"] |= {"num_workers": workers, "learner": "127.0.0.1:50051"}
     data["learner"] |= {"device": "cpu", "precision": "fp32", "log_every_s": 0.2}
     data["learner"] |= {"checkpoint_every_updates": 1_000_000_000}

@@ -1,7 +1,7 @@
 """Options and first lines of murmur's plug-ins, read from their source: importing some takes torch.
 
-Of a plug-in's module only the definitions that its Config needs are executed. What these import from
-the learner is read the same way; names of libraries that are not imported are stand-ins.
+Of a plug-in's module only the definitions that its Config needs are executed. What these import
+from the learner is read the same way; names of libraries that are not imported are stand-ins.
 """
 
 import ast

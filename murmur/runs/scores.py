@@ -8,7 +8,6 @@ from typing import Any
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.config.experiment import ExperimentConfig, RunConfig
 
-
 _PACE_S = 600.0  # of training, whose pace foretells the end
 
 

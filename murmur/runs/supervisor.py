@@ -94,7 +94,7 @@ class Supervisor:
         self._learners = learners
         self.stop_failure = ""
         self._progressed = False
-        self._held: list[tuple[float, Path, str]] = []  # troubles, and when they are told
+        self._held: list[tuple[float, Path, str]] = []  # troubles, and when to say them
         self._ports: list[int] = []  # of the learners, by rank
         self._tells_start = bool(config.run.start_from) and not resume
         self._base: tuple[int, int] | None = None  # ports of rank 0 as it was told; 0: any

@@ -126,8 +126,8 @@ def write_array(sweep: SweepFolder, parallel: int, sbatch: Sequence[str]) -> str
     finally:
         sweep.lock.release()
     return (
-        f"written: {file}, {counted(len(left), 'task')}\nnext: read it, then  sbatch {file}, and at "
-        f"the end  murmur compare {shlex.quote(str(sweep.path))}"
+        f"written: {file}, {counted(len(left), 'task')}\nnext: read it, then  sbatch {file}, and "
+        f"at the end  murmur compare {shlex.quote(str(sweep.path))}"
     )
 
 

@@ -100,8 +100,8 @@ class TrackingConfig(Section):
 
     loggers: tuple[str, ...] = Field(
         ("tensorboard",),
-        description="any of tensorboard, wandb (extra wandb), mlflow (extra mlflow), and trackers of "
-        "installed packages",
+        description="any of tensorboard, wandb (extra wandb), mlflow (extra mlflow), and trackers "
+        "of installed packages",
     )
     project: str = Field(
         "murmur", min_length=1, description="W&B project, or MLflow experiment, of the run"
@@ -424,7 +424,9 @@ class EvaluationConfig(Section):
     """Greedy evaluation during training, by a separate session."""
 
     every_updates: int = Field(
-        0, ge=0, description="updates between two evaluations; one of the three at most; all 0: never"
+        0,
+        ge=0,
+        description="updates between two evaluations; one of the three at most; all 0: never",
     )
     every_env_steps: int = Field(
         0, ge=0, description="environment steps (all agents act in one) between two evaluations"

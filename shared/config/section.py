@@ -98,7 +98,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
         low = each.lower()
         ratio = SequenceMatcher(None, wanted, low).ratio()
         is_word = len(wanted) > 1 and wanted in re.split(r"[-_. ]", low)
-        likeness[each] = (ratio + is_word, -abs(len(low) - len(wanted)))
+        # Of equally like names the last is the newest version.
+        likeness[each] = (ratio + is_word, -abs(len(low) - len(wanted)), low)
     near = [each for each in likeness if likeness[each][0] >= _NEAR]
     near.sort(key=lambda each: likeness[each], reverse=True)
     return near[:count] if near and likeness[near[0]][0] >= _LIKE else []

@@ -300,6 +300,9 @@ def yaml_trouble(error: Exception) -> str:
     problem = " ".join(str(error.problem).split())  # type: ignore[attr-defined]
     if r"'\t'" in problem:
         problem = "a tab stands where YAML takes spaces alone; indent with spaces"
+    begin = getattr(error, "context_mark", None)
+    if begin is not None and begin.line != mark.line:
+        problem += f", in what begins at line {begin.line + 1}, column {begin.column + 1}"
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 

@@ -335,7 +335,8 @@ def test_an_array_trains_a_run_in_each_task(tmp_path: Path) -> None:
         )
 
     first = task(0)
-    assert first.wait(60) == 0
+    first.communicate(timeout=60)
+    assert first.returncode == 0
     assert calls.read_text() == f"train {sweep}/configs/one.yaml --run {sweep}/one --no-page\n"
     second = task(1)
     wait_until(lambda: "--resume" in calls.read_text())

@@ -303,7 +303,7 @@ def test_a_missing_library_is_named_with_its_extra(
         load("spread", ["tracking.loggers=[wandb, wandb]"], {})
 
 
-OWN = '''
+OWN = """
 import json
 
 
@@ -338,7 +338,7 @@ class Client:
 
 class Half:
     id_is_ours = True
-'''
+"""
 
 
 def test_a_tracker_of_an_installed_package_gets_the_run(
@@ -388,7 +388,7 @@ def test_tensorboard_compares_hyper_parameters(tmp_path: Path) -> None:
     ]
     (start,) = (data.session_start_info for data in found if data.HasField("session_start_info"))
     assert start.hparams["run.seed"].number_value == 5
-    assert start.hparams["algorithm.name"].string_value == "coma"
+    assert start.hparams["algorithm.name"].string_value == "mappo"
     (experiment,) = (data.experiment for data in found if data.HasField("experiment"))
     judged = {info.name.tag for info in experiment.metric_infos}
     assert judged <= set(events.Tags()["scalars"]) | {"episode/return"}

@@ -201,6 +201,24 @@ def test_a_process_without_threads_of_its_own_ends_as_usual() -> None:
     assert (process.returncode, log) == (4, "in order")
 
 
+def test_the_least_level_of_a_log_is_that_of_the_variable() -> None:
+    code = (
+        "from murmur.shared.process.process import configure_logging, logger\n"
+        "configure_logging('one')\nlogger.info('told')\nlogger.warning('warned')"
+    )
+    for level, words in (("", "told warned"), ("warning", "warned"), ("loud", "LEVEL=loud: write")):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "MURMUR_LOG_LEVEL": level},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert all(word in done.stderr for word in words.split()), level
+        assert ("told" in done.stderr) == (level == "")
+
+
 def test_logs_are_json_if_asked_for() -> None:
     process = start(DYING.format(error="KeyError"), MURMUR_LOG="json")
     _, log = process.communicate(timeout=60)
