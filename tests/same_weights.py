@@ -78,6 +78,11 @@ COMA = {
     "data_passes": 2,
     "unroll_steps": 5,
     "normalize_advantage": True,
+    "normalise_rewards": False,
+    "clip_ratio": 0.0,
+    "entropy_weight": 0.0,
+    "epsilon_start": 0.5,
+    "epsilon_end": 0.02,
     "actor_lr": 1e-3,
     "critic_lr": 1e-3,
 }

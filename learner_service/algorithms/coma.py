@@ -64,17 +64,27 @@ from murmur.shared.wire.timestep import StepType
 
 
 class Config(options.OnPolicyCriticConfig):
-    """Options of COMA; the defaults are those of the terrain system's authors."""
+    """Options of COMA.
 
-    batch_size: options.BatchSize = 60
-    batch_number: options.BatchNumber = 5
-    data_passes: options.DataPasses = 5
+    The paper's step, one for each row and 1e-5, is one of millions of rows: with it little changes
+    in some 100,000. By default an update makes four passes, and PPO's clipped surrogate keeps them
+    close to the policy that acted. Rewards are normalized, advantages are not: before a reward is
+    found they are the critic's errors, which nothing must enlarge, or policies settle on any
+    action; and to a weight of the entropy that does not know the rewards' unit, neither are small.
+    """
+
+    batch_size: options.BatchSize = 256
+    batch_number: options.BatchNumber = 8
+    data_passes: options.DataPasses = 4
+    normalize_rewards: bool = Field(
+        True, description="divide rewards by their running root mean square"
+    )
     td_lambda: float = Field(0.8, ge=0, le=1, description="0: one-step TD, 1: Monte Carlo")
-    actor_lr: options.ActorRate = 1e-5
-    critic_lr: options.CriticRate = 1e-4
-    entropy_weight: options.EntropyWeight = 0.0
-    epsilon_start: options.EpsilonStart = 0.5
-    epsilon_end: options.EpsilonEnd = 0.02
+    actor_lr: options.ActorRate = 5e-4
+    critic_lr: options.CriticRate = 1e-3
+    entropy_weight: options.EntropyWeight = 0.01
+    epsilon_start: options.EpsilonStart = 0.05
+    epsilon_end: options.EpsilonEnd = 0.0
     epsilon_env_steps: int = Field(
         150_000, ge=1, description="environment steps over which epsilon is annealed linearly"
     )
@@ -82,7 +92,7 @@ class Config(options.OnPolicyCriticConfig):
     target_every_updates: int = Field(10, ge=1, description="hard: updates between copies")
     target_tau: float = Field(0.01, gt=0, le=1, description="soft: share moved per update")
     clip_ratio: float = Field(
-        0.0,
+        0.2,
         ge=0,
         description="bound on the policy's change over the data passes, as PPO's clipped "
         "surrogate with the counterfactual advantage; 0: the plain policy gradient",

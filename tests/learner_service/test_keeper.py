@@ -42,7 +42,7 @@ def test_an_async_run_may_move_to_another_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "found", "fix"),
     [
-        ({"name": "coma", "batch_size": 0}, None, "algorithm.batch_size=60, or"),
+        ({"name": "coma", "batch_size": 0}, None, "algorithm.batch_size=256, or"),
         ({"name": "coma", "batch_size": 0}, 77, "algorithm.batch_size=77, or"),
         ({"name": "qmix", "replay": {"batch_size": 0}}, 9, "algorithm.replay.batch_size=9, or"),
     ],

@@ -653,3 +653,20 @@ def test_an_update_on_cuda_equals_one_on_the_cpu() -> None:
     # 0, rounding decides on its sign.
     for x, y in zip(parameters(cpu), parameters(cuda), strict=True):
         assert ((x - y).abs() > 1e-4).float().mean() < 0.02
+
+
+# Errors of the critic in units of their deviation.
+_ENLARGED = {"normalize_advantage": True}
+
+
+@pytest.mark.parametrize(("options", "undecided"), [({}, True), (_ENLARGED, False)])
+def test_a_policy_stays_undecided_until_a_reward_is_found(
+    options: dict[str, Any], undecided: bool
+) -> None:
+    spec = vector_spec()
+    coma = make_coma(spec, network={"name": "mlp"}, batch_size=32, **options)
+    for seed in range(20):
+        batch = random_batch(spec, 16, 8, seed)
+        batch.arrays["reward"].zero_()
+        entropy = float(coma.update(batch)["entropy"])
+    assert (entropy > 0.9 * math.log(3)) == undecided
