@@ -100,7 +100,7 @@ def evaluation_charts(
             series.append(Series(label, ends, [level["mean"]] * 2, style=style))
         svg = line_chart(series, _X_LABEL, name, markers=True)
         better = direction(name, metric)
-        reading = f"{metric_reading(name, better)} {_course(x, mean)}"
+        reading = f"{metric_reading(name, better)}\n{_course(x, mean)}"
         if known := untrained and untrained["metrics"].get(name):
             reading += f" Before training it was {short_number(known['mean'])}."
         charts.append(Chart(f"Evaluation: {name} {better}".strip(), svg, reading.strip()))
@@ -146,7 +146,7 @@ def learning_charts(progress: list[dict[str, Any]]) -> list[Chart]:
     def curve(title: str, key: str, y_label: str, reading: str) -> Chart:
         values = [p.get(key) for p in progress]
         svg = line_chart([Series("", x, values)], _X_LABEL, y_label)
-        return Chart(title, svg, f"{reading} {_course(x, values)}")
+        return Chart(title, svg, f"{reading}\n{_course(x, values)}")
 
     if any(p.get("return") is not None for p in progress):
         reading = "Mean return of recent training episodes, in which the policy still explores."
@@ -180,6 +180,6 @@ def loss_charts(progress: list[dict[str, Any]], x: list[float], x_label: str) ->
     for name in names:
         values = [p["losses"].get(name) for p in progress]
         svg = line_chart([Series("", x, values)], x_label, name)
-        reading = f"{loss_reading(name)} {_course(x, values)}".strip()
+        reading = f"{loss_reading(name)}\n{_course(x, values)}".strip()
         charts.append(Chart(name.replace("_", " "), svg, reading))
     return charts
