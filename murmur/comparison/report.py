@@ -263,7 +263,9 @@ def _widest(run: RunFolder, results: Mapping[str, Any]) -> int:
     """Return the width of the widest picture in pixels: at it, or scrolled, letters are legible."""
     files = [_file(run.path / "evaluations", name).with_suffix(".png") for name in results]
     # Bytes 16 to 19 of a PNG file are its width.
-    return max((int.from_bytes(f.read_bytes()[16:20], "big") for f in files if f.is_file()), default=0)
+    return max(
+        (int.from_bytes(f.read_bytes()[16:20], "big") for f in files if f.is_file()), default=0
+    )
 
 
 def _provenance(start: Mapping[str, Any]) -> dict[str, str]:

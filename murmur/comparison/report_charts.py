@@ -16,6 +16,8 @@ _MISSION_METRICS = ("entropy", "f1", "coverage")
 _TEAM = "return/"  # of metrics: the return of a team
 _X_LABEL = "environment steps"
 _MARKED_STEPS = 60  # of an episode: the points of longer ones would hide the lines
+
+
 def policy_styles(results: Iterable[str]) -> dict[str, Style]:
     """Return the look of each policy, the same in all charts of a page."""
     return styles(results, first=LEARNED)
@@ -114,8 +116,8 @@ def _untrained(
 
     A line from it would be a wedge that nothing measured, and often squash the rest.
     """
-    trained = [e for e in evaluations if e["updates"] > 0]
-    before = [e for e in evaluations if e["updates"] == 0]
+    trained = [e for e in evaluations if e.get("updates") != 0]
+    before = [e for e in evaluations if e.get("updates") == 0]
     return (before[-1], trained) if before and trained else (None, evaluations)
 
 

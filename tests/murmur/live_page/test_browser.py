@@ -269,9 +269,7 @@ def test_charts_zoom_together_and_double_click_resets(chromium: Any, run: RunFol
 
 def test_the_ledger_is_zoomed_with_the_curves(chromium: Any, run: RunFolder) -> None:
     more = {"learner": {"wait_rows": 60.0, "forward": 0.0}, "inference": {"act": 60.0}}
-    late = {
-        t: {s: _times(39)[t][s] + v for s, v in states.items()} for t, states in more.items()
-    }
+    late = {t: {s: _times(39)[t][s] + v for s, v in states.items()} for t, states in more.items()}
     append(run, progress(80, ledger=late))  # the second half waits
     with opened(chromium, run, viewport={"width": 1280, "height": 900}) as tab:
         chip = tab.locator(".thread").first.locator(".legend button", has_text="wait_rows")
@@ -382,7 +380,11 @@ def test_no_panel_is_half_empty(chromium: Any, run: RunFolder) -> None:
 
 
 def test_no_number_has_more_than_four_digits(chromium: Any, run: RunFolder) -> None:
-    figures = {"return": -123.456789, "agent_steps_per_s": 1234567.0, "losses": {"loss": 1.23456e-5}}
+    figures = {
+        "return": -123.456789,
+        "agent_steps_per_s": 1234567.0,
+        "losses": {"loss": 1.23456e-5},
+    }
     append(run, progress(123456, **figures, ledger=_times(50)))
     with opened(chromium, run) as tab:
         for button in tab.locator("button[aria-expanded]").all():
