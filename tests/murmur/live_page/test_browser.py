@@ -6,7 +6,6 @@ and say so.
 
 import contextlib
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,29 +17,18 @@ import pytest
 from murmur.live_page.server import LivePage
 from murmur.runs.child import child_environment, murmur_command
 from murmur.runs.run_folder import RunFolder
+from tests.murmur.browser import CONTRAST
 from tests.murmur.live_page.test_server import append, progress
 from tests.murmur.runs_on_disk import write_run
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
-]
+pytestmark = pytest.mark.long
 EVALUATION = {
     "kind": "evaluation",
     "env_steps": 2000,
     "metrics": {"return": {"mean": -30.0, "ci95": [-32.0, -28.0]}},
 }
 LEDGER = {"learner": {"wait_rows": 3.0, "forward": 1.0}, "inference": {"act": 4.0}}
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -102,34 +90,9 @@ def test_every_width_and_scheme_fits(
         assert inner <= outer == width
         colour = tab.evaluate("getComputedStyle(document.body).backgroundColor")
         assert colour == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 24, 27)")
-        texts = tab.evaluate(_CONTRAST)
+        texts = tab.evaluate(CONTRAST)
         assert texts
         assert {text: ratio for text, ratio in texts.items() if ratio < 4.5} == {}  # WCAG 2.2 AA
-
-
-# Contrast of every element that has text of its own with what it stands on, by WCAG's formula.
-_CONTRAST = """() => {
-  const parse = (c) => c.match(/[\\d.]+/g).map(Number);
-  const light = (c) => [0.2126, 0.7152, 0.0722].reduce((sum, weight, i) => {
-    const x = c[i] / 255;
-    return sum + weight * (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
-  }, 0);
-  const found = {};
-  for (const element of document.querySelectorAll("body *")) {
-    const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-    if (!own || !element.checkVisibility()) continue;
-    let ground = element;
-    const style = getComputedStyle(element);
-    const ink = element instanceof SVGElement ? style.fill : style.color;
-    const behind = (e) => parse(getComputedStyle(e).backgroundColor);
-    while (ground && behind(ground)[3] === 0) ground = ground.parentElement;
-    if (!ground) continue;
-    const [a, b] = [light(parse(ink)), light(behind(ground))];
-    const text = element.tagName + ":" + element.textContent.trim().slice(0, 30);
-    found[text] = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-  }
-  return found;
-}"""
 
 
 def test_the_switch_overrides_the_systems_colours_and_is_kept(
