@@ -160,7 +160,7 @@ def learning_charts(progress: list[dict[str, Any]]) -> list[Chart]:
             Series(
                 n.removeprefix(_TEAM),
                 x,
-                [p["metrics"].get(n) for p in progress],
+                [p.get("metrics", {}).get(n) for p in progress],
                 style=Style(COLOURS[0], style),
             )
             for n, style in zip(teams, dashes, strict=False)
@@ -180,7 +180,7 @@ def loss_charts(progress: list[dict[str, Any]], x: list[float], x_label: str) ->
     names = dict.fromkeys(name for p in progress for name in p.get("losses", {}))
     charts = []
     for name in names:
-        values = [p["losses"].get(name) for p in progress]
+        values = [p.get("losses", {}).get(name) for p in progress]
         svg = line_chart([Series("", x, values)], x_label, name)
         reading = f"{loss_reading(name)}\n{_course(x, values)}".strip()
         charts.append(Chart(name.replace("_", " "), svg, reading))

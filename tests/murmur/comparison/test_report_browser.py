@@ -68,6 +68,7 @@ def test_values_are_read_by_pointer_and_keyboard(run: RunFolder, chromium: Any) 
             tab.on("console", lambda message, wrong=wrong: wrong.append(message.text))
             tab.goto(address)
             chart = tab.locator("svg[data-hover]").first
+            chart.scroll_into_view_if_needed()
             box = chart.bounding_box()
             tab.mouse.move(box["x"] + 0.9 * box["width"], box["y"] + 40)
             tip = tab.locator(".tip").first
