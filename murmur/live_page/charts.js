@@ -226,7 +226,7 @@ export class LineChart extends Plot {
   }
 
   // data: { curves: [{ kind, name, points: [{x, low, mean, high}], dots }], before, y, axis, whole }
-  // A curve of `dots` is of evaluations. `before`: figures that precede the axis, in words.
+  // A curve of `dots` is of evaluations. `before`: figures that precede the axis, as text.
   show(data) {
     this.data = data;
     this.axis = data.axis;

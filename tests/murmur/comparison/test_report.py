@@ -317,7 +317,7 @@ def hovered(svg: str) -> dict[str, Any]:
 
 
 def test_the_best_of_a_column_is_bold_and_arrows_tell_directions(run: RunFolder) -> None:
-    """Whoever is best: the learned policy is not, of one metric of two."""
+    """The learned policy is the best of one metric of two at most."""
     figures = {
         LEARNED: {"return": 2.0, "collisions": 4.0, "own": 1.0},
         "assignment": {"return": 12345.6, "collisions": 1.0, "own": 2.0},
