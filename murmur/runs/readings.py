@@ -98,5 +98,5 @@ def loss_reading(name: str) -> str:
         return known
     # A part of a figure, as of an agent or a second critic: critic_loss/3, critic_2_loss.
     parts = set(name.partition("/")[0].split("_"))
-    known = (n for n in _LOSSES if "_" in n and parts.issuperset(n.split("_")))
-    return _LOSSES.get(next(known, ""), "")
+    fitting = (n for n in _LOSSES if "_" in n and parts.issuperset(n.split("_")))
+    return _LOSSES.get(next(fitting, ""), "")
