@@ -1,4 +1,4 @@
-// Values under the pointer, for every chart that carries its points (data-hover of an <svg>).
+// Values under the pointer, for every chart that carries its points (attribute data-hover).
 "use strict";
 
 function short(value) {

@@ -128,7 +128,9 @@ def line_chart(
             axis.set_ylim(y_limits)
         furnish(axis, 6, counts=counts)
         if any(line.name for line in series):
-            axis.legend(frameon=False, fontsize=10, loc="best", labelspacing=0.2, handlelength=1.4)
+            axis.legend(
+                frameon=False, loc="best", labelspacing=0.2, fontsize=10.5, handlelength=1.4
+            )
         svg = svg_of(figure, f"{y_label} over {x_label}")  # lays the figure out
         left, bottom, right, top = axis.get_position().extents
         hover = {

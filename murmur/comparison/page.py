@@ -153,9 +153,7 @@ def _charts(result: TaskResult, look: Mapping[str, Style]) -> list[Chart]:
     return charts
 
 
-def _lines(
-    lines: Mapping[str, Line], look: Mapping[str, Style], x_label: str, y_label: str
-) -> str:
+def _lines(lines: Mapping[str, Line], look: Mapping[str, Style], x_label: str, y_label: str) -> str:
     """Draw curves of groups, in the same order and colors in every chart of a page."""
     series = [
         Series(

@@ -177,6 +177,7 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
             intervals=sum(len(r["summary"]) for r in results.values()),
             mission=mission_charts(results, best),
             pictures=_pictures(run, results),
+            picture_width=_widest(run, results),
             picture_reading=next((r["picture"] for r in results.values() if r["picture"]), ""),
             learning=[
                 *evaluation_charts(evaluations, results, best),
@@ -256,6 +257,15 @@ def _pictures(run: RunFolder, results: Mapping[str, Any]) -> list[tuple[str, str
         if results[name]["picture"] and file.is_file():
             found.append((name, base64.b64encode(file.read_bytes()).decode()))
     return found
+
+
+def _widest(run: RunFolder, results: Mapping[str, Any]) -> int:
+    """Return the width of the widest picture in pixels: at it, or scrolled, letters are legible."""
+    files = [_file(run.path / "evaluations", name).with_suffix(".png") for name in results]
+    # Bytes 16 to 19 of a PNG file are its width.
+    return max(
+        (int.from_bytes(f.read_bytes()[16:20], "big") for f in files if f.is_file()), default=0
+    )
 
 
 def _provenance(start: Mapping[str, Any]) -> dict[str, str]:

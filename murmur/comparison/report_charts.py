@@ -16,6 +16,8 @@ _MISSION_METRICS = ("entropy", "f1", "coverage")
 _TEAM = "return/"  # of metrics: the return of a team
 _X_LABEL = "environment steps"
 _MARKED_STEPS = 60  # of an episode: the points of longer ones would hide the lines
+
+
 def policy_styles(results: Iterable[str]) -> dict[str, Style]:
     """Return the look of each policy, the same in all charts of a page."""
     return styles(results, first=LEARNED)
@@ -100,7 +102,7 @@ def evaluation_charts(
             series.append(Series(label, ends, [level["mean"]] * 2, style=style))
         svg = line_chart(series, _X_LABEL, name, markers=True)
         better = direction(name, metric)
-        reading = f"{metric_reading(name, better)} {_course(x, mean)}"
+        reading = f"{metric_reading(name, better)}\n{_course(x, mean)}"
         if known := untrained and untrained["metrics"].get(name):
             reading += f" Before training it was {short_number(known['mean'])}."
         charts.append(Chart(f"Evaluation: {name} {better}".strip(), svg, reading.strip()))
@@ -114,8 +116,8 @@ def _untrained(
 
     A line from it would be a wedge that nothing measured, and often squash the rest.
     """
-    trained = [e for e in evaluations if e["updates"] > 0]
-    before = [e for e in evaluations if e["updates"] == 0]
+    trained = [e for e in evaluations if e.get("updates") != 0]
+    before = [e for e in evaluations if e.get("updates") == 0]
     return (before[-1], trained) if before and trained else (None, evaluations)
 
 
@@ -146,7 +148,7 @@ def learning_charts(progress: list[dict[str, Any]]) -> list[Chart]:
     def curve(title: str, key: str, y_label: str, reading: str) -> Chart:
         values = [p.get(key) for p in progress]
         svg = line_chart([Series("", x, values)], _X_LABEL, y_label)
-        return Chart(title, svg, f"{reading} {_course(x, values)}")
+        return Chart(title, svg, f"{reading}\n{_course(x, values)}")
 
     if any(p.get("return") is not None for p in progress):
         reading = "Mean return of recent training episodes, in which the policy still explores."
@@ -158,7 +160,7 @@ def learning_charts(progress: list[dict[str, Any]]) -> list[Chart]:
             Series(
                 n.removeprefix(_TEAM),
                 x,
-                [p["metrics"].get(n) for p in progress],
+                [p.get("metrics", {}).get(n) for p in progress],
                 style=Style(COLOURS[0], style),
             )
             for n, style in zip(teams, dashes, strict=False)
@@ -178,8 +180,8 @@ def loss_charts(progress: list[dict[str, Any]], x: list[float], x_label: str) ->
     names = dict.fromkeys(name for p in progress for name in p.get("losses", {}))
     charts = []
     for name in names:
-        values = [p["losses"].get(name) for p in progress]
+        values = [p.get("losses", {}).get(name) for p in progress]
         svg = line_chart([Series("", x, values)], x_label, name)
-        reading = f"{loss_reading(name)} {_course(x, values)}".strip()
+        reading = f"{loss_reading(name)}\n{_course(x, values)}".strip()
         charts.append(Chart(name.replace("_", " "), svg, reading))
     return charts

@@ -120,7 +120,7 @@ def alerts_of_progress(
     if skipped := last.get("updates_skipped"):
         yield Alert(
             "warning",
-            f"{short_number(skipped)} updates were skipped, since a loss or a weight was not finite",
+            f"{short_number(skipped)} updates were skipped: a loss or a weight was not finite",
             "Lower the learning rates, or set learner.precision=fp32.",
         )
     if message := dropped_message(last):

@@ -214,6 +214,7 @@ export class LineChart extends Plot {
   constructor(place, label, options) {
     super(place, label, { bottom: 34, ...options });
     this.zero = options.zero ?? false;
+    this.named = options.named ?? false;  // the key names the curves; of one chart is enough
     this.log = false;
     this.addButton("Log", "aria-pressed", (on) => {
       this.log = on;
@@ -225,7 +226,7 @@ export class LineChart extends Plot {
   }
 
   // data: { curves: [{ kind, name, points: [{x, low, mean, high}], dots }], before, y, axis, whole }
-  // A curve of `dots` is of evaluations. `before`: figures that precede the axis, in words.
+  // A curve of `dots` is of evaluations. `before`: figures that precede the axis, as text.
   show(data) {
     this.data = data;
     this.axis = data.axis;
@@ -299,7 +300,7 @@ export class LineChart extends Plot {
   fillKey(outside, note) {
     const entry = (kind, text) => html("span", { class: kind }, text);
     const shown = this.data.curves.filter((curve) => curve.points.length);
-    const named = shown.length > 1 || shown[0]?.dots ? shown : [];  // a curve alone is the title's
+    const named = this.named ? shown : [];
     this.keyOf.replaceChildren(
       ...named.map((curve) => entry(`of ${curve.dots ? "dots " : ""}${curve.kind}`, curve.key ?? curve.name)),
       ...this.data.before.map(({ name, mean }) => entry("words", `${name} before training: ${count(mean)}`)),

@@ -21,7 +21,7 @@ const ledgerView = {
   },
 };
 const HINT = "Drag or turn the wheel to zoom, double click to see all; arrow keys read points.";
-const curve = new LineChart($("curve"), "Learning curve", { height: 320, view, rest: HINT });
+const curve = new LineChart($("curve"), "Learning curve", { height: 320, view, rest: HINT, named: true });
 const rate = new LineChart($("rate"), "Throughput", {
   height: 176, view, zero: true, rest: "Decisions of single agents a second; dips are updates or evaluations.",
 });
@@ -187,7 +187,7 @@ function curvesOf(key, metric) {
       return { x: x(e) ?? timeAt(run, e, at), mean, low, high, trained: e.updates == null || e.updates > 0 };
     });
     const dots = evaluations.filter((e) => e.trained && e.x != null);
-    curves.push({ kind, dots: true, points: dots, name: name("Evaluation"), key: name("Evaluation (95 % interval)") });
+    curves.push({ kind, dots: true, points: dots, name: name("Evaluation"), key: name("Evaluation (95 % interval)").replace("Evaluation", "evaluation") });
     const untrained = evaluations.filter((e) => !e.trained);
     if (untrained.length) before.push({ ...untrained.at(-1), name: name("Evaluation") });
   }

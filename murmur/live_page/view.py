@@ -20,8 +20,8 @@ from murmur.live_page.curves import Curves
 from murmur.live_page.episode import EpisodePictures
 from murmur.live_page.ledger_states import STATES
 from murmur.live_page.other_runs import OtherRuns, file_identity, was_replaced
-from murmur.runs.run_folder import ProgressTail, RunFolder
 from murmur.runs.readings import loss_reading
+from murmur.runs.run_folder import ProgressTail, RunFolder
 from murmur.runs.scores import Metric, completion, state_of
 from murmur.shared.config.text import plain_data, to_yaml, without_secrets
 from murmur.text import duration, short_number

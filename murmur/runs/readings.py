@@ -96,8 +96,7 @@ def loss_reading(name: str) -> str:
     """Return what a loss or a figure beside the losses says; "" for one of a plug-in."""
     if known := _LOSSES.get(name):
         return known
-    # Parts of a figure carry the name of an agent, a layer, or a head: critic_loss/3, critic_2_loss.
-    for known, words in _LOSSES.items():
-        if "_" in known and all(part in name.split("/")[0].split("_") for part in known.split("_")):
-            return words
-    return ""
+    # A part of a figure, as of an agent or a second critic: critic_loss/3, critic_2_loss.
+    parts = set(name.partition("/")[0].split("_"))
+    fitting = (n for n in _LOSSES if "_" in n and parts.issuperset(n.split("_")))
+    return _LOSSES.get(next(fitting, ""), "")

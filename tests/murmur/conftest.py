@@ -1,10 +1,25 @@
 """What several tests of the command line use."""
 
 import http.server
+import shutil
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """Chromium, which Playwright drives; where one is missing the test is skipped and says so."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    executable = shutil.which("chromium") or shutil.which("chromium-browser")
+    if executable is None:
+        pytest.skip("no Chromium is installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def figures(snapshots: Sequence[Snapshot], rows: Sequence[int], title: str) -> I
         axis.set_xlim(left, right)
         axis.set_ylim(bottom, top)  # y grows downwards
         axis.set_aspect("equal")
-        axis.tick_params(length=2, labelsize=8)
+        axis.tick_params(length=2, labelsize=9.5)
         axis.add_patch(Circle(to, goal, color="#a1d99b"))
         axis.annotate("goal", to, ha="center", va="center", fontsize=9)
         axis.add_patch(Circle(round_, near, fill=False, color="#969696", ls="--"))

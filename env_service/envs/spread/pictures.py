@@ -23,7 +23,8 @@ def figures(snapshots: Sequence[Snapshot], rows: Sequence[int], title: str) -> I
         axis.set_xlim(-reach, reach)
         axis.set_ylim(-reach, reach)
         axis.set_aspect("equal")
-        axis.tick_params(length=2, labelsize=8)
+        axis.tick_params(length=2, labelsize=9.5)
+        axis.locator_params(nbins=5)
         axis.plot(*state["landmarks"].T, "x", color="black", markersize=10, markeredgewidth=2.5)
         for a, place in enumerate(state["agents"]):
             colour = AGENT_COLOURS[a % len(AGENT_COLOURS)]

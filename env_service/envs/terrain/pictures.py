@@ -67,7 +67,7 @@ def mission_figure(
                 bar = figure.colorbar(
                     axis.images[0], ax=axis, fraction=0.04, pad=0.015, ticks=[0, 0.5, 1]
                 )
-                bar.ax.tick_params(length=2, labelsize=8)
+                bar.ax.tick_params(length=2, labelsize=9.5)
         _draw_team(axes[0], state, positions_m, paths=True)
         _draw_team(axes[1], state, positions_m, footprints=positions_m is None)
         _draw_team(axes[2], state, positions_m)
@@ -113,7 +113,7 @@ def _draw_map(
     axis.set_title(name, loc="left")
     axis.set_xticks([0, size_x], ["0", f"{size_x:.0f} m"])
     axis.set_yticks([0, size_y], ["0", f"{size_y:.0f}"])
-    axis.tick_params(length=2, labelsize=8)
+    axis.tick_params(length=2, labelsize=9.5)
     axis.autoscale(enable=False)
 
 

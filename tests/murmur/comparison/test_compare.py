@@ -71,13 +71,13 @@ def test_less_is_better_turns_the_order(runs: Path) -> None:
 
 def test_learning_curve_by_hand(tmp_path: Path) -> None:
     for seed, (first, last) in enumerate([(0.0, 10.0), (2.0, 20.0), (4.0, 30.0)]):
-        write_run(tmp_path / str(seed), [(0, first), (100, last)], f"run.seed={seed}")
+        write_run(tmp_path / str(seed), [(100, first), (200, last)], f"run.seed={seed}")
     found = compare([str(tmp_path)]).groups[0]
     line = learning_curve(found.runs)
-    assert (line.x[0], line.x[-1]) == (0, 100)
+    assert (line.x[0], line.x[-1]) == (100, 200)
     assert (line.y[0], line.y[-1]) == (2, 20)
-    middle = abs(line.x - 50).argmin()  # interpolated linearly: 2 + 18 * x / 100
-    assert line.y[middle] == pytest.approx(2 + 0.18 * line.x[middle])
+    middle = abs(line.x - 150).argmin()  # interpolated linearly: 2 + 18 * (x - 100) / 100
+    assert line.y[middle] == pytest.approx(2 + 0.18 * (line.x[middle] - 100))
     assert 10 <= line.low[-1] < 20 < line.high[-1] <= 30
 
 

@@ -2,10 +2,12 @@
 
 import json
 import re
+from html import unescape
 from html.parser import HTMLParser
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import imageio.v2 as imageio
@@ -14,21 +16,25 @@ import pytest
 
 from murmur.cli.evaluate import evaluate
 from murmur.cli.results import report
+from murmur.comparison.analysis import learning_curve
 from murmur.comparison.charts import Series, line_chart
-from murmur.comparison.report import evaluate_all, evaluation_key, write_report
+from murmur.comparison.report import evaluate_all, evaluation_key, render_page, write_report
 from murmur.comparison.report_charts import (
     LEARNED,
     best_baseline,
     evaluation_charts,
+    loss_charts,
     mission_charts,
+    policy_styles,
 )
 from murmur.env_service.environment import RandomPolicy, make_environment
 from murmur.env_service.pictures import DRAWN, Snapshot, find_painter
 from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.runs.evaluation import Recorder, carried_forward, optimism, to_record
+from murmur.runs.readings import DOWN, UP, best_names, direction
 from murmur.runs.render import draw_episode, write_movie
 from murmur.runs.run_folder import ProgressTail, RunFolder
-from murmur.runs.scores import Metric, completion
+from murmur.runs.scores import Curve, Metric, completion
 from murmur.runs.settings import changed
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import RunConfig
@@ -36,7 +42,7 @@ from murmur.shared.config.files import config_names, load
 from murmur.shared.process.errors import CheckpointError, ConfigError
 from murmur.shared.process.files import write_json
 from murmur.shared.wire.notices import Notice, notice_line
-from murmur.text import duration, number
+from murmur.text import duration, number, short_number
 
 
 @pytest.fixture
@@ -105,7 +111,7 @@ def test_report_of_a_run_without_checkpoint(run: RunFolder, tmp_path: Path) -> N
     for words in ("spread", "random", "assignment", "Policy lag", "critic loss", "run.seed"):
         assert words in page
     assert page.count("<li>2 &lt; 3 arrives as 2</li>") == 1
-    assert "NaN" not in page
+    assert "NaN" not in re.sub('base64,[^"]*', "", page)
     assert "currentColor" in page
     assert any("no policy to evaluate" in line for line in said)
     assert sum("evaluating" in line for line in said) == 2
@@ -246,6 +252,14 @@ def test_numbers_and_durations() -> None:
     assert [number(v) for v in (None, 3, 12345, 0.5, 123.4, 2e-5)] == [
         *("–", "3", "12,345", "0.500", "123", "2.0e-05")
     ]
+    shown = [short_number(v) for v in (None, 3, 9999, 12346, 999_999, 1_234_567, 0.5, -153.277)]
+    assert shown == ["–", "3", "9999", "12.35k", "1M", "1.235M", "0.5", "-153.3"]
+    assert [short_number(v) for v in (2e-5, 0.0, 0.01234, 1e16)] == [
+        "2.0e-05",
+        "0",
+        "0.0123",
+        "1.0e+16",
+    ]
     assert [duration(s) for s in (5, 65, 3725)] == ["0:05", "1:05", "1:02:05"]
 
 
@@ -289,10 +303,123 @@ def test_charts_show_the_learned_policy_beside_the_best_baseline() -> None:
     metrics = {k: {"mean": v, "ci95": [v - 1, v + 1]} for k, v in means.items()}
     lines = [{"env_steps": 10 * n, "metrics": metrics} for n in (1, 2)]
     found = {c.title: c.svg for c in evaluation_charts(lines, results, Metric("return"))}
-    assert "good, the best baseline" in found["Evaluation: return"]
+    assert "good, the best baseline" in found["Evaluation: return ↑"]
     shortest = evaluation_charts(lines, results, Metric("length", less_is_better=True))
-    assert [c.title for c in shortest] == ["Evaluation: return", "Evaluation: length"]
+    assert [c.title for c in shortest] == ["Evaluation: return ↑", "Evaluation: length ↓"]
     assert evaluation_charts([], results, Metric("return")) == []
+
+
+def hovered(svg: str) -> dict[str, Any]:
+    """What the page's script reads values from."""
+    found = re.search('data-hover="([^"]*)"', svg)
+    assert found is not None
+    return dict(json.loads(unescape(found[1])))
+
+
+def test_the_best_of_a_column_is_bold_and_arrows_tell_directions(run: RunFolder) -> None:
+    """The learned policy is the best of one metric of two at most."""
+    figures = {
+        LEARNED: {"return": 2.0, "collisions": 4.0, "own": 1.0},
+        "assignment": {"return": 12345.6, "collisions": 1.0, "own": 2.0},
+        "random": {"return": 1.0, "collisions": 1.0, "own": 3.0},
+    }
+    results = {name: table_result(means) for name, means in figures.items()}
+    results[LEARNED]["key"] = {"checkpoint": "best.pt"}
+    page = render_page(run, results)
+    bold = re.findall(r'<td class="best">([^<]*)<', page)
+    assert bold == ["12.35k", "1", "1"]  # two share the fewest collisions
+    heads = [re.sub("<[^>]*>", "", h) for h in re.findall("<th>(.*?)</th>", page)]
+    assert heads[:4] == ["policy", "return ↑", "collisions ↓", "own"]
+    assert "bold is the best" in page
+
+
+def table_result(means: dict[str, float]) -> dict[str, Any]:
+    summary = {k: {"mean": v, "low": v - 1, "high": v + 1} for k, v in means.items()}
+    return {
+        "summary": summary,
+        "episodes": 3,
+        "first_seed": 1,
+        "picture": "",
+        "mean_curves": {},
+        "curves_ci95": {},
+    }
+
+
+def test_one_value_is_best_of_nothing() -> None:
+    assert best_names([("a", 1.0)], UP) == set()
+    assert best_names([("a", 1.0), ("b", 2.0)], "") == set()  # no direction
+    assert best_names([("a", 1.0), ("b", 2.0), ("c", float("nan"))], DOWN) == {"a"}
+
+
+def test_directions_follow_the_configuration_and_teams() -> None:
+    shorter = Metric("length", less_is_better=True)
+    assert [direction(n, shorter) for n in ("length", "return/adversary", "entropy", "x")] == [
+        *(DOWN, UP, DOWN, "")
+    ]
+    assert direction("entropy", Metric("entropy")) == UP
+
+
+def test_a_policy_has_one_color_in_all_charts() -> None:
+    names = [LEARNED, *(f"baseline-{i}" for i in range(9)), "random"]
+    results = {name: evaluated([0.0, float(i)], 1) for i, name in enumerate(names)}
+    look = policy_styles(results)
+    assert len({(style.color, style.dashes) for style in look.values()}) >= len(names)
+    alone = {look[LEARNED].color, look["random"].color}
+    assert len(alone) == 2
+    assert not alone & {look[name].color for name in names[1:-1]}
+    (chart,) = mission_charts(results, Metric("return"))
+    colors = {line["name"]: line["color"] for line in hovered(chart.svg)["lines"]}
+    assert colors == {name: look[name].color for name in names}
+    metrics = {"return": {"mean": 1.0, "ci95": [0.0, 2.0]}}
+    lines = [{"env_steps": 10 * n, "updates": n, "metrics": metrics} for n in (1, 2)]
+    only_random = {LEARNED: results[LEARNED], "random": results["random"]}
+    (chart,) = evaluation_charts(lines, only_random, Metric("return"))
+    drawn = [line["color"] for line in hovered(chart.svg)["lines"]]
+    assert drawn == [look[LEARNED].color, look["random"].color]
+
+
+def test_the_untrained_policy_makes_no_wedge() -> None:
+    def evaluation(updates: int, mean: float) -> dict[str, Any]:
+        metrics = {"return": {"mean": mean, "ci95": [mean - 1, mean + 1]}}
+        return {"env_steps": 100 * updates, "updates": updates, "metrics": metrics}
+
+    lines = [evaluation(0, -153.0), evaluation(1, -9.0), evaluation(2, -8.0)]
+    (chart,) = evaluation_charts(lines, {}, Metric("return"))
+    (line,) = hovered(chart.svg)["lines"]
+    assert line["x"] == [100, 200]
+    assert line["low"] == [-10, -9]
+    assert "Before training it was -153." in chart.reading
+    (alone,) = evaluation_charts(lines[:1], {}, Metric("return"))
+    assert hovered(alone.svg)["lines"][0]["y"] == [-153]
+
+
+def test_captions_say_what_a_loss_means_and_how_it_went() -> None:
+    names = ("actor_loss", "kl", "clip_fraction", "return_mean", "advantage_std", "own")
+    progress = [
+        {"env_steps": 100 * i, "losses": {n: i + k for k, n in enumerate(names)}}
+        for i in range(1, 4)
+    ]
+    charts = loss_charts(progress, [100, 200, 300], "environment steps")
+    readings = [chart.reading for chart in charts]
+    assert len({reading.split("\n")[0] for reading in readings}) == len(names)
+    assert readings[-1] == "From 6 to 8; least 6 at 100, largest 8 at 300."
+
+
+def test_letters_of_a_chart_are_legible_on_a_phone() -> None:
+    """A page of 360 px leaves 288 px to a chart."""
+    svg = line_chart([Series("a", [0, 1], [1.0, 2.0])], "step", "return")
+    width = float(re.findall(r'viewBox="0 0 ([\d.]+)', svg)[0])
+    sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", svg)]
+    assert sizes
+    assert min(sizes) * 288 / width >= 10
+
+
+def test_two_curves_begin_after_the_first_update() -> None:
+    curve = Curve(Metric("return"), (0, 100, 200), (-153.0, -9.0, -8.0), evaluated=True)
+    run: Any = SimpleNamespace(curve=curve)
+    line = learning_curve([run, run])
+    assert line.x[0] == 100
+    assert line.low.min() >= -9
 
 
 def snapshot(time: int) -> Snapshot:

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from murmur.doctor.machine import ROOT
-from murmur.live_page import view
+from murmur.doctor.page import HINTS
+from murmur.live_page import other_runs, view
 from murmur.live_page.ledger_states import STATES
 from murmur.live_page.server import LivePage, served
 from murmur.runs.child import child_environment
@@ -90,6 +91,8 @@ def test_page_is_whole_without_another_host(page: LivePage) -> None:
         ("/page.css", "text/css"),
         ("/page.js", "text/javascript"),
         ("/charts.js", "text/javascript"),
+        ("/ledger.js", "text/javascript"),
+        ("/scales.js", "text/javascript"),
     ):
         status, headers, body = ask(page, path)
         assert status == 200
@@ -325,6 +328,107 @@ def test_without_an_episode_words_say_why(run: RunFolder, page: LivePage) -> Non
     assert episode["recorded"] > 0 == episode["shown"]  # the page does not ask again and again
     shutil.rmtree(run.path)
     assert ask(page, "/state.json")[0] == 200  # a run that was deleted meanwhile
+
+
+def test_figures_have_at_most_four_digits(run: RunFolder, page: LivePage) -> None:
+    large = {"env_steps": 1_234_567, "return": -53.0567, "agent_steps_per_s": 38829.4}
+    append(run, progress(123_456, **large, updates_skipped=123_456))
+    answer = state(page)
+    shown = {n: t for n, t in answer["figures"].items() if n != "training time"}
+    assert shown == {
+        "updates": "123.5k",
+        "environment steps": "1.235M",
+        "agent-steps/s": "38.83k",
+        "episodes": "–",
+        "policy lag": "1",
+        "return": "-53.06",
+    }
+    assert answer["alerts"][0]["what"].startswith("123.5k updates were skipped")
+
+
+def test_a_long_line_of_a_log_is_shown_whole(run: RunFolder, page: LivePage) -> None:
+    run.logs.mkdir()
+    line = "12:00:00 learner: ERROR " + "words " * 300 + "the cause"
+    (run.logs / "learner.log").write_text(f"{line}\n")
+    assert state(page)["alerts"][0]["what"] == f"logs/learner.log: {line}"
+
+
+@pytest.mark.parametrize("bottleneck", sorted(HINTS))
+def test_a_hint_of_the_doctor_stands_alone(bottleneck: str) -> None:
+    """The page shows it below nothing, where no remedy was found."""
+    hint = HINTS[bottleneck].lower()
+    assert not re.search(r"\b(above|below|beside|also|else)\b", hint)
+
+
+def test_losses_come_with_their_meaning(run: RunFolder, page: LivePage) -> None:
+    append(run, progress(1, losses={"critic_loss": 1.0, "critic_2_loss": 1.0, "own": 2.0}))
+    readings = state(page)["readings"]
+    assert readings["critic_loss"].startswith("How far the critic's predictions")
+    assert readings["critic_2_loss"] == readings["critic_loss"]
+    assert readings["own"] == ""
+
+
+def test_the_runs_own_files_are_linked(run: RunFolder, page: LivePage) -> None:
+    assert state(page)["files"]["report"] is False
+    assert ask(page, "/report")[0] == 404
+    run.logs.mkdir()
+    (run.logs / "learner.log").write_bytes(b"x" * (view.MOST_LOG - 1) + b"\nthe end\n")
+    (run.logs / "notes.txt").write_text("no log")
+    (run.path / "report.html").write_text("<p>report</p>")
+    files = state(page)["files"]
+    assert (files["report"], files["logs"]) == (True, ["learner.log"])
+    status, headers, body = ask(page, "/log?name=learner.log")
+    assert (status, headers["Content-Type"]) == (200, "text/plain; charset=utf-8")
+    assert body.startswith(b"(the first 8 bytes are left out")
+    assert body.endswith(b"the end\n")
+    for name in ("notes.txt", "../config.yaml", "", "/etc/passwd"):
+        assert ask(page, f"/log?name={name}")[0] == 404
+    assert b"algorithm:" in ask(page, "/configuration")[2]
+    status, headers, body = ask(page, "/report")
+    assert (status, body) == (200, b"<p>report</p>")
+    assert "default-src 'none'; script-src 'sha256-" in headers["Content-Security-Policy"]
+    assert ask(page, "/report", Sec_Fetch_Site="cross-site")[0] == 403
+
+
+def test_secrets_are_not_in_the_configuration(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [], "environment.api_key=s3cret")
+    with contextlib.closing(LivePage(run, 0)) as page:
+        body = ask(page, "/configuration")[2]
+    assert b"api_key" in body
+    assert b"s3cret" not in body
+
+
+def test_another_run_is_read_beside_this_one(
+    run: RunFolder, page: LivePage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(other_runs, "_LIST_S", 0.0)
+    assert state(page)["others"] == []
+    append(run, progress(1))
+    second = write_run(run.path.parent / "second", [])
+    of_sweep = write_run(run.path.parent / "sweep-x" / "one", [])
+    write_run(run.path / "begun-1", [])  # a start of this run that was put aside
+    for other in (second, of_sweep):
+        other.progress_file.write_text("")
+        append(other, progress(1), progress(2))
+    assert set(state(page)["others"]) == {"second", "sweep-x/one"}
+
+    def curves(name: str, cursor: str = "") -> dict[str, Any]:
+        status, _, body = ask(page, f"/curves.json?run={name}&since={cursor}")
+        assert status == 200
+        return dict(json.loads(body)["curves"])
+
+    first = curves("second")
+    assert [p["updates"] for p in first["points"]] == [1, 2]
+    append(second, progress(3))
+    assert [p["updates"] for p in curves("second", first["cursor"])["points"]] == [2, 3]
+    assert len(curves("sweep-x/one")["points"]) == 2
+    second.progress_file.unlink()
+    append(second, progress(7))  # it was started again
+    assert [p["updates"] for p in curves("second", first["cursor"])["points"]] == [7]
+    for name in ("..", "run", "/etc", "second/../run", ""):
+        assert ask(page, f"/curves.json?run={name}")[0] == 404
+    shutil.rmtree(second.path)
+    assert ask(page, "/curves.json?run=second")[0] == 404
 
 
 def test_half_a_request_blocks_no_other(page: LivePage) -> None:
