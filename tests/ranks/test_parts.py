@@ -201,7 +201,6 @@ def test_a_rank_has_its_share_of_the_options() -> None:
         share(2, name="qmix", replay={"update_interval": 3})
     # An update takes a row of each learner at least: an update a row of one is one of all of two.
     assert share(2, name="sac").replay.update_interval == 1
-    assert share(2, name="iql").replay.update_interval == 2  # for 4 rows of both together
     assert share(8, name="iql").replay.update_interval == 1
     assert share(2, name="masac").replay.update_interval == 4
     assert share(2, name="qmix", replay={"update_interval": 1}).replay.update_interval == 1
