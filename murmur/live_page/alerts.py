@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from murmur.doctor.causes import CAUSES
 from murmur.doctor.diagnosis import diagnose
-from murmur.doctor.page import GPU_WORDS, HINTS, WORDS
 from murmur.runs.drops import dropped_message
 from murmur.runs.log_errors import TROUBLE, log_entry
 from murmur.runs.run_folder import LineTail, RunFolder
@@ -168,7 +168,8 @@ def doctors_finding(run: RunFolder, config: ExperimentConfig) -> Alert | None:
         seen = diagnose(*from_run(run, None), config)
     except (MurmurError, LookupError):
         return None
-    fix = HINTS[seen.bottleneck]
+    first = CAUSES[seen.bottleneck]
+    fix = f"{first.advice[:1].upper()}{first.advice[1:]}; costs: {first.cost}."
     if seen.remedies:
         best = seen.remedies[-1]
         settings = " ".join(f"--set {item}" for item in best.settings)
@@ -176,7 +177,11 @@ def doctors_finding(run: RunFolder, config: ExperimentConfig) -> Alert | None:
             f" ({settings})" if settings else ""
         )
         fix += f"; {best.cost}." if best.cost else "."
-    if seen.bottleneck in GPU_WORDS:
-        found = "; ".join(f"{GPU_WORDS[wait.kind]}: {wait.found}" for wait in seen.waits)
+    elif not first.advice:
+        fix = ""
+    evidence = seen.causes[0].evidence
+    if seen.waits and seen.bottleneck in {wait.kind for wait in seen.waits}:
+        found = "; ".join(f"{CAUSES[wait.kind].words}: {wait.found}" for wait in seen.waits)
         return Alert("warning", found[:1].upper() + found[1:], fix)
-    return Alert("note", f"Waits for {WORDS[seen.bottleneck]}", fix)
+    text = f"Waits for {first.words}" + (f": {evidence}" if evidence else "")
+    return Alert("note", text, fix)

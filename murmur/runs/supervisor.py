@@ -23,6 +23,7 @@ from murmur.env_service.adapters.frames import DRAWING
 from murmur.runs.child import Child, murmur_command
 from murmur.runs.log_errors import TROUBLE
 from murmur.runs.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
+from murmur.runs.servers import ServerRecorder
 from murmur.runs.settings import setting
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.addresses import host_and_port, own_client_host, port_or_any
@@ -89,6 +90,7 @@ class Supervisor:
         self._on_trouble = on_trouble
         self._tail = ProgressTail(run.progress_file)
         self._notices, self._noticed = ProgressTail(run.path / NOTICES), set[str]()
+        self._servers = ServerRecorder(run)
         self._learners = learners
         self.stop_failure = ""
         self._ports: list[int] = []  # of the learners, by rank
@@ -138,6 +140,7 @@ class Supervisor:
                         "it is stopped. Continue with: murmur train --resume --run "
                         f"{shlex.quote(str(moved))}"
                     )
+                self._servers.record()
                 if self._stopping.wait(TICK_S):
                     raise StopRequested
         except (KeyboardInterrupt, StopRequested):
@@ -202,6 +205,7 @@ class Supervisor:
             for line in lines:
                 if PREFIX in line:
                     continue
+                self._servers.read_log(log, line)
                 if TROUBLE.match(line):
                     self._on_trouble(log, line)
 
