@@ -12,7 +12,7 @@ from murmur.doctor.measured import Measured, Workers
 from murmur.text import number
 
 _NEARLY = 0.85  # busier than this, a thread sets the rate
-_SHOWN = 0.1  # score of a cause that is worth a line beside the first
+_SHOWN = 0.03  # score of a cause that is worth a line beside the first
 _FEW, _MANY = 4.0, 16.0  # environments of a message: tiny, and large enough
 
 
@@ -192,7 +192,10 @@ def _of_machine(m: Measured) -> tuple[float, str]:
     """Return the score of full processors of which not more is known."""
     if m.sync or side(m) != "environments" or (m.machine_busy or 0.0) <= 0.95:
         return 0.0, ""
-    return 0.95, f"programs of all kinds use {_percent(m.machine_busy or 0.0)} of the processors"
+    return 0.4, (
+        f"programs use {_percent(m.machine_busy or 0.0)} of the processors; how much of it is this "
+        "run's, its servers' ledgers would say"
+    )
 
 
 def _lack(m: Measured) -> float:

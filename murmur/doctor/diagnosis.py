@@ -20,7 +20,7 @@ from murmur.doctor.causes import Finding, find, side
 from murmur.doctor.gpu_waits import GpuWait, gpu_waits
 from murmur.doctor.group_diagnosis import RankFigures, advice
 from murmur.doctor.latency import latency_lines
-from murmur.doctor.measured import Machine, Measured, measure
+from murmur.doctor.measured import Machine, Measured, measure, steps_per_row
 from murmur.runs.snapshots import Snapshot
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError
@@ -155,8 +155,8 @@ def diagnose(
         ConfigError: if nothing happened between the two.
     """
     span, rows = _window(before, after)
-    passes = config.algorithm.options.get("data_passes", 1) if config is not None else 1
-    m = measure(before, after, passes)
+    steps = None if config is None else steps_per_row(config, after.agents)
+    m = measure(before, after, steps)
     busy = {"acting": m.act, "learning": m.learn}
     per_row = {"acting": m.act * span / rows, "learning": m.learn * span / rows}
     device = (after.device_busy - before.device_busy) / span
@@ -221,6 +221,13 @@ def _causes(m: Measured, after: Snapshot, device: float, gpu: Sequence[GpuWait])
                 f"{100 * device:.0f} % by CUDA events",
             )
         )
+    if {w.name for w in waits} & {
+        "shapes",
+        "captures",
+        "eager",
+        "kernels",
+    }:  # why updates take long
+        found = [f for f in found if f.name != "learning"]
     return sorted([*waits, *found], key=lambda finding: -finding.score)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from murmur.runs.snapshots import Snapshot
+from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.ledger import since
 
 WAITS = {
@@ -14,8 +15,8 @@ LEARNING = (
     *("sample", "forward", "backward", "optimize", "synchronize", "publish", "wait_rows"),
     "wait_ranks",  # of one of several learners: its exchange with the others is part of an update
 )
-_CALL_S = 5e-4  # CPU seconds of an act on any number of environments by a network of no size
-_LEARNS = 4.0  # times the work of a forward pass: forward and backward of policy and critic
+# CPU seconds of the calls of an act, and of a step on a minibatch, whatever their rows.
+_ACT_CALLS_S, _STEP_CALLS_S = 1e-3, 5e-3
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Workers:
         compute: share in which environments compute, packing included.
         grpc: share in which a worker's processor works on messages.
         lack: share in which a worker was ready to run and had no processor.
+        answer: share in which a worker waits for acting, the time without a processor left out.
         away: share in which messages are on their way: neither side works on them.
         step_s: seconds in state step.
         cpu_s: CPU seconds.
@@ -79,6 +81,7 @@ class Workers:
     compute: float
     grpc: float
     lack: float
+    answer: float
     away: float
     step_s: float
     cpu_s: float
@@ -126,13 +129,27 @@ class Measured:
     states: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
-def measure(before: Snapshot, after: Snapshot, passes: int = 1) -> Measured:
+def steps_per_row(config: ExperimentConfig, agents: int) -> float | None:
+    """Return steps on minibatches for each row that updates take; None if unknown.
+
+    Args:
+        config: configuration of the run, with the options that it resolved to.
+        agents: number of agents of an environment.
+    """
+    options = config.algorithm.options
+    if size := options.get("replay", {}).get("batch_size", 0):  # joint transitions
+        return 1 / float(size)
+    size = options.get("batch_size", 0)
+    return agents * options.get("data_passes", 1) / float(size) if size and agents else None
+
+
+def measure(before: Snapshot, after: Snapshot, steps: float | None = None) -> Measured:
     """Return the measurements between two snapshots.
 
     Args:
         before: earlier snapshot.
         after: later snapshot; some rows came in between.
-        passes: number of times that an update learns from each of its rows.
+        steps: result of `steps_per_row`.
     """
     span = after.time - before.time
     states = since(before.threads, after.threads)
@@ -149,15 +166,17 @@ def measure(before: Snapshot, after: Snapshot, passes: int = 1) -> Measured:
         for of in (cpu, lack):
             of["learner"] = of.get("inference", 0.0) * learn_s / both
             of["inference"] = of.get("inference", 0.0) * act_s / both
-    act_computes = learn_computes = None
+    # A call costs the same for any number of rows; what takes longer than calls is arithmetic.
     batches, rows = after.batches - before.batches, after.rows - before.rows
-    if batches > 0 and act_s > 0 and cpu.get("inference"):
-        act_cpu = cpu["inference"] * inference.get("act", 0.0) / act_s
-        forward_s = max(0.0, act_cpu - batches * _CALL_S)
-        act_computes = min(1.0, forward_s / max(cpu["inference"], 1e-9))
-        trained = (after.rows_trained - before.rows_trained) * passes
-        if trained > 0 and cpu.get("learner") and rows:
-            learn_computes = min(1.0, _LEARNS * forward_s / rows * trained / cpu["learner"])
+    act_cpu = cpu.get("inference", 0.0) * inference.get("act", 0.0) / max(act_s, 1e-9)
+    made = (after.rows_trained - before.rows_trained) * (steps or 0.0)
+    act_computes = _arithmetic(batches * _ACT_CALLS_S, act_cpu)
+    if act_computes is not None:
+        act_computes *= act_cpu / cpu["inference"]
+    steps_cpu = cpu.get("learner", 0.0) * _steps_s(states, sync) / max(learn_s, 1e-9)
+    learn_computes = _arithmetic(made * _STEP_CALLS_S, steps_cpu)
+    if learn_computes is not None:
+        learn_computes *= steps_cpu / cpu["learner"]
     return Measured(
         span,
         rows,
@@ -172,11 +191,22 @@ def measure(before: Snapshot, after: Snapshot, passes: int = 1) -> Measured:
         min(learn_s, lack.get("learner", 0.0)) / span,
         act_computes,
         learn_computes,
-        _workers(before, after, inference),
+        _workers(before, after, inference, min(1.0, lack.get("inference", 0.0) / (act_s or 1.0))),
         _machine(before, after, cpu, lack),
         after.machine_busy,
         states,
     )
+
+
+def _steps_s(spent: Mapping[str, Mapping[str, float]], sync: bool) -> float:
+    """Return seconds of learning that are steps on minibatches."""
+    states = spent.get("inference" if sync else "learner", {})
+    return sum(states.get(s, 0.0) for s in ("forward", "backward", "optimize", "synchronize"))
+
+
+def _arithmetic(calls_s: float, cpu_s: float) -> float | None:
+    """Return the share of CPU seconds that is more than calls take; None if either is unknown."""
+    return max(0.0, 1 - calls_s / cpu_s) if calls_s > 0 and cpu_s > 0 else None
 
 
 def working(spent: Mapping[str, Mapping[str, float]], sync: bool) -> tuple[float, float]:
@@ -250,18 +280,15 @@ def _mean_acting_s(before: Snapshot, after: Snapshot) -> float:
 def _machine(
     before: Snapshot, after: Snapshot, cpu: Mapping[str, float], lack: Mapping[str, float]
 ) -> Machine | None:
-    """Return the use of the learner's machine; None if unknown, or servers are elsewhere."""
-    if not after.cores or not before.machine_busy_s:
+    """Return the use of the learner's machine; None without its servers' counters there."""
+    old, new = before.servers, after.servers
+    if not after.cores or not before.machine_busy_s or old is None or new is None:
         return None
-    span, old, new = after.time - before.time, before.servers, after.servers
-    own = cpu.get("", 0.0) / span
-    lacking, evaluator = sum(lack.values()) / span, 0.0
-    if new is not None and old is not None and new.time > old.time:
-        if not new.here:
-            return None
-        theirs = new.time - old.time
-        evaluator = (new.evaluator_cpu_s - old.evaluator_cpu_s) / theirs
-        own += (new.tree_cpu_s - old.tree_cpu_s) / theirs + evaluator
-        lacking += (new.cpu_wait_s - old.cpu_wait_s) / theirs
+    if not new.here or new.time <= old.time:
+        return None
+    span, theirs = after.time - before.time, new.time - old.time
+    evaluator = (new.evaluator_cpu_s - old.evaluator_cpu_s) / theirs
+    own = cpu.get("", 0.0) / span + (new.tree_cpu_s - old.tree_cpu_s) / theirs + evaluator
+    lacking = sum(lack.values()) / span + (new.cpu_wait_s - old.cpu_wait_s) / theirs
     busy = (after.machine_busy_s - before.machine_busy_s) / span
     return Machine(after.cores, max(busy, own), own, evaluator, lacking)

@@ -15,6 +15,7 @@ from murmur.doctor.diagnosis import LEARNS_SLOWLY, Diagnosis, Speedup, diagnose,
 from murmur.doctor.group_diagnosis import RankFigures, pace_setter, rank_figures
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.snapshots import (
+    FEWEST_S,
     LOOK_S,
     SAY_EVERY_S,
     UPDATES,
@@ -33,6 +34,7 @@ from murmur.shared.config.text import one_line
 from murmur.shared.process.errors import ConfigError, MurmurError
 from murmur.text import duration, number, plain, print_plain
 
+_LEARNS = 0.05  # share of time that learning takes, where its updates count
 _WAIT_S = WINDOW_S - 5.0  # until a run that has just begun has logged enough
 _LAG_HINT = (
     "Policy lag: more environments than feed learner.max_policy_lag + 1 updates wait their turn. "
@@ -108,14 +110,15 @@ def _look_at(
     until, told = time.monotonic() + min(most_s, _WAIT_S if most_s == WINDOW_S else most_s), 0.0
     while True:
         working = run.process("learner.json") is not None and time.monotonic() < until
-        made, look = 0, None
+        made, long, look = 0, False, None
         try:
             look = from_run(run, window_s)
             made = round(look[1].updates - look[0].updates)
+            long = look[1].time - look[0].time >= FEWEST_S
         except ConfigError:
             if not working:
                 raise
-        if look is not None and (window_s is not None or made >= UPDATES or not working):
+        if look is not None and (window_s or not working or (made >= UPDATES and long)):
             return look
         if time.monotonic() - told >= SAY_EVERY_S:
             told = time.monotonic()
@@ -206,8 +209,7 @@ def _show_causes(seen: Diagnosis, console: Console) -> None:
     """Print the causes, the largest first, each with its measurements."""
     head = "waits for   "
     if seen.too_few:
-        console.print("[bold]verdict[/]     ", plain(f"too few updates yet: {seen.too_few}"), sep="",
-                      soft_wrap=True)  # fmt: skip
+        print_plain(console, f"too few updates yet: {seen.too_few}", "bold")
         head = "so far      "
     for i, cause in enumerate(seen.causes):
         words, text = CAUSES[cause.name].words, cause.evidence

@@ -131,6 +131,7 @@ def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot
         # The ledger starts from 0 with each process, and a clock may have been set back.
         if (
             seconds <= 0
+            or not record["rows_received"]  # it starts
             or seconds > (window_s or MOST_S)
             or not _same_process(record["ledger"], last["ledger"])
         ):
