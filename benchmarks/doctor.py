@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -270,17 +271,15 @@ def examine(arguments: list[str]) -> tuple[dict[str, Any], float]:
     return json.loads(done.stdout), time.monotonic() - began
 
 
-def plant(name: str, seconds: float, *, loaded: bool = False) -> dict[str, Any]:
+def plant(name: str, seconds: float) -> dict[str, Any]:
     """Plant a cause, let it train for some seconds, and examine it.
 
     Args:
         name: name of the cause.
         seconds: time from the first updates to the doctor's look [s].
-        loaded: whether a process for each core computes meanwhile.
     """
-    cores = os.cpu_count() or 1
     # Twice as many as processors have turns for: the run gets less than half of them.
-    busy = cores * loaded + 2 * cores * (name == "others")
+    busy = 2 * (os.cpu_count() or 1) * (name == "others")
     make = training_by_hand if name == "network" else training
     with (
         tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder,
@@ -319,17 +318,30 @@ def _row(name: str, said: Mapping[str, Any], took: float) -> dict[str, Any]:
     }
 
 
-def run(effort: Effort = Effort.FULL, *, loaded: bool = False) -> dict[str, Any]:
-    """Plant every cause; return the place at which the doctor names it."""
+def run(effort: Effort = Effort.FULL, *, at_once: int = 1) -> dict[str, Any]:
+    """Plant every cause; return the place at which the doctor names it.
+
+    Args:
+        effort: extent of the measurement.
+        at_once: number of trainings at a time, which load the machine for each other.
+    """
     seconds = effort.choose(1.0, 12.0, 16.0)
     names = ["environments wait"] if effort is Effort.SMOKE else list(PLANTED)
     began = time.monotonic()
-    result: dict[str, Any] = {}
-    for name in names:
-        result[name] = plant(name, seconds, loaded=loaded)
-        print(f"{name}: {result[name]['place']}: {result[name]['named']}", file=sys.stderr)
-    result[RECORDED] = recorded()
-    result["first"] = sum(row["place"] == 1 for row in result.values())
-    result["seconds"] = time.monotonic() - began
-    result["load_average"] = psutil.getloadavg()[0]
-    return result
+
+    def row(name: str) -> dict[str, Any]:
+        found = plant(name, seconds)
+        print(f"{name}: {found['place']}: {found['named']}", file=sys.stderr, flush=True)
+        return found
+
+    with ThreadPoolExecutor(at_once) as pool:
+        rows = dict(zip(names, pool.map(row, names), strict=True))
+    rows[RECORDED] = recorded()
+    return {
+        **rows,
+        "first": sum(row["place"] == 1 for row in rows.values()),
+        "first or second": sum(row["place"] in (1, 2) for row in rows.values()),
+        "longest_verdict_s": max(row["verdict_s"] for row in rows.values()),
+        "seconds": time.monotonic() - began,
+        "load_average": psutil.getloadavg()[0],
+    }

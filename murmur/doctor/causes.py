@@ -12,7 +12,7 @@ from murmur.doctor.measured import Measured, Workers
 from murmur.text import number
 
 _NEARLY = 0.85  # busier than this, a thread sets the rate
-_SHOWN = 0.03  # score of a cause that is worth a line beside the first
+_SHOWN = 0.05  # score of a cause that is worth a line beside the first two
 _FEW, _MANY = 4.0, 16.0  # environments of a message: tiny, and large enough
 
 
@@ -117,11 +117,12 @@ def _messages(m: Measured) -> tuple[float, str]:
     w = m.workers
     calls = 1.0 if m.act_computes is None else 1 - m.act_computes
     acting = (m.act - m.act_lack - _evaluates(m)) * calls * _weight(m, "acting")
-    score = _tiny(w) * max(acting, w.grpc * _weight(m, "environments"))
+    of_worker = w.grpc + w.answer * calls
+    score = _tiny(w) * max(acting, of_worker * _weight(m, "environments"))
     return score, (
         f"{number(w.messages_per_s)} messages a second of {number(w.rows_per_message)} "
-        f"environments each; they cost a worker {_percent(w.grpc)} of its time, and acting "
-        f"{_percent(m.act)} of its own"
+        f"environments each; a worker spends {_percent(w.grpc)} of its time on them and waits "
+        f"{_percent(w.answer)} for their answers; acting is busy {_percent(m.act)}"
     )
 
 
@@ -173,7 +174,7 @@ def _others(m: Measured) -> tuple[float, str]:
         return 0.0, ""
     score = _lack(m) * m.machine.by_others
     return score, (
-        f"others use {m.machine.others:.1f} of {number(m.machine.cores)} cores, this run "
+        f"others use {m.machine.others:.1f} of {m.machine.cores:g} cores, this run "
         f"{m.machine.own:.1f}; it is kept from running {_percent(_lack(m))} of the time"
     )
 
@@ -183,7 +184,7 @@ def _processors(m: Measured) -> tuple[float, str]:
         return _of_machine(m)
     score = _lack(m) * (1 - m.machine.by_others) * m.machine.full
     return score, (
-        f"this run uses {m.machine.own:.1f} of {number(m.machine.cores)} cores, others "
+        f"this run uses {m.machine.own:.1f} of {m.machine.cores:g} cores, others "
         f"{m.machine.others:.1f}; it is kept from running {_percent(_lack(m))} of the time"
     )
 
@@ -337,7 +338,7 @@ def find(m: Measured) -> list[Finding]:
         for score, evidence in [cause.measure(m)]
     ]
     found.sort(key=lambda finding: -finding.score)
-    return [f for i, f in enumerate(found) if not i or f.score >= _SHOWN]
+    return [f for i, f in enumerate(found) if not i or f.score >= (_SHOWN if i > 1 else 0.005)]
 
 
 def _percent(share: float) -> str:

@@ -544,6 +544,7 @@ def _of_processors(seen: Diagnosis, now: Snapshot) -> float | None:
     """Return rows per second for which the processors suffice; None if unknown."""
     machine = seen.machine
     if machine is not None and machine.own > 0:
-        free = max(machine.cores - machine.others, machine.own)
+        # Beside programs that take all processors a run still gets its turns, about half.
+        free = max(machine.cores - machine.others, machine.cores / 2, machine.own)
         return seen.rate * free / machine.own
     return seen.rate / now.machine_busy if now.machine_busy else None

@@ -224,8 +224,17 @@ def working(spent: Mapping[str, Mapping[str, float]], sync: bool) -> tuple[float
     return sum(inference.values()), learner
 
 
-def _workers(before: Snapshot, after: Snapshot, inference: Mapping[str, float]) -> Workers | None:
-    """Split the workers' time; None without their ledgers."""
+def _workers(
+    before: Snapshot, after: Snapshot, inference: Mapping[str, float], act_lacks: float
+) -> Workers | None:
+    """Split the workers' time; None without their ledgers.
+
+    Args:
+        before: earlier snapshot.
+        after: later snapshot.
+        inference: seconds of the inference thread by state.
+        act_lacks: share of the time of acting without a processor.
+    """
     old, new = before.servers, after.servers
     if old is None or new is None or new.time <= old.time:
         return None
@@ -245,15 +254,17 @@ def _workers(before: Snapshot, after: Snapshot, inference: Mapping[str, float]) 
     messages = new.messages - old.messages
     away = wait - grpc - lack_in_wait
     # A message that waits for acting, for learning or in the queue is not on its way.
-    away -= min(away, messages * _mean_acting_s(before, after) / total)
+    answer = min(away, messages * _mean_acting_s(before, after) / total)
     thread = max(sum(inference.values()), 1e-9)
+    away -= answer
     away -= min(away, inference.get("wait_learning", 0.0) / thread)
     return Workers(
         total / span,
         step - compute - lack_in_step,
         compute + pack,
         grpc,
-        lack_in_step + lack_in_wait,
+        lack_in_step + lack_in_wait + answer * act_lacks,
+        answer * (1 - act_lacks),
         away,
         step * total,
         cpu * total,

@@ -233,7 +233,7 @@ def _show_evidence(seen: Diagnosis, console: Console) -> None:
     if seen.machine is not None:
         m = seen.machine
         console.print(
-            f"[bold]processors[/]  this run uses {m.own:.1f} of {number(m.cores)} cores, others "
+            f"[bold]processors[/]  this run uses {m.own:.1f} of {m.cores:g} cores, others "
             f"{m.others:.1f}",
             highlight=False,
         )
