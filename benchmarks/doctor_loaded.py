@@ -1,4 +1,4 @@
-"""The ten planted causes of `murmur bench doctor`, three trainings at a time beside busy processes."""
+"""The ten planted causes of `murmur bench doctor` on a machine that is loaded."""
 
 import os
 from typing import Any
