@@ -9,7 +9,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -190,7 +189,7 @@ def _started(*arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield process
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             try:
                 process.wait(_STOP_S)
             except subprocess.TimeoutExpired:
