@@ -117,6 +117,11 @@ PLANTED: dict[str, dict[str, Any]] = {
     },
 }
 RECORDED = "kernels"
+_SETTINGS = (
+    *("--set", "learner.port=0", "--set", "learner.metrics_port=0"),
+    *("--set", "env_server.metrics_port=0", "--set", "learner.device=cpu"),
+    *("--set", "run.max_minutes=20"),
+)
 
 
 def _spin() -> None:
@@ -219,8 +224,7 @@ def training(config: Mapping[str, Any], folder: Path) -> Iterator[list[str]]:
     run, log = RunFolder(folder / "run"), folder / "log"
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(dict(config)))
-    settings = ("--set", "learner.device=cpu", "--set", "run.max_minutes=20")
-    arguments = ("train", str(file), "--run", str(run.path), *settings)
+    arguments = ("train", str(file), "--run", str(run.path), *_SETTINGS)
     with _started(*arguments, log=log):
         _wait_for("no update", lambda: _updates(run) >= _UPDATES, log)
         yield [str(run.path)]
@@ -232,16 +236,14 @@ def training_by_hand(config: Mapping[str, Any], folder: Path) -> Iterator[list[s
     run, logs = RunFolder(folder / "run"), [folder / "learner.log", folder / "server.log"]
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(dict(config)))
-    any_port = ("--set", "learner.port=0", "--set", "learner.metrics_port=0")
-    device = ("--set", "learner.device=cpu", "--set", "run.max_minutes=20")
-    learner = ("learner", str(file), "--run", str(run.path), *any_port, *device)
+    learner = ("learner", str(file), "--run", str(run.path), *_SETTINGS)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_started(*learner, log=logs[0]))
         ports = _wait_for("no port", lambda: run.read_json("learner.json"), logs[0])
         proxy = SlowNetwork(ports["port"], _DELAY_S)
         stack.callback(proxy.close)
         address = f"env_server.learner=127.0.0.1:{proxy.port}"
-        server = ("env-server", str(file), "--set", address, "--set", "env_server.metrics_port=0")
+        server = ("env-server", str(file), *_SETTINGS, "--set", address)
         stack.enter_context(_started(*server, log=logs[1]))
         listens = "metrics and health on "
         page = _wait_for(
