@@ -85,6 +85,8 @@ def examine(
     else:
         assert run is not None
         looks = [_look_at(run, window_s, most_s, say)]
+    if len(looks) > 1:  # to each of them the others are no strangers
+        looks = _with_cpu_of_all(looks)
     ranks = [rank_figures(after.rank, before, after) for before, after in looks]
     pace = pace_setter(ranks)
     before, after = looks[ranks.index(pace)]
@@ -94,6 +96,16 @@ def examine(
         seen, too_few=too_few, device=tuple(device_lines(before, after, seen.device_busy))
     )
     return of_group(seen, pace, ranks) if len(looks) > 1 else seen
+
+
+def _with_cpu_of_all(looks: Sequence[Look]) -> list[Look]:
+    """Return looks at learners that share a run, each with the CPU seconds of all of them."""
+
+    def shared(end: int) -> list[Snapshot]:
+        total = sum(look[end].cpu_s.get("", 0.0) for look in looks)
+        return [replace(look[end], cpu_s={**look[end].cpu_s, "": total}) for look in looks]
+
+    return list(zip(shared(0), shared(1), strict=True))
 
 
 def _look_at(

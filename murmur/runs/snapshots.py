@@ -131,7 +131,7 @@ def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot
         # The ledger starts from 0 with each process, and a clock may have been set back.
         if (
             seconds <= 0
-            or not record["rows_received"]  # it starts
+            or not _rows(record)  # it starts
             or seconds > (window_s or MOST_S)
             or not _same_process(record["ledger"], last["ledger"])
         ):
@@ -173,12 +173,18 @@ def _same_process(
     )
 
 
+def _rows(record: Mapping[str, Any]) -> float:
+    """Return the rows received, or of a run on samples those trained."""
+    rows: float = record["rows_trained" if record.get("samples") else "rows_received"]
+    return rows
+
+
 def _from_record(record: Mapping[str, Any]) -> Snapshot:
     steps, samples = record["env_steps"], record.get("samples", {})
     work = record.get("work", {})  # records of before lack it
     return Snapshot(
         record["time"],
-        record["rows_trained" if samples else "rows_received"],
+        _rows(record),
         record["updates"],
         record["device_busy_s"],
         record["ledger"],
