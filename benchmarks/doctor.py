@@ -131,7 +131,7 @@ def _spin() -> None:
 
 @contextlib.contextmanager
 def busy_processes(number: int) -> Iterator[None]:
-    """Keep so many processes computing during the block."""
+    """Keep a number of processes computing during the block."""
     context = multiprocessing.get_context("spawn")
     others = [context.Process(target=_spin, daemon=True) for _ in range(number)]
     try:
