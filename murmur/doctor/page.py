@@ -232,7 +232,7 @@ def _show_causes(seen: Diagnosis, console: Console) -> None:
             soft_wrap=True,
         )
         if text:
-            print_plain(console, f"            {100 * cause.score:.0f} %: {text}")
+            print_plain(console, f"            {text}")
 
 
 def _show_evidence(seen: Diagnosis, console: Console) -> None:
