@@ -97,7 +97,7 @@ def said(seen: Diagnosis) -> str:
     return out.getvalue()
 
 
-def test_environments_that_sleep_need_more_workers_on_a_full_machine() -> None:
+def test_sleeping_environments_need_workers_on_a_full_machine() -> None:
     """9.6 of 10 s in steps, 0.3 s of CPU: no processor is what they wait for."""
     before, after = look(workers=STEPPING, busy=2.0, cpu_s=0.3, tree_cpu_s=0.4, messages=300)
     seen = diagnose(before, after, config())
@@ -188,7 +188,7 @@ def test_tiny_messages_cost_both_sides_calls() -> None:
 
 
 def learning(steps_ms: float) -> tuple[Snapshot, Snapshot]:
-    """A learner that works all the time, so many CPU ms for each step on a minibatch."""
+    """A learner that works all the time, a number of CPU ms for each step on a minibatch."""
     rows = 9.8 / (steps_ms / 1e3) / (3 * 2 / 300)  # 3 agents, 2 passes, 300 transitions
     return look(
         LEARNING, {"step": 1.0, "wait": 9.0}, rows=rows, learner={"cpu_s": {"learner": 9.8}},
@@ -344,7 +344,7 @@ def test_a_finished_runs_servers_are_read_from_its_folder(tmp_path: Path) -> Non
     assert "num_workers" in alert.fix
 
 
-def test_counters_of_servers_that_were_started_again_are_not_mixed(tmp_path: Path) -> None:
+def test_counters_of_servers_started_again_are_not_mixed(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     steps = [(0, 100.0), (5, 104.0), (10, 1.0), (15, 5.0), (20, 9.0)]
     (tmp_path / "servers.jsonl").write_text(

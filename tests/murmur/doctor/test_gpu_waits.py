@@ -100,7 +100,7 @@ def test_late_acts_look_like_slow_environments() -> None:
     assert seen.bottleneck == "environments"
 
 
-def test_a_learner_that_learns_all_the_time_waits_for_tiny_kernels() -> None:
+def test_a_learner_that_always_learns_waits_for_tiny_kernels() -> None:
     """NVML sees kernels 28 % of the time, events see work 49 %."""
     seen = diagnose(*tiny_kernels())
     assert (seen.bottleneck, seen.waits) == ("kernels", ())
