@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 
 class Slow(gymnasium.Env[NDArray[np.float32], np.int64]):
-    """Environment that waits in every step without using the processor, as a simulator would."""
+    """Environment that in every step waits without using the processor, then computes."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (8,), np.float32)
     action_space = gymnasium.spaces.Discrete(4)
 
-    def __init__(self, delay_ms: float, steps: int = 25) -> None:
-        self._delay_s, self._steps = delay_ms / 1e3, steps
+    def __init__(self, delay_ms: float, busy_ms: float = 0.0, steps: int = 25) -> None:
+        self._delay_s, self._busy_s, self._steps = delay_ms / 1e3, busy_ms / 1e3, steps
 
     def reset(  # noqa: D102 - Gymnasium
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -27,7 +27,11 @@ class Slow(gymnasium.Env[NDArray[np.float32], np.int64]):
     def step(  # noqa: D102 - Gymnasium
         self, action: np.int64
     ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        time.sleep(self._delay_s)
+        if self._delay_s:
+            time.sleep(self._delay_s)
+        until = time.thread_time() + self._busy_s
+        while time.thread_time() < until:
+            pass
         self._age += 1
         return self._observation(), float(action == 0), False, self._age == self._steps, {}
 
@@ -35,6 +39,6 @@ class Slow(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self.np_random.uniform(-1, 1, 8).astype(np.float32)
 
 
-def make(delay_ms: float) -> Slow:
+def make(delay_ms: float = 0.0, busy_ms: float = 0.0) -> Slow:
     """Build the environment."""
-    return Slow(delay_ms)
+    return Slow(delay_ms, busy_ms)

@@ -13,7 +13,7 @@ from multiprocessing import connection, resource_tracker
 from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from murmur.env_service.metrics import counter, set_info
+from murmur.env_service.metrics import TreeCpu, counter, set_info
 from murmur.env_service.sessions.connection import learner_credentials
 from murmur.env_service.watchdog.descendants import (
     Guardian,
@@ -64,6 +64,7 @@ def _registry(config: ExperimentConfig, mode: str, folder: str) -> CollectorRegi
     """Make a registry of the sums of the workers' metrics in `folder`."""
     registry = CollectorRegistry()
     _Collector(registry, path=folder)  # type: ignore[no-untyped-call]
+    registry.register(TreeCpu())
     set_info(registry, config.run.name, config.environment.name or config.source.name, mode)
     return registry
 

@@ -4,10 +4,18 @@ A worker adds to plain numbers and reports them to Prometheus a few times a seco
 a multi-process counter takes as long as several environment steps.
 """
 
+import threading
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
+import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from murmur.shared.process.host_cpu import tree_cpu_seconds
+from murmur.shared.process.ledger import cpu_wait_seconds
 
 
 class Metric(NamedTuple):
@@ -91,6 +99,20 @@ METRICS: list[Metric] = [
         "high while mostly waiting: messages are many and small",
     ),
     Metric(
+        "murmur_env_cpu_wait_seconds_total",
+        "counter",
+        (),
+        "seconds that workers were ready to run and had no processor; Linux counts them",
+        "grows: other programs, or too many workers, take the processors",
+    ),
+    Metric(
+        "murmur_env_tree_cpu_seconds_total",
+        "counter",
+        (),
+        "CPU seconds of the server, its workers and all processes that environments started",
+        "beyond murmur_env_cpu_seconds_total: processes of the environments, such as simulators",
+    ),
+    Metric(
         "murmur_env_reconnects_total",
         "counter",
         (),
@@ -134,6 +156,20 @@ def set_info(registry: CollectorRegistry, run: str, environment: str, mode: str)
     metric = next(m for m in METRICS if m.name == "murmur_env_info")
     gauge = Gauge(metric.name, metric.meaning, metric.labels, registry=registry)
     gauge.labels(run, environment, mode).set(1)
+
+
+class TreeCpu(Collector):
+    """CPU seconds of the server's process and all below it, read when scraped."""
+
+    def __init__(self) -> None:
+        """Watch this process."""
+        self._process, self._most = psutil.Process(), 0.0
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield the counter, which never falls: a process that is gone may leave no trace."""
+        metric = next(m for m in METRICS if m.name == "murmur_env_tree_cpu_seconds_total")
+        self._most = max(self._most, tree_cpu_seconds(self._process))
+        yield CounterMetricFamily(metric.name, metric.meaning, value=self._most)
 
 
 def _gauge(name: str, registry: CollectorRegistry) -> Gauge:
@@ -195,7 +231,8 @@ class WorkerMetrics:
             (self.moved, counter("murmur_env_sessions_moved_total", registry)),
         ]
         self._cpu = counter("murmur_env_cpu_seconds_total", registry)
-        self._cpu_reported = 0.0
+        self._cpu_wait = counter("murmur_env_cpu_wait_seconds_total", registry)
+        self._cpu_reported = self._cpu_wait_reported = 0.0
         self._sessions = _gauge("murmur_env_sessions", registry)
 
     def enter(self, state: str) -> None:
@@ -228,4 +265,7 @@ class WorkerMetrics:
         cpu = time.process_time()
         self._cpu.inc(cpu - self._cpu_reported)
         self._cpu_reported = cpu
+        waited = max(cpu_wait_seconds(threading.get_native_id()), self._cpu_wait_reported)
+        self._cpu_wait.inc(waited - self._cpu_wait_reported)
+        self._cpu_wait_reported = waited
         self._sessions.set(self.sessions)

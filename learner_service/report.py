@@ -25,8 +25,10 @@ from murmur.learner_service.telemetry.profiling import Profiling
 from murmur.learner_service.telemetry.progress import Progress, ProgressLog
 from murmur.learner_service.telemetry.tensorboard_distributions import distributions
 from murmur.learner_service.telemetry.work import work_done
+from murmur.shared.config.cores import available_cores
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import CheckpointError, MurmurError
+from murmur.shared.process.host_cpu import machine_busy_seconds
 from murmur.shared.process.ledger import enter
 from murmur.shared.process.process import logger
 
@@ -242,6 +244,8 @@ class Report:
             "ledger": self.metrics.ledger_seconds(),
             "device_busy_s": self.clock.seconds()[0],
             "machine_busy": machine_busy,
+            "machine_busy_s": machine_busy_seconds(),
+            "cores": available_cores(),
             "environments_limit": self.storage.environments_limit,
             "latency": self.metrics.latencies(),
             "rollout": self.storage.chosen,

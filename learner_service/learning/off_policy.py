@@ -15,6 +15,7 @@ from murmur.learner_service.learning.actor_critic import ActorCritic
 from murmur.learner_service.learning.options import (
     About,
     AlgorithmConfig,
+    Change,
     Gamma,
     GradNorm,
     SharingConfig,
@@ -119,7 +120,15 @@ class OffPolicyConfig(SharingConfig, AlgorithmConfig):
             divided=("replay.batch_size", "replay.update_interval"),
             rounded_up=("replay.capacity_rows", "replay.capacity_bytes", "replay.start_rows"),
             batch_size_advice="lower algorithm.replay.capacity_rows",  # it is on the device too
-            cheaper_learning=((what, {"replay.update_interval": 2 * interval}),),
+            cheaper_learning=(
+                Change(
+                    what,
+                    {"replay.update_interval": 2 * interval},
+                    "half the updates: learns less per row",
+                    calls=0.5,
+                    arithmetic=0.5,
+                ),
+            ),
         )
 
     @override

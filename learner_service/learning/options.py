@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import Field
 from typing_extensions import override
@@ -19,7 +19,24 @@ from murmur.shared.config.plugins import load_plugin
 from murmur.shared.config.section import with_new_names
 from murmur.shared.process.errors import ConfigError
 
-Change = tuple[str, dict[str, Any]]  # text, and the options that change: dotted name -> value
+
+class Change(NamedTuple):
+    """A change of options.
+
+    Attributes:
+        what: description of the change.
+        options: options that change: dotted name -> value.
+        cost: price of the change in learning, as text.
+        calls: ratio of the calls that learning from a row then takes to those now.
+        arithmetic: the same of the arithmetic.
+    """
+
+    what: str
+    options: dict[str, Any]
+    cost: str = ""
+    calls: float = 1.0
+    arithmetic: float = 1.0
+
 
 # Options that several algorithms have with defaults of their own.
 BatchSize = Annotated[
@@ -247,10 +264,13 @@ class OnPolicyConfig(AlgorithmConfig):
             options = {"batch_size": size * by, "batch_number": math.ceil(number / by)}
             if 0 < self.max_batch_size < size * by:
                 options["max_batch_size"] = size * by
-            cheaper.append((f"minibatches {by} times as large, {by} times fewer", options))
+            what = f"minibatches {by} times as large, {by} times fewer"
+            cost = "fewer steps of the weights, on less noise: learns less per row"
+            cheaper.append(Change(what, options, cost, calls=1 / by))
         if passes > 1:
             what = f"{passes // 2} passes over the data instead of {passes}"
-            cheaper.append((what, {"data_passes": passes // 2}))
+            left, cost = passes // 2 / passes, "fewer passes: learns less per row"
+            cheaper.append(Change(what, {"data_passes": passes // 2}, cost, left, left))
         advice = "raise algorithm.batch_number"
         if self.unrolls_per_update:
             advice = "set algorithm.unrolls_per_update=0, which chooses"
@@ -267,10 +287,12 @@ class OnPolicyConfig(AlgorithmConfig):
 
     def _larger_updates(self, factor: float) -> Change:
         if self.unrolls_per_update:
-            return "updates that take in all environments", {"unrolls_per_update": 0}
+            what = "updates that take in all environments"
+            return Change(what, {"unrolls_per_update": 0}, "costs: fewer updates per row")
         larger = math.ceil(self.batch_number * factor)
         what = f"{larger} minibatches an update instead of {self.batch_number}"
-        return what, {"batch_number": larger}
+        cost = "costs: updates take more rows and come less often, each of as many more steps"
+        return Change(what, {"batch_number": larger}, cost)
 
     def for_environments(
         self, environments: int, agents: int, max_episode_steps: int, *, remembers: bool

@@ -284,6 +284,21 @@ OBSERVED = (
         ("thread", "state"),
     ),
     counter(
+        "thread_cpu_seconds", "CPU seconds of each thread that has a ledger", labels=("thread",)
+    ),
+    counter(
+        "thread_cpu_wait_seconds",
+        "time that each thread was ready to run and had no processor; Linux counts it",
+        "grows: other programs, or the run's own processes, take the processors",
+        ("thread",),
+    ),
+    counter(
+        "machine_busy_seconds",
+        "CPU seconds of any program on the processors that the learner may use",
+        "less those of the run, others' load: see `murmur doctor`",
+    ),
+    gauge("machine_cores", "processors that the learner may use, by affinity and quota"),
+    counter(
         "device_busy_seconds",
         "time in which the device worked for murmur; on CUDA between events, kernels' own waits "
         "for the host included",

@@ -16,6 +16,8 @@ from murmur.learner_service.telemetry.gpu import Gpu
 from murmur.learner_service.telemetry.metric_table import KEPT, OBSERVED
 from murmur.learner_service.telemetry.notices import NoticeLog
 from murmur.learner_service.telemetry.persistent_counters import PersistentCounters
+from murmur.shared.config.cores import available_cores
+from murmur.shared.process.host_cpu import machine_busy_seconds
 from murmur.shared.process.ledger import Ledger, ThreadClock
 
 
@@ -148,6 +150,10 @@ class LearnerMetrics(Collector):
         """Processor seconds by thread."""
         return {ledger.thread: ledger.cpu_seconds() for ledger in self._ledgers}
 
+    def cpu_wait_seconds(self) -> dict[str, float]:
+        """Seconds that each thread waited for a processor."""
+        return {ledger.thread: ledger.cpu_wait_seconds() for ledger in self._ledgers}
+
     def counter(self, metric: str, /, **labels: str) -> Counter | KeptCounter:
         """A counter, with its labels set."""
         return self._get(metric, labels)  # type: ignore[return-value]
@@ -202,6 +208,10 @@ class LearnerMetrics(Collector):
                 for thread, states in self.ledger_seconds().items()
                 for state, seconds in states.items()
             },
+            "thread_cpu_seconds": {(t,): s for t, s in self.cpu_seconds().items()},
+            "thread_cpu_wait_seconds": {(t,): s for t, s in self.cpu_wait_seconds().items()},
+            "machine_busy_seconds": {(): machine_busy_seconds()},
+            "machine_cores": {(): available_cores()},
             "device_copied_bytes": {
                 ("to_device",): self.copied.to_device,
                 ("to_host",): self.copied.to_host,

@@ -214,6 +214,7 @@ class ProgressLog:
             figures: figures not counted by Progress, by name in the line. `ledger`: seconds by
                 thread and state; `device_busy_s`: seconds in which the device worked;
                 `machine_busy`: share of this machine's processors in use, 0 to 1;
+                `machine_busy_s`: CPU seconds of any program on the `cores` this process may use;
                 `environments_limit`: environments that may act at once, 0: any number;
                 `rows_waiting`: environment rows that wait to be learned from for the first time;
                 `rollout`: what the storage chose by the environments there are; `device`: memory,

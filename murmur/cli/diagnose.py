@@ -18,15 +18,15 @@ Metrics = Annotated[
     str | None,
     typer.Option(
         help="Watch a live learner instead: its metrics address, http://host:9101; of several "
-        "that share a run, with commas between them."
+        "that share a run, and of its environment servers, with commas between them."
     ),
 ]
 Probe = Annotated[
-    bool | None,
+    bool,
     typer.Option(
         "--probe/--no-probe",
-        help="Where learning is the bottleneck: time updates with other settings; default: if "
-        "it takes less than a minute.",
+        help="The long look: wait for several updates, up to 5 minutes, and time updates with "
+        "other settings if learning is the bottleneck.",
     ),
 ]
 Smoke = Annotated[
@@ -93,9 +93,9 @@ def doctor(
     ] = None,
     window: Annotated[
         float | None,
-        typer.Option(min=1, help="Seconds to look at; default: 30, more for several updates."),
+        typer.Option(min=1, help="Seconds to look at; default: several updates, up to 30."),
     ] = None,
-    probe: Probe = None,
+    probe: Probe = False,
     target: Annotated[
         float,
         typer.Option(

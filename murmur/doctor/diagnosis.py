@@ -6,8 +6,9 @@ thread, which work side by side. A station that is busy b seconds for each row c
 more than 1 / b rows a second, and the slowest station sets the rate, wherever it is. In the sync
 pipeline they take turns, and the busy times add.
 
-What the stations are busy with comes from the learner's ledger; nothing is assumed of the
-environments but that twice as many serve twice as many rows.
+What the stations are busy with comes from the ledgers of the learner and of the environment
+servers; murmur.doctor.causes ranks what that time goes to. Of the environments nothing is assumed
+but that twice as many serve twice as many rows.
 """
 
 import math
@@ -15,9 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from murmur.doctor.causes import Finding, find, side
 from murmur.doctor.gpu_waits import GpuWait, gpu_waits
 from murmur.doctor.group_diagnosis import RankFigures, advice
 from murmur.doctor.latency import latency_lines
+from murmur.doctor.measured import Machine, Measured, measure, steps_per_row
 from murmur.runs.snapshots import Snapshot
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError
@@ -26,19 +29,20 @@ from murmur.shared.process.ledger import since
 if TYPE_CHECKING:  # a run is diagnosed where there is no torch, too
     from murmur.learner_service.learning.options import About
 
-_WAITS = {
-    "inference": ("wait_environments", "wait_learning", "start"),
-    "learner": ("wait_rows", "start"),
-}
-_LEARNING = (
-    *("sample", "forward", "backward", "optimize", "synchronize", "publish", "wait_rows"),
-    "wait_ranks",  # of one of several learners: its exchange with the others is part of an update
-)
 _FULL = 0.95  # of a station's capacity is all that can be had of it
 _MOST_TIMES = 64  # as many environment servers is as far as advice goes
 _WORTH = 1.02  # times as fast: less is no remedy
 _LATE = 0.1  # share of the time that acts wait, where it sets the rate
 _NEARLY = 0.85  # busier than this, a station sets the rate
+_SMALL = 0.6  # NVML's share below this part of the busy share: kernels are small
+_BUSY = 0.3  # below it the device has too little work to tell
+
+_MORE_AT_ONCE = (
+    "more environments act at once, so an update has fewer steps of each, or takes more rows and "
+    "comes less often"
+)
+_ENVS_OF_MESSAGE = 16  # a message of more costs hardly less for each
+LEARNS_SLOWLY = ("learning", "small batches", "large network", "kernels")
 
 # How many times as fast a row is learned from with some settings; None: they do not fit.
 Speedup = Callable[[Sequence[str]], float | None]
@@ -54,7 +58,8 @@ class Remedy:
         rate: predicted rate, environment rows per second.
         device_busy: predicted share of time the device works.
         limit: station that sets the rate after the change.
-        cost: price of the change, as text; empty: none worth mentioning.
+        cost: price of the change in learning, time or memory, as text.
+        timed: False for a rate by arithmetic that --probe would measure.
     """
 
     what: str
@@ -63,6 +68,7 @@ class Remedy:
     device_busy: float
     limit: str
     cost: str = ""
+    timed: bool = True
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,8 @@ class Diagnosis:
         rate: environment rows per second.
         device_busy: share of time the device works, by CUDA events or the host's clock.
         kernels_busy: share of time in which kernels ran, by NVML at the end; None: unknown.
-        bottleneck: "environments", "servers" (of samples), "acting", "learning", "processors" or
-            "turns" (sync pipeline); on a GPU also a kind of GpuWait.
+        causes: causes by their share of the time, the largest first.
+        too_few: notice that the window holds too few updates to tell; empty if it does not.
         waits: waits on a GPU, the most seconds first.
         busy: share of time each station works, by name.
         seconds_per_row: seconds per row of each station that was seen working.
@@ -90,7 +96,7 @@ class Diagnosis:
 
     rate: float
     device_busy: float
-    bottleneck: str
+    causes: tuple[Finding, ...]
     busy: Mapping[str, float]
     seconds_per_row: Mapping[str, float]
     agents: int
@@ -103,6 +109,13 @@ class Diagnosis:
     advice: tuple[str, ...] = field(default=())
     kernels_busy: float | None = None
     waits: tuple[GpuWait, ...] = field(default=())
+    machine: Machine | None = None
+    too_few: str = ""
+
+    @property
+    def bottleneck(self) -> str:
+        """Name of the first cause, a key of murmur.doctor.causes.CAUSES."""
+        return self.causes[0].name
 
 
 def _window(before: Snapshot, after: Snapshot) -> tuple[float, float]:
@@ -142,57 +155,102 @@ def diagnose(
         ConfigError: if nothing happened between the two.
     """
     span, rows = _window(before, after)
-    spent = since(before.threads, after.threads)
-    sync = "learner" not in spent
-    act, learn = _working(spent, sync)
+    steps = None if config is None else steps_per_row(config, after.agents)
+    m = measure(before, after, steps)
+    busy = {"acting": m.act, "learning": m.learn}
+    per_row = {"acting": m.act * span / rows, "learning": m.learn * span / rows}
     device = (after.device_busy - before.device_busy) / span
-    busy = {"acting": act / span, "learning": learn / span}
-    per_row = {"acting": act / rows, "learning": learn / rows}
-    waits = spent.get("inference", {})
-    # The bottleneck: by the stations' busy shares, then by what keeps the GPU waiting.
-    bottleneck = "turns" if sync else _bottleneck(busy, waits, after.machine_busy)
-    if after.cache and bottleneck == "environments":
-        bottleneck = "servers"
-    gpu = tuple(gpu_waits(before, after, learn, config))
-    bottleneck = _gpu_bottleneck(bottleneck, busy["learning"], gpu, span)
+    gpu = tuple(gpu_waits(before, after, m.learn * span, config))
+    causes = tuple(_causes(m, after, device, gpu))
+    if after.cache:  # a run on samples has no acting
+        del busy["acting"], per_row["acting"]
     seen = Diagnosis(
         rows / span,
         device,
-        bottleneck,
+        causes,
         busy,
         per_row,
         after.agents,
         in_flight=after.in_flight,
-        latency=latency_lines(since(before.latency, after.latency)),
+        latency=() if after.cache else latency_lines(since(before.latency, after.latency)),
         cache=after.cache,
         kernels_busy=after.device.get("utilization_ratio"),
         waits=gpu,
+        machine=m.machine,
     )
-    if after.cache:  # a run on samples has no acting
-        del busy["acting"], per_row["acting"]
-        seen = replace(seen, latency=())
     # Remedies of the bottleneck, and cures of GPU waits that are worth it, the best last.
-    remedies = _remedies(seen, after, config, algorithm, speedup)
-    made_to_wait = waits.get("wait_learning", 0.0)
-    cures = [_without(seen, wait, span, learn, made_to_wait, sync=sync) for wait in gpu]
+    remedies = _remedies(seen, m, after, config, algorithm, speedup)
+    made_to_wait = m.wait_learning * span
+    cures = [_without(seen, wait, span, m, made_to_wait) for wait in gpu]
     remedies += [cure for cure in cures if cure.rate > _WORTH * seen.rate]
     return replace(seen, remedies=tuple(sorted(remedies, key=lambda r: r.rate)))
 
 
+def _causes(m: Measured, after: Snapshot, device: float, gpu: Sequence[GpuWait]) -> list[Finding]:
+    """Return the causes, the largest first: by shares of time, and what keeps a GPU waiting.
+
+    Args:
+        m: measurements of the window.
+        after: later snapshot.
+        device: share of time in which the device works, by the learner's clock.
+        gpu: waits for the GPU, the most seconds first.
+    """
+    found = find(m)
+    if after.cache:  # its servers are environment servers by another name
+        of_servers = {
+            "environments", "environments wait", "environments compute", "network", "messages",
+        }  # fmt: skip
+        found = [replace(f, name="servers") if f.name in of_servers else f for f in found]
+        found = list({f.name: f for f in reversed(found)}.values())
+    limit = "turns" if m.sync else side(m)
+    behind = _gpu_wait_behind(limit, m.learn, gpu, m.span)
+    waits = [
+        Finding(w.kind, 1.0 if w.kind == behind else min(0.9, w.lost_s / m.span), w.found)
+        for w in gpu
+    ]
+    used = after.device.get("utilization_ratio")
+    if used is not None and behind is None and device > _BUSY and used < _SMALL * device:
+        share = m.learn * (1 - used / device)
+        if limit == "learning":  # it is what the learning waits for
+            share = max(share, 1.0 if m.learn > _NEARLY else m.wait_learning)
+        waits.append(
+            Finding(
+                "kernels",
+                share,
+                f"kernels run {100 * used:.0f} % of the time by NVML, while work is under way "
+                f"{100 * device:.0f} % by CUDA events",
+            )
+        )
+    if {w.name for w in waits} & {
+        "shapes",
+        "captures",
+        "eager",
+        "kernels",
+    }:  # why updates take long
+        found = [f for f in found if f.name != "learning"]
+    return sorted([*waits, *found], key=lambda finding: -finding.score)
+
+
 def _remedies(
     seen: Diagnosis,
+    m: Measured,
     after: Snapshot,
     config: ExperimentConfig | None,
     algorithm: "About | None",
     speedup: Speedup | None,
 ) -> list[Remedy]:
-    """Return the remedies for the bottleneck."""
-    if seen.bottleneck in ("environments", "servers"):
+    """Return the remedies, with their predicted rates, for the bottleneck."""
+    name = seen.bottleneck
+    if name in ("environments", "servers", "environments wait", "environments compute"):
         return _more_environments(seen, after, config, algorithm)
-    if seen.bottleneck == "turns":
-        return _overlap(seen, after)
-    if seen.bottleneck == "learning" and config is not None and speedup is not None:
-        return _faster_learning(seen, config, algorithm, speedup)
+    if name == "network" and config is not None:
+        return _more_sessions(seen, m, config)
+    if name == "messages" and config is not None:
+        return _larger_messages(seen, m, config)
+    if name == "turns":
+        return _overlap(seen, m, after)
+    if name in LEARNS_SLOWLY and config is not None:
+        return _faster_learning(seen, m, config, algorithm, speedup)
     return []
 
 
@@ -215,28 +273,16 @@ def of_group(seen: Diagnosis, pace: RankFigures, ranks: Sequence[RankFigures]) -
     )
 
 
-def _bottleneck(
-    busy: Mapping[str, float], waits: Mapping[str, float], machine_busy: float | None
-) -> str:
-    """Return an async run's bottleneck; `waits` are the inference thread's seconds by state."""
-    waits_for_learning = waits.get("wait_learning", 0.0) > waits.get("wait_environments", 0.0)
-    if busy["learning"] > _NEARLY or waits_for_learning:
-        return "learning"
-    if busy["acting"] > _NEARLY:
-        return "acting"
-    if machine_busy is not None and machine_busy > _FULL:
-        return "processors"
-    return "environments"
-
-
-def _gpu_bottleneck(bottleneck: str, learning: float, gpu: Sequence[GpuWait], span: float) -> str:
-    """Return the kind of GPU wait behind a bottleneck, or the bottleneck itself.
+def _gpu_wait_behind(
+    limit: str, learning: float, gpu: Sequence[GpuWait], span: float
+) -> str | None:
+    """Return the kind of GPU wait behind the side that sets the rate; None if it is none.
 
     Eager updates explain slow learning. Late acts look like slow environments, and like slow
     learning if the learner has time left.
 
     Args:
-        bottleneck: bottleneck by the stations.
+        limit: side that sets the rate; "turns" in the sync pipeline.
         learning: share of time that the learner works.
         gpu: the waits, the most seconds first.
         span: length of the window [s].
@@ -244,25 +290,19 @@ def _gpu_bottleneck(bottleneck: str, learning: float, gpu: Sequence[GpuWait], sp
     for wait in gpu:
         long = wait.lost_s > _LATE * span
         if wait.kind == "acts":
-            full = bottleneck == "learning" and learning > _NEARLY
-            behind = bottleneck in ("learning", "acting", "environments") and long and not full
+            full = limit == "learning" and learning > _NEARLY
+            behind = limit != "turns" and long and not full
         elif wait.kind == "eager acts":
-            behind = bottleneck == "acting"
+            behind = limit == "acting"
         else:
-            behind = bottleneck == "learning" or (bottleneck == "turns" and long)
+            behind = limit == "learning" or (limit == "turns" and long)
         if behind:
             return wait.kind
-    return bottleneck
+    return None
 
 
 def _without(
-    seen: Diagnosis,
-    wait: GpuWait,
-    span: float,
-    learn_s: float,
-    made_to_wait_s: float,
-    *,
-    sync: bool,
+    seen: Diagnosis, wait: GpuWait, span: float, m: Measured, made_to_wait_s: float
 ) -> Remedy:
     """Predict the rate without a wait: the time that sessions waited goes to the environments.
 
@@ -270,32 +310,19 @@ def _without(
         seen: diagnosis of the run as it is.
         wait: wait to remove.
         span: length of the window [s].
-        learn_s: seconds of learning in the window.
+        m: measurements of the window.
         made_to_wait_s: seconds in which sessions waited for learning.
-        sync: True if acting and learning take turns.
     """
-    saved, faster = wait.lost_s, 1.0
+    saved, faster, learn_s = wait.lost_s, 1.0, m.learn * span
     if wait.kind in ("shapes", "captures", "eager"):
         share = min(wait.lost_s / learn_s, 0.99)
         faster = 1 / (1 - share)
-        if not sync:  # else they take turns: all of it is saved
+        if not m.sync:  # else they take turns: all of it is saved
             saved = max(made_to_wait_s, learn_s - _NEARLY * span, 0.0) * share
     gained = 1 / max(1 - saved / span, 1 / _MOST_TIMES)
     rate, limit = _limit(seen, seen.rate * gained, faster)
     device = min(1.0, seen.device_busy * rate / (seen.rate * faster))
     return Remedy(wait.remedy, wait.settings, rate, device, limit, wait.cost)
-
-
-def _working(spent: Mapping[str, Mapping[str, float]], sync: bool) -> tuple[float, float]:
-    """Return seconds in which the inference thread acted, and seconds of learning."""
-    inference = {
-        s: v for s, v in spent.get("inference", {}).items() if s not in _WAITS["inference"]
-    }
-    if sync:
-        learn = sum(v for s, v in inference.items() if s in _LEARNING)
-        return sum(inference.values()) - learn, learn
-    learner = sum(v for s, v in spent["learner"].items() if s not in _WAITS["learner"])
-    return sum(inference.values()), learner
 
 
 def _limit(
@@ -336,7 +363,7 @@ def _more_environments(
     seen: Diagnosis, now: Snapshot, config: ExperimentConfig | None, algorithm: "About | None"
 ) -> list[Remedy]:
     # Work that needs the processor needs more of it; a wait for something else does not.
-    machine = seen.rate / now.machine_busy if now.machine_busy else None
+    machine = _of_processors(seen, now)
     most, _ = _limit(seen, math.inf, machine=machine)
     wanted = most / seen.rate
     remedies = []
@@ -349,7 +376,8 @@ def _more_environments(
             what = f"{there * factor} workers instead of {there}"
         admitted = seen.rate * _admitted(now, config, factor)
         rate, limit = _limit(seen, seen.rate * factor, 1.0, machine, admitted)
-        remedies.append(Remedy(what, settings, rate, _device_at(seen, rate), limit))
+        cost = "costs memory" if seen.cache else f"costs memory; {_MORE_AT_ONCE}"
+        remedies.append(Remedy(what, settings, rate, _device_at(seen, rate), limit, cost))
         if limit == "policy lag" and config is not None and algorithm is not None:
             # An update of more rows takes in more environments, and a row costs the same in it.
             environments = _environments(now, config) * factor
@@ -357,9 +385,11 @@ def _more_environments(
                 continue
             larger = algorithm.larger_updates(environments / _let_in(now, config))
             rate, limit = _limit(seen, seen.rate * factor, machine=machine)
-            what = f"{what}, and {larger[0]}"
-            settings = (*settings, *_settings(larger[1]))
-            remedies.append(Remedy(what, settings, rate, _device_at(seen, rate), limit))
+            what = f"{what}, and {larger.what}"
+            settings = (*settings, *_settings(larger.options))
+            remedies.append(
+                Remedy(what, settings, rate, _device_at(seen, rate), limit, larger.cost)
+            )
     return remedies
 
 
@@ -411,30 +441,36 @@ def _admitted(now: Snapshot, config: ExperimentConfig | None, factor: int) -> fl
 
 
 def _faster_learning(
-    seen: Diagnosis, config: ExperimentConfig, algorithm: "About | None", speedup: Speedup
+    seen: Diagnosis,
+    m: Measured,
+    config: ExperimentConfig,
+    algorithm: "About | None",
+    speedup: Speedup | None,
 ) -> list[Remedy]:
+    """Return changes that make learning from a row cheaper, as timed or by arithmetic."""
+    changes = [
+        (c.what, _settings(c.options), f"costs: {c.cost}" if c.cost else "", c.calls, c.arithmetic)
+        for c in (algorithm.cheaper_learning if algorithm is not None else ())
+    ]
+    if speedup is not None and config.learner.precision != "bf16":  # no arithmetic tells its gain
+        settings: tuple[str, ...] = ("learner.precision=bf16",)
+        changes.append(("bf16 arithmetic", settings, "costs: gradients are rounded", 1.0, 1.0))
     remedies = []
-    for what, settings in _learning_changes(config, algorithm):
-        factor = speedup(settings)
+    for what, settings, cost, calls, arithmetic in changes:
+        factor: float | None
+        if speedup is not None:
+            factor = speedup(settings)
+        else:
+            computes = 0.5 if m.learn_computes is None else m.learn_computes
+            factor = 1 / (arithmetic * computes + calls * (1 - computes))
         if factor is None or factor <= _WORTH:
             continue
         # How fast the environments are cannot be seen while they are made to wait.
         rate, limit = _limit(seen, math.inf, factor)
         rate = min(rate, seen.rate * factor)
         device = min(1.0, seen.device_busy * rate / (seen.rate * factor))
-        remedies.append(Remedy(what, settings, rate, device, limit))
+        remedies.append(Remedy(what, settings, rate, device, limit, cost, speedup is not None))
     return remedies
-
-
-def _learning_changes(
-    config: ExperimentConfig, algorithm: "About | None"
-) -> list[tuple[str, tuple[str, ...]]]:
-    """Return changes worth probing for the configured algorithm."""
-    cheaper = algorithm.cheaper_learning if algorithm is not None else []
-    changes = [(what, _settings(options)) for what, options in cheaper]
-    if config.learner.precision != "bf16":
-        changes.append(("bf16 arithmetic", ("learner.precision=bf16",)))
-    return changes
 
 
 def _settings(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -442,18 +478,73 @@ def _settings(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"algorithm.{name}={value}" for name, value in options.items())
 
 
-def _overlap(seen: Diagnosis, now: Snapshot) -> list[Remedy]:
+def _overlap(seen: Diagnosis, m: Measured, now: Snapshot) -> list[Remedy]:
     # What is neither acting nor learning is waiting for the environments.
     working = seen.seconds_per_row["acting"] + seen.seconds_per_row["learning"]
     away = max(1 / seen.rate - working, 1e-9)
-    machine = seen.rate / now.machine_busy if now.machine_busy else None
-    rate, limit = _limit(seen, 1 / away, machine=machine)
+    rate, limit = _limit(seen, 1 / away, machine=_of_processors(seen, now))
     return [
         Remedy(
-            "acting and learning side by side (not reproducible bit for bit)",
+            "acting and learning side by side",
             ("learner.pipeline=async",),
             rate,
             _device_at(seen, rate),
             limit,
+            "costs: rows are up to learner.max_policy_lag updates old, and a run is not repeated "
+            "bit for bit",
         )
     ]
+
+
+def _more_sessions(seen: Diagnosis, m: Measured, config: ExperimentConfig) -> list[Remedy]:
+    """Return the remedy of twice the sessions: while one is on its way another one acts."""
+    server = config.env_server
+    sessions = 2 * server.sessions_per_worker
+    each = max(server.envs_per_worker, sessions)
+    rate, limit = _limit(seen, 2 * seen.rate)
+    envs = 2 * each if each == server.envs_per_worker else each
+    return [
+        Remedy(
+            f"{sessions} sessions of a worker instead of {server.sessions_per_worker}, of as many "
+            "environments each",
+            (f"env_server.sessions_per_worker={sessions}", f"env_server.envs_per_worker={envs}"),
+            rate,
+            _device_at(seen, rate),
+            limit,
+            f"costs: {_MORE_AT_ONCE}",
+        )
+    ]
+
+
+def _larger_messages(seen: Diagnosis, m: Measured, config: ExperimentConfig) -> list[Remedy]:
+    """Return the remedy of messages of 16 environments, as far as their cost is per message."""
+    server = config.env_server
+    now = max(1, server.envs_per_worker // server.sessions_per_worker)
+    times = max(2, math.ceil(_ENVS_OF_MESSAGE / now))
+    # What computing an environment costs stays; the rest of a worker's time is shared by more.
+    same = m.workers.compute + m.workers.sleep if m.workers else 0.0
+    rate = seen.rate / (same + (1 - same) / times)
+    learning = _FULL / max(seen.seconds_per_row["learning"], 1e-12)
+    limit = "environments" if rate < learning else "learning"
+    rate = min(rate, learning)
+    return [
+        Remedy(
+            f"{server.envs_per_worker * times} environments of a worker instead of "
+            f"{server.envs_per_worker}",
+            (f"env_server.envs_per_worker={server.envs_per_worker * times}",),
+            rate,
+            _device_at(seen, rate),
+            limit,
+            f"costs: {_MORE_AT_ONCE}",
+        )
+    ]
+
+
+def _of_processors(seen: Diagnosis, now: Snapshot) -> float | None:
+    """Return rows per second for which the processors suffice; None if unknown."""
+    machine = seen.machine
+    if machine is not None and machine.own > 0:
+        # Beside programs that take all processors a run still gets its turns, about half.
+        free = max(machine.cores - machine.others, machine.cores / 2, machine.own)
+        return seen.rate * free / machine.own
+    return seen.rate / now.machine_busy if now.machine_busy else None

@@ -1,70 +1,45 @@
 """`murmur doctor`: the bottleneck of a learner, and measured gains of remedies."""
 
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
+from murmur.doctor.causes import CAUSES
 from murmur.doctor.device_report import busy_text, device_lines
-from murmur.doctor.diagnosis import Diagnosis, Speedup, diagnose, of_group
+from murmur.doctor.diagnosis import LEARNS_SLOWLY, Diagnosis, Speedup, diagnose, of_group
 from murmur.doctor.group_diagnosis import RankFigures, pace_setter, rank_figures
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.snapshots import (
+    FEWEST_S,
+    LOOK_S,
+    SAY_EVERY_S,
     UPDATES,
     WINDOW_S,
+    Look,
     Snapshot,
     from_metrics,
     from_prometheus,
     from_run,
     learners_of,
+    with_servers,
 )
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import load
 from murmur.shared.config.text import one_line
-from murmur.shared.process.errors import MurmurError
-from murmur.shared.process.host_memory import available_bytes
-from murmur.text import number, plain, print_plain
+from murmur.shared.process.errors import ConfigError, MurmurError
+from murmur.text import duration, number, plain, print_plain
 
-WORDS = {
-    "environments": "the environments: the learner waits for rows",
-    "servers": "the supply servers: the learner waits for samples",
-    "acting": "acting: the inference thread is busy all the time",
-    "learning": "learning: environments wait until the learner has caught up",
-    "processors": "this machine's processors: environments and learner take turns on them",
-    "turns": "the sync pipeline: environments, acting and learning wait for each other",
-}
-GPU_WORDS = {  # of a GpuWait
-    "shapes": "updates run eagerly because shapes of their inputs change",
-    "captures": "updates run eagerly because a CUDA graph could not be captured",
-    "eager": "updates run eagerly: their kernels are launched one by one",
-    "eager acts": "acting runs eagerly: its kernels are launched one by one",
-    "acts": "acting waits for updates",
-}
-HINTS = {
-    "environments": "Faster environments do the same as more of them, as far as their machines "
-    "have free processors.",
-    "servers": "Where samples are read more than once, a cache helps more than servers do: see "
-    "supply.cache, smaller images, more memory.",
-    "acting": "Answer more environments at once (env_server.envs_per_worker); use a smaller "
-    "network, a faster device or lower precision.",
-    "learning": "What helps: a faster device, a smaller network, torch threads "
-    "(learner.num_threads) where processors are free; a second learner on a device of its own "
-    "(docs/many-learners.md).",
-    "processors": "Put the environment servers on other machines: `murmur env-server "
-    "--set env_server.learner=HOST:PORT`.",
-    "turns": "",
-    **dict.fromkeys(GPU_WORDS, ""),
-}
-PROBE_S = 60.0  # the longest that settings are timed without a request
-_PROBED_UPDATES = 16  # of a probe: four settings, four bursts each
 _LEARNS = 0.05  # share of time that learning takes, where its updates count
+_WAIT_S = WINDOW_S - 5.0  # until a run that has just begun has logged enough
 _LAG_HINT = (
     "Policy lag: more environments than feed learner.max_policy_lag + 1 updates wait their turn. "
-    "Let updates take in all of them (algorithm.unrolls_per_update=0), or allow more lag."
+    "Let updates take in all of them (algorithm.unrolls_per_update=0), or allow more lag, which "
+    "learns less per row."
 )
 
 
@@ -73,72 +48,128 @@ def examine(
     metrics: str | None,
     prometheus: str | None,
     window_s: float | None,
-    probe: bool | None,
+    probe: bool,
     console: Console,
 ) -> Diagnosis:
     """Diagnose a run by its folder, a live learner by its metrics, or one that Prometheus scrapes.
 
     Args:
         run: folder of the run; may be given beside an address, for remedies that need its settings.
-        metrics: address of a learner's metrics port; of several that share a run, with commas.
+        metrics: address of a learner's metrics port; of several that share a run, with commas;
+            those of its environment servers may be among them.
         prometheus: address of a Prometheus.
-        window_s: length of the window [s]; None: several updates.
-        probe: flag to measure the gain of changed settings of the learning (needs `run` and its
-            checkpoint); None: if that takes less than PROBE_S and the memory suffices.
+        window_s: length of the window [s]; None: several updates, within WINDOW_S.
+        probe: flag for the long look: wait for several updates, and time updates with other
+            settings (needs `run` and its checkpoint).
         console: console for messages on slow steps.
 
     Raises:
         MurmurError: if there is nothing to read, or nothing happens.
     """
+
+    def say(line: str) -> None:
+        console.print(plain(line), soft_wrap=True)
+
     if metrics is None and prometheus is None and run is not None:
         metrics = learners_of(run) or None  # the run's folder tells of the first learner alone
+    most_s = LOOK_S if probe else WINDOW_S
     if prometheus is not None:
         looks = from_prometheus(prometheus, window_s)
     elif metrics is not None:
-        with _busy(console, f"watching {metrics} for {window_s or WINDOW_S:.0f} s"):
-            looks = from_metrics(metrics, window_s, lambda line: console.print(plain(line)))
+        began = time.time()
+        with _busy(console, f"watching {metrics} for {window_s or most_s:.0f} s at most"):
+            looks = from_metrics(metrics, window_s, say, most_s)
+        if run is not None:  # servers.jsonl has the time of day
+            shift = began - looks[0][0].time
+            looks = [with_servers(look, run, shift) for look in looks]
     else:
         assert run is not None
-        looks = [from_run(run, window_s)]
+        looks = [_look_at(run, window_s, most_s, say)]
+    if len(looks) > 1:  # to each of them the others are no strangers
+        looks = _with_cpu_of_all(looks)
     ranks = [rank_figures(after.rank, before, after) for before, after in looks]
     pace = pace_setter(ranks)
     before, after = looks[ranks.index(pace)]
-    seen = _diagnose(before, after, run, probe, console, window_s)
-    seen = replace(seen, device=tuple(device_lines(before, after, seen.device_busy)))
+    seen = _diagnose(before, after, run, probe, console)
+    too_few = _too_few(seen, before, after, window_s)
+    seen = replace(
+        seen, too_few=too_few, device=tuple(device_lines(before, after, seen.device_busy))
+    )
     return of_group(seen, pace, ranks) if len(looks) > 1 else seen
 
 
-def _too_few(made: int, span_s: float, window_s: float | None) -> str:
-    """Return a notice that a window holds too few updates to tell what limits the run."""
+def _with_cpu_of_all(looks: Sequence[Look]) -> list[Look]:
+    """Return looks at learners that share a run, each with the CPU seconds of all of them."""
+
+    def shared(end: int) -> list[Snapshot]:
+        total = sum(look[end].cpu_s.get("", 0.0) for look in looks)
+        return [replace(look[end], cpu_s={**look[end].cpu_s, "": total}) for look in looks]
+
+    return list(zip(shared(0), shared(1), strict=True))
+
+
+def _look_at(
+    run: RunFolder, window_s: float | None, most_s: float, say: Callable[[str], None]
+) -> Look:
+    """Read the last seconds of a run; of one at work that has logged too little, wait for more.
+
+    Args:
+        run: folder of the run.
+        window_s: length of the window [s]; None: several updates.
+        most_s: the longest wait [s].
+        say: function called with lines about the wait.
+    """
+    until, told = time.monotonic() + min(most_s, _WAIT_S if most_s == WINDOW_S else most_s), 0.0
+    while True:
+        working = run.process("learner.json") is not None and time.monotonic() < until
+        made, long, look = 0, False, None
+        try:
+            look = from_run(run, window_s)
+            made = round(look[1].updates - look[0].updates)
+            long = look[1].time - look[0].time >= FEWEST_S
+        except ConfigError:
+            if not working:
+                raise
+        if look is not None and (window_s or not working or (made >= UPDATES and long)):
+            return look
+        if time.monotonic() - told >= SAY_EVERY_S:
+            told = time.monotonic()
+            say(f"{made} of {UPDATES} updates so far; looking for {until - told:.0f} s at most")
+        time.sleep(1.0)
+
+
+def _too_few(seen: Diagnosis, before: Snapshot, after: Snapshot, window_s: float | None) -> str:
+    """Return a notice that a window holds too few updates to tell what limits the run; or ""."""
+    made, span = round(after.updates - before.updates), after.time - before.time
+    if made >= UPDATES or (made and seen.busy["learning"] <= _LEARNS):
+        return ""
     updates = {0: "no update", 1: "only 1 update"}.get(made, f"only {made} updates")
-    remedy = f"look again when the run has made {UPDATES} updates"
+    needed = UPDATES * span / max(made, 0.5)
+    remedy = (
+        f"look again in about {duration(needed)}, or with --probe, which waits; "
+        f"it takes {UPDATES} updates"
+    )
     if window_s is not None:
         remedy = f"leave --window out, or look at the time of {UPDATES} updates"
-    return f"{updates} in these {span_s:.0f} s, too few to tell what limits the run; {remedy}"
+    return f"{updates} in these {span:.0f} s, too few to tell what limits the run; {remedy}"
 
 
 def _diagnose(
-    before: Snapshot,
-    after: Snapshot,
-    run: RunFolder | None,
-    probe: bool | None,
-    console: Console,
-    window_s: float | None,
+    before: Snapshot, after: Snapshot, run: RunFolder | None, probe: bool, console: Console
 ) -> Diagnosis:
     """Diagnose the run between two snapshots, with remedies; see `examine`."""
-    seen = diagnose(before, after)
-    made = round(after.updates - before.updates)
-    if made == 0 or (made < UPDATES and seen.busy["learning"] > _LEARNS):
-        console.print(plain(_too_few(made, after.time - before.time, window_s)))
     if run is None:
-        return seen
+        return diagnose(before, after)
     config = run.config()
-    if seen.bottleneck != "learning" or config.supervised:
-        return diagnose(before, after, config)
-    from murmur.learner_service.learning.base import algorithm_config
-
+    seen = diagnose(before, after, config)
+    if seen.bottleneck not in LEARNS_SLOWLY or config.supervised:
+        return seen
+    try:
+        from murmur.learner_service.learning.base import algorithm_config
+    except ModuleNotFoundError:  # no torch here: remedies without settings
+        return seen
     speedup = None
-    if _worth_probing(run, seen, before, after, probe, console):
+    if probe:
         config, speedup = _prober(run, config, console)
     return diagnose(before, after, config, algorithm_config(config.algorithm).about, speedup)
 
@@ -152,33 +183,6 @@ def _busy(console: Console, what: str) -> Iterator[None]:
     else:
         console.print(plain(f"{what} …"))
         yield
-
-
-def _worth_probing(
-    run: RunFolder,
-    seen: Diagnosis,
-    before: Snapshot,
-    after: Snapshot,
-    wanted: bool | None,
-    console: Console,
-) -> bool:
-    """Return whether to time updates with other settings: if requested, or if it is cheap."""
-    if wanted is not None:
-        return wanted
-    made = max(after.updates - before.updates, 1.0)
-    seconds = seen.busy["learning"] * (after.time - before.time) / made * _PROBED_UPDATES
-    pid = run.process("learner.json")
-    needed = psutil.Process(pid).memory_info().rss if pid else 0
-    if seconds <= PROBE_S and 2 * needed <= available_bytes():
-        return True
-    console.print(
-        plain(
-            f"not timed: updates with other settings, about {seconds / 60:.0f} minutes and as much "
-            "memory as the learner has; --probe does it"
-        ),
-        soft_wrap=True,
-    )
-    return False
 
 
 def _prober(
@@ -206,24 +210,49 @@ def _prober(
 
 
 def show(seen: Diagnosis, console: Console) -> None:
-    """Print the diagnosis."""
+    """Print the verdict, then the evidence, then the remedies."""
+    _show_causes(seen, console)
+    console.print()
+    _show_evidence(seen, console)
+    _show_remedies(seen, console)
+
+
+def _show_causes(seen: Diagnosis, console: Console) -> None:
+    """Print the causes, the largest first, each with its measurements."""
+    head = "waits for   "
+    if seen.too_few:
+        print_plain(console, f"too few updates yet: {seen.too_few}", "bold")
+        head = "so far      "
+    for i, cause in enumerate(seen.causes):
+        words, text = CAUSES[cause.name].words, cause.evidence
+        console.print(
+            f"[bold]{head if not i else 'also        ' if i == 1 else ' ' * 12}[/]",
+            plain(words, "" if i else "bold"),
+            sep="",
+            soft_wrap=True,
+        )
+        if text:
+            print_plain(console, f"            {text}")
+
+
+def _show_evidence(seen: Diagnosis, console: Console) -> None:
+    """Print rates, stations, processors and the device."""
     agents, unit = max(seen.agents, 1), "samples" if seen.cache else "agent-steps"
-    if seen.bottleneck not in GPU_WORDS:
-        message = WORDS[seen.bottleneck]
-        if seen.cache and seen.bottleneck == "learning":
-            message = "learning: samples wait until the learner has caught up"
-        console.print(f"[bold]waits for[/]   {message}", soft_wrap=True)
-    for wait in sorted(seen.waits, key=lambda wait: wait.kind != seen.bottleneck):
-        head = "[bold]found[/]       " if wait.kind == seen.bottleneck else "            "
-        console.print(head, plain(f"{GPU_WORDS[wait.kind]}: {wait.found}"), sep="", soft_wrap=True)
-    nvml = {} if seen.kernels_busy is None else {"utilization_ratio": seen.kernels_busy}
-    console.print(f"[bold]device[/]      {busy_text(seen.device_busy, nvml)}", highlight=False)
-    for line in seen.device:
-        print_plain(console, f"            {line}")
     console.print(
         f"[bold]rate[/]        {number(round(seen.rate * agents))} {unit} a second",
         highlight=False,
     )
+    if seen.machine is not None:
+        m = seen.machine
+        console.print(
+            f"[bold]processors[/]  this run uses {m.own:.1f} of {m.cores:g} cores, others "
+            f"{m.others:.1f}",
+            highlight=False,
+        )
+    nvml = {} if seen.kernels_busy is None else {"utilization_ratio": seen.kernels_busy}
+    console.print(f"[bold]device[/]      {busy_text(seen.device_busy, nvml)}", highlight=False)
+    for line in seen.device:
+        print_plain(console, f"            {line}")
     if seen.cache:
         kept = {
             "device": "on the device: each sample is sent once",
@@ -241,25 +270,34 @@ def show(seen: Diagnosis, console: Console) -> None:
     console.print(table)
     if seen.ranks:
         _show_ranks(seen.ranks, seen.advice, console)
-    if seen.remedies:
-        console.print()
-        for r in seen.remedies:  # a table would cut off what is to be copied
-            console.print(
-                plain(
-                    f"{r.rate / seen.rate:.2f} times as fast: {r.what}; then "
-                    f"{number(round(r.rate * agents))} {unit} a second, the device works "
-                    f"{100 * r.device_busy:.0f} %, limited by {r.limit}"
-                    + (f"; {r.cost}" if r.cost else "")
-                ),
-                soft_wrap=bool(r.cost),
-            )
-            if r.settings:
-                settings = " ".join(f"--set {s}" for s in r.settings)
-                print_plain(console, f"    {settings}", "bold")
+
+
+def _show_remedies(seen: Diagnosis, console: Console) -> None:
+    """Print what would help, each with its price."""
+    agents, unit = max(seen.agents, 1), "samples" if seen.cache else "agent-steps"
+    first = CAUSES[seen.bottleneck]
+    if seen.remedies or first.advice:
+        console.print("\n[bold]remedies[/]")
+    for r in seen.remedies:  # a table would cut off what is to be copied
+        about = "" if r.timed else "about "
+        console.print(
+            plain(
+                f"{about}{r.rate / seen.rate:.2f} times as fast: {r.what}; then "
+                f"{number(round(r.rate * agents))} {unit} a second, the device works "
+                f"{100 * r.device_busy:.0f} %, limited by {r.limit}"
+                + (f"; {r.cost}" if r.cost else "")
+            ),
+            soft_wrap=True,
+        )
+        if r.settings:
+            settings = " ".join(f"--set {s}" for s in r.settings)
+            print_plain(console, f"    {settings}", "bold")
+    if any(not r.timed for r in seen.remedies):
+        console.print("(by arithmetic: --probe times updates with these settings, for minutes)")
+    if first.advice:
+        print_plain(console, f"{first.advice[:1].upper()}{first.advice[1:]}. Costs: {first.cost}.")
     if any(r.limit == "policy lag" for r in seen.remedies):
         console.print(f"\n{_LAG_HINT}", soft_wrap=True)
-    if hint := HINTS[seen.bottleneck]:
-        console.print(f"\n{hint}", soft_wrap=True)
 
 
 def _show_ranks(ranks: Sequence[RankFigures], advice: Sequence[str], console: Console) -> None:
@@ -283,4 +321,4 @@ def _show_ranks(ranks: Sequence[RankFigures], advice: Sequence[str], console: Co
 
 def as_json(seen: Diagnosis) -> str:
     """Return the diagnosis as JSON values, for scripts."""
-    return json.dumps(asdict(seen), indent=2)
+    return json.dumps(asdict(seen) | {"bottleneck": seen.bottleneck}, indent=2)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from murmur.doctor.causes import CAUSES
 from murmur.doctor.diagnosis import diagnose
-from murmur.doctor.page import GPU_WORDS, HINTS, WORDS
 from murmur.runs.drops import dropped_message
 from murmur.runs.log_errors import TROUBLE, log_entry
 from murmur.runs.run_folder import LineTail, RunFolder
@@ -168,16 +168,18 @@ def doctors_finding(run: RunFolder, config: ExperimentConfig) -> Alert | None:
         seen = diagnose(*from_run(run, None), config)
     except (MurmurError, LookupError):
         return None
-    fixes = []
+    first, fixes = CAUSES[seen.bottleneck], []
     for remedy in reversed(seen.remedies):  # the best first
         fix = f"{short_number(remedy.rate / seen.rate)} times as fast: {remedy.what}"
         if remedy.settings:
             fix += f" (`{' '.join(f'--set {item}' for item in remedy.settings)}`)"
         fixes.append(f"{fix}; {remedy.cost}." if remedy.cost else f"{fix}.")
-    if hint := HINTS[seen.bottleneck]:
-        fixes.append(hint)
+    if first.advice:
+        fixes.append(f"{first.advice[:1].upper()}{first.advice[1:]}; costs: {first.cost}.")
     fix = "\n".join(fixes)
-    if seen.bottleneck in GPU_WORDS:
-        found = "; ".join(f"{GPU_WORDS[wait.kind]}: {wait.found}" for wait in seen.waits)
+    evidence = seen.causes[0].evidence
+    if seen.waits and seen.bottleneck in {wait.kind for wait in seen.waits}:
+        found = "; ".join(f"{CAUSES[wait.kind].words}: {wait.found}" for wait in seen.waits)
         return Alert("warning", found[:1].upper() + found[1:], fix)
-    return Alert("note", f"Waits for {WORDS[seen.bottleneck]}", fix)
+    text = f"Waits for {first.words}" + (f": {evidence}" if evidence else "")
+    return Alert("note", text, fix)

@@ -7,6 +7,7 @@ runs/<name>-<timestamp>/
     learner.json        process id and ports of the learner; learner-<rank>.json of further ones
     started_from.json   of a fine-tuned run: the checkpoint, and the weights taken from it
     progress.jsonl      a line a second: progress, and one line for each evaluation
+    servers.jsonl       counters of the environment servers that `murmur train` started
     notices.jsonl       what the run changes, ignores or guesses, a line for each different thing
     checkpoints/        update-<number>.pt, the latest few; best.pt by evaluation.best_metric
     tensorboard/        the same figures for TensorBoard
@@ -48,6 +49,7 @@ _WRITTEN = (
     "precision.json",
     "started_from.json",
     EPISODE,
+    "servers.jsonl",
     NOTICES,
     *_FOLDERS.split(),
 )
@@ -274,9 +276,15 @@ class RunFolder:
 
     def newest_records(self, kind: str) -> Iterator[dict[str, Any]]:
         """Yield lines of progress.jsonl of one kind, the newest first; read by blocks."""
-        for line in _lines_from_end(self.progress_file):
+        for record in self.lines_from_end(self.progress_file.name):
+            if record.get("kind") == kind:
+                yield record
+
+    def lines_from_end(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the records of a file of JSON lines, the newest first; read by blocks."""
+        for line in _lines_from_end(self.path / name):
             record = _record(line)
-            if record is not None and record.get("kind") == kind:
+            if record is not None:
                 yield record
 
     def has_checkpoint(self) -> bool:

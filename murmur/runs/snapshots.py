@@ -3,23 +3,21 @@
 import json
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from murmur.doctor.latency import Buckets
 from murmur.runs.drops import rollout_message
 from murmur.runs.run_folder import RunFolder
-from murmur.shared.process.addresses import host_and_port, is_loopback, own_client_host
+from murmur.runs.servers import Sample, Servers, read_page, recorded, samples_of, servers_of
+from murmur.shared.process.addresses import host_and_port, own_client_host
 from murmur.shared.process.errors import ConfigError
 
 _PREFIX = "murmur_learner_"
 WINDOW_S = 30.0  # looked at, where nothing else is asked for: longer if updates take longer
 MOST_S = 3600.0
-LOOK_S = 300.0  # the longest that a live learner is watched without a request
+LOOK_S = 300.0  # the longest that a live learner is watched if asked for a long look
 # Metrics of the device -> their names in progress.jsonl; labels are summed over.
 _DEVICE_FIGURES = {
     "device_memory_bytes": "memory_bytes",
@@ -32,6 +30,9 @@ _DEVICE_FIGURES = {
     "acts_waited_total": "acts_waited",
     "acts_waited_seconds_total": "acts_waited_seconds",
 }
+FEWEST_S = 10.0  # of a live learner: counters of servers grow a few times a second
+SAY_EVERY_S = 5.0
+_STORED = "murmur_(learner|env)_.+|process_cpu_seconds_total"
 UPDATES = 4  # an update's phases are seen in their proportions only over several
 
 
@@ -59,6 +60,13 @@ class Snapshot:
         cache: place of the samples of a run with a source, "device" or "stream"; empty: the run has
             an environment. With a source `rows` are samples trained.
         rank: rank of a learner among several that share a run; 0 also of one alone.
+        rows_trained: environment rows that updates took.
+        batches: batches of requests that were acted on.
+        cpu_s: CPU seconds of the learner's threads by name, and of its process, "".
+        cpu_wait_s: seconds that these threads waited for a processor.
+        machine_busy_s: CPU seconds of any program on the learner's machine.
+        cores: processors that the learner may use; 0: unknown, and so is the former.
+        servers: counters of the environment servers; None: unknown.
     """
 
     time: float
@@ -78,6 +86,13 @@ class Snapshot:
     cache: str = ""
     rank: int = 0
     graphs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    rows_trained: float = 0.0
+    batches: float = 0.0
+    cpu_s: Mapping[str, float] = field(default_factory=dict)
+    cpu_wait_s: Mapping[str, float] = field(default_factory=dict)
+    machine_busy_s: float = 0.0
+    cores: float = 0.0
+    servers: Servers | None = None
 
 
 Look: TypeAlias = tuple[Snapshot, Snapshot]  # before and after
@@ -116,6 +131,7 @@ def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot
         # The ledger starts from 0 with each process, and a clock may have been set back.
         if (
             seconds <= 0
+            or not _rows(record)  # it starts
             or seconds > (window_s or MOST_S)
             or not _same_process(record["ledger"], last["ledger"])
         ):
@@ -127,7 +143,24 @@ def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot
     if first is None:
         raise ConfigError(f"'{run.path}' has logged too little; try again in a few seconds")
     about = run.read_json("command.json").get("device", {})
-    return _from_record(first), replace(_from_record(last), about=about)
+    return with_servers((_from_record(first), replace(_from_record(last), about=about)), run)
+
+
+def with_servers(look: Look, run: RunFolder, shift_s: float = 0.0) -> Look:
+    """Add the counters of the servers that `murmur train` started, if they are not known yet.
+
+    Args:
+        look: a look at the learner of the run.
+        run: folder of the run.
+        shift_s: seconds to add to the times of the look to get seconds since 1970.
+    """
+    before, after = look
+    if after.servers is not None:
+        return look
+    both = recorded(run, before.time + shift_s, after.time + shift_s)
+    if both is None:
+        return look
+    return replace(before, servers=both[0]), replace(after, servers=both[1])
 
 
 def _same_process(
@@ -140,11 +173,18 @@ def _same_process(
     )
 
 
+def _rows(record: Mapping[str, Any]) -> float:
+    """Return the rows received, or of a run on samples those trained."""
+    rows: float = record["rows_trained" if record.get("samples") else "rows_received"]
+    return rows
+
+
 def _from_record(record: Mapping[str, Any]) -> Snapshot:
     steps, samples = record["env_steps"], record.get("samples", {})
+    work = record.get("work", {})  # records of before lack it
     return Snapshot(
         record["time"],
-        record["rows_trained" if samples else "rows_received"],
+        _rows(record),
         record["updates"],
         record["device_busy_s"],
         record["ledger"],
@@ -160,18 +200,32 @@ def _from_record(record: Mapping[str, Any]) -> Snapshot:
         },
         cache=samples.get("cache", ""),
         graphs=record.get("graphs", {}),
+        rows_trained=record.get("rows_trained", 0.0),
+        batches=work.get("batches", 0.0),
+        cpu_s={name.partition("/")[2]: s for name, s in work.items() if name.startswith("cpu_s")},
+        cpu_wait_s={
+            name.partition("/")[2]: s for name, s in work.items() if name.startswith("cpu_wait_s")
+        },
+        machine_busy_s=record.get("machine_busy_s", 0.0),
+        cores=record.get("cores", 0.0),
     )
 
 
 def from_metrics(
-    urls: str, window_s: float | None, say: Callable[[str], None] = lambda line: None
+    urls: str,
+    window_s: float | None,
+    say: Callable[[str], None] = lambda line: None,
+    most_s: float = WINDOW_S,
 ) -> list[Look]:
     """Scrape the metrics endpoints twice, of one learner or of all that share a run.
 
     Args:
-        urls: addresses of the endpoints, with commas between them.
-        window_s: seconds between the looks; None: WINDOW_S, longer until UPDATES updates were made.
-        say: function called when it takes longer.
+        urls: addresses of the endpoints, with commas between them; those of environment servers
+            may be among them.
+        window_s: seconds between the looks; None: as many as UPDATES updates take, FEWEST_S to
+            `most_s`.
+        say: function called with lines about the wait.
+        most_s: the longest look without a given window [s].
 
     Returns:
         one pair for each learner, by rank.
@@ -180,17 +234,19 @@ def from_metrics(
         ConfigError: if one cannot be read, or they are not those of one run.
     """
     addresses = [url.strip() for url in urls.split(",")]
-    first = [_scrape(url) for url in addresses]
-    time.sleep(window_s or WINDOW_S)
-    second = [_scrape(url) for url in addresses]
-    while window_s is None and _too_few(first[0], second[0]):
+    first = _scrape(addresses)
+    until = first[0].time + (window_s or most_s)
+    told = time.monotonic()
+    while True:
+        wait = min(window_s or FEWEST_S, max(until - time.monotonic(), 0.01))
+        time.sleep(wait)
+        second = _scrape(addresses)
         seconds = second[0].time - first[0].time
-        if seconds >= LOOK_S:
+        if window_s is not None or second[0].time >= until or not _too_few(first[0], second[0]):
             break
-        made = round(second[0].updates - first[0].updates)
-        say(f"{made} updates in {seconds:.0f} s; watching until it is {UPDATES}")
-        time.sleep(WINDOW_S)
-        second = [_scrape(url) for url in addresses]
+        if time.monotonic() - told >= SAY_EVERY_S:
+            told, made = time.monotonic(), round(second[0].updates - first[0].updates)
+            say(f"{made} of {UPDATES} updates in {seconds:.0f} s; {most_s:.0f} s at most")
     return _by_rank(list(zip(first, second, strict=True)), urls)
 
 
@@ -210,22 +266,30 @@ def _by_rank(looks: Sequence[Look], where: str) -> list[Look]:
 
 
 def _too_few(first: Snapshot, second: Snapshot) -> bool:
-    """Return whether a learner at work made fewer than UPDATES updates between two looks."""
-    busy = second.threads.get("learner", {}).get("forward", 0.0) > 0.0
-    return busy and second.updates - first.updates < UPDATES
+    """Return whether a learner made fewer than UPDATES updates between two looks."""
+    return second.updates - first.updates < UPDATES
 
 
-def _scrape(url: str) -> Snapshot:
-    address = url.rstrip("/")
-    if not address.endswith("/metrics"):
-        address += "/metrics"
-    text = _get(address, "a learner's metrics port is learner.metrics_port, 9101 by default")
-    samples = [
-        (s.name, s.labels, s.value)
-        for family in text_string_to_metric_families(text)
-        for s in family.samples
-    ]
-    return _snapshot(time.monotonic(), samples, address)  # only differences matter
+def _scrape(addresses: Sequence[str]) -> list[Snapshot]:
+    """Return snapshots of the learners, each with the counters of the servers among the pages."""
+    learners: list[tuple[float, list[Sample], str]] = []
+    servers: dict[str, list[Sample]] = {}
+    for url in addresses:
+        address = url.rstrip("/")
+        if not address.endswith("/metrics"):
+            address += "/metrics"
+        text = read_page(
+            address, "a learner's metrics port is learner.metrics_port, 9101 by default"
+        )
+        samples = samples_of(text)
+        if any(name == "murmur_env_info" for name, *_ in samples):
+            servers[address] = samples
+        else:
+            learners.append((time.monotonic(), samples, address))  # only differences matter
+    if not learners:
+        raise ConfigError(f"{', '.join(addresses)}: none is a learner's; give its metrics, too")
+    seen = servers_of(time.monotonic(), servers, learners[0][2])
+    return [replace(_snapshot(*learner), servers=seen) for learner in learners]
 
 
 def from_prometheus(url: str, window_s: float | None) -> list[Look]:
@@ -263,17 +327,17 @@ def from_prometheus(url: str, window_s: float | None) -> list[Look]:
 
 def _stored(url: str, at: float) -> list[Snapshot]:
     """Return the snapshots of a run's learners in Prometheus at a time, by rank."""
-    query = urllib.parse.urlencode(
-        {"query": '{__name__=~"murmur_learner_.+"}', "time": f"{at:.3f}"}
-    )
+    query = urllib.parse.urlencode({"query": f"{{__name__=~{json.dumps(_STORED)}}}", "time": at})
     address = f"{url.rstrip('/')}/api/v1/query?{query}"
-    answer = json.loads(_get(address, "give Prometheus's address, like http://host:9090"))
-    learners: dict[tuple[str, str], list[tuple[str, Mapping[str, str], float]]] = {}
+    answer = json.loads(read_page(address, "give Prometheus's address, like http://host:9090"))
+    pages: dict[tuple[str, str], list[Sample]] = {}  # by rank and instance
     for found in answer["data"]["result"]:
         labels = found["metric"]
-        learner = labels.get("rank", ""), labels.get("instance", "")
-        sample = (labels["__name__"], labels, float(found["value"][1]))
-        learners.setdefault(learner, []).append(sample)
+        page = pages.setdefault((labels.get("rank", ""), labels.get("instance", "")), [])
+        page.append((labels["__name__"], labels, float(found["value"][1])))
+    learners = {
+        key: page for key, page in pages.items() if any(n.startswith(_PREFIX) for n, *_ in page)
+    }
     ranks = [rank for rank, _ in learners]
     if not learners or len(set(ranks)) < len(ranks) or (len(ranks) > 1 and "" in ranks):
         raise ConfigError(
@@ -281,27 +345,14 @@ def _stored(url: str, at: float) -> list[Snapshot]:
             f"{sorted(instance for _, instance in learners)}; give the metrics addresses of one "
             "run instead"
         )
-    snapshots = [_snapshot(at, samples, url) for samples in learners.values()]
+    servers = servers_of(
+        at, {name: page for (_, name), page in pages.items()}, next(iter(learners))[1]
+    )
+    snapshots = [replace(_snapshot(at, page, url), servers=servers) for page in learners.values()]
     return sorted(snapshots, key=lambda snapshot: snapshot.rank)
 
 
-def _get(address: str, hint: str) -> str:
-    try:
-        host = urllib.parse.urlsplit(address).hostname or ""
-        # None: those of the environment
-        proxies: dict[str, str] | None = {} if is_loopback(host) else None
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
-        with opener.open(address, timeout=10) as response:  # the user's own address
-            text: str = response.read().decode()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise ConfigError(f"cannot read {address.split('?')[0]}: {reason}; {hint}") from None
-    return text
-
-
-def _snapshot(
-    at: float, samples: Sequence[tuple[str, Mapping[str, str], float]], where: str
-) -> Snapshot:
+def _snapshot(at: float, samples: Sequence[Sample], where: str) -> Snapshot:
     cache, rank = "", "0"
     single: dict[str, float] = {}
     device: dict[str, float] = {}
@@ -309,6 +360,8 @@ def _snapshot(
     about: dict[str, str] = {}
     threads: dict[str, dict[str, float]] = {}
     graphs: dict[str, dict[str, float]] = {}
+    cpu_s: dict[str, float] = {}
+    cpu_wait_s: dict[str, float] = {}
     # Sort the samples by kind; some labels become keys, others are properties of the run.
     for name, labels, value in samples:
         rank = labels.get("rank", rank)
@@ -318,6 +371,12 @@ def _snapshot(
             graphs.setdefault(short.removesuffix("_total"), {})[function] = value
         if short == "state_seconds_total":
             threads.setdefault(labels["thread"], {})[labels["state"]] = value
+        elif short == "thread_cpu_seconds_total":
+            cpu_s[labels["thread"]] = value
+        elif short == "thread_cpu_wait_seconds_total":
+            cpu_wait_s[labels["thread"]] = value
+        elif short == "process_cpu_seconds_total":
+            cpu_s[""] = value
         elif short in ("acting_seconds_bucket", "inference_seconds_bucket"):
             of = latency.setdefault(labels.get("phase", "inference"), {})
             of[float(labels["le"])] = value
@@ -355,6 +414,12 @@ def _snapshot(
         cache=cache,
         rank=int(rank),
         graphs=graphs,
+        rows_trained=single.get("rows_trained_total", 0.0),
+        batches=single.get("batch_envs_count", 0.0),
+        cpu_s=cpu_s,
+        cpu_wait_s=cpu_wait_s,
+        machine_busy_s=single.get("machine_busy_seconds_total", 0.0),
+        cores=single.get("machine_cores", 0.0),
     )
 
 

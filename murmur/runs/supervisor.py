@@ -23,6 +23,7 @@ from murmur.env_service.adapters.frames import DRAWING
 from murmur.runs.child import Child, ChildError, murmur_command
 from murmur.runs.log_errors import TROUBLE
 from murmur.runs.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
+from murmur.runs.servers import ServerRecorder
 from murmur.runs.settings import setting
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.addresses import host_and_port, own_client_host, port_or_any
@@ -91,6 +92,7 @@ class Supervisor:
         self._on_trouble = on_trouble
         self._tail = ProgressTail(run.progress_file, skip=resume)
         self._notices, self._noticed = ProgressTail(run.path / NOTICES), set[str]()
+        self._servers = ServerRecorder(run)
         self._learners = learners
         self.stop_failure = ""
         self._progressed = False
@@ -143,6 +145,7 @@ class Supervisor:
                         "it is stopped. Continue with: murmur train --resume --run "
                         f"{shlex.quote(str(moved))}"
                     )
+                self._servers.record()
                 if self._stopping.wait(TICK_S):
                     raise StopRequested
         except ChildError as error:
@@ -212,6 +215,7 @@ class Supervisor:
             for line in lines:
                 if PREFIX in line:
                     continue
+                self._servers.read_log(log, line)
                 if TROUBLE.match(line):
                     self._held.append((time.monotonic() + HOLD_S, log, line))
         self._tell_held()

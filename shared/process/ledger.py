@@ -9,10 +9,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 
 Key = TypeVar("Key", str, float)
 _current = threading.local()
+
+
+def cpu_wait_seconds(thread: int | None) -> float:
+    """Return seconds that a thread of this process was ready to run and had no processor.
+
+    The kernel's run delay, proc(5) schedstat; 0 where it is not counted.
+
+    Args:
+        thread: native id of the thread; None: it has not begun.
+    """
+    try:
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 class Ledger:
@@ -31,12 +46,14 @@ class Ledger:
         # One tuple, replaced whole: a reader never sees half a change of state.
         self._now = (state, time.perf_counter(), 0.0)
         self._clock: int | None = None
-        self._cpu_s = 0.0
+        self._native_id: int | None = None
+        self._cpu_s = self._cpu_wait_s = 0.0
 
     def adopt(self) -> None:
         """Make this the ledger of the calling thread."""
         _current.ledger = self
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._native_id = threading.get_native_id()
 
     def cpu_seconds(self) -> float:
         """Return the thread's processor time, s; if it has ended, as of the last call before."""
@@ -44,6 +61,11 @@ class Ledger:
             with suppress(OSError):  # it has ended
                 self._cpu_s = time.clock_gettime(self._clock)
         return self._cpu_s
+
+    def cpu_wait_seconds(self) -> float:
+        """Return seconds that the thread waited for a processor; if it has ended, as last read."""
+        self._cpu_wait_s = max(self._cpu_wait_s, cpu_wait_seconds(self._native_id))
+        return self._cpu_wait_s
 
     def enter(self, state: str) -> str:
         """Change the thread's state; return the state it was in."""
@@ -108,6 +130,7 @@ class ThreadClock:
         """Watch a started thread."""
         assert thread.ident is not None
         self.thread = thread.name
+        self._native_id = thread.native_id
         self._clock = time.pthread_getcpuclockid(thread.ident)
         self._started = time.perf_counter()
 
@@ -120,3 +143,7 @@ class ThreadClock:
     def cpu_seconds(self) -> float:
         """Return the thread's processor time since the clock began, s."""
         return self.seconds()["serve"]
+
+    def cpu_wait_seconds(self) -> float:
+        """Return seconds that the thread waited for a processor."""
+        return cpu_wait_seconds(self._native_id)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from murmur.bench import result_tables
 from murmur.cli.app import _fail
+from murmur.doctor.causes import Finding as Cause
 from murmur.doctor.diagnosis import Diagnosis, Remedy
 from murmur.doctor.page import show
 from murmur.doctor.profile import Operation, Profile
@@ -83,7 +84,7 @@ def test_results_show_any_name_as_it_is(
         console.print(table)
     console.print(findings_table([Finding(name, "ok", name)]))
     remedy = Remedy(name, (name,), 2.0, 0.5, "processors")
-    show(Diagnosis(1.0, 0.5, "environments", {}, {}, 1, (remedy,)), console)
+    show(Diagnosis(1.0, 0.5, (Cause("environments", 1.0),), {}, {}, 1, (remedy,)), console)
     operations = {name: Operation(1, 1.0)}
     show_profile(Profile(1, 1.0, {name: {name: 1.0}}, operations, operations, operations), console)
     assert out.getvalue().count(name) >= 3 + 5 + 2 + 2 + 4

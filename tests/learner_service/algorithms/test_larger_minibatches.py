@@ -115,7 +115,7 @@ def test_growth_that_cannot_be_is_refused(
 
 def test_doctor_does_not_ask_for_what_is_refused() -> None:
     asked = algorithm_config(PluginConfig(**TERRAIN, max_batch_size=960))
-    for _, changes in asked.about.cheaper_learning:
+    for _, changes, *_ in asked.about.cheaper_learning:
         settled(512, **{"max_batch_size": 960, **changes})
 
 

@@ -30,4 +30,5 @@ def test_work_is_counted_by_hand() -> None:
     thread.join()
     cpu, of_thread = done.pop("cpu_s"), done.pop("cpu_s/learner")
     assert cpu >= of_thread >= 0.01
+    assert done.pop("cpu_wait_s/learner") >= 0.0
     assert done == {"requests": 2, "batches": 1, "received_bytes": 300}

@@ -37,10 +37,12 @@ ELSEWHERE = {  # checked there for what comes of it, too
 SLOW = (
     "defaults",
     "doctor",
+    "doctor_loaded",
     "faults",
     "launches",
     "memory",
     "plan",
+    "remedies",
     "security",
     "sessions",
     "training_rate",
