@@ -343,9 +343,9 @@ class LineTail:
 class ProgressTail:
     """Iterator over the records that were added to a progress file since the last look."""
 
-    def __init__(self, path: Path) -> None:
-        """Begin at the file's start; it need not exist yet."""
-        self._lines = LineTail(path)
+    def __init__(self, path: Path, *, skip: bool = False) -> None:
+        """Begin at the file's start, or behind what is there; it need not exist yet."""
+        self._lines = LineTail(path, skip=skip)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield each new record; a torn line, left by a killed process, is passed over."""
