@@ -240,7 +240,7 @@ def _of_learning_rates(e: Evidence) -> Iterator[Cause]:
     steps = updates * o.get("batch_number", 1) * o.get("data_passes", 1)
     for name, rate in e.rates.items():
         key = f"algorithm.{name}"
-        if rate * steps < 0.01:
+        if rate * steps < 0.01 and rate < 5e-5:
             yield Cause(
                 96,
                 f"{_number(steps)} steps at {key}={rate:g} move a weight by {rate * steps:.1g} "
