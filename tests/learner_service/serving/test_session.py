@@ -127,7 +127,7 @@ def test_rows_cut_by_an_update_survive_their_session(after: int) -> None:
         assert 2 * head.transitions + serving.storage.waiting_rows == 2 * (3 + after)
 
 
-def test_episodes_that_began_before_the_first_update_are_told_apart() -> None:
+def test_episodes_before_the_first_update_are_told_apart() -> None:
     with Serving(make_coma(SPEC), SPEC) as serving:
         player, p = serving.session(16), serving.progress
         serving.exchange((player, row(SPEC, 16, FIRST)))

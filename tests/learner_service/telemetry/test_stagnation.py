@@ -204,7 +204,7 @@ def test_nothing_is_said_too_early_or_where_returns_do_not_tell(change: dict[str
     assert stagnation(replace(seen, **change)) is None
 
 
-def test_a_run_without_a_budget_is_judged_after_updates_and_episodes() -> None:
+def test_a_run_without_a_budget_is_judged_by_its_counts() -> None:
     record = {**FEW, "updates": UPDATES, "episodes": EPISODES, "env_steps": 10**6}
     found = stagnation(evidence(OFF_POLICY, record=record, done=None, budget=""))
     assert found is not None
@@ -218,7 +218,7 @@ def test_a_fine_tuned_run_that_gets_worse_is_told() -> None:
     assert "than the policy that it started from" in found.what
 
 
-def test_a_schedule_of_exploration_is_waited_for_if_it_ends_in_time() -> None:
+def test_exploration_that_ends_in_time_is_waited_for() -> None:
     # 4,000 rows are 40 % of the budget of 10,000: a schedule of 6,000 ends in time.
     for over, says in ((6000, False), (9000, True)):
         own, seen = {"epsilon_env_steps": over}, {"epsilon": 0.5}
@@ -255,7 +255,7 @@ def test_untrained_episodes_are_kept_apart_and_survive_a_restart() -> None:
     }
 
 
-def test_a_checkpoint_that_kept_no_untrained_episodes_is_not_judged() -> None:
+def test_a_checkpoint_of_before_is_not_judged() -> None:
     p = Progress()
     p.episodes = 50
     state = {k: v for k, v in p.state_dict().items() if k not in ("untrained", "trained_episodes")}
