@@ -107,8 +107,9 @@ class Report:
         self._outliers_said: set[str] = set()
         self._looks: deque[dict[str, float]] = deque(maxlen=_LOOKS)
         self._evaluation: dict[str, list[float]] = {}  # the latest one, results by name
-        # In a league opponents learn, too: returns may stay.
-        self._judge = not (self.config.league.on or self.metrics.notices.said(KIND, "return"))
+        # Samples have no returns; in a league opponents learn, too, and returns may stay.
+        judged = self.metrics.notices.said(KIND, "return")
+        self._judge = not (judged or self.config.supervised or self.config.league.on)
 
     # --- every update ----------------------------------------------------------------------------
 
@@ -287,25 +288,26 @@ class Report:
         p = self._progress
         self._looks.append(p.losses)
         done, budget = share_of_budget(self.config.run, p)
-        counts = {name: getattr(p, name) for name in ("updates", "updates_skipped", "episodes")}
+        names = ("updates", "updates_skipped", "episodes", "env_steps_received")
+        counts = {name: getattr(p, name) for name in names}
         latest = p.latest("return")
         if self.log is None or not p.untrained or not due(counts, done, len(latest)):
             return
-        names = {name for losses in self._looks for name in losses}
+        losses = {name for of in self._looks for name in of}
         options = resolve_plugin("algorithm", self.config.algorithm).options
         lengths = p.latest("length")
         rewarded, at_odds = p.rewards_at_odds
         best = self.config.evaluation.best_metric
         found = stagnation(
             Evidence(
-                record={**counts, "env_steps": p.all_env_steps} | _received(p),
+                record={**counts, "env_steps": p.all_env_steps},
                 options=options.model_dump(),
                 untrained=Spread.of(p.untrained),
                 recent=Spread.of(latest),
                 done=done,
                 budget=budget,
                 first=p.first_losses,
-                losses={n: fmean(x[n] for x in self._looks if n in x) for n in names},
+                losses={n: fmean(x[n] for x in self._looks if n in x) for n in losses},
                 lengths=Spread.of(lengths) if lengths else None,
                 evaluated=tuple(
                     (_spread(p.first_evaluation[n], sign), _spread(self._evaluation[n], sign))
@@ -405,11 +407,11 @@ class Report:
         """
         if self.log is not None:
             self.log.write_evaluation(updates, env_steps, summary, figures)
-        self._evaluation = {
-            name: [x["episodes"], x["mean"], x["std"]] for name, x in summary.items()
-        }
-        if updates == 0:
-            self._progress.first_evaluation = self._evaluation
+        if self._judge:
+            results = summary.items()
+            self._evaluation = {n: [x["episodes"], x["mean"], x["std"]] for n, x in results}
+            if updates == 0:
+                self._progress.first_evaluation = self._evaluation
         means = {name: values["mean"] for name, values in summary.items()}
         self._set_results("evaluate", means)
         return means
@@ -429,11 +431,6 @@ class Report:
             self.write()
         if self.log is not None:
             self.log.close()
-
-
-def _received(progress: Progress) -> dict[str, int]:
-    """Return the counts by which episodes are measured."""
-    return {"env_steps_received": progress.env_steps_received}
 
 
 def _spread(result: Sequence[float], sign: int) -> Spread:

@@ -42,6 +42,7 @@ class Spread(NamedTuple):
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
         """Summarise results, of which there is one at least."""
+        values = tuple(values)  # another thread may add to them
         n, mean = len(values), math.fsum(values) / len(values)
         variance = math.fsum((x - mean) ** 2 for x in values) / max(n - 1, 1)
         return cls(n, mean, math.sqrt(variance), min(values), max(values))
@@ -125,7 +126,7 @@ class Evidence:
         """Mean steps of an episode."""
         if self.lengths is not None:
             return max(1.0, self.lengths.mean)
-        steps = self.record.get("env_steps_received", 0)
+        steps: int = self.record.get("env_steps_received", 0)
         return max(1.0, steps / max(1, self.record.get("episodes", 1)))
 
     @property
@@ -194,7 +195,7 @@ def due(record: Mapping[str, Any], done: float | None, trained: int) -> bool:
     if trained < FEWEST:
         return False
     if done is None:
-        return record.get("updates", 0) >= UPDATES and record.get("episodes", 0) >= EPISODES
+        return bool(record.get("updates", 0) >= UPDATES and record.get("episodes", 0) >= EPISODES)
     return done >= SHARE
 
 
