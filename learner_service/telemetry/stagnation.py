@@ -127,7 +127,8 @@ class Evidence:
         if self.lengths is not None:
             return max(1.0, self.lengths.mean)
         steps: int = self.record.get("env_steps_received", 0)
-        return max(1.0, steps / max(1, self.record.get("episodes", 1)))
+        episodes: int = self.record.get("episodes", 1)
+        return max(1.0, steps / max(1, episodes))
 
     @property
     def rates(self) -> dict[str, float]:
