@@ -13,7 +13,7 @@ from murmur.runs.run_folder import RunFolder
 from murmur.shared.wire.notices import FILE, read_notices
 from tests.system.conftest import Training
 
-pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(1800)]
 
 CART = """
 environment: {name: gymnasium, factory: "gymnasium:make", arguments: {id: CartPole-v1}}
@@ -34,7 +34,7 @@ def test_a_run_says_once_that_it_does_not_learn(
 ) -> None:
     uniform = ("--set", "algorithm.entropy_weight=5")
     first = train("run", *uniform, "--set", "run.max_env_steps=4000", whole=CART)
-    assert first.wait() == 0, first.output()
+    assert first.wait(600) == 0, first.output()
     (text,) = said(first.run)
     assert "of run.max_env_steps=4,000 " + WHAT in text
     assert "(1) the policy stays as random as at first" in text
@@ -48,14 +48,14 @@ def test_a_run_says_once_that_it_does_not_learn(
     assert WHAT in render_page(RunFolder.open(first.run), {})
     # Resumed, it is still judged, and said no more.
     again = train("run", *uniform, "--set", "run.max_env_steps=6000", "--resume", whole=CART)
-    assert again.wait() == 0, again.output()
+    assert again.wait(600) == 0, again.output()
     assert said(first.run) == [text]
     assert WHAT not in again.output()
 
 
 def test_a_run_that_learns_stays_silent(train: Callable[..., Training]) -> None:
     run = train("run", "--set", "run.max_env_steps=12000", whole=CART)
-    assert run.wait() == 0, run.output()
+    assert run.wait(600) == 0, run.output()
     last = run.lines()[-1]["returns"]
     assert last["latest"]["mean"] > 1.5 * last["untrained"]["mean"]
     assert said(run.run) == []
