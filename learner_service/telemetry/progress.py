@@ -22,7 +22,6 @@ from murmur.shared.config.experiment import RunConfig, TrackingConfig
 from murmur.shared.process.errors import ResourceError
 from murmur.shared.process.files import make_folder, write_whole
 from murmur.shared.process.process import logger
-from murmur.shared.wire.timestep import Array
 
 # Of Progress: what each rank of a group counts for itself, and all that it counts.
 OWN_COUNTERS = ("env_steps_received", "episodes", "rows_received", "rows_trained", "rows_inserted")
@@ -104,7 +103,9 @@ class Progress:
             recent = self.recent.setdefault(name, deque(maxlen=_RECENT_EPISODES))
         recent.extend(values.tolist())
 
-    def finish_returns(self, returns: NDArray[np.floating[Any]], untrained: Array) -> None:
+    def finish_returns(
+        self, returns: NDArray[np.floating[Any]], untrained: NDArray[np.bool_]
+    ) -> None:
         """Note returns of finished episodes, which are in `episodes` already.
 
         Args:
@@ -192,8 +193,8 @@ def share_of_budget(limits: RunConfig, progress: Progress) -> tuple[float | None
     ):
         if limit:
             found.append((done / limit, f"run.{name}={limit:,}"))
-    share, limit = max(found)
-    return (share if limit else None), limit
+    share, budget = max(found)
+    return (share if budget else None), budget
 
 
 def reached_limit(limits: RunConfig, updates: int, env_steps: int, seconds: float) -> str:
