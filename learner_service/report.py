@@ -2,37 +2,53 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from murmur.learner_service.checkpoint import CheckpointFolder
 from murmur.learner_service.device.readback import to_host
 from murmur.learner_service.gathering import RankSync
 from murmur.learner_service.learning.base import Algorithm
 from murmur.learner_service.preprocess.running_moments import CLIPPED
+from murmur.learner_service.storage.rollout import Rollout
 from murmur.learner_service.storage.storage import OBSERVATION, Batch, Storage
 from murmur.learner_service.telemetry.device_clock import DeviceClock
 from murmur.learner_service.telemetry.figures import Figures
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.learner_service.telemetry.profiling import Profiling
-from murmur.learner_service.telemetry.progress import Progress, ProgressLog
+from murmur.learner_service.telemetry.progress import Progress, ProgressLog, share_of_budget
+from murmur.learner_service.telemetry.stagnation import (
+    KIND,
+    Evidence,
+    Spread,
+    due,
+    stagnation,
+)
 from murmur.learner_service.telemetry.tensorboard_distributions import distributions
 from murmur.learner_service.telemetry.work import work_done
 from murmur.shared.config.cores import available_cores
 from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.plugins import resolve_plugin
 from murmur.shared.process.errors import CheckpointError, MurmurError
 from murmur.shared.process.host_cpu import machine_busy_seconds
 from murmur.shared.process.ledger import enter
 from murmur.shared.process.process import logger
+from murmur.shared.wire.notices import Notice
+from murmur.shared.wire.spec import Continuous
 
 _NVML_EVERY_S = 5.0  # asking takes milliseconds
+_LOOKS = 20  # lines of the log over which losses are averaged, to judge a run
+_AT_ODDS = 0.2  # share of rewarded rows, above which agents compete
+_MARGIN = 0.005  # of the range of actions, as near to a bound as at it
 _TELL_EVERY_S = 30.0  # between two lines, and files, of updates that are skipped
 
 
@@ -92,6 +108,11 @@ class Report:
         self._scaler_skipped = 0.0  # steps, in this process
         self._outliers_said: set[str] = set()
         self._told = -math.inf  # when a line of progress was logged
+        self._looks: deque[dict[str, float]] = deque(maxlen=_LOOKS)
+        self._evaluation: dict[str, list[float]] = {}  # the latest one, results by name
+        # Samples have no returns; in a league opponents learn, too, and returns may stay.
+        judged = self.metrics.notices.said(KIND, "return")
+        self._judge = not (judged or self.config.supervised or self.config.league.on)
 
     # --- every update ----------------------------------------------------------------------------
 
@@ -119,6 +140,7 @@ class Report:
         self._note_scaler(losses)
         self._note_clipped(losses)
         p.losses = losses
+        p.first_losses = p.first_losses or losses
         p.rows_trained += batch.size
         m.counter("rows_trained").inc(batch.size)
         m.counter("updates").inc()
@@ -224,6 +246,8 @@ class Report:
     def __call__(self, update: Update | None, over: bool) -> bool:
         """Write the log and set gauges if that is due; a Step."""
         if self.ranks.log_due or over:
+            if update is not None and update.kept and self._judge:
+                self._look(update.batch)
             self._logged = time.monotonic()
             self.write()
             self._set_gauges(self._logged)
@@ -273,6 +297,60 @@ class Report:
             p.all_env_steps,
             "" if mean is None else f", return {mean:.4g}",
         )
+
+    def _look(self, batch: Batch) -> None:
+        """Give a notice if the run does not learn.
+
+        Args:
+            batch: rows of the last update.
+        """
+        p = self._progress
+        self._looks.append(p.losses)
+        done, budget = share_of_budget(self.config.run, p)
+        names = ("updates", "updates_skipped", "episodes", "env_steps_received")
+        counts = {name: getattr(p, name) for name in names}
+        latest = p.latest("return")
+        if self.log is None or not p.untrained or not due(counts, done, len(latest)):
+            return
+        losses = {name for of in self._looks for name in of}
+        options = resolve_plugin("algorithm", self.config.algorithm).options
+        lengths = p.latest("length")
+        rewarded, at_odds = p.rewards_at_odds
+        best = self.config.evaluation.best_metric
+        found = stagnation(
+            Evidence(
+                record={**counts, "env_steps": p.all_env_steps},
+                options=options.model_dump(),
+                untrained=Spread.of(p.untrained),
+                recent=Spread.of(latest),
+                done=done,
+                budget=budget,
+                first=p.first_losses,
+                losses={n: fmean(x[n] for x in self._looks if n in x) for n in losses},
+                lengths=Spread.of(lengths) if lengths else None,
+                evaluated=tuple(
+                    (_spread(p.first_evaluation[n], sign), _spread(self._evaluation[n], sign))
+                    for n, sign in {
+                        "return": 1,
+                        best.lstrip("-"): -1 if best[0] == "-" else 1,
+                    }.items()
+                    if n in p.first_evaluation and n in self._evaluation
+                ),
+                competing=at_odds > _AT_ODDS * rewarded,
+                fine_tuned=bool(self.config.run.start_from),
+                frozen=not any(
+                    w.requires_grad
+                    for part in self.algorithm.parts.values()
+                    if isinstance(part, nn.Module)
+                    for w in part.parameters()
+                ),
+                at_bounds=_share_at_bounds(batch, self.storage),
+                constant=_constant(batch),
+            )
+        )
+        if found is not None:
+            self._judge = False
+            self.metrics.notices.add([Notice(KIND, "return", found.text)])
 
     def _device_figures(self) -> dict[str, float]:
         """Return the mean update time since the last line, memory, bytes copied, NVML's figures."""
@@ -348,6 +426,11 @@ class Report:
         """
         if self.log is not None:
             self.log.write_evaluation(updates, env_steps, summary, figures)
+        if self._judge:
+            results = summary.items()
+            self._evaluation = {n: [x["episodes"], x["mean"], x["std"]] for n, x in results}
+            if updates == 0:
+                self._progress.first_evaluation = self._evaluation
         means = {name: values["mean"] for name, values in summary.items()}
         self._set_results("evaluate", means)
         return means
@@ -367,6 +450,36 @@ class Report:
             self.write()
         if self.log is not None:
             self.log.close()
+
+
+def _spread(result: Sequence[float], sign: int) -> Spread:
+    """Return the spread of an evaluation's result, for which higher is better.
+
+    Args:
+        result: episodes, mean, standard deviation.
+        sign: -1 where less is better.
+    """
+    episodes, mean, std = result
+    return Spread(int(episodes), sign * mean, std, sign * mean, sign * mean)
+
+
+def _constant(batch: Batch) -> bool:
+    """Return whether all observations in a batch are the same."""
+    seen = [x for name, x in batch.arrays.items() if name.startswith(OBSERVATION) and x.numel()]
+    rows = [x.flatten(0, 1) if isinstance(batch, Rollout) else x for x in seen]
+    return bool(rows) and all(bool((x == x[:1]).all()) for x in rows)
+
+
+def _share_at_bounds(batch: Batch, storage: Storage[Any]) -> float | None:
+    """Return the share of continuous actions at their bounds; None where there are none."""
+    action, spec = batch.arrays.get("action"), getattr(storage, "spec", None)
+    if action is None or spec is None or not isinstance(spec.action, Continuous):
+        return None
+    low, high = spec.action.low, spec.action.high
+    if not math.isfinite(high - low):
+        return None
+    margin = _MARGIN * (high - low)
+    return float(((action <= low + margin) | (action >= high - margin)).float().mean())
 
 
 def _largest_observation(arrays: Mapping[str, Tensor]) -> str:

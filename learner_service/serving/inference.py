@@ -130,6 +130,11 @@ class ServingStats:
         self._env_steps.inc(acted)
         self._agent_steps.inc(acted * self._num_agents)
         session.episode_return += timestep.reward.sum(1)
+        untrained = self.progress.updates == 0
+        if untrained and self._num_agents > 1:
+            self._compare(timestep.reward)
+        if session.messages == 1:
+            session.untrained[:] = untrained
         if all_mid:
             return
         last = step_type == _LAST
@@ -137,15 +142,23 @@ class ServingStats:
             finished = int(last.sum())
             self.progress.episodes += finished
             self.metrics.counter("episodes", mode="train").inc(finished)
-            self.progress.finish_episode("return", session.episode_return[last])
-            session.episode_return[last] = 0
+            if self._num_agents > 1 and not untrained:
+                self._compare(timestep.reward[last])
+            self.progress.finish_returns(session.episode_return[last], session.untrained[last])
+            session.episode_return[last], session.untrained[last] = 0, untrained
             for name, values in timestep.metrics.items():
                 if name != "return":
                     self.progress.finish_episode(name, values[last])
         aborted = step_type == _ABORTED
         if aborted.any():
             self.metrics.counter("episodes_dropped", reason="environment").inc(int(aborted.sum()))
-            session.episode_return[aborted] = 0
+            session.episode_return[aborted], session.untrained[aborted] = 0, untrained
+
+    def _compare(self, reward: Array) -> None:
+        """Count rows [n, A] that reward one agent and punish another: such agents compete."""
+        counts = self.progress.rewards_at_odds
+        counts[0] += int(reward.any(1).sum())
+        counts[1] += int(((reward.min(1) < 0) & (reward.max(1) > 0)).sum())
 
 
 @dataclass(slots=True)

@@ -45,6 +45,7 @@ class EnvSession:
         going_on: whether no environment's last row was LAST or ABORTED.
         over: [n] whether the last row was LAST or ABORTED: the next one is of another episode.
         episode_return: [n] sum of rewards of the episode under way, over agents.
+        untrained: [n] whether the episode under way began before the first update.
         evaluation: the evaluation it carries out, if it evaluates.
         memory: [n, A, H] recurrent state of the episodes under way; None: the policy has none.
         pairing: opponents that play the other team; None: there is none.
@@ -71,6 +72,7 @@ class EnvSession:
     going_on: bool = True
     over: NDArray[np.bool_] = field(init=False)
     episode_return: NDArray[np.float64] = field(init=False)
+    untrained: NDArray[np.bool_] = field(init=False)
     evaluation: Evaluation | None = None
     memory: Tensor | None = None
     pairing: Pairing | None = None
@@ -82,6 +84,7 @@ class EnvSession:
         self.all_mid = bytes([_MID]) * self.num_envs
         self.over = np.zeros(self.num_envs, np.bool_)
         self.episode_return = np.zeros(self.num_envs)
+        self.untrained = np.zeros(self.num_envs, np.bool_)
 
     @property
     def evaluating(self) -> bool:

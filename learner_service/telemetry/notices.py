@@ -34,6 +34,11 @@ class NoticeLog:
             self._file = run_dir / FILE
             self._said |= {(notice.kind, notice.subject) for notice in read_notices(self._file)}
 
+    def said(self, kind: str, subject: str) -> bool:
+        """Return whether the run was given this notice, by this process or one before it."""
+        with self._lock:
+            return (kind, subject) in self._said
+
     def add(self, notices: Iterable[Notice]) -> None:
         """Log, count and keep those whose kind and subject are new."""
         with self._lock:

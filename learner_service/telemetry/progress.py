@@ -17,6 +17,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from murmur.learner_service.telemetry.figures import Figures, png
 from murmur.learner_service.telemetry.scalars import scalars_of
+from murmur.learner_service.telemetry.stagnation import FEWEST, Spread
 from murmur.learner_service.telemetry.tracking import TrackerProcesses, flattened
 from murmur.shared.config.experiment import RunConfig, TrackingConfig
 from murmur.shared.config.text import parse_yaml, without_secrets
@@ -27,7 +28,13 @@ from murmur.shared.process.process import logger
 # Of Progress: what each rank of a group counts for itself, and all that it counts.
 OWN_COUNTERS = ("env_steps_received", "episodes", "rows_received", "rows_trained", "rows_inserted")
 _COUNTERS = ("updates", "updates_skipped", *OWN_COUNTERS)
+# Of Progress: what later results are compared with; older checkpoints lack it.
+_OF_THE_START = (
+    *("untrained", "trained_episodes", "first_losses", "first_evaluation", "rewards_at_odds"),
+)
 _RECENT_EPISODES = 100
+_UNTRAINED_EPISODES = 1000  # that are kept
+_FIRST_EPISODES = 10  # that count as untrained in any case: of few environments fewer begin so
 _RATE_OVER_S = 0.5  # a rate over less is noise
 _RATE_SPAN_S = (
     10.0  # time that a rate is taken over: environments that wait for updates give bursts
@@ -54,6 +61,12 @@ class Progress:
         rows_dropped: environment rows thrown away, by reason.
         losses: scalars of the last update.
         policy_lag: mean lag of the last update's rows.
+        untrained: returns of episodes that began before the first update.
+        trained_episodes: other episodes finished.
+        first_losses: scalars of the first update.
+        first_evaluation: results by name of the evaluation before the first update.
+        rewards_at_odds: rewarded rows of untrained episodes, and those that reward one agent and
+            punish another.
     """
 
     def __init__(self) -> None:
@@ -70,6 +83,11 @@ class Progress:
         self.losses: dict[str, float] = {}
         self.policy_lag = 0.0
         self.recent: dict[str, deque[float]] = {}
+        self.untrained: list[float] = []
+        self.trained_episodes = 0
+        self.first_losses: dict[str, float] = {}
+        self.first_evaluation: dict[str, list[float]] = {}
+        self.rewards_at_odds = [0, 0]
         self._seconds_before = 0.0
         self._started = time.monotonic()
 
@@ -90,6 +108,32 @@ class Progress:
             recent = self.recent.setdefault(name, deque(maxlen=_RECENT_EPISODES))
         recent.extend(values.tolist())
 
+    def finish_returns(
+        self, returns: NDArray[np.floating[Any]], untrained: NDArray[np.bool_]
+    ) -> None:
+        """Note returns of finished episodes, which are in `episodes` already.
+
+        Args:
+            returns: [n] returns.
+            untrained: [n] bool, whether the episode began before the first update.
+        """
+        self.finish_episode("return", returns)
+        if self.episodes <= _FIRST_EPISODES:
+            untrained = np.ones_like(untrained)
+        room = _UNTRAINED_EPISODES - len(self.untrained)
+        self.untrained += returns[untrained][:room].tolist()
+        self.trained_episodes += int((~untrained).sum())
+
+    def latest(self, name: str) -> list[float]:
+        """Return results of the latest trained episodes: of the later half, up to 100."""
+        count = min(self.trained_episodes, max(FEWEST, self.trained_episodes // 2))
+        return list(self.recent.get(name, ()))[-count:] if count else []
+
+    def returns(self) -> dict[str, dict[str, float]]:
+        """Summarise untrained and latest returns, where there are any."""
+        found = {"untrained": self.untrained, "latest": self.latest("return")}
+        return {name: Spread.of(x)._asdict() for name, x in found.items() if x}
+
     def drop(self, reason: str, rows: int) -> None:
         """Note rows thrown away."""
         self.rows_dropped[reason] = self.rows_dropped.get(reason, 0) + rows
@@ -109,6 +153,7 @@ class Progress:
             "rows_dropped": dict(self.rows_dropped),
             "seconds": self.seconds,
             "recent": {k: list(v) for k, v in list(self.recent.items())},
+            **{name: getattr(self, name) for name in _OF_THE_START},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -123,6 +168,8 @@ class Progress:
         self.epochs = state.get("epochs", 0)
         self.rows_dropped = dict(state["rows_dropped"])
         self.recent = {k: deque(v, _RECENT_EPISODES) for k, v in state["recent"].items()}
+        for name in _OF_THE_START:
+            setattr(self, name, state.get(name, getattr(self, name)))
         self._seconds_before, self._started = state["seconds"], time.monotonic()
 
     @property
@@ -139,6 +186,21 @@ class Progress:
         lost = self.rows_received - self.rows_settled - sum(self.rows_dropped.values()) - held
         if lost:
             self.drop("restart", lost)
+
+
+def share_of_budget(limits: RunConfig, progress: Progress) -> tuple[float | None, str]:
+    """Return the largest share that is spent of a run's limits, and that limit; None: no limit."""
+    p, found = progress, [(0.0, "")]
+    for name, done, limit in (
+        ("max_updates", p.updates, limits.max_updates),
+        ("max_env_steps", p.all_env_steps, limits.max_env_steps),
+        ("max_episodes", p.episodes, limits.max_episodes),
+        ("max_minutes", p.seconds / 60, limits.max_minutes),
+    ):
+        if limit:
+            found.append((done / limit, f"run.{name}={limit:,}"))
+    share, budget = max(found)
+    return (share if budget else None), budget
 
 
 def reached_limit(
@@ -248,6 +310,7 @@ class ProgressLog:
             "agent_steps": p.all_env_steps * self._num_agents,
             "agent_steps_per_s": self._rate,
             "return": means.get("return"),
+            "returns": p.returns(),
             "metrics": {k: v for k, v in means.items() if k != "return"},
             "losses": p.losses,
             "policy_lag": p.policy_lag,

@@ -117,12 +117,15 @@ def doctor(
 
       murmur doctor --metrics http://learner:9101
     """
+    from murmur.doctor.learning import learning_lines
     from murmur.doctor.page import as_json, examine, show
     from murmur.runs.drops import dropped_message
 
     stdout = reserve_stdout() if json_ else None
     console = Console()
     folder = None if run is None and (metrics or prometheus) else begun(run)
+    for line in learning_lines(folder) if folder and not json_ else ():
+        console.print(plain(line), soft_wrap=True)
     seen = examine(folder, metrics, prometheus, window, probe, Console(stderr=True))
     if json_:
         print(as_json(seen), file=stdout, flush=True)

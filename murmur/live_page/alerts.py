@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from murmur.doctor.causes import CAUSES
 from murmur.doctor.diagnosis import diagnose
+from murmur.doctor.learning import learning_lines
 from murmur.runs.drops import dropped_message
 from murmur.runs.log_errors import TROUBLE, log_entry
 from murmur.runs.run_folder import LineTail, RunFolder
@@ -160,6 +161,13 @@ def _standstill(
             "An update needs batch_size * batch_number agent-transitions, with a replay "
             "start_rows: more environments, or rows are dropped.",
         )
+
+
+def learning_alert(run: RunFolder) -> Iterator[Alert]:
+    """Yield what the learner said of a run that does not learn, if it did."""
+    for line in learning_lines(run):
+        what, _, causes = line.partition(". ")
+        yield Alert("warning", what, causes)
 
 
 def doctors_finding(run: RunFolder, config: ExperimentConfig) -> Alert | None:

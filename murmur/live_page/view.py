@@ -15,6 +15,7 @@ from murmur.live_page.alerts import (
     Movement,
     alerts_of_progress,
     doctors_finding,
+    learning_alert,
 )
 from murmur.live_page.curves import Curves
 from murmur.live_page.episode import EpisodePictures
@@ -228,7 +229,7 @@ class RunView:
     def _alerts(self, state: str) -> list[Alert]:
         """Return the alerts, the most severe first."""
         now, running = time.time(), state == "running"
-        found = [*self._logs.alerts()]
+        found = [*self._logs.alerts(), *learning_alert(self._run)]
         every = self._config.learner.log_every_s
         found += alerts_of_progress(
             self._last, self._moved, now, running=running, log_every_s=every

@@ -91,7 +91,8 @@ class Supervisor:
         self._on_progress = on_progress
         self._on_trouble = on_trouble
         self._tail = ProgressTail(run.progress_file, skip=resume)
-        self._notices, self._noticed = ProgressTail(run.path / NOTICES), set[str]()
+        self._notices = ProgressTail(run.path / NOTICES, skip=resume)  # others were said before
+        self._noticed = set[str]()
         self._servers = ServerRecorder(run)
         self._learners = learners
         self.stop_failure = ""

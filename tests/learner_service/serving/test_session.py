@@ -127,6 +127,30 @@ def test_rows_cut_by_an_update_survive_their_session(after: int) -> None:
         assert 2 * head.transitions + serving.storage.waiting_rows == 2 * (3 + after)
 
 
+def test_episodes_before_the_first_update_are_told_apart() -> None:
+    with Serving(make_coma(SPEC), SPEC) as serving:
+        player, p = serving.session(16), serving.progress
+        serving.exchange((player, row(SPEC, 16, FIRST)))
+        p.updates = 1
+        serving.exchange((player, row(SPEC, 16, LAST)), (player, row(SPEC, 16, FIRST)))
+        assert (len(p.untrained), p.trained_episodes) == (16, 0)
+        serving.exchange((player, row(SPEC, 16, LAST)))
+        assert (len(p.untrained), p.trained_episodes) == (16, 16)
+
+
+@pytest.mark.parametrize(("rewards", "at_odds"), [((1.0, -1.0), 2), ((-1.0, -2.0), 0)])
+def test_agents_that_are_rewarded_at_each_others_expense(
+    rewards: tuple[float, float], at_odds: int
+) -> None:
+    with Serving(make_coma(SPEC), SPEC) as serving:
+        player = serving.session(2)
+        for t in range(3):
+            timestep = row(SPEC, 2, MID if t else FIRST)
+            timestep.reward[:] = rewards if t == 1 else 0.0
+            serving.exchange((player, timestep))
+        assert serving.progress.rewards_at_odds == [2, at_odds]
+
+
 def test_episode_counts_do_not_depend_on_the_mid_shortcut() -> None:
     """Random rows of three environments: episodes begin with FIRST, or after LAST or ABORTED."""
     random = np.random.default_rng(0)

@@ -208,6 +208,7 @@ def test_a_complete_run_needs_no_other_process(
     )
     monkeypatch.setattr(supervisor, "murmur_command", lambda *_: [sys.executable, str(fake)])
     said: list[str] = []
+    run.path.joinpath("notices.jsonl").write_text('{"text": "said before it was resumed"}\n')
     trainer = Supervisor(
         run,
         run.config(),
