@@ -4,8 +4,8 @@
 
 trains one seed after another with `murmur train`. An interrupted seed is resumed, a complete one is
 not repeated. It evaluates the best checkpoint, or with --last the last one, on the episodes from
---first-seed on, and plays the scripted baselines on the same ones. The results are benchmarks/results/<topic>-learning.json, a
-table (.md) and the learning curves (.svg).
+--first-seed on, and plays the scripted baselines on the same ones. The results are
+benchmarks/results/<topic>-learning.json, a table (.md) and the learning curves (.svg).
 """
 
 import argparse
@@ -175,7 +175,8 @@ def table(record: dict[str, Any]) -> str:
         f"`{record['command']}`",
         "",
         f"{origin_text(record)}.",
-        f"Greedy policy of the {record.get('checkpoint', 'best')} checkpoint; mean over the episodes, 95 % interval in brackets.",
+        f"Greedy policy of the {record.get('checkpoint', 'best')} checkpoint; mean over the "
+        "episodes, 95 % interval in brackets.",
         "",
         "| policy | minutes | CPU-minutes | episodes | " + " | ".join(metrics) + " |",
         "|---" * (len(metrics) + 4) + "|",
