@@ -57,7 +57,7 @@ def test_the_chinese_pages_are_there() -> None:
 
 
 @pytest.mark.parametrize("page", CHINESE, ids=lambda page: page.name)
-def test_commands_figures_names_and_links_are_those_of_the_english_page(page: Path) -> None:
+def test_commands_figures_and_links_are_those_in_english(page: Path) -> None:
     chinese, original = page.read_text(), english(page).read_text()
     assert code_blocks(chinese) == code_blocks(original)
     assert numbers_of_rows(chinese) == numbers_of_rows(original)
@@ -68,7 +68,7 @@ def test_commands_figures_names_and_links_are_those_of_the_english_page(page: Pa
 
 
 @pytest.mark.parametrize("page", CHINESE, ids=lambda page: page.name)
-def test_each_page_links_to_its_other_language_in_its_first_lines(page: Path) -> None:
+def test_each_page_begins_with_a_link_to_its_other_language(page: Path) -> None:
     for here, there in ((page, english(page)), (english(page), page)):
         top = "\n".join(here.read_text().splitlines()[:5])
         assert f"]({there.name})" in top

@@ -152,7 +152,7 @@ def test_planners_learn_more_than_greedy_agents() -> None:
     assert team < planned < greedy
 
 
-def test_a_planner_that_sees_the_map_learns_more_than_one_that_does_not() -> None:
+def test_a_planner_that_sees_the_map_learns_more() -> None:
     config = Config(world="raster", budget=8)
     omniscient, team = (
         flown(TerrainEnvironment(config, 2), name)[0]
