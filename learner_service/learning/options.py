@@ -234,8 +234,8 @@ class OnPolicyConfig(AlgorithmConfig):
         ge=0,
         description="number of unrolls, each of one environment, that all learners together wait "
         "for before an update; they wait for more if these hold fewer than batch_size * "
-        "batch_number agent-transitions; 0: the learner chooses it, in the async pipeline so that all "
-        "environments it can use act at once",
+        "batch_number agent-transitions; 0: the learner chooses it, in the async pipeline so that "
+        "all environments it can use act at once",
     )
 
     @property
