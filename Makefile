@@ -18,8 +18,8 @@ install: $(VENV)/.installed-run  ## install murmur into .venv: environments, lea
 
 demo: $(VENV)/.installed-run  ## train four UAVs here, report and picture: under ten minutes
 	@$(BIN)/murmur train terrain-demo
-	@$(BIN)/murmur report
-	@$(BIN)/murmur render
+	@$(BIN)/murmur report --checkpoint latest --episodes 100
+	@$(BIN)/murmur render --checkpoint latest
 	@echo
 	@echo "Open the page and the picture named above in a browser. What to try next:"
 	@echo "  source $(BIN)/activate"

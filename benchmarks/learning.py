@@ -3,9 +3,9 @@
     python -m benchmarks.learning terrain-cpu --seeds 1 2 3
 
 trains one seed after another with `murmur train`. An interrupted seed is resumed, a complete one is
-not repeated. It evaluates the best checkpoint on the episodes from --first-seed on, and plays the
-scripted baselines on the same ones. The results are benchmarks/results/<topic>-learning.json, a
-table (.md) and the learning curves (.svg).
+not repeated. It evaluates the best checkpoint, or with --last the last one, on the episodes from
+--first-seed on, and plays the scripted baselines on the same ones. The results are
+benchmarks/results/<topic>-learning.json, a table (.md) and the learning curves (.svg).
 """
 
 import argparse
@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument(
         "--no-baselines", action="store_true", help="where another result has played them"
     )
+    parser.add_argument("--last", action="store_true", help="evaluate the last checkpoint")
     parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
     require_clean_source(arguments.dirty)
@@ -115,7 +116,7 @@ def main() -> None:
     seeds: dict[str, Any] = {}
     for seed in arguments.seeds:
         run = train(arguments.config, topic, seed, arguments.overrides, arguments.learners)
-        checkpoint = run.path / "checkpoints" / "best.pt"
+        checkpoint = run.checkpoint("latest" if arguments.last else "best")
         result = evaluate_run(run, checkpoint, arguments.episodes, arguments.first_seed, say=print)
         progress = last_progress(run)
         cpu_s = json.loads((run.path / "cpu_s.json").read_text())
@@ -133,7 +134,8 @@ def main() -> None:
         name: summary(run_baseline(config, name, arguments.episodes, arguments.first_seed))
         for name in (() if arguments.no_baselines else baseline_names(config))
     }
-    write(topic, config, seeds, baselines, origin)
+    evaluated = "last" if arguments.last else "best"
+    write(topic, config, seeds, baselines, {**origin, "checkpoint": evaluated})
 
 
 def write(
@@ -173,7 +175,8 @@ def table(record: dict[str, Any]) -> str:
         f"`{record['command']}`",
         "",
         f"{origin_text(record)}.",
-        "Greedy policy of the best checkpoint; mean over the episodes, 95 % interval in brackets.",
+        f"Greedy policy of the {record.get('checkpoint', 'best')} checkpoint; mean over the "
+        "episodes, 95 % interval in brackets.",
         "",
         "| policy | minutes | CPU-minutes | episodes | " + " | ".join(metrics) + " |",
         "|---" * (len(metrics) + 4) + "|",

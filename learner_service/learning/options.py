@@ -249,9 +249,10 @@ class OnPolicyConfig(AlgorithmConfig):
     unrolls_per_update: int = Field(
         0,
         ge=0,
-        description="unrolls that an update takes, of all learners together, each of one "
-        "environment, or more if it needs them for batch_size * batch_number agent-transitions; 0: "
-        "chosen, in the async pipeline so that all environments the learner can use act at once",
+        description="number of unrolls, each of one environment, that all learners together wait "
+        "for before an update; they wait for more if these hold fewer than batch_size * "
+        "batch_number agent-transitions; 0: the learner chooses it, in the async pipeline so that "
+        "all environments it can use act at once",
     )
 
     @property

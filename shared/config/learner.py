@@ -84,9 +84,10 @@ class LearnerConfig(Section):
     max_policy_lag: Open = Field(
         None,
         ge=0,
-        description="async: rows older than this number of updates are dropped and counted; with a "
-        "replay: unrolls of every environment that acting may be ahead of the updates due; null or "
-        "auto: 1, and 2 if the first updates show that environments and learner are about as fast",
+        description="async pipeline: the learner drops and counts rows whose actions were chosen "
+        "more than this number of updates ago; with a replay: number of unrolls of every "
+        "environment by which acting may be ahead of the updates due; null or auto: 1, or 2 if the "
+        "first updates show that environments and learner are about as fast",
     )
     max_sessions: int = Field(64, ge=1, description="training sessions; further ones are refused")
     max_evaluation_sessions: int = Field(

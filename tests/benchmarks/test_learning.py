@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from benchmarks.learning import curve
+from benchmarks.learning import curve, table
+from murmur.doctor.machine import RESULTS
 from murmur.runs.run_folder import RunFolder
 
 
@@ -30,3 +31,9 @@ def test_a_curve_has_evaluations_and_returns_in_training(tmp_path: Path) -> None
             "return": 3.0,
         },
     ]
+
+
+def test_table_names_the_checkpoint_that_was_evaluated() -> None:
+    record = json.loads((RESULTS / "terrain-imitation-1200-learning.json").read_text())
+    assert "of the best checkpoint" in table(record)
+    assert "of the last checkpoint" in table(record | {"checkpoint": "last"})

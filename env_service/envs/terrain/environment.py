@@ -23,7 +23,14 @@ from murmur.env_service.envs.terrain.channels import (
 from murmur.env_service.envs.terrain.config import Config
 from murmur.env_service.envs.terrain.gain import EXPECTED_GAIN, OBSERVED_EVERY, expected_gains
 from murmur.env_service.envs.terrain.lattice import MOVES, is_inside, lattice_shape
-from murmur.env_service.envs.terrain.planning import game_of, look_all, plan, position, weigher
+from murmur.env_service.envs.terrain.planning import (
+    block_sums,
+    game_of,
+    look_all,
+    plan,
+    position,
+    weigher,
+)
 from murmur.env_service.envs.terrain.sensor import cell_size_m, map_shape
 from murmur.env_service.envs.terrain.world import world
 from murmur.shared.config.symmetry import ArrayChange, Symmetry, grid_change
@@ -484,14 +491,22 @@ class Planner:
         width: number of paths that the search keeps after each move.
         shared: true for one plan of the team, from all its looks; false if each agent plans for
             itself and the agents it hears, and flies its own part.
+        omniscient: true to plan by the true map in place of a belief; only for a shared plan.
     """
 
-    def __init__(self, environment: TerrainEnvironment, width: int, *, shared: bool) -> None:
+    def __init__(
+        self,
+        environment: TerrainEnvironment,
+        width: int,
+        *,
+        shared: bool,
+        omniscient: bool = False,
+    ) -> None:
         self._env = environment
         self._width = width
         self._shared = shared
         self._game = game_of(environment.config, environment.mission)
-        self._weigh = weigher(environment.config, self._game)
+        self._weigh = None if omniscient else weigher(environment.config, self._game)
         blocks = len(self._game.rows), len(self._game.columns)
         beliefs = 1 if shared else environment.spec.num_agents
         self._looks = np.zeros((environment.num_envs, beliefs, *blocks), np.int16)
@@ -518,7 +533,11 @@ class Planner:
         now = position(env.state.cells[n, agents], env.mission)
         look_all(game, now[:, None], looks)
         left = env.config.budget + 1 - int(env.state.time[n])
-        weight = self._weigh(env.state.odds[n, -1 if self._shared else k])
+        if self._weigh is None:
+            interest = env.state.truth[n].astype(np.float64)
+            weight = block_sums(interest / max(interest.sum(), 1), game.rows, game.columns)
+        else:
+            weight = self._weigh(env.state.odds[n, -1 if self._shared else k])
         following = plan(game, now, left, weight, looks, self._width)[:, 0]
         leads = (game.targets[now] == following[:, None]).argmax(axis=1)
         return np.where(following >= 0, leads, -1)
@@ -532,6 +551,12 @@ def planner(environment: VectorEnvironment) -> ScriptedPolicy:
 def team_planner(environment: VectorEnvironment) -> ScriptedPolicy:
     """Make a planner of one plan for all agents, as if each heard all messages."""
     return Planner(cast(TerrainEnvironment, environment), 8, shared=True)
+
+
+def omniscient_planner(environment: VectorEnvironment) -> ScriptedPolicy:
+    """Make a planner of one plan for all agents that sees the true map, as no team can."""
+    env = cast(TerrainEnvironment, environment)
+    return Planner(env, 8, shared=True, omniscient=True)
 
 
 def information_gain(environment: VectorEnvironment) -> ScriptedPolicy:
@@ -557,5 +582,6 @@ BASELINES: dict[str, BaselineFactory] = {
     "information-gain": information_gain,
     "planner": planner,
     "team-planner": team_planner,
+    "omniscient-planner": omniscient_planner,
     "information-gain-silent": information_gain_silent,
 }

@@ -152,6 +152,15 @@ def test_planners_learn_more_than_greedy_agents() -> None:
     assert team < planned < greedy
 
 
+def test_a_planner_that_sees_the_map_learns_more() -> None:
+    config = Config(world="raster", budget=8)
+    omniscient, team = (
+        flown(TerrainEnvironment(config, 2), name)[0]
+        for name in ("omniscient-planner", "team-planner")
+    )
+    assert omniscient < team - 0.05
+
+
 def test_planners_that_hear_each_other_never_collide() -> None:
     config = Config(budget=6, communication_range_m=100)
     alone, replaced = flown(TerrainEnvironment(config, 2), "planner")
