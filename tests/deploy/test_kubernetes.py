@@ -661,7 +661,7 @@ def test_the_chart_is_what_kustomize_builds(tmp_path: Path, name: str) -> None:
 def test_an_environment_outside_the_repository(tmp_path: Path, base: str) -> None:
     """The overlay that docs/own-environment.md shows, on a folder that is none of murmur's."""
     page = (ROOT / "docs" / "own-environment.md").read_text()
-    (example,) = re.findall(r"```yaml\n# deploy/kustomization.yaml\n(.*?)```", page, re.DOTALL)
+    (example,) = re.findall(r"```\n# deploy/kustomization.yaml\n(.*?)```", page, re.DOTALL)
     shutil.copytree(ROOT / "examples" / "own-environment", tmp_path / "meet")
     (tmp_path / "meet" / "meet.py").write_text("class Meet: ...\n")
     (tmp_path / "meet" / "meet.yaml").write_text("environment: {name: meet:Meet}\n")
