@@ -343,6 +343,17 @@ def test_faces_are_learned_by_name(stack: Stack) -> None:
             stack.compose("down", "--volumes", "--timeout", "20", check=False)
 
 
+def test_pixel_tasks_run_with_further_extras(stack: Stack) -> None:
+    image = "murmur-test-butterfly:1"
+    with stack.settings(ENV_EXTRAS="env,butterfly", MURMUR_ENV_IMAGE=image):
+        stack.compose("build", "env")
+    options = ["--rm", "--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp"]  # noqa: S108
+    pistons = ["pettingzoo.butterfly.pistonball_v6:parallel_env", "--set", "resize=84"]
+    pistons += ["--set", "arguments.n_pistons=5", "--set", "arguments.render_mode=rgb_array"]
+    result = stack.docker("run", *options, image, "check-env", *pistons)
+    assert "keeps the contract" in result.stdout + result.stderr
+
+
 def test_an_environment_outside_the_repository(stack: Stack, tmp_path: Path) -> None:
     """docs/own-environment.md: its files beside code and configuration in another folder."""
     page = (ROOT / "docs/your-environment.md").read_text()
