@@ -33,14 +33,22 @@ SETTINGS = {
     "LEARNER_METRICS_SUBNET": "172.31.249.0/24",
     "ENV_METRICS_SUBNET": "172.31.250.0/24",
 }
+# For a second stack beside the first.
+APART = {
+    "LEARNER_METRICS_PORT": "19111",
+    "PROMETHEUS_PORT": "19091",
+    "LEARNER_METRICS_SUBNET": "172.31.247.0/24",
+    "ENV_METRICS_SUBNET": "172.31.248.0/24",
+}
 SERVICES = ("learner", "env", "prometheus")
 BASE_MB = 130  # python:3.11.15-slim-bookworm as Docker's official images list it: 129.96
-MAX_ENV_MB = 400  # unpacked, with the base image
-MAX_ENV_PULL_MB = 100  # compressed, as it is pulled, without it
-IMAGES = "murmur-env-images:0.2.0"  # with OpenCV
-MAX_IMAGES_MB = 570  # unpacked, with the base image; OpenCV's wheel alone is 159
-MAX_IMAGES_PULL_MB = 160
-IMAGE_OF = {"env": "murmur-env:0.2.0", "env, images": IMAGES, "learner": "murmur-learner:0.2.0"}
+MAX_ENV_MB = 570  # unpacked, with the base image; OpenCV's wheel alone is 159
+MAX_ENV_PULL_MB = 160  # compressed, as it is pulled, without it
+ALONE = "murmur-env-alone:0.2.0"  # without OpenCV
+MAX_ALONE_MB = 400
+MAX_ALONE_PULL_MB = 100
+IMAGE_OF = {"env": "murmur-env:0.2.0", "env alone": ALONE, "learner": "murmur-learner:0.2.0"}
+OWN = ("-f", "docker-compose.yml", "-f", "docker-compose.own.yml")
 
 
 class Stack:
@@ -101,7 +109,7 @@ class Stack:
 
     def prometheus(self, query: str) -> dict[str, float]:
         """Instance -> value; nothing while Prometheus is not there."""
-        url = f"http://127.0.0.1:{SETTINGS['PROMETHEUS_PORT']}/api/v1/query?"
+        url = f"http://127.0.0.1:{self._environment['PROMETHEUS_PORT']}/api/v1/query?"
         url += urllib.parse.urlencode({"query": query})
         try:
             result = json.load(urllib.request.urlopen(url, timeout=5))["data"]["result"]
@@ -156,16 +164,20 @@ def stack(engine: dict[str, str]) -> Iterator[Stack]:
 
 
 def test_compose_knows_every_key(stack: Stack) -> None:
-    for files in (["docker-compose.yml"], ["docker-compose.yml", "docker-compose.gpu.yml"]):
-        options = [option for file in files for option in ("-f", file)]
-        assert not stack.compose(*options, "--profile", "*", "config", "-q").stderr
+    more = ("docker-compose.gpu.yml", "docker-compose.own.yml")
+    for files in ([], more[:1], more[1:], more):
+        options = [o for file in ("docker-compose.yml", *files) for o in ("-f", file)]
+        with stack.settings(OWN_FOLDER="/anywhere"):
+            assert not stack.compose(*options, "--profile", "*", "config", "-q").stderr
+    refused = stack.compose(*OWN, "config", "-q", check=False)
+    assert "OWN_FOLDER is missing a value: the folder of your environment" in refused.stderr
 
 
 def test_sizes(stack: Stack, figures: dict[str, Any]) -> None:
     """The base image may be a stand-in, so the real one's size is added."""
     base = re.findall(r"^FROM (\S+)", (ROOT / "env_service/Dockerfile").read_text(), re.M)[0]
-    extras = ["--build-arg", "EXTRAS=env,images"]
-    stack.docker("build", "-f", "env_service/Dockerfile", *extras, "-t", IMAGES, ".")
+    extras = ["--build-arg", "EXTRAS=env"]
+    stack.docker("build", "-f", "env_service/Dockerfile", *extras, "-t", ALONE, ".")
     for name, image in IMAGE_OF.items():
         count = ["--entrypoint", "sh", image, "-c", "tar c -C /opt murmur | gzip | wc -c"]
         added = _megabytes(stack, image) - _megabytes(stack, base)
@@ -174,11 +186,11 @@ def test_sizes(stack: Stack, figures: dict[str, Any]) -> None:
             "with_the_base_mb": added + BASE_MB,
             "to_pull_mb": int(stack.docker("run", "--rm", *count).stdout) / 1e6,
         }
-    env, images = (figures[f"image, added to {base}"][name] for name in ("env", "env, images"))
+    env, alone = (figures[f"image, added to {base}"][name] for name in ("env", "env alone"))
     assert env["with_the_base_mb"] <= MAX_ENV_MB
     assert env["to_pull_mb"] <= MAX_ENV_PULL_MB
-    assert images["with_the_base_mb"] <= MAX_IMAGES_MB
-    assert images["to_pull_mb"] <= MAX_IMAGES_PULL_MB
+    assert alone["with_the_base_mb"] <= MAX_ALONE_MB
+    assert alone["to_pull_mb"] <= MAX_ALONE_PULL_MB
 
 
 def _megabytes(stack: Stack, image: str) -> float:
@@ -187,7 +199,7 @@ def _megabytes(stack: Stack, image: str) -> float:
 
 def test_each_image_has_the_libraries_that_work_in_it(stack: Stack) -> None:
     """kornia augments on the learner's device, OpenCV decodes on servers that supply images."""
-    expected = {"env": "", "env, images": "cv2", "learner": "torch kornia"}
+    expected = {"env": "cv2", "env alone": "", "learner": "torch kornia"}
     for name, there in expected.items():
         find = (
             "import importlib.util as u; "
@@ -200,9 +212,9 @@ def test_each_image_has_the_libraries_that_work_in_it(stack: Stack) -> None:
 def test_images_are_supplied_by_the_image_that_has_opencv(stack: Stack) -> None:
     check = ["check-source", "faces", "--set", "size=128", "--samples", "4"]
     options = ["--rm", "--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp"]  # noqa: S108
-    result = stack.docker("run", *options, IMAGES, *check)
+    result = stack.docker("run", *options, IMAGE_OF["env"], *check)
     assert "image: uint8 [3, 128, 128]" in result.stdout + result.stderr
-    refused = stack.docker("run", *options, "murmur-env:0.2.0", *check, check=False)
+    refused = stack.docker("run", *options, ALONE, *check, check=False)
     assert refused.returncode == 2
     assert "murmur-marl[images]" in refused.stdout + refused.stderr
 
@@ -316,12 +328,61 @@ def test_a_crashed_container_comes_back(
     stack.until("updates", lambda: stack.learner("murmur_learner_updates_total") > updates + 5)
 
 
+def _updates_of(stack: Stack, run: str) -> float:
+    query = f'murmur_learner_updates_total * on (instance) murmur_learner_info{{run="{run}"}}'
+    return sum(stack.prometheus(query).values())
+
+
+def test_faces_are_learned_by_name(stack: Stack) -> None:
+    """A mission of images needs no other file and no other image."""
+    with stack.settings(MURMUR_CONFIG="faces", COMPOSE_PROJECT_NAME="murmur-test-faces", **APART):
+        try:
+            stack.compose("up", "-d", "learner", "env", "prometheus")
+            stack.until("updates", lambda: _updates_of(stack, "faces") > 0, 600)
+        finally:
+            stack.compose("down", "--volumes", "--timeout", "20", check=False)
+
+
+def test_pixel_tasks_run_with_further_extras(stack: Stack) -> None:
+    image = "murmur-test-butterfly:1"
+    with stack.settings(ENV_EXTRAS="env,butterfly", MURMUR_ENV_IMAGE=image):
+        stack.compose("build", "env")
+    options = ["--rm", "--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp"]  # noqa: S108
+    pistons = ["pettingzoo.butterfly.pistonball_v6:parallel_env", "--set", "resize=84"]
+    pistons += ["--set", "arguments.n_pistons=5", "--set", "arguments.render_mode=rgb_array"]
+    result = stack.docker("run", *options, image, "check-env", *pistons)
+    assert "keeps the contract" in result.stdout + result.stderr
+
+
+def test_an_environment_outside_the_repository(stack: Stack, tmp_path: Path) -> None:
+    """docs/own-environment.md: its files beside code and configuration in another folder."""
+    page = (ROOT / "docs/your-environment.md").read_text()
+    for language, name in (("python", "meet.py"), ("yaml", "meet.yaml")):
+        found = re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)
+        assert found is not None
+        (tmp_path / name).write_text(found[1])
+    for file in (ROOT / "examples/own-environment").iterdir():
+        (tmp_path / file.name).write_text(file.read_text())
+    own = {"OWN_FOLDER": str(tmp_path), "OWN_ENV_IMAGE": "murmur-test-own-env:1"}
+    with stack.settings(COMPOSE_PROJECT_NAME="murmur-test-own", **own, **APART):
+        try:
+            stack.compose(*OWN, "build", "env")
+            stack.compose(*OWN, "up", "-d", "learner", "env", "prometheus")
+            stack.until("updates", lambda: _updates_of(stack, "meet") > 0, 600)
+            # A change of the code needs no new image.
+            (tmp_path / "meet.py").write_text("raise RuntimeError('changed here')\n")
+            run = ["run", "--rm", "--no-deps", "env", "check-env", "meet:Meet"]
+            changed = stack.compose(*OWN, *run, check=False)
+            assert "changed here" in changed.stdout + changed.stderr
+        finally:
+            stack.compose(*OWN, "down", "--volumes", "--timeout", "20", check=False)
+
+
 def test_a_mission_beside_it(stack: Stack) -> None:
     """A profile's learner and environment server find each other, and Prometheus finds them."""
     mission = ("learner-formation", "env-formation")
     stack.compose("up", "-d", "--no-recreate", *mission)
-    query = 'murmur_learner_updates_total * on (instance) murmur_learner_info{run="formation"}'
-    stack.until("updates", lambda: sum(stack.prometheus(query).values()) > 0)
+    stack.until("updates", lambda: _updates_of(stack, "formation") > 0)
     stack.compose("stop", *mission)
 
 

@@ -21,12 +21,12 @@ ROOT = Path(__file__).parents[2]
 MISSIONS = {"terrain": "terrain", "formation": "formation", "snakes": "snakes"}
 RANKS = ("learner-rank-0", "learner-rank-1")
 LEARNERS = ("learner", *(f"learner-{name}" for name in MISSIONS), *RANKS)
-FILES = ("docker-compose.yml", "docker-compose.gpu.yml")
+FILES = ("docker-compose.yml", "docker-compose.gpu.yml", "docker-compose.own.yml")
 
 
 def resolve(text: str, settings: dict[str, str]) -> str:
-    """Compose's ${NAME:-default}, innermost first."""
-    pattern = re.compile(r"\$\{(\w+):-([^${}]*)\}")
+    """Compose's ${NAME:-default}, innermost first; ${NAME:?what it is} must be set."""
+    pattern = re.compile(r"\$\{(\w+):[-?]([^${}]*)\}")
     while pattern.search(text):
         text = pattern.sub(lambda m: settings.get(m[1]) or m[2], text)
     return text
@@ -215,10 +215,11 @@ def test_settings_of_the_example_and_used_ones_are_the_same() -> None:
         "PROMETHEUS_IMAGE",
         "GRAFANA_IMAGE",
         "REVISION",
+        "OWN_ENV_IMAGE",
     }
     assert set(re.findall(r"\$\{(\w+)", text)) - internal == set(example)
     for name, value in example.items():
-        if name in used and name not in ("RUN", "LEARNER_MEMORY"):
+        if name in used and name not in ("RUN", "LEARNER_MEMORY", "OWN_FOLDER"):
             assert used[name] == value, name
 
 
@@ -255,7 +256,42 @@ def test_prometheus_and_grafana_find_what_compose_starts(compose: dict[str, Any]
 
 def test_the_gpu_is_insisted_on() -> None:
     text = resolve((ROOT / "docker-compose.gpu.yml").read_text(), {})
-    learner = yaml.safe_load(text)["services"]["learner"]
-    assert learner["environment"] == {"MURMUR__LEARNER__DEVICE": "cuda"}
-    (device,) = learner["deploy"]["resources"]["reservations"]["devices"]
-    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    services = yaml.safe_load(text)["services"]
+    assert set(services) == set(LEARNERS)
+    for name, learner in services.items():
+        assert learner["environment"] == {"MURMUR__LEARNER__DEVICE": "cuda"}
+        (device,) = learner["deploy"]["resources"]["reservations"]["devices"]
+        # Docker's `count` gives each container the first GPUs, so ranks name theirs.
+        which = {"device_ids": [str(RANKS.index(name))]} if name in RANKS else {"count": 1}
+        assert device == {"driver": "nvidia", **which, "capabilities": ["gpu"]}
+
+
+def test_an_environment_of_ones_own(compose: dict[str, Any]) -> None:
+    """Learner and servers read one configuration of the folder; only servers run its code."""
+    given = {"OWN_FOLDER": "/home/me/meet", "OWN_CONFIG": "mine"}
+    text = resolve((ROOT / "docker-compose.own.yml").read_text(), given)
+    assert "${" not in text
+    services = yaml.safe_load(text)["services"]
+    folders = set()
+    for name, service in services.items():
+        base = compose["services"][name]
+        command = murmurs(service)
+        assert command[0] == murmurs(base)[0]
+        assert command[1] == "/project/mine.yaml"
+        assert command[3:] == murmurs(base)[3:] if command[0] == "learner" else True
+        assert ("--evaluate" in command) == ("--evaluate" in murmurs(base))
+        assert service["volumes"] == ["/home/me/meet:/project:ro"]
+        if command[0] == "learner":
+            folders.add(command[2])
+            assert "image" not in service
+        else:
+            assert service["image"] == "murmur-own-env:1"
+            assert service["build"] == {"context": "/home/me/meet", "dockerfile": "Dockerfile"}
+    assert folders == {"--run=/runs/mine", "--run=/runs/ranks-mine"}
+    alone = {"certs", "grafana-password", "prometheus", "grafana"}
+    missions = {f"{kind}-{name}" for name in MISSIONS for kind in ("learner", "env")}
+    assert set(services) == set(compose["services"]) - alone - missions
+    example = ROOT / "examples" / "own-environment" / "Dockerfile"
+    (base_image,) = re.findall(r"^ARG MURMUR_ENV=(\S+)$", example.read_text(), re.M)
+    assert base_image == compose["services"]["env"]["image"]
+    assert "WORKDIR /project\n" in example.read_text()

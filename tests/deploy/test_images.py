@@ -26,11 +26,12 @@ def hadolint() -> str:
     return found
 
 
-@pytest.mark.parametrize("name", DOCKERFILES)
-def test_hadolint_finds_nothing(name: str) -> None:
-    result = subprocess.run(
-        [hadolint(), str(DOCKERFILES[name])], capture_output=True, text=True, check=False
-    )
+OWN = ROOT / "examples/own-environment/Dockerfile"
+
+
+@pytest.mark.parametrize("file", [*DOCKERFILES.values(), OWN], ids=lambda f: f.parent.name)
+def test_hadolint_finds_nothing(file: Path) -> None:
+    result = subprocess.run([hadolint(), str(file)], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
 
 
@@ -46,8 +47,8 @@ def test_the_image_runs_as_nobody_and_says_what_it_is(name: str) -> None:
         assert f"org.opencontainers.image.{label}=" in final
     assert "HEALTHCHECK" in final
     assert 'ENTRYPOINT ["murmur"]' in final
-    # the extra that is installed
-    assert f"[{name!r}]" in text or f"\nARG EXTRAS={name}\n" in text
+    # the extras that are installed
+    assert f"[{name!r}]" in text or f"\nARG EXTRAS={name},images\n" in text
     assert "PIP_CONSTRAINT=/src/constraints.txt" in text
 
 
@@ -101,3 +102,29 @@ def test_the_context_holds_what_a_wheel_needs(tmp_path: Path) -> None:
     assert sources <= set(names)
     top = {name.partition("/")[0] for name in names}
     assert top == {"murmur", next(name for name in top if name.endswith(".dist-info"))}
+
+
+@pytest.mark.parametrize("extras", ["env", "env,images", "env,butterfly", "env,box2d,mujoco"])
+def test_extras_of_the_image_include_those_they_name(tmp_path: Path, extras: str) -> None:
+    """The Dockerfile's own program: an extra may name further ones of murmur, not PyPI's murmur."""
+    text = DOCKERFILES["env"].read_text()
+    found = re.search(r'^RUN python -c "(.*?)" > requirements.txt', text, re.M | re.S)
+    assert found is not None
+    program = found[1].replace("\\\n", "").replace("${EXTRAS}", extras)
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = result.stdout.splitlines()
+    assert set(project["dependencies"]) <= set(lines)
+    assert not any(line.startswith(project["name"]) for line in lines)
+    known = project["optional-dependencies"]
+    todo, expected = extras.split(","), set(project["dependencies"])
+    while todo:
+        for line in known[todo.pop()]:
+            if line.startswith(f"{project['name']}["):
+                todo += line[len(project["name"]) + 1 : -1].split(",")
+            else:
+                expected.add(line)
+    assert set(lines) == expected

@@ -1,6 +1,7 @@
 """The manifests: built by kustomize, checked against Kubernetes' schemas and against murmur."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -60,7 +61,7 @@ def build(folder: Path) -> str:
 
 def documents_of(text: str) -> list[Manifest]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
-    return [document for document in yaml.load_all(text, loader) if document]  # noqa: S506
+    return [document for document in yaml.load_all(text, loader) if document]
 
 
 def kustomize(folder: Path) -> list[Manifest]:
@@ -654,3 +655,34 @@ def test_the_chart_is_what_kustomize_builds(tmp_path: Path, name: str) -> None:
         return {(d["kind"], d["metadata"]["name"]): d for d in documents_of(text)}
 
     assert by_name(printed.stdout) == by_name(build(K8S / name))
+
+
+@pytest.mark.parametrize("base", ["cpu", "gpu", "jobset"])
+def test_an_environment_outside_the_repository(tmp_path: Path, base: str) -> None:
+    """The overlay that docs/own-environment.md shows, on a folder that is none of murmur's."""
+    page = (ROOT / "docs" / "own-environment.md").read_text()
+    (example,) = re.findall(r"```\n# deploy/kustomization.yaml\n(.*?)```", page, re.DOTALL)
+    shutil.copytree(ROOT / "examples" / "own-environment", tmp_path / "meet")
+    (tmp_path / "meet" / "meet.py").write_text("class Meet: ...\n")
+    (tmp_path / "meet" / "meet.yaml").write_text("environment: {name: meet:Meet}\n")
+    (tmp_path / "deploy").mkdir()
+    murmur = os.path.relpath(ROOT, tmp_path / "deploy")
+    text = example.replace("../murmur/k8s/overlays/jobset", f"{murmur}/k8s/overlays/{base}")
+    (tmp_path / "deploy" / "kustomization.yaml").write_text(text)
+    documents = kustomize(tmp_path / "deploy")
+    (config,) = [d for d in of_kind(documents, "ConfigMap") if "experiment.yaml" in d["data"]]
+    assert set(config["data"]) == {"experiment.yaml", "meet.py"}
+    for where, template in pods(documents):
+        (mount,) = [
+            m
+            for volume in template["spec"]["volumes"]
+            if volume.get("configMap", {}).get("name") == config["metadata"]["name"]
+            for container in containers(template)
+            for m in container["volumeMounts"]
+            if m["name"] == volume["name"]
+        ]
+        (container,) = containers(template)
+        # Beside the configuration, which is where code is looked for.
+        assert murmurs(container)[1] == f"{mount['mountPath']}/experiment.yaml"
+        own = "registry.example/murmur-own-env:1"
+        assert container["image"] == ("murmur-learner:0.2.0" if "learner" in where else own)
