@@ -263,8 +263,9 @@ class ProgressLog:
         parameters = {
             k: v for k, v in parameters.items() if isinstance(v, bool | str | int | float)
         }
-        writer = self._board._get_file_writer()  # add_hparams would write a point of each metric
-        for summary in hparams(parameters, metrics)[:2]:
+        # add_hparams would write a point of each metric
+        writer = self._board._get_file_writer()  # type: ignore[no-untyped-call]
+        for summary in hparams(parameters, metrics)[:2]:  # type: ignore[no-untyped-call]
             writer.add_summary(summary)
 
     def write(

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from murmur.doctor.causes import CAUSES
 from murmur.doctor.machine import ROOT
-from murmur.doctor.page import HINTS
 from murmur.live_page import other_runs, view
 from murmur.live_page.ledger_states import STATES
 from murmur.live_page.server import LivePage, served
@@ -353,10 +353,10 @@ def test_a_long_line_of_a_log_is_shown_whole(run: RunFolder, page: LivePage) -> 
     assert state(page)["alerts"][0]["what"] == f"logs/learner.log: {line}"
 
 
-@pytest.mark.parametrize("bottleneck", sorted(HINTS))
-def test_a_hint_of_the_doctor_stands_alone(bottleneck: str) -> None:
+@pytest.mark.parametrize("cause", sorted(CAUSES))
+def test_a_hint_of_the_doctor_stands_alone(cause: str) -> None:
     """The page shows it below nothing, where no remedy was found."""
-    hint = HINTS[bottleneck].lower()
+    hint = CAUSES[cause].advice.lower()
     assert not re.search(r"\b(above|below|beside|also|else)\b", hint)
 
 
