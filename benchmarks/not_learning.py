@@ -18,7 +18,7 @@ import psutil
 import yaml
 
 from murmur.benchmarks.effort import Effort
-from murmur.learner_service.telemetry.stagnation import KIND
+from murmur.learner_service.learning.stagnation import KIND
 from murmur.results import provenance, require_clean_source, run_command, save_result
 from murmur.runs.child import child_environment, murmur_command
 from murmur.shared.wire.notices import FILE, read_notices

@@ -18,6 +18,12 @@ from murmur.learner_service.checkpoint import CheckpointFolder
 from murmur.learner_service.device.readback import to_host
 from murmur.learner_service.gathering import RankSync
 from murmur.learner_service.learning.base import Algorithm
+from murmur.learner_service.learning.stagnation import (
+    KIND,
+    Evidence,
+    due,
+    stagnation,
+)
 from murmur.learner_service.preprocess.running_moments import CLIPPED
 from murmur.learner_service.storage.rollout import Rollout
 from murmur.learner_service.storage.storage import OBSERVATION, Batch, Storage
@@ -26,13 +32,7 @@ from murmur.learner_service.telemetry.figures import Figures
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.learner_service.telemetry.profiling import Profiling
 from murmur.learner_service.telemetry.progress import Progress, ProgressLog, share_of_budget
-from murmur.learner_service.telemetry.stagnation import (
-    KIND,
-    Evidence,
-    Spread,
-    due,
-    stagnation,
-)
+from murmur.learner_service.telemetry.spread import Spread
 from murmur.learner_service.telemetry.tensorboard_distributions import distributions
 from murmur.learner_service.telemetry.work import work_done
 from murmur.shared.config.cores import available_cores

@@ -17,7 +17,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from murmur.learner_service.telemetry.figures import Figures, png
 from murmur.learner_service.telemetry.scalars import scalars_of
-from murmur.learner_service.telemetry.stagnation import FEWEST, Spread
+from murmur.learner_service.telemetry.spread import FEWEST, Spread
 from murmur.learner_service.telemetry.tracking import TrackerProcesses, flattened
 from murmur.shared.config.experiment import RunConfig, TrackingConfig
 from murmur.shared.config.text import parse_yaml, without_secrets

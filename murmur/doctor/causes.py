@@ -237,8 +237,8 @@ CAUSES: Mapping[str, Cause] = {
     "environments": Cause(
         "the environments: the learner waits for rows",
         _environments,
-        "their servers' ledgers would say whether they compute or wait: give the servers' metrics "
-        "ports beside the learner's, or --prometheus",
+        "their servers' ledgers would say whether they compute or wait: name the servers' metrics "
+        "ports after the learner's, or use --prometheus",
         "nothing",
     ),
     "servers": Cause(

@@ -1,6 +1,7 @@
 """Whether a run learns, as its learner said, and as its newest returns say."""
 
-from murmur.learner_service.telemetry.stagnation import KIND, Spread
+from murmur.learner_service.learning.stagnation import KIND
+from murmur.learner_service.telemetry.spread import Spread
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.wire.notices import FILE, read_notices
 

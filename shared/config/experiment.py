@@ -578,7 +578,7 @@ class ExperimentConfig(Section):
         if self.source.name and self.run.max_episodes:
             raise ValueError(
                 f"run.max_episodes={self.run.max_episodes}: a run with a source has no episodes; "
-                "set algorithm.epochs"
+                "set its epochs"
             )
         if self.source.name and self.imitation.baseline:
             raise ValueError("imitation: a run with a source has no baseline; leave it out")

@@ -10,6 +10,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -277,7 +278,7 @@ class PluginConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    name: str
+    name: str = Field(description="name of a plug-in, or package.module:Name")
 
     @property
     def options(self) -> dict[str, Any]:

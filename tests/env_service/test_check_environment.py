@@ -253,7 +253,7 @@ def test_what_is_described_keeps_the_contract_too(x: str, words: str) -> None:
     assert check_environment(Unlucky) == []
     with pytest.raises(EnvironmentFault, match=f"^{words}, in the episode with seed 40 at step 3$"):
         describe_environment(Unlucky)
-    assert describe_environment(Toy)[-1].startswith("episodes of 4 to 4 steps")
+    assert describe_environment(Toy)[-1].startswith("episodes of 4 steps")
 
 
 def test_writing_into_the_actions_is_a_problem() -> None:

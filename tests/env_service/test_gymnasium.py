@@ -580,7 +580,7 @@ def test_what_is_no_team_is_named() -> None:
 
 
 def test_wrong_types_are_refused_with_the_fix() -> None:
-    with pytest.raises(ConfigError, match=r"already vectorised.*gymnasium:make"):
+    with pytest.raises(ConfigError, match=r"set environment\.name: gymnasium_vector"):
         make_environment(plugin("gymnasium:make_vec", arguments={"id": "CartPole-v1"}), 1)
     with pytest.raises(ConfigError, match=r"set environment\.name: pettingzoo"):
         make_environment(plugin("mpe2.simple_spread_v3:parallel_env"), 1)

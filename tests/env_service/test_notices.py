@@ -154,6 +154,7 @@ INFOS: dict[str, Any] = {
         ("old truncation", "truncation_ignored", "return truncated = True instead"),
         ("whole", "action_range", "are rounded"),
         ("unbounded", "action_range", "narrow it"),
+        ("small floats", "axes_guessed", "is flattened into 84 numbers"),
     ],
 )
 def test_what_does_not_survive_is_said(what: str, kind: str, words: str) -> None:
@@ -165,7 +166,7 @@ def test_what_does_not_survive_is_said(what: str, kind: str, words: str) -> None
 @pytest.mark.parametrize(
     "what",
     [
-        *("plain", "even int32", "float64", "far", "round reward", "small floats"),
+        *("plain", "even int32", "float64", "far", "round reward"),
         *("all but the end", "bools", "int64 masks", "float masks", "list masks"),
     ],
 )

@@ -62,7 +62,7 @@ def test_short_options_are_keys_and_refuse_the_same_key_twice() -> None:
             ["train", "spread", "--set", "evaluation.every_minutes=5"],
             ["every_updates=", "every_minutes=5", "set the others to 0"],
         ),
-        (["train", "faces", "--episodes", "5"], ["has no episodes; set algorithm.epochs"]),
+        (["train", "faces", "--episodes", "5"], ["has no episodes; set its epochs"]),
         (["train", "tab.yaml"], ["tab.yaml is no valid YAML: line 2, column 1: a tab stands"]),
         (
             ["train", "gym.yaml"],

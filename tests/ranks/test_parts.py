@@ -188,7 +188,7 @@ def test_a_rank_has_its_share_of_the_options() -> None:
         return algorithm_config(PluginConfig(**options)).for_rank(size)
 
     mappo = share(4, name="mappo", batch_size=1024, unrolls_per_update=8)
-    assert (mappo.batch_size, mappo.unrolls_per_update, mappo.batch_number) == (256, 2, 4)
+    assert (mappo.batch_size, mappo.unrolls_per_update, mappo.batch_number) == (256, 2, 8)
     assert share(3, name="coma", batch_size=0).batch_size == 0  # it is searched for on each rank
     replay = {"batch_size": 64, "update_interval": 8, "capacity_rows": 1001, "start_rows": 10}
     mine = share(4, name="qmix", replay=replay).replay

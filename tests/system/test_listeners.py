@@ -125,7 +125,6 @@ def test_sweep_and_what_reads_its_runs_listen_on_loopback_alone(
         ("evaluate", run, "--checkpoint", "latest", "--episodes", "2"),
         ("report", run, "--checkpoint", "latest"),
         ("export", run, "--checkpoint", "latest", "--output", str(tmp_path / "policy.onnx")),
-        ("csv", run),
     ):
         with watched(murmur(*command), log) as (process, found):
             assert process.wait(240) == 0, log.read_text()

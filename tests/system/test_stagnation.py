@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 from murmur.comparison.report import render_page
-from murmur.learner_service.telemetry.stagnation import KIND
+from murmur.learner_service.learning.stagnation import KIND
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.wire.notices import FILE, read_notices
 from tests.system.conftest import Training

@@ -311,6 +311,7 @@ def test_learns_and_resumes_to_the_bit(space: str, share: bool, centralized: boo
         "critic_lr": 5e-3,
         "epsilon_start": 0.5,
         "exploration_env_steps": 640,
+        "replay": {"update_interval": 64},
     }
     if space == "continuous":
         options |= {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}

@@ -381,6 +381,7 @@ def test_independent_agents_gradients_stay_apart() -> None:
 def test_learns_and_resumes_to_the_bit(mixer: str, share: bool) -> None:
     spec = mortal_spec()
     options = {"mixer": mixer, "share_parameters": share, "lr": 5e-3, "epsilon_env_steps": 640}
+    options["replay"] = {"update_interval": 64}
     one, other = make(spec, **options), make(spec, 99, **options)
     batches = [random_transitions(spec, 32, s) for s in range(3)]
     first = one.update(batches[0])

@@ -60,6 +60,7 @@ def networks(algorithm: Algorithm[Any]) -> dict[str, nn.Module]:
             found[name] = part.agents
         elif isinstance(part, nn.Module) and name not in (
             "value_norm",
+            "reward_norm",
             "temperature",
             "exploration",
         ):

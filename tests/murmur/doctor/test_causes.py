@@ -254,7 +254,7 @@ def test_evaluations_that_take_acting_and_processors_are_named() -> None:
 def test_without_the_servers_ledgers_no_processor_is_blamed() -> None:
     seen = diagnose(*look(busy=2.0), config())
     assert seen.bottleneck == "environments"
-    assert "give the servers' metrics ports" in said(seen)
+    assert "name the servers' metrics ports" in said(seen)
 
 
 def test_servers_elsewhere_are_not_others_load() -> None:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from murmur.cli import app
 from murmur.doctor.learning import learning_lines
-from murmur.learner_service.telemetry.stagnation import KIND
+from murmur.learner_service.learning.stagnation import KIND
 from murmur.live_page.alerts import learning_alert
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.wire.notices import FILE, Notice, notice_line

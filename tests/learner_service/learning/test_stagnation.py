@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from murmur.learner_service.telemetry.progress import Progress, share_of_budget
-from murmur.learner_service.telemetry.stagnation import (
+from murmur.learner_service.learning.stagnation import (
     EPISODES,
     FEWEST,
     UPDATES,
     Evidence,
-    Spread,
     stagnation,
 )
+from murmur.learner_service.telemetry.progress import Progress, share_of_budget
+from murmur.learner_service.telemetry.spread import Spread
 from murmur.shared.config.experiment import RunConfig
 
 ON_POLICY = {

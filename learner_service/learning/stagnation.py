@@ -5,60 +5,20 @@ its returns, a second sign agrees: a setting, a loss or a batch that would expla
 a function of figures; the learner asks once a third of the budget is spent.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from murmur.learner_service.telemetry.spread import FEWEST, Spread, number_text
+
 KIND = "not_learning"  # of the notice
 SHARE = 1 / 3  # of the budget, after which a run is judged
 UPDATES, EPISODES = 500, 2000  # after which a run without a budget is judged, both
-FEWEST = 20  # trained episodes without which nothing is said
 _SIGN = 40  # least weight of a cause that counts as a second sign
 _MOST = 3  # causes that are named
-_Z = 1.96  # normal quantile of 95 % intervals
 _EXPLORED = 0.25  # of the way that epsilon has to fall, at which acting shows what was learned
 _WAIT = 2 / 3  # of the budget: no schedule of exploration that lasts longer is waited for
-
-
-class Spread(NamedTuple):
-    """Results of some episodes.
-
-    Attributes:
-        episodes: number of episodes.
-        mean: mean result.
-        std: standard deviation.
-        low: least result.
-        high: largest result.
-    """
-
-    episodes: int
-    mean: float
-    std: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
-        """Summarise results, of which there is one at least."""
-        values = tuple(values)  # another thread may add to them
-        n, mean = len(values), math.fsum(values) / len(values)
-        variance = math.fsum((x - mean) ** 2 for x in values) / max(n - 1, 1)
-        return cls(n, mean, math.sqrt(variance), min(values), max(values))
-
-    @property
-    def half(self) -> float:
-        """Half width of the mean's 95 % interval (normal approximation)."""
-        return _Z * self.std / math.sqrt(self.episodes)
-
-    def above(self, other: "Spread") -> bool:
-        """Return whether the mean is higher than another's, by the interval of the difference."""
-        return self.mean - other.mean > math.hypot(self.half, other.half)
-
-    def __str__(self) -> str:
-        """Format the mean with its interval."""
-        return f"{_number(self.mean)} ± {_number(self.half)}"
 
 
 class Cause(NamedTuple):
@@ -173,7 +133,7 @@ def stagnation(e: Evidence) -> Stagnation | None:
     keys: dict[str, Cause] = {}
     for cause in causes:
         keys.setdefault(cause.key, cause)
-    after = f"{_number(e.record.get('updates', 0))} updates"
+    after = f"{number_text(e.record.get('updates', 0))} updates"
     if e.done is not None:
         after = f"{100 * e.done:.0f} % of {e.budget}"
     than = "the policy that it started from" if e.fine_tuned else "an untrained policy"
@@ -245,7 +205,7 @@ def _of_learning_rates(e: Evidence) -> Iterator[Cause]:
         if rate * steps < 0.01 and rate < 5e-5:
             yield Cause(
                 96,
-                f"{_number(steps)} steps at {key}={rate:g} move a weight by {rate * steps:.1g} "
+                f"{number_text(steps)} steps at {key}={rate:g} move a weight by {rate * steps:.1g} "
                 "at most",
                 key,
                 f"set {key} to 0.0003 or so",
@@ -294,7 +254,7 @@ def _of_updates(e: Evidence) -> Iterator[Cause]:
         key = "algorithm.replay.update_interval"
         yield Cause(
             91 if rate < 1 / 200 else 84 if rate < 1 / 24 else 45 if rate < 1 / 10 else 25,
-            f"{_number(updates)} updates for {_number(rows)} rows, "
+            f"{number_text(updates)} updates for {number_text(rows)} rows, "
             f"{key}={e.replay.get('update_interval')}",
             key,
             f"set {key}=1, an update a row",
@@ -329,7 +289,7 @@ def _of_values(e: Evidence) -> Iterator[Cause]:
     if rewards and not units and (each > 300 or 0 < each < 1e-5):
         yield Cause(
             93,
-            f"rewards are about {_number(each)} a step",
+            f"rewards are about {number_text(each)} a step",
             rewards,
             f"set {rewards}=true, or scale them to about 1",
         )
@@ -342,7 +302,9 @@ def _of_values(e: Evidence) -> Iterator[Cause]:
     beyond = losses.get("beyond_rewards", 0.0)
     if values > 5 * bound or beyond > 0.5:
         key = e.option("target_tau", "critic_lr", "lr") or "algorithm.gamma"
-        found = f"values of {_number(values)} where an episode returns {_number(e.recent.mean)}"
+        found = (
+            f"values of {number_text(values)} where an episode returns {number_text(e.recent.mean)}"
+        )
         yield Cause(88, f"values diverge: {found}", key, f"lower {key}, or the learning rates")
 
 
@@ -357,7 +319,7 @@ def _of_exploration(e: Evidence) -> Iterator[Cause]:
         yield Cause(
             97,
             f"{100 * epsilon:.0f} % of the actions are still random ({key}="
-            f"{_number(over) if key.endswith('steps') else o.get('epsilon_end')})",
+            f"{number_text(over) if key.endswith('steps') else o.get('epsilon_end')})",
             key,
             f"lower {key}",
         )
@@ -457,7 +419,7 @@ def _of_environment(e: Evidence) -> Iterator[Cause]:
         steps = "" if e.lengths is None else f" in {e.lengths.mean:.0f} steps"
         yield Cause(
             94 if same else 75,
-            f"every episode returns {_number(recent.mean)}{steps}"
+            f"every episode returns {number_text(recent.mean)}{steps}"
             + (", before the first update, too" if same else ": it reaches nothing"),
             where,
             f"does the reward of environment.name ever change? {look}",
@@ -465,7 +427,7 @@ def _of_environment(e: Evidence) -> Iterator[Cause]:
         if key := _explores_by(e):
             yield Cause(
                 65,
-                f"nothing better than {_number(recent.mean)} was ever tried",
+                f"nothing better than {number_text(recent.mean)} was ever tried",
                 key,
                 f"raise {key}",
             )
@@ -519,8 +481,3 @@ def _usual(e: Evidence) -> Iterator[Cause]:
 def _of(e: Evidence, *names: str) -> str:
     """Format some losses."""
     return ", ".join(f"{name} {e.losses[name]:.2g}" for name in names if name in e.losses)
-
-
-def _number(x: float) -> str:
-    """Format a number with about four digits."""
-    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
