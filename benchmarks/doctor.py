@@ -1,7 +1,7 @@
 """Ten planted causes: which one `murmur doctor` names first, and how long it takes to say so.
 
 Nine are planted in trainings of real processes, which the command examines while they run. The
-tenth, tiny kernels, needs a GPU: its counters are those that a learner on an H100 had.
+tenth, tiny kernels, needs a GPU: it is read from the counters recorded on an H100.
 """
 
 import asyncio

@@ -22,7 +22,8 @@ class Hopeless(gymnasium.Env[NDArray[np.float32], np.int64]):
         """Make an environment of a kind."""
         self.observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(2)
-        self._kind, self._time, self._paid, self._sign = kind, 0, 0, 1.0
+        self._kind, self._sign = kind, 1.0
+        self._time, self._paid = 0, 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

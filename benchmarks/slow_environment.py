@@ -15,7 +15,8 @@ class Slow(gymnasium.Env[NDArray[np.float32], np.int64]):
     action_space = gymnasium.spaces.Discrete(4)
 
     def __init__(self, delay_ms: float, busy_ms: float = 0.0, steps: int = 25) -> None:
-        self._delay_s, self._busy_s, self._steps = delay_ms / 1e3, busy_ms / 1e3, steps
+        self._delay_s, self._busy_s = delay_ms / 1e3, busy_ms / 1e3
+        self._steps = steps
 
     def reset(  # noqa: D102 - Gymnasium
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -263,7 +263,7 @@ class SequentialVectorEnv(VectorEnvironment):
                 raised when it was closed.
         """
         if self._watch.on and action.dtype.kind == "f":
-            self._look_at_actions(action, restart)
+            look_at_actions(self.notices, action, restart)
         prepared, restarts = self._prepare(action), restart.tolist()
         ages, outcome, at = self._ages, self._outcome, self._at
         for i, environment in enumerate(self._environments):
@@ -306,14 +306,6 @@ class SequentialVectorEnv(VectorEnvironment):
             self._failed, self._unclosed = {}, []
             raise CopiesFailed(faults, self._timestep)
         return self._timestep
-
-    def _look_at_actions(self, action: Array, restart: NDArray[np.bool_]) -> None:
-        """Give a notice that actions beyond [-1, 1] are clipped."""
-        beyond = np.abs(action[~restart]) > 1
-        if beyond.any():
-            first = float(action[~restart][beyond][0])
-            text = f"action {first:g} of a policy or baseline is outside [-1, 1] and is clipped"
-            self.notices.say("action_clipped", "action", text)
 
     def _at_bound(self, age: int) -> int:
         """Truncate at environment.max_episode_steps; the environment's own hint ends nothing."""
@@ -601,6 +593,15 @@ class SequentialVectorEnv(VectorEnvironment):
 
 class _CopyFault(EnvironmentFault):
     """An invalid value that one copy returned; raised and caught while it is stepped."""
+
+
+def look_at_actions(notices: Notices, action: Array, restart: NDArray[np.bool_]) -> None:
+    """Give a notice that actions beyond [-1, 1] are clipped."""
+    beyond = np.abs(action[~restart]) > 1
+    if beyond.any():
+        first = float(action[~restart][beyond][0])
+        text = f"action {first:g} of a policy or baseline is outside [-1, 1] and is clipped"
+        notices.say("action_clipped", "action", text)
 
 
 def shown(value: object) -> str:

@@ -31,7 +31,13 @@ from murmur.env_service.adapters.factory import (
 from murmur.env_service.adapters.frames import FRAME
 from murmur.env_service.adapters.kinds import require_kind, unread_masks
 from murmur.env_service.adapters.seeds import fold_seed
-from murmur.env_service.adapters.sequential import Interface, hint_of, not_infos, shown
+from murmur.env_service.adapters.sequential import (
+    Interface,
+    hint_of,
+    look_at_actions,
+    not_infos,
+    shown,
+)
 from murmur.env_service.environment import (
     LONGER,
     BaselineFactory,
@@ -159,7 +165,6 @@ class GymnasiumVector(VectorEnvironment):
         self._to_env = self._conversion(acting)
         self._own_seeds = self._takes_own_seeds(environment)
         self._mask_obeyed = False  # until a reset of some copies was seen to leave the others alone
-        self._begun = False
         self._steps = np.zeros(num_envs, np.int64)
         self._over = np.ones(num_envs, np.bool_)
 
@@ -222,7 +227,7 @@ class GymnasiumVector(VectorEnvironment):
         timestep.step_type.fill(StepType.MID)
         timestep.discount.fill(1)
         if restart.all():
-            self._reset_all(seeds)
+            self._observe(*self._reset(restart, seeds))
         elif not self.seeded:
             if not (early := restart & ~self._over).any():
                 self._advance(action, restart)
@@ -236,7 +241,8 @@ class GymnasiumVector(VectorEnvironment):
             if restart.any():
                 # Copies that ended cannot be stepped; in this episode they take one step.
                 self._observe(*self._reset(restart, seeds))
-                action = np.where(self._shaped(restart, action), self._harmless(), action)
+                action = action.copy()
+                action[restart] = self._harmless()[restart]
             self._advance(action, restart)
             if restart.any():
                 self._observe(*self._reset(restart, seeds))
@@ -251,21 +257,16 @@ class GymnasiumVector(VectorEnvironment):
         self._over = timestep.step_type == StepType.LAST
         return timestep
 
-    def _reset_all(self, seeds: NDArray[np.uint64]) -> None:
-        if self.seeded and (self._begun or not self._own_seeds):
-            self._observe(*self._reset(np.ones(self.num_envs, np.bool_), seeds))
-            return
-        folded = [fold_seed(seed) for seed in seeds.tolist()]
-        self._observe(*self._env.reset(seed=folded if self._own_seeds else folded[0]))
-        self._begun = True
-
     def _reset(self, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]) -> tuple[Any, Any]:
         """Begin episodes in some copies; return the observations and infos of all.
 
         One call resets copies that have seeds of their own; else each copy is reset by a call with
-        its seed.
+        its seed. An environment that begins episodes by itself is reset as a whole.
         """
         folded = [fold_seed(seed) for seed in seeds.tolist()]
+        if not self.seeded:
+            whole: tuple[Any, Any] = self._env.reset(seed=folded if self._own_seeds else folded[0])
+            return whole
         if self._own_seeds:
             own: list[int | None] = [
                 seed if begins else None
@@ -311,14 +312,10 @@ class GymnasiumVector(VectorEnvironment):
             return legal
         return np.zeros((self.num_envs, 1, self._actions.spec.size), np.float32)
 
-    def _shaped(self, restart: NDArray[np.bool_], action: Array) -> NDArray[np.bool_]:
-        return restart.reshape(-1, *(1,) * (action.ndim - 1))
-
     def _advance(self, action: Array, restart: NDArray[np.bool_]) -> None:
         """Step all copies, and write the rows of those that do not restart."""
-        if action.dtype.kind == "f" and (beyond := np.abs(action) > 1).any():
-            text = f"action {float(action[beyond][0]):g} is outside [-1, 1] and is clipped"
-            self.notices.say("action_clipped", "action", text)
+        if action.dtype.kind == "f" and not self.notices.said("action_clipped", "action"):
+            look_at_actions(self.notices, action, restart)
         result = self._env.step(self._to_env(action))
         if not isinstance(result, tuple | list) or len(result) != 5:
             raise self._fault(f"returned {shown(result)} from step(), not {_STEP_RETURNS}")

@@ -28,7 +28,7 @@ class Change(NamedTuple):
         options: options that change: dotted name -> value.
         cost: price of the change in learning, as text.
         calls: ratio of the calls that learning from a row then takes to those now.
-        arithmetic: the same of the arithmetic.
+        arithmetic: ratio of the arithmetic that learning from a row then takes to that now.
     """
 
     what: str

@@ -334,12 +334,8 @@ class AugmentConfig(BaseModel):
 
     def bounds(self) -> dict[str, Any]:
         """Return the options given that change a preset for samples with masks."""
-        names = (
-            *("flip_probability", "rotation_degrees", "rotation_probability", "scale", "shift"),
-            *("affine_probability", "brightness", "contrast", "saturation", "color_probability"),
-            *("blur_sigma", "blur_probability"),
-        )
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        open_ = [name for name, of in type(self).model_fields.items() if of.default is None]
+        return {name: value for name in open_ if (value := getattr(self, name)) is not None}
 
 
 _SESSION_TIMEOUT_S = 60.0  # of a session, unless its worker's turns take longer

@@ -44,7 +44,8 @@ class MetricsServer(GetServer):
             ResourceError: if the port is not available.
             ConfigError: if `host` is no address of this machine.
         """
-        self._registry, self._trouble, self._section = registry, trouble, section
+        self._registry, self._section = registry, section
+        self._trouble = trouble
         self._rendered: tuple[str, str, bytes] | None = None  # accept, content type, text
         self._render_s, self._render_at = _RENDER_BURST_S, time.monotonic()  # left, and when
         sockets: list[socket.socket] = []

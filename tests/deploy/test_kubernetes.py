@@ -561,7 +561,7 @@ def test_an_evaluation_after_the_end_needs_no_learner(built: dict[str, list[Mani
 
 
 def _issued(spec: Manifest, issuer: Manifest | None) -> Manifest:
-    """What cert-manager makes of a Certificate's spec: key, certificate, and the authority's."""
+    """Issue a key and certificates by a Certificate's spec, as cert-manager does."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, spec["commonName"])])
     now = datetime.now(UTC)

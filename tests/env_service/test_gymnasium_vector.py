@@ -21,7 +21,6 @@ from murmur.runs.child import murmur_command
 from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import ConfigError, EnvironmentFault
 from murmur.shared.wire.timestep import StepType, TimeStep
-from murmur.shared.wire.timestep import StepType as Type
 
 DISABLED = {"vectorization_mode": "sync", "vector_kwargs": {"autoreset_mode": "Disabled"}}
 
@@ -180,7 +179,7 @@ def test_ends_masks_pictures_and_metrics_of_each_copy() -> None:
         if age == 5:
             assert row.metrics["length"].tolist() == [0, 5]
             assert row.reward[:, 0].tolist() == [0, 5]
-    mid, last, begun = Type.MID, Type.LAST, Type.FIRST
+    mid, last, begun = StepType.MID, StepType.LAST, StepType.FIRST
     copies = np.array(ends).T.tolist()
     assert copies[0] == [mid, mid, mid, last, begun, mid, mid]
     assert copies[1] == [mid, mid, mid, mid, mid, last, begun]

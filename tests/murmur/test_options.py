@@ -1,4 +1,4 @@
-"""What is typed nearly right: short options, close misses, unknown names, one sentence each."""
+"""Short options, and the sentence that answers each near miss and unknown name."""
 
 import json
 from pathlib import Path

@@ -310,7 +310,7 @@ def test_charts_show_the_learned_policy_beside_the_best_baseline() -> None:
 
 
 def hovered(svg: str) -> dict[str, Any]:
-    """What the page's script reads values from."""
+    """Collect the data that the page's script reads."""
     found = re.search('data-hover="([^"]*)"', svg)
     assert found is not None
     return dict(json.loads(unescape(found[1])))

@@ -22,8 +22,11 @@ from murmur.shared.config.files import load
 from tests.murmur.recorded_h100 import (
     DURING_UPDATES,
     IDLE,
+    PROMPT,
+    REPLAYED,
     SPAN_S,
     counters,
+    learner,
     look,
     recorded,
     tiny_kernels,
@@ -36,32 +39,6 @@ def said(seen: Diagnosis) -> str:
     out = io.StringIO()
     show(seen, Console(file=out, width=400))
     return out.getvalue()
-
-
-def learner(busy_s: float) -> dict[str, Any]:
-    """States in which the learner is busy so long, and sessions wait for it."""
-    return {
-        "state_seconds_total": {
-            ("learner", "wait_rows"): SPAN_S - busy_s,
-            ("learner", "forward"): busy_s,
-            ("inference", "wait_learning"): 20.0,
-            ("inference", "wait_environments"): 12.0,
-            ("inference", "act"): 9.0,
-            ("inference", "store"): SPAN_S - 41.0,
-        }
-    }
-
-
-# Acting as it should be: as fast during updates as between them.
-PROMPT = {
-    "acting_seconds_bucket": {
-        (phase, str(le)): share * 7000 for phase in ("update", "idle") for le, share in IDLE.items()
-    }
-}
-REPLAYED = {
-    "eager_calls_total": {("update",): 0.0, ("act",): 2.0},
-    "graph_replays_total": {("update",): 33.0, ("act",): 7000.0},
-}
 
 
 def test_the_recorded_run_waits_for_eager_updates() -> None:
