@@ -32,7 +32,9 @@ def test_environments_that_sleep_are_told_from_busy_ones(train: Callable[..., Tr
     seen = examine(folder, None, None, 5.0, False, Console(stderr=True))
     named = [cause.name for cause in seen.causes[:2]]
     assert "environments wait" in named, seen.causes  # second if other programs load the machine
-    assert "environments compute" not in named
+    # On an idle machine what the steps compute comes second, far behind.
+    scores = {cause.name: cause.score for cause in seen.causes}
+    assert scores["environments wait"] > 3 * scores.get("environments compute", 0.0), scores
     assert seen.machine is not None
     assert 0 < seen.machine.own <= seen.machine.busy
     if named[0] == "environments wait":
