@@ -53,6 +53,7 @@ class SlotTable:
         self._open_episodes: dict[int, bytes] = {}
         self._memory: dict[int, Tensor] = {}
         self._returns: dict[int, float] = {}
+        self._untrained: set[int] = set()  # slots whose episode began before the first update
         self._again: set[int] = set()  # slots whose first row was counted before the checkpoint
 
     @property
@@ -86,6 +87,8 @@ class SlotTable:
             session = EnvSession(hello.worker_id, spec, n, first, episode)
             slots = session.slots.tolist()
             session.episode_return[:] = [self._returns.pop(slot, 0.0) for slot in slots]
+            session.untrained[:] = [slot in self._untrained for slot in slots]
+            self._untrained.difference_update(slots)
             session.resumed = self._again.issuperset(slots)
             counted = self._again.intersection(slots)
             if counted and not session.resumed:  # another share of the slots: a fresh start
@@ -122,6 +125,7 @@ class SlotTable:
         """
         memory: dict[int, Tensor] = {}
         returns: dict[int, float] = {}
+        untrained: list[int] = []
         with self._lock:
             slots = {slot: (slot, episode, "") for slot, episode in self._next_episode.items()}
             for session in self._sessions:
@@ -130,15 +134,19 @@ class SlotTable:
                 for i, slot in enumerate(session.slots.tolist()):
                     actions = session.open_actions(i).hex() if self._exact else ""
                     slots[slot] = (slot, int(session.episode[i]), actions)
-                    if self._exact:
-                        returns[slot] = float(session.episode_return[i])
-                    if self._exact and session.memory is not None:
+                    if not self._exact:
+                        continue
+                    returns[slot] = float(session.episode_return[i])
+                    if session.untrained[i]:
+                        untrained.append(slot)
+                    if session.memory is not None:
                         memory[slot] = to_host(session.memory[i]).clone()
         return {
             "slots": sorted(slots.values()),
             "first_episode": self._first_episode,
             "memory": memory,
             "returns": returns,
+            "untrained": sorted(untrained),
             "again": sorted(returns),
         }
 
@@ -153,6 +161,7 @@ class SlotTable:
         if self._exact:  # older checkpoints lack what is not found
             self._memory = state.get("memory", {})
             self._returns = state.get("returns", {})
+            self._untrained = set(state.get("untrained", ()))
             self._again = set(state.get("again", ()))
 
     def _free_slots(self, n: int, wanted: int | None) -> int:
@@ -180,6 +189,8 @@ class SlotTable:
             self._again.add(slot)
             self._open_episodes[slot] = session.open_actions(i)
             self._returns[slot] = float(session.episode_return[i])
+            if session.untrained[i]:
+                self._untrained.add(slot)
             if session.memory is not None:
                 self._memory[slot] = session.memory[i]
 

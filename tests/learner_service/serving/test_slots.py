@@ -13,8 +13,8 @@ from tests.learner_service.toys import vector_spec
 SPEC = vector_spec()
 
 
-def table(**options: int) -> SlotTable:
-    return SlotTable(False, Progress(), **options)
+def table(exact: bool = False, **options: int) -> SlotTable:
+    return SlotTable(exact, Progress(), **options)
 
 
 def admit(slots: SlotTable, num_envs: int, first: int) -> EnvSession:
@@ -77,3 +77,20 @@ def test_each_rank_has_slots_of_its_own() -> None:
     play(wanted, 1)
     slots.end(wanted)
     assert [slot for slot, *_ in slots.state_dict()["slots"]] == [first + 5, first + 6]
+
+
+def test_a_resumed_episode_still_counts_as_begun_before_the_first_update() -> None:
+    slots = table(exact=True)
+    session = admit(slots, 3, 0)
+    play(session, 1)
+    session.untrained[:] = [True, False, True]
+    session.episode_return[:] = [1, 2, 3]
+    resumed = table(exact=True)
+    resumed.load_state_dict(slots.state_dict())
+    early = admit(resumed, 3, 0)
+    resumed.end(early)  # before its first row
+    again = admit(resumed, 3, 0)
+    for each in (early, again):
+        assert each.untrained.tolist() == [True, False, True]
+        assert each.episode_return.tolist() == [1, 2, 3]
+    resumed.end(again)
