@@ -8,7 +8,7 @@ from typing import Any
 from murmur.shared.config.plugins import Variant
 
 _OWN_OBSERVATION = {"centralized": (False, "each agent's own observation alone")}
-_TD3: dict[str, Any] = {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}
+_TD3: dict[str, Any] = {"twin_critics": True, "policy_delay": 2, "target_noise": None}
 _UPDATE_A_ROW = {"replay": {"update_interval": 1}}  # as the papers and other libraries do
 # Every 4 rows, as DQN in other libraries, leaves CartPole half learned after 100,000. Exploration
 # ends after a tenth of these, as there.

@@ -54,6 +54,7 @@ from murmur.learner_service.learning.returns import polyak_update, target_of
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
 
+_TD3_TARGET_NOISE = 0.2  # section 6.1
 OfAgents = tuple[Tensor | None, Tensor | None, Tensor]  # what `agents_loss` takes beside the loss
 
 
@@ -74,10 +75,11 @@ class Config(options.CriticConfig, OffPolicyConfig):
     policy_delay: int = Field(
         1, ge=1, description="critic updates per update of the policy and the targets (TD3: 2)"
     )
-    target_noise: float = Field(
+    target_noise: float | None = Field(
         0.0,
         ge=0,
-        description="continuous: deviation of target noise, in half ranges (TD3: 0.2)",
+        description="continuous: deviation of target noise, in half ranges; null: TD3's 0.2 where "
+        "actions are continuous",
     )
     target_noise_clip: float = Field(0.5, ge=0, description="bound on that noise, same unit")
     noise_start: float = Field(
@@ -249,11 +251,15 @@ class Maddpg(OffPolicyAlgorithm):
         """
         c, spec = self._config, self._spec
         self._actions, self._critics = Actions(spec), 2 if c.twin_critics else 1
-        if self._actions.discrete and c.target_noise:
+        discrete, noise = self._actions.discrete, c.target_noise
+        if noise is None:
+            noise = 0.0 if discrete else _TD3_TARGET_NOISE
+        if discrete and noise:
             raise ConfigError(
-                f"algorithm.target_noise={c.target_noise} is for continuous actions; "
+                f"algorithm.target_noise={noise} is for continuous actions; "
                 f"'{spec.name}' has discrete ones; set it to 0"
             )
+        self._target_noise = noise
         self._joint_inputs = JointInputs(spec, self._options, centralized=c.centralized)
         shape = self._joint_inputs.with_action_shape
         encoder = self._shared_encoder(shape)
@@ -300,8 +306,8 @@ class Maddpg(OffPolicyAlgorithm):
         # 1. y = r + gamma^n min Q'(x', mu'(o')) by the lesser of twins (Lowe et al., equation 6).
         c, next_obs, reward = self._config, observed(rows, NEXT), rows["reward"]
         out = self._act(self.target_actor, next_obs)  # [B, A, U or K]
-        if c.target_noise:  # TD3, section 5.3
-            noise = torch.empty_like(out).normal_(generator=self._generator) * c.target_noise
+        if self._target_noise:  # TD3, section 5.3
+            noise = torch.empty_like(out).normal_(generator=self._generator) * self._target_noise
             noise = noise.clamp(-c.target_noise_clip, c.target_noise_clip)
             next_action = (out.tanh() + noise).clamp(-1, 1)
         else:

@@ -472,6 +472,11 @@ def test_target_noise_is_refused_for_discrete_actions() -> None:
         make(vector_spec(), target_noise=0.2)
 
 
+def test_target_noise_of_a_preset_is_for_continuous_actions_alone() -> None:
+    assert make(spec_of("continuous"), target_noise=None)._target_noise == 0.2
+    assert make(vector_spec(), target_noise=None)._target_noise == 0.0
+
+
 def test_actions_without_bounds_are_refused() -> None:
     spec = EnvSpec("arm", 1, (ArraySpec("view", "float32", (4,)),), Continuous(2, -1, float("inf")))
     with pytest.raises(SpecError, match=r"finite bounds, low < high; 'arm' has \[-1, inf\]"):

@@ -9,7 +9,7 @@ from murmur.shared.config.section import validate
 from murmur.shared.process.errors import ConfigError
 
 ALONE = {"centralized": False}
-TD3 = {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}
+TD3 = {"twin_critics": True, "policy_delay": 2, "target_noise": None}
 AN_UPDATE_A_ROW = {"replay": {"update_interval": 1}}
 DQN = {"replay": {"update_interval": 2}, "epsilon_env_steps": 10_000}
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
