@@ -95,7 +95,7 @@ def _network(m: Measured) -> tuple[float, str]:
         return 0.0, ""
     share = min(w.away, m.wait_environments)
     if m.sync:  # a worker waits while the learner works: only what acting waits for counts
-        share = max(0.0, m.wait_environments - w.sleep - w.compute - w.grpc - w.lack)
+        share = min(share, max(0.0, m.wait_environments - w.busy))
     each = w.number * share / max(w.messages_per_s, 1e-9)
     return _weight(m, "environments") * share, (
         f"both sides wait for each other {_percent(share)} of the time: a message of "
@@ -161,12 +161,25 @@ def _learning(m: Measured) -> tuple[float, str]:
     return _weight(m, "learning") * share, f"updates take {_percent(m.learn)} of the time"
 
 
+def environments_side_by_side(m: Measured) -> float:
+    """Return the share of a sync run's time that environments would take beside the learner.
+
+    In turns acting waits for the slowest worker; side by side a worker waits for no other.
+    """
+    if (w := m.workers) is None:
+        return m.wait_environments
+    return min(m.wait_environments, w.busy + w.away)
+
+
 def _turns(m: Measured) -> tuple[float, str]:
     if not m.sync:
         return 0.0, ""
-    parts = {"acting": m.act, "learning": m.learn, "environments": m.wait_environments}
+    environments = environments_side_by_side(m)
+    parts = {"acting": m.act, "learning": m.learn, "environments": environments}
     taken = ", ".join(f"{name} {_percent(share)}" for name, share in parts.items())
-    return 1 - max(parts.values()), f"in turns: {taken} of the time"
+    idle = m.wait_environments - environments
+    slowest = f", waiting for the slowest worker {_percent(idle)}" if idle > _SHOWN else ""
+    return 1 - max(parts.values()), f"in turns: {taken}{slowest} of the time"
 
 
 def _others(m: Measured) -> tuple[float, str]:

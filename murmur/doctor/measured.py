@@ -88,6 +88,11 @@ class Workers:
     rows_per_message: float
     messages_per_s: float
 
+    @property
+    def busy(self) -> float:
+        """Share in which a worker steps, works on messages or lacks a processor for it."""
+        return self.sleep + self.compute + self.grpc + self.lack
+
 
 @dataclass(frozen=True)
 class Measured:

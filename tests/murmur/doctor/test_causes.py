@@ -240,6 +240,20 @@ def test_lock_step_is_named_unless_one_side_takes_most() -> None:
     assert sync(0.2, 9.5, 0.3).bottleneck == "learning"
 
 
+def test_workers_that_wait_for_the_slowest_are_in_lock_step() -> None:
+    """Four workers step 3 of 10 s on average; acting waits 8 s until the last has answered."""
+    states = {"act": 1.0, "forward": 1.0, "wait_environments": 8.0}
+    asked = {"idle": {0.05: 0.0, 0.1: 400.0, float("inf"): 400.0}}  # 400 requests of 75 ms
+    before, after = look(
+        (states, None), {"step": 12.0, "wait": 28.0}, busy=1.5,
+        cpu_s=12.0, tree_cpu_s=12.0, messages=400,
+    )  # fmt: skip
+    seen = diagnose(before, replace(after, latency=asked), config(num_workers=4))
+    assert (seen.bottleneck, seen.causes[0].score) == ("turns", pytest.approx(0.7, abs=0.06))
+    assert "waiting for the slowest worker" in seen.causes[0].evidence
+    assert "network" not in [c.name for c in seen.causes if c.score > 0.1]
+
+
 def test_evaluations_that_take_acting_and_processors_are_named() -> None:
     threads = ({"wait_environments": 1.0, "act": 2.0, "evaluate": 7.0}, {"wait_rows": 9.0,
                "forward": 1.0})  # fmt: skip
