@@ -170,6 +170,17 @@ def test_a_slow_network_keeps_both_sides_waiting() -> None:
     assert "on their way for about" in seen.causes[0].evidence
 
 
+def test_messages_held_up_by_a_full_processor_are_not_the_networks() -> None:
+    """The learner's thread of messages is kept from running 8 of the 9 s that workers wait."""
+    before, after = look(
+        workers={"step": 0.5, "wait": 9.5}, busy=2.0, cpu_s=0.9, tree_cpu_s=1.0, messages=200,
+        learner={"cpu_s": {"": 0.5}, "cpu_wait_s": {"grpc": 8.0}},
+    )  # fmt: skip
+    seen = diagnose(before, after, config())
+    assert seen.bottleneck == "others"
+    assert {c.name: c.score for c in seen.causes}["network"] < 0.2
+
+
 def test_tiny_messages_cost_both_sides_calls() -> None:
     """Both threads work all the time on messages of one environment, 1 ms of CPU each."""
     before, after = look(
