@@ -198,6 +198,18 @@ def test_tiny_messages_cost_both_sides_calls() -> None:
     assert seen.remedies[-1].settings == ("env_server.envs_per_worker=32",)
 
 
+def test_tiny_messages_that_wake_threads_are_not_the_networks() -> None:
+    """A worker waits 7 of 10 s for 10,000 answers of one environment: 0.7 ms each."""
+    before, after = look(workers={"step": 0.5, "wait": 9.5}, cpu_s=3.0, tree_cpu_s=3.0,
+                         messages=10_000)  # fmt: skip
+    assert after.servers is not None
+    tiny = replace(after, servers=replace(after.servers, rows=10_000))
+    seen = diagnose(before, tiny, config(envs_per_worker=2))
+    assert seen.bottleneck == "messages"
+    far = replace(after, servers=replace(after.servers, messages=300, rows=300))
+    assert diagnose(before, far, config(envs_per_worker=2)).bottleneck == "network"
+
+
 def learning(steps_ms: float) -> tuple[Snapshot, Snapshot]:
     """A learner that works all the time, a number of CPU ms for each step on a minibatch."""
     rows = 9.8 / (steps_ms / 1e3) / (3 * 2 / 300)  # 3 agents, 2 passes, 300 transitions
