@@ -170,7 +170,7 @@ def test_a_slow_network_keeps_both_sides_waiting() -> None:
     assert "on their way for about" in seen.causes[0].evidence
 
 
-def test_messages_held_up_by_a_full_processor_are_not_the_networks() -> None:
+def test_messages_held_up_by_full_processors_are_no_network() -> None:
     """The learner's thread of messages is kept from running 8 of the 9 s that workers wait."""
     before, after = look(
         workers={"step": 0.5, "wait": 9.5}, busy=2.0, cpu_s=0.9, tree_cpu_s=1.0, messages=200,
