@@ -97,8 +97,8 @@ PLANTED: dict[str, dict[str, Any]] = {
         "network": _SMALL_NETWORK,
     },
     "turns": {
-        **_slow(1, 16, busy_ms=0.5),
-        "algorithm": _mappo(100, 4, 4),
+        **_slow(1, 16, busy_ms=0.2),  # as long as an update: either side alone waits half the time
+        "algorithm": _mappo(100, 4, 20),
         "network": _SMALL_NETWORK,
         "learner": {"pipeline": "sync"},
     },

@@ -13,6 +13,7 @@ from rich.text import Text
 
 T = TypeVar("T")
 _STDOUT, _STDERR = 1, 2  # file descriptors
+_WIDEST = 10_000  # characters of a line
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but the line feed
 
 
@@ -41,6 +42,16 @@ def screen_table(*headings: str, title: str = "") -> Table:
         title_style="bold",
         header_style="dim",
     )
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table with one line for each row, so that names can be searched and copied.
+
+    On a narrower screen the terminal breaks the lines.
+    """
+    whole = console.options.update(max_width=_WIDEST)
+    width = max(console.width, console.measure(table, options=whole).maximum)
+    Console(file=console.file, width=width).print(table)
 
 
 def counted(count: int, noun: str) -> str:

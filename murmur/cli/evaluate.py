@@ -19,7 +19,7 @@ from murmur.cli.options import (
 from murmur.cli.target import chosen_environment, trained
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.process.files import write_json
-from murmur.text import print_plain, reserve_stdout
+from murmur.text import print_plain, print_table, reserve_stdout
 
 if TYPE_CHECKING:
     from murmur.runs.run_folder import RunFolder
@@ -107,7 +107,7 @@ def evaluate(
                 say(f"waiting for the learner at {learner}, at most {patience} …")
                 title = f"policy of the learner at {learner}"
                 result = run_policy(settings, learner, episodes, first_seed)
-        console.print(result_table(title, result))
+        print_table(console, result_table(title, result))
         if note:
             say(note)
         record = to_record(title, result)
@@ -137,7 +137,7 @@ def _evaluate_masks(
         raise ConfigError(f"--out {out} needs --folder: which pictures?")
     measured = segmentation.measure(network, segmentation.open_source(network))
     title = f"{run.path.name}, {file.name}"
-    console.print(segmentation.measured_table(title, measured))
+    print_table(console, segmentation.measured_table(title, measured))
     if measured.broken:
         print_plain(console, f"{measured.broken} broken samples are left out")
     return measured.record(title)

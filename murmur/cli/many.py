@@ -12,9 +12,7 @@ from murmur.cli.completion import complete_config, complete_run
 from murmur.cli.options import Device, Minutes, Sbatch, Set, Steps, Updates, with_short
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.process.files import size_text, write_json, write_output
-from murmur.text import counted, print_plain
-
-_WIDEST = 10_000  # characters of a line
+from murmur.text import counted, print_plain, print_table
 
 Varied = Annotated[
     list[str] | None,
@@ -223,7 +221,8 @@ def compare(
         say=partial(print_plain, console, style="yellow"),
     )
     for table in tables(found):
-        console.print(table, "")
+        print_table(console, table)
+        console.print()
     for note in found.notes:
         print_plain(console, note, "dim")
     alone = Path(targets[0]) if len(targets) == 1 and Path(targets[0]).is_dir() else Path()
@@ -262,11 +261,7 @@ def runs(
     to_stdout = str(json_file) == "-"
     console = Console(stderr=to_stdout)
     found = list_runs(targets or ["runs"], sort=sort, state=state)
-    table = runs_table(found)
-    whole = console.options.update(max_width=_WIDEST)
-    # One line for each run, however narrow the screen is: it can be searched and copied.
-    width = max(console.width, console.measure(table, options=whole).maximum)
-    Console(stderr=to_stdout, width=width).print(table)
+    print_table(console, runs_table(found))
     total = sum(run.size for run in found)
     print_plain(console, f"{counted(len(found), 'run')}, {size_text(total)}")
     if json_file is not None:

@@ -14,6 +14,7 @@ from murmur.text import number
 _NEARLY = 0.85  # busier than this, a thread sets the rate
 _SHOWN = 0.05  # score of a cause that is worth a line beside the first two
 _FEW, _MANY = 4.0, 16.0  # environments of a message: tiny, and large enough
+_CALLS_S = 1e-3  # of a message on its way: calls and threads that wake up, on one machine, too
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,29 @@ def _environments(m: Measured) -> tuple[float, str]:
     return max(score, 0.5) if not m.sync and side(m) == "environments" else score, ""
 
 
+def _away(m: Measured, w: Workers) -> float:
+    """Return the share of the time in which both sides wait for messages on their way."""
+    if not m.sync:
+        return min(w.away, m.wait_environments)
+    # A worker waits while the learner works: only what acting waits for counts.
+    share = max(0.0, m.wait_environments - w.busy)
+    return min(w.away, share) if _several(w) else share
+
+
+def _several(w: Workers) -> bool:
+    """Return whether workers may wait for each other."""
+    return w.number > 1.5
+
+
+def _on_calls(m: Measured, w: Workers) -> float:
+    """Return the part of `_away` that tiny messages cost wherever they go."""
+    return _tiny(w) * min(_away(m, w), _CALLS_S * w.messages_per_s / w.number)
+
+
 def _network(m: Measured) -> tuple[float, str]:
     if (w := m.workers) is None:
         return 0.0, ""
-    share = min(w.away, m.wait_environments)
-    if m.sync:  # a worker waits while the learner works: only what acting waits for counts
-        share = max(0.0, m.wait_environments - w.sleep - w.compute - w.grpc - w.lack)
+    share = _away(m, w) - _on_calls(m, w)
     each = w.number * share / max(w.messages_per_s, 1e-9)
     return _weight(m, "environments") * share, (
         f"both sides wait for each other {_percent(share)} of the time: a message of "
@@ -117,7 +135,7 @@ def _messages(m: Measured) -> tuple[float, str]:
     w = m.workers
     calls = 1.0 if m.act_computes is None else 1 - m.act_computes
     acting = (m.act - m.act_lack - _evaluates(m)) * calls * _weight(m, "acting")
-    of_worker = w.grpc + w.answer * calls
+    of_worker = w.grpc + w.answer * calls + _on_calls(m, w)
     score = _tiny(w) * max(acting, of_worker * _weight(m, "environments"))
     return score, (
         f"{number(w.messages_per_s)} messages a second of {number(w.rows_per_message)} "
@@ -161,12 +179,25 @@ def _learning(m: Measured) -> tuple[float, str]:
     return _weight(m, "learning") * share, f"updates take {_percent(m.learn)} of the time"
 
 
+def environments_side_by_side(m: Measured) -> float:
+    """Return the share of a sync run's time that environments would take beside the learner.
+
+    In turns acting waits for the slowest worker; side by side a worker waits for no other.
+    """
+    if (w := m.workers) is None or not _several(w):
+        return m.wait_environments
+    return min(m.wait_environments, w.busy + w.away)
+
+
 def _turns(m: Measured) -> tuple[float, str]:
     if not m.sync:
         return 0.0, ""
-    parts = {"acting": m.act, "learning": m.learn, "environments": m.wait_environments}
+    environments = environments_side_by_side(m)
+    parts = {"acting": m.act, "learning": m.learn, "environments": environments}
     taken = ", ".join(f"{name} {_percent(share)}" for name, share in parts.items())
-    return 1 - max(parts.values()), f"in turns: {taken} of the time"
+    idle = m.wait_environments - environments
+    slowest = f", waiting for the slowest worker {_percent(idle)}" if idle > _SHOWN else ""
+    return 1 - max(parts.values()), f"in turns: {taken}{slowest} of the time"
 
 
 def _others(m: Measured) -> tuple[float, str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from murmur.doctor.causes import Finding, find, side
+from murmur.doctor.causes import Finding, environments_side_by_side, find, side
 from murmur.doctor.gpu_waits import GpuWait, gpu_waits
 from murmur.doctor.group_diagnosis import RankFigures, advice
 from murmur.doctor.latency import latency_lines
@@ -479,10 +479,8 @@ def _settings(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _overlap(seen: Diagnosis, m: Measured, now: Snapshot) -> list[Remedy]:
-    # What is neither acting nor learning is waiting for the environments.
-    working = seen.seconds_per_row["acting"] + seen.seconds_per_row["learning"]
-    away = max(1 / seen.rate - working, 1e-9)
-    rate, limit = _limit(seen, 1 / away, machine=_of_processors(seen, now))
+    environments = max(environments_side_by_side(m), 1e-9)
+    rate, limit = _limit(seen, seen.rate / environments, machine=_of_processors(seen, now))
     return [
         Remedy(
             "acting and learning side by side",

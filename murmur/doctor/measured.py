@@ -88,6 +88,11 @@ class Workers:
     rows_per_message: float
     messages_per_s: float
 
+    @property
+    def busy(self) -> float:
+        """Share in which a worker steps, works on messages or lacks a processor for it."""
+        return self.sleep + self.compute + self.grpc + self.lack
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -191,7 +196,13 @@ def measure(before: Snapshot, after: Snapshot, steps: float | None = None) -> Me
         min(learn_s, lack.get("learner", 0.0)) / span,
         act_computes,
         learn_computes,
-        _workers(before, after, inference, min(1.0, lack.get("inference", 0.0) / (act_s or 1.0))),
+        _workers(
+            before,
+            after,
+            inference,
+            min(1.0, lack.get("inference", 0.0) / (act_s or 1.0)),
+            lack.get("grpc", 0.0) / span,
+        ),
         _machine(before, after, cpu, lack),
         after.machine_busy,
         states,
@@ -225,7 +236,11 @@ def working(spent: Mapping[str, Mapping[str, float]], sync: bool) -> tuple[float
 
 
 def _workers(
-    before: Snapshot, after: Snapshot, inference: Mapping[str, float], act_lacks: float
+    before: Snapshot,
+    after: Snapshot,
+    inference: Mapping[str, float],
+    act_lacks: float,
+    grpc_lacks: float,
 ) -> Workers | None:
     """Split the workers' time; None without their ledgers.
 
@@ -234,6 +249,7 @@ def _workers(
         after: later snapshot.
         inference: seconds of the inference thread by state.
         act_lacks: share of the time of acting without a processor.
+        grpc_lacks: share of the time in which the learner's thread of messages has no processor.
     """
     old, new = before.servers, after.servers
     if old is None or new is None or new.time <= old.time:
@@ -258,14 +274,15 @@ def _workers(
     thread = max(sum(inference.values()), 1e-9)
     away -= answer
     away -= min(away, inference.get("wait_learning", 0.0) / thread)
+    held = min(away, grpc_lacks)  # nor is one that the learner has no processor to take or send
     return Workers(
         total / span,
         step - compute - lack_in_step,
         compute + pack,
         grpc,
-        lack_in_step + lack_in_wait + answer * act_lacks,
+        lack_in_step + lack_in_wait + answer * act_lacks + held,
         answer * (1 - act_lacks),
-        away,
+        away - held,
         step * total,
         cpu * total,
         (new.rows - old.rows) / messages if messages else 0.0,

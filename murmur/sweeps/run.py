@@ -16,7 +16,7 @@ from murmur.sweeps.folder import SweepFolder
 from murmur.sweeps.scheduler import Scheduler
 from murmur.sweeps.spec import load_spec
 from murmur.sweeps.view import SweepView, end_table, failures
-from murmur.text import counted, print_plain
+from murmur.text import counted, print_plain, print_table
 
 
 def open_sweep(
@@ -134,7 +134,7 @@ def write_array(sweep: SweepFolder, parallel: int, sbatch: Sequence[str]) -> str
 def _print_end(sweep: SweepFolder, metric: Metric, console: Console) -> int:
     """Print the table of all runs, those that failed, and what to do next."""
     console.print()
-    console.print(end_table(sweep, metric))
+    print_table(console, end_table(sweep, metric))
     for line in failures(sweep):
         print_plain(console, line, "red")
     path = shlex.quote(str(sweep.path))

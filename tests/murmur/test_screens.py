@@ -23,7 +23,7 @@ from murmur.runs.run_folder import RunFolder
 from murmur.runs.training import print_end
 from murmur.shared.config.experiment import RunConfig
 from murmur.shared.config.files import load
-from murmur.text import plain
+from murmur.text import plain, print_table
 
 NAMES = ("rate [/s]", "[bold]loud", ":rat:", "[link=http://x]y[/link]", "a\\", "[/]")
 
@@ -91,3 +91,15 @@ def test_results_show_any_name_as_it_is(
     with pytest.raises(SystemExit):
         _fail(f"wrong: {name}")
     assert f"error: wrong: {name}" in capsys.readouterr().err
+
+
+def test_a_narrow_screen_leaves_names_of_a_table_whole() -> None:
+    """Rounding errors of a zero-sum game need the widest columns."""
+    names = ("score_difference", "opponent_score_of_the_first_team")
+    values = np.array([-7.9e-7, 8.5e-7])
+    result = EvaluationResult("x", "policy", 1, dict.fromkeys(("return", *names), values), {})
+    out = io.StringIO()
+    print_table(Console(file=out, width=80), result_table("run", result))
+    for name in names:
+        (line,) = (line for line in out.getvalue().splitlines() if line.startswith(f"{name} "))
+        assert line.rstrip().endswith("8.5e-07")

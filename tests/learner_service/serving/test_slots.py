@@ -79,7 +79,7 @@ def test_each_rank_has_slots_of_its_own() -> None:
     assert [slot for slot, *_ in slots.state_dict()["slots"]] == [first + 5, first + 6]
 
 
-def test_a_resumed_episode_still_counts_as_begun_before_the_first_update() -> None:
+def test_a_resumed_episode_still_counts_as_begun_before() -> None:
     slots = table(exact=True)
     session = admit(slots, 3, 0)
     play(session, 1)

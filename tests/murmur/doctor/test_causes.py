@@ -170,6 +170,17 @@ def test_a_slow_network_keeps_both_sides_waiting() -> None:
     assert "on their way for about" in seen.causes[0].evidence
 
 
+def test_messages_held_up_by_full_processors_are_no_network() -> None:
+    """The learner's thread of messages is kept from running 8 of the 9 s that workers wait."""
+    before, after = look(
+        workers={"step": 0.5, "wait": 9.5}, busy=2.0, cpu_s=0.9, tree_cpu_s=1.0, messages=200,
+        learner={"cpu_s": {"": 0.5}, "cpu_wait_s": {"grpc": 8.0}},
+    )  # fmt: skip
+    seen = diagnose(before, after, config())
+    assert seen.bottleneck == "others"
+    assert {c.name: c.score for c in seen.causes}["network"] < 0.2
+
+
 def test_tiny_messages_cost_both_sides_calls() -> None:
     """Both threads work all the time on messages of one environment, 1 ms of CPU each."""
     before, after = look(
@@ -185,6 +196,18 @@ def test_tiny_messages_cost_both_sides_calls() -> None:
     assert seen.bottleneck == "messages"
     assert "1,000 messages a second of 1.000 environments each" in seen.causes[0].evidence
     assert seen.remedies[-1].settings == ("env_server.envs_per_worker=32",)
+
+
+def test_tiny_messages_that_wake_threads_are_not_the_networks() -> None:
+    """A worker waits 7 of 10 s for 10,000 answers of one environment: 0.7 ms each."""
+    before, after = look(workers={"step": 0.5, "wait": 9.5}, cpu_s=3.0, tree_cpu_s=3.0,
+                         messages=10_000)  # fmt: skip
+    assert after.servers is not None
+    tiny = replace(after, servers=replace(after.servers, rows=10_000))
+    seen = diagnose(before, tiny, config(envs_per_worker=2))
+    assert seen.bottleneck == "messages"
+    far = replace(after, servers=replace(after.servers, messages=300, rows=300))
+    assert diagnose(before, far, config(envs_per_worker=2)).bottleneck == "network"
 
 
 def learning(steps_ms: float) -> tuple[Snapshot, Snapshot]:
@@ -238,6 +261,20 @@ def test_lock_step_is_named_unless_one_side_takes_most() -> None:
     assert "rows are up to learner.max_policy_lag updates old" in seen.remedies[0].cost
     assert sync(0.2, 0.3, 9.5).bottleneck == "environments wait"
     assert sync(0.2, 9.5, 0.3).bottleneck == "learning"
+
+
+def test_workers_that_wait_for_the_slowest_are_in_lock_step() -> None:
+    """Four workers step 3 of 10 s on average; acting waits 8 s until the last has answered."""
+    states = {"act": 1.0, "forward": 1.0, "wait_environments": 8.0}
+    asked = {"idle": {0.05: 0.0, 0.1: 400.0, float("inf"): 400.0}}  # 400 requests of 75 ms
+    before, after = look(
+        (states, None), {"step": 12.0, "wait": 28.0}, busy=1.5,
+        cpu_s=12.0, tree_cpu_s=12.0, messages=400,
+    )  # fmt: skip
+    seen = diagnose(before, replace(after, latency=asked), config(num_workers=4))
+    assert (seen.bottleneck, seen.causes[0].score) == ("turns", pytest.approx(0.7, abs=0.06))
+    assert "waiting for the slowest worker" in seen.causes[0].evidence
+    assert "network" not in [c.name for c in seen.causes if c.score > 0.1]
 
 
 def test_evaluations_that_take_acting_and_processors_are_named() -> None:
