@@ -131,6 +131,7 @@ class Algorithm(ABC, Generic[B]):
 
     Attributes:
         IMITATES: whether it learns from what an expert would have done, see `imitation`.
+        TAKES_TURNS: whether it learns from an agent's turns alone, see `Transitions.rates`.
         graphs: CUDA graphs of its updates; the caller sets `graphs.enabled`.
         unroll_length: L, transitions of one unroll; 0: the storage chooses it.
         unrolls_per_update: unrolls that an update takes, at least; 0: the storage chooses.
@@ -144,6 +145,7 @@ class Algorithm(ABC, Generic[B]):
     """
 
     IMITATES = False
+    TAKES_TURNS = False
     unroll_length: int
     rows_per_update: int
     unrolls_per_update: int = 0
@@ -370,7 +372,7 @@ def grown(config: ExperimentConfig, spec: EnvSpec) -> ExperimentConfig:
         return config
     remembers = bool(config.network.options.get("recurrent"))
     settled = options.for_environments(
-        config.total_envs, spec.num_agents, spec.max_episode_steps, remembers=remembers
+        config.total_envs, spec.acting_agents, spec.max_episode_steps, remembers=remembers
     )
     return config if settled is options else with_options(config, settled)
 
@@ -436,6 +438,28 @@ def build_algorithm(
             f"imitation.baseline: algorithm '{config.name}' does not imitate; set coma, mappo, "
             "ippo or ppo, or leave imitation out"
         )
+    if spec.takes_turns:
+        _require_turns(config.name, algorithm, spec)
     algorithm.transforms, algorithm.frames = transforms, transforms.frames
     algorithm.keep(**transforms.state())
     return algorithm
+
+
+def _require_turns(name: str, algorithm: Algorithm[Any], spec: EnvSpec) -> None:
+    """Check that an algorithm can learn where agents take turns.
+
+    Raises:
+        ConfigError: if it cannot, or if most moves would be left out because unrolls are short.
+    """
+    if not algorithm.TAKES_TURNS:
+        raise ConfigError(
+            f"algorithm '{name}' learns from every agent in every step, and in '{spec.name}' agents "
+            "take turns; set mappo, ippo or ppo"
+        )
+    least = 2 * spec.num_agents
+    if 0 < algorithm.unroll_length < least:
+        raise ConfigError(
+            f"algorithm.unroll_steps = {algorithm.unroll_length}: in '{spec.name}' {spec.num_agents} "
+            "agents take turns, and the last move of each in an unroll is learned from only if its "
+            f"next turn is there, too; set it to {least} or more, or to 0"
+        )
