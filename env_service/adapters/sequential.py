@@ -286,6 +286,8 @@ class SequentialVectorEnv(VectorEnvironment):
                     result = self._advance(i, environment, prepared[i])
                     if result == MID and ages[i] >= self._bound:
                         result = self._at_bound(ages[i])
+                        if result == TRUNCATED:
+                            self._cut(i, environment)
                     outcome[i] = result
             except _CopyFault as fault:
                 self._fail(i, "contents", str(fault), fault.__cause__)
@@ -314,6 +316,9 @@ class SequentialVectorEnv(VectorEnvironment):
             self._failed, self._unclosed = {}, []
             raise CopiesFailed(faults, self._timestep)
         return self._timestep
+
+    def _cut(self, i: int, environment: Any) -> None:  # noqa: ANN401
+        """Complete the rows of copy i where environment.max_episode_steps ends its episode."""
 
     def _at_bound(self, age: int) -> int:
         """Truncate at environment.max_episode_steps; the environment's own hint ends nothing."""

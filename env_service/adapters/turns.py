@@ -7,10 +7,10 @@ from typing import Any
 class TurnByTurn:
     """An AEC environment with the interface of a parallel one: a step is the move of one agent.
 
-    What an agent is told is what `last()` tells it when its turn comes: its observation, the rewards
-    since its last move, whether it is done, and its info. The other agents are given None as
-    observation, 0 as reward and no info. An agent that is done is reported once its last turn, in
-    which it can only leave, has come; then it is no longer among `agents`.
+    When its turn comes an agent is told what `last()` returns: its observation, the rewards since
+    its last move, whether it is done, and its info. The other agents are given None as observation,
+    0 as reward and no info. An agent that is done is reported once its last turn, in which it can
+    only leave, has come; then it is no longer among `agents`.
 
     Attributes:
         env: the AEC environment.
@@ -81,6 +81,10 @@ class TurnByTurn:
         for agent in self.agents:  # also those that have joined
             observations.setdefault(agent, None)
         return observations, rewards, terminations, truncations, infos
+
+    def unpaid(self, agent: Any) -> tuple[Any, float]:  # noqa: ANN401
+        """Return the observation of an agent that waits, and its rewards since its last move."""
+        return self.env.observe(agent), self.env._cumulative_rewards[agent]
 
     def state(self) -> Any:  # noqa: ANN401
         """Return the global state."""

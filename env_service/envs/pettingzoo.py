@@ -336,6 +336,13 @@ class TurnGame(PettingZoo):
         a = self._index[agent]
         return {agent: self._convert[a](actions[a])}
 
+    def _cut(self, i: int, environment: Any) -> None:  # noqa: ANN401
+        for a, agent in self._alive_agents[i]:
+            if agent != environment.acting:
+                observation, self._own_rows[i][a] = environment.unpaid(agent)
+                self._observe(i, a, observation)
+        self._turns[i] = 0
+
     def _see(
         self,
         i: int,

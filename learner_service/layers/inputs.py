@@ -472,7 +472,7 @@ class CriticInputs(ActorInputs):
     The joint action is [B, A] int64. The others' actions come as a map where the environment
     observes maps and says where each agent stands on them (`agent_cell`): (action + 1) / K at each
     other agent's cell. Elsewhere as one-hot vectors, the own one zero. Where the environment gives
-    no `state`, the vectors that all agents observe stand for it (but not their images). Where agents
+    no `state`, the vectors that all agents observe stand for it (but not their images). If agents
     take turns it is told whose turn it is.
     """
 

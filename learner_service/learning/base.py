@@ -453,13 +453,13 @@ def _require_turns(name: str, algorithm: Algorithm[Any], spec: EnvSpec) -> None:
     """
     if not algorithm.TAKES_TURNS:
         raise ConfigError(
-            f"algorithm '{name}' learns from every agent in every step, and in '{spec.name}' agents "
-            "take turns; set mappo, ippo or ppo"
+            f"algorithm '{name}' learns from every agent in every step, and in '{spec.name}' "
+            "agents take turns; set mappo, ippo or ppo"
         )
     least = 2 * spec.num_agents
     if 0 < algorithm.unroll_length < least:
         raise ConfigError(
-            f"algorithm.unroll_steps = {algorithm.unroll_length}: in '{spec.name}' {spec.num_agents} "
-            "agents take turns, and the last move of each in an unroll is learned from only if its "
-            f"next turn is there, too; set it to {least} or more, or to 0"
+            f"algorithm.unroll_steps = {algorithm.unroll_length}: in '{spec.name}' "
+            f"{spec.num_agents} agents take turns, and a move is learned from only if the agent's "
+            f"next turn is in the same unroll; set it to {least} or more, or to 0"
         )

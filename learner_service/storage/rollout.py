@@ -86,8 +86,8 @@ class Transitions:
         valid: [L, B] bool, the action of t was taken and led to t+1: see `is_transition`.
         weight: [L, B, A] mask, 1 where an alive agent's action was taken and led to t+1. Where
             agents take turns, 0 for those that waited, and for moves that are `unfinished`.
-        waits: [L, B, A] bool, the episode goes on at t+1, and it is not the agent's turn there: what
-            it earns next is still the result of its last move. None: all agents always act.
+        waits: [L, B, A] bool, the episode continues at t+1, and it is not the agent's turn there:
+            what it earns next is still the result of its last move. None: all agents always act.
         unfinished: [L, B, A] bool, the rollout ends before the agent's next turn after t, so that
             the result of its last move is not known. None as `waits`.
     """
@@ -104,7 +104,7 @@ class Transitions:
         """Return the discount factor and lambda of the step from t to t+1.
 
         Where agents take turns they are those of an agent's moves: 1 and 1 while it waits, so that
-        its rewards from a turn to its next one add up. Where time step t+1 is its turn and that move
+        its rewards from a turn to its next one add up. If time step t+1 is its turn and that move
         is unfinished, lambda is 0: the value there stands for all that follows.
 
         Returns:
