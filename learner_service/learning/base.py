@@ -420,6 +420,8 @@ def build_algorithm(
         group=precision.group,
         device=device,
     )
+    if spec.takes_turns:  # before others find options that do not fit the environment
+        _require_turns(config.name, plugin.module.build, spec)
     about = options.about if isinstance(options, AlgorithmConfig) else About()
     rows = about.learned_at_once * (agents if about.joint else 1)
     at_once = learning_from(rows, device, precision.dtype.itemsize)
@@ -445,21 +447,22 @@ def build_algorithm(
     return algorithm
 
 
-def _require_turns(name: str, algorithm: Algorithm[Any], spec: EnvSpec) -> None:
-    """Check that an algorithm can learn where agents take turns.
+def _require_turns(name: str, algorithm: Any, spec: EnvSpec) -> None:  # noqa: ANN401
+    """Check that an algorithm, its class or what builds it, can learn where agents take turns.
 
     Raises:
-        ConfigError: if it cannot, or if most moves would be left out because unrolls are short.
+        ConfigError: if it cannot, or if many moves would be left out because unrolls are short.
     """
-    if not algorithm.TAKES_TURNS:
+    if not getattr(algorithm, "TAKES_TURNS", True):
         raise ConfigError(
             f"algorithm '{name}' learns from every agent in every step, and in '{spec.name}' "
             "agents take turns; set mappo, ippo or ppo"
         )
     least = 2 * spec.num_agents
-    if 0 < algorithm.unroll_length < least:
+    steps = getattr(algorithm, "unroll_length", 0)
+    if 0 < steps < least:
         raise ConfigError(
-            f"algorithm.unroll_steps = {algorithm.unroll_length}: in '{spec.name}' "
+            f"algorithm.unroll_steps = {steps}: in '{spec.name}' "
             f"{spec.num_agents} agents take turns, and a move is learned from only if the agent's "
             f"next turn is in the same unroll; set it to {least} or more, or to 0"
         )

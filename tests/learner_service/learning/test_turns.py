@@ -212,9 +212,9 @@ def test_a_move_is_learned_from_if_its_result_is_in_the_rollout() -> None:
 
 
 @pytest.mark.parametrize("name", ["mappo", "ippo"])
-@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("recurrent", [0, 8])
 def test_what_agents_do_and_see_while_they_wait_changes_no_weight(
-    name: str, recurrent: bool
+    name: str, recurrent: int
 ) -> None:
     network = PluginConfig.model_validate({"name": "mlp", "hidden": [8], "recurrent": recurrent})
     after = []
@@ -222,7 +222,7 @@ def test_what_agents_do_and_see_while_they_wait_changes_no_weight(
         arrays = random_game(3)
         if recurrent:
             arrays["memory"] = torch.zeros(1, 6, AGENTS, 8)
-        waits = arrays[OBSERVATION + TURN_MASK] == 0
+        waits = (arrays[OBSERVATION + TURN_MASK] == 0) & (arrays["step_type"] < LAST).unsqueeze(-1)
         arrays["action"][waits] = noise
         arrays["log_prob"][waits] = -1.0 - noise
         if name == "ippo" and not recurrent:
@@ -242,11 +242,11 @@ def test_a_centralized_critic_is_told_whose_turn_it_is() -> None:
     arrays = random_game(0)
     obs = {k.removeprefix(OBSERVATION): x[0] for k, x in arrays.items() if OBSERVATION in k}
     actor, critic = mappo._fed(obs)
-    assert actor.vector.shape[-1] == 2
+    assert actor.vector.shape[-1] == 2 + AGENTS  # what is seen, and the agent's number
     turns = obs[TURN_MASK].float().unsqueeze(1).expand(-1, AGENTS, -1)
     assert torch.equal(critic.vector[..., -AGENTS:], turns)
     assert mappo._critic_inputs.shape.vector == critic.vector.shape[-1]
-    assert ippo._fed(obs)[1].vector.shape[-1] == 2
+    assert ippo._fed(obs)[1].vector.shape[-1] == 2 + AGENTS
 
 
 def test_updates_count_an_agents_turns_alone() -> None:
