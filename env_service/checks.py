@@ -24,6 +24,7 @@ from murmur.shared.wire.notices import Notices
 from murmur.shared.wire.seeding import episode_seeds, uniform
 from murmur.shared.wire.spec import (
     ACTION_MASK,
+    TURN_MASK,
     Discrete,
     EnvSpec,
     shown_agents,
@@ -142,6 +143,8 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
         lines.append(f"does one of {action.num_actions} actions")
     else:
         lines.append(f"does {action.size} numbers from {action.low:g} to {action.high:g}")
+    if spec.takes_turns:
+        lines.append("one agent acts at a time: turn_mask says which")
     lengths: list[int] = []
     returns: list[float] = []
     length, total = 0, 0.0
@@ -408,9 +411,12 @@ class _Check:
                 self._problem(f"step returned {what}", row)
         last, discount = timestep.step_type == StepType.LAST, timestep.discount
         limit = 0 if self.longer else self.max_episode_steps
+        turns = timestep.observation[TURN_MASK].any(1) if self.spec.takes_turns else ~last
         for bad, problem in (
             ((discount != 0) & (discount != 1), "discount is neither 0 nor 1"),
             (~last & (discount != 1), "discount is not 1 on a row that is not LAST"),
+            (~last & ~turns, f"{TURN_MASK} gives no agent the turn on a row that is not LAST"),
+            (last & turns, f"{TURN_MASK} gives an agent the turn on LAST"),
             (
                 (limit > 0) & (ages >= limit) & ~last,
                 f"the episode continues after max_episode_steps = {limit}",

@@ -201,7 +201,7 @@ class RunContext:
             state: returns the state of the run for a checkpoint.
             steps: function that makes the steps after an update that come before the log and
                 checkpoints; they may use the keeper.
-            num_agents: number of agents that learn.
+            num_agents: number of agents that act in each step.
             best_metric: result of an evaluation that chooses the best checkpoint; see Keeper.
             settled: function that returns whether a checkpoint can be continued from; see Keeper.
             waits_for_sessions: whether a stopped run is saved after its sessions end; see Keeper.

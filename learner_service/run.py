@@ -335,7 +335,7 @@ class Run:
             storage,
             full_state,
             steps,
-            num_agents=spec.num_agents,
+            num_agents=spec.acting_agents,
             best_metric=config.evaluation.best_metric,
             # A sync run is saved where no update is due: there it can continue exactly.
             settled=lambda updated: not self._sync or (updated and not storage.ready),

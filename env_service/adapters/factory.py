@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from murmur.env_service.adapters.pixels import Reduction, Resize
 from murmur.env_service.adapters.teams import RETURN, TEAMS, Teams
+from murmur.env_service.adapters.turns import TurnByTurn
 from murmur.shared.config import Section
 from murmur.shared.config.import_advice import import_advice
 from murmur.shared.config.named_plugin import find_object
@@ -16,10 +17,6 @@ from murmur.shared.process.traces import error_message
 
 Factory = Callable[..., Any]
 
-TURNS = (
-    "its agents take turns (AEC), and murmur steps all agents at once; name a factory of your own "
-    "in which agents that wait have one legal action: docs/turns.md has one"
-)
 _OWN_METRICS = ("return", "length")
 
 
@@ -96,9 +93,8 @@ def find_factory(path: str) -> Factory:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 
     def missing(module: Any, part: str) -> str:  # noqa: ANN401
-        return (
-            _only_turns(path, module) if part == "parallel_env" and hasattr(module, "env") else ""
-        )
+        turns = part == "parallel_env" and hasattr(module, "env")
+        return f"its agents take turns: write {path.partition(':')[0]}:env" if turns else ""
 
     found = find_object(path, missing)
     if not callable(found):
@@ -108,12 +104,6 @@ def find_factory(path: str) -> Factory:
         )
     factory: Factory = found
     return factory
-
-
-def _only_turns(path: str, module: Any) -> str:  # noqa: ANN401
-    """Return the advice for a PettingZoo module that has only an AEC environment."""
-    metadata = getattr(getattr(module, "raw_env", None), "metadata", None) or {}
-    return f"write {path.partition(':')[0]}:env" if metadata.get("is_parallelizable") else TURNS
 
 
 def create(config: AdapterConfig, **more: Any) -> Any:  # noqa: ANN401 - whatever the factory makes
@@ -129,7 +119,7 @@ def create(config: AdapterConfig, **more: Any) -> Any:  # noqa: ANN401 - whateve
     factory = find_factory(config.factory)
     given = {**more, **config.arguments}
     try:
-        return parallel(factory(**given))
+        return stepped(factory(**given))
     except (Exception, SystemExit) as error:
         arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
         call = f"{config.factory}({arguments})"
@@ -142,19 +132,18 @@ def create(config: AdapterConfig, **more: Any) -> Any:  # noqa: ANN401 - whateve
         ) from error
 
 
-def parallel(environment: Any) -> Any:  # noqa: ANN401
-    """Return the environment, as a parallel one if it is an AEC that PettingZoo can convert."""
-    metadata = getattr(environment, "metadata", None) or {}
-    if not is_aec(environment) or not metadata.get("is_parallelizable"):
+def stepped(environment: Any) -> Any:  # noqa: ANN401
+    """Return the environment; one of PettingZoo's AEC kind with the steps of a parallel one.
+
+    If it is parallelizable all agents act in each step, else the agent with the turn does.
+    """
+    if not hasattr(environment, "agent_iter"):
         return environment
+    if not (getattr(environment, "metadata", None) or {}).get("is_parallelizable"):
+        return TurnByTurn(environment)
     from pettingzoo.utils import aec_to_parallel
 
     return aec_to_parallel(environment)
-
-
-def is_aec(environment: Any) -> bool:  # noqa: ANN401
-    """Return whether agents take turns in an environment, as in PettingZoo's AEC environments."""
-    return hasattr(environment, "agent_iter")
 
 
 def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]:  # noqa: ANN401

@@ -4,14 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from murmur.env_service.adapters.factory import (
-    TURNS,
-    AdapterConfig,
-    Factory,
-    create,
-    find_factory,
-    is_aec,
-)
+from murmur.env_service.adapters.factory import AdapterConfig, Factory, create, find_factory
 from murmur.env_service.environment import VectorEnvironment
 from murmur.env_service.watchdog.faults import close_quietly
 from murmur.shared.process.errors import ConfigError
@@ -49,8 +42,6 @@ def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
         return "murmur"
     classes = {f"{c.__module__}.{c.__qualname__}" for c in type(environment).__mro__}
     kind = type(environment).__name__
-    if is_aec(environment):
-        return f"a {kind} whose metadata does not say is_parallelizable: {TURNS}"
     if "gymnasium.vector.vector_env.VectorEnv" in classes:
         return "gymnasium_vector"
     if "gymnasium.core.Env" in classes:

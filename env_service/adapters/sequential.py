@@ -43,6 +43,7 @@ from murmur.shared.wire.spec import (
     AGENT_MASK,
     MAX_EPISODE_STEPS,
     STATE,
+    TURN_MASK,
     ArraySpec,
     Discrete,
     EnvSpec,
@@ -81,6 +82,7 @@ class Interface:
         actions: layout of the actions.
         masks_told: true if the infos of the first reset hold action masks.
         agents_can_die: true if the learner gets a mask of the agents that are alive.
+        takes_turns: true if one agent acts at a time, and the learner gets a mask of it.
         state: spec of the global state, if the environment gives one.
         max_episode_steps: the environment's hint, steps, which episodes may exceed; 0 if none.
         hint: name of that hint.
@@ -94,6 +96,7 @@ class Interface:
     actions: "ActionLayout"
     masks_told: bool
     agents_can_die: bool = False
+    takes_turns: bool = False
     state: ArraySpec | None = None
     max_episode_steps: int = 0
     hint: str = ""
@@ -103,16 +106,19 @@ class Interface:
     def arrays(self) -> tuple[ArraySpec, ...]:
         """Return the specs of all observations.
 
-        If agents have different numbers of actions, they include an action mask.
+        If agents have different numbers of actions, or take turns, they include an action mask.
         """
         specs = list(self.observations.arrays)
         if self.state is not None:
             specs.append(self.state)
-        if self.masked or len(set(self.actions.counts)) > 1:
+        limited = self.takes_turns and bool(self.actions.counts)  # an agent that waits has action 0
+        if self.masked or limited or len(set(self.actions.counts)) > 1:
             assert isinstance(self.actions.spec, Discrete)
             specs.append(ArraySpec(ACTION_MASK, "uint8", (self.actions.spec.num_actions,)))
         if self.agents_can_die:
             specs.append(ArraySpec(AGENT_MASK, "uint8", ()))
+        if self.takes_turns:
+            specs.append(ArraySpec(TURN_MASK, "uint8", ()))
         return tuple(specs)
 
     @property
@@ -188,7 +194,8 @@ class SequentialVectorEnv(VectorEnvironment):
         longest = interface.longest(config.max_episode_steps)
         self._limit, self._hint = config.max_episode_steps, interface.hint
         self._watch = CastWatch(self.notices)
-        self._teams = TeamReturns(teams_of(interface.agents, config.teams, config.factory), n, a)
+        wanted = "agents" if interface.takes_turns and config.teams == "auto" else config.teams
+        self._teams = TeamReturns(teams_of(interface.agents, wanted, config.factory), n, a)
         self.spec = EnvSpec(
             name=interface.name,
             num_agents=a,
@@ -232,6 +239,7 @@ class SequentialVectorEnv(VectorEnvironment):
         self._own = self._reward if self._sharing == "none" else np.zeros((n, a), np.float32)
         self._own_rows = list(self._own)
         self._alive = self._arrays.get(AGENT_MASK, np.ones((n, a), np.uint8))
+        self._turns = self._arrays.get(TURN_MASK, np.zeros((n, a), np.uint8))
         self._masks: Array | None = self._arrays.get(ACTION_MASK)
         if self._masks is not None:
             self._usual = np.arange(max(counts)) < np.array(counts)[:, None]
@@ -278,6 +286,8 @@ class SequentialVectorEnv(VectorEnvironment):
                     result = self._advance(i, environment, prepared[i])
                     if result == MID and ages[i] >= self._bound:
                         result = self._at_bound(ages[i])
+                        if result == TRUNCATED:
+                            self._cut(i, environment)
                     outcome[i] = result
             except _CopyFault as fault:
                 self._fail(i, "contents", str(fault), fault.__cause__)
@@ -306,6 +316,9 @@ class SequentialVectorEnv(VectorEnvironment):
             self._failed, self._unclosed = {}, []
             raise CopiesFailed(faults, self._timestep)
         return self._timestep
+
+    def _cut(self, i: int, environment: Any) -> None:  # noqa: ANN401
+        """Complete the rows of copy i where environment.max_episode_steps ends its episode."""
 
     def _at_bound(self, age: int) -> int:
         """Truncate at environment.max_episode_steps; the environment's own hint ends nothing."""
@@ -499,6 +512,7 @@ class SequentialVectorEnv(VectorEnvironment):
         """Zero the observation of a missing agent, and allow it only action 0."""
         for row in self._rows[i][agent]:
             row[...] = 0
+        self._turns[i, agent] = 0
         if self._masks is not None:
             self._masks[i, agent] = self._noop
 

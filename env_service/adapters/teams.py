@@ -12,7 +12,8 @@ from murmur.shared.process.errors import ConfigError
 Teams = Literal["auto", "none", "agents"] | dict[str, tuple[str, ...]]
 TEAMS = (
     "metrics return/<team>, the sum over a team's agents: auto: agents whose names differ only in "
-    "the number at their end are a team, where there are several; agents: each by itself; none; "
+    "the number at their end are a team, where there are several, in games of turns each agent by "
+    "itself; agents: each by itself; none; "
     "or agents by team, such as {hunters: [adversary_0, adversary_1], prey: [agent_0]}"
 )
 RETURN = "return/"

@@ -1,4 +1,4 @@
-"""Any PettingZoo parallel environment, by "package.module:factory"."""
+"""Any PettingZoo environment, parallel or AEC, by "package.module:factory"."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -20,6 +20,7 @@ from murmur.env_service.adapters.sequential import (
     hint_of,
     shown,
 )
+from murmur.env_service.adapters.turns import TurnByTurn
 from murmur.env_service.environment import BaselineFactory, RandomPolicy
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE
@@ -80,6 +81,7 @@ class PettingZoo(SequentialVectorEnv):
             actions,
             masks_told=told,
             agents_can_die=config.agents_can_die and len(agents) > 1,
+            takes_turns=isinstance(first, TurnByTurn),
             state=state,
             max_episode_steps=hint_of(getattr(getattr(first, "unwrapped", first), "max_cycles", 0)),
             hint="its attribute max_cycles",
@@ -114,8 +116,8 @@ class PettingZoo(SequentialVectorEnv):
             self._see_state(i, environment.state())
 
     def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
-        alive, convert, own = self._alive_agents[i], self._convert, self._own_rows[i]
-        result = environment.step({agent: convert[a](actions[a]) for a, agent in alive})
+        alive, own = self._alive_agents[i], self._own_rows[i]
+        result = environment.step(self._moves(i, environment, actions))
         observations, rewards, terminations, truncations, infos = self._unpack(
             i, result, _STEP_RETURNS
         )
@@ -173,6 +175,11 @@ class PettingZoo(SequentialVectorEnv):
         if self._write_state is not None:
             self._see_state(i, environment.state())
         return outcome
+
+    def _moves(self, i: int, environment: Any, actions: Any) -> dict[Any, Any]:  # noqa: ANN401
+        """Return the environment's action of each agent that acts."""
+        convert = self._convert
+        return {agent: convert[a](actions[a]) for a, agent in self._alive_agents[i]}
 
     def _look_at_absent(self, i: int, rewards: Mapping[Any, Any]) -> None:
         """Give a notice of a reward for an absent agent; only reward sharing counts it."""
@@ -308,6 +315,52 @@ class PettingZoo(SequentialVectorEnv):
         given = [read_info(info, name) for info in self._infos[i].values() if info]
         found = [value for value in given if value is not None]
         return sum(map(float, found)) / len(found) if found else None
+
+
+class TurnGame(PettingZoo):
+    """N copies of a PettingZoo AEC environment behind the contract: a step is one agent's move.
+
+    The agent to act has 1 in `turn_mask`, sees its observation, and is rewarded for all that came
+    since its last move. Others have action 0 as their only legal one, which is ignored, and still
+    observe what they saw last; zeros before their first turn. All see their last observation on
+    LAST.
+    """
+
+    def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
+        for a, _ in self._all:
+            self._blank(i, a)
+        super()._begin(i, environment, seed)
+
+    def _moves(self, i: int, environment: Any, actions: Any) -> dict[Any, Any]:  # noqa: ANN401
+        agent = environment.acting
+        a = self._index[agent]
+        return {agent: self._convert[a](actions[a])}
+
+    def _cut(self, i: int, environment: Any) -> None:  # noqa: ANN401
+        for a, agent in self._alive_agents[i]:
+            if agent != environment.acting:
+                observation, self._own_rows[i][a] = environment.unpaid(agent)
+                self._observe(i, a, observation)
+        self._turns[i] = 0
+
+    def _see(
+        self,
+        i: int,
+        a: int,
+        agent: Any,  # noqa: ANN401 - any hashable
+        observation: Any,  # noqa: ANN401
+        infos: Mapping[Any, Any],
+        *,
+        over: bool = False,
+    ) -> None:
+        """Write the observation of the agent to act; another one has to wait."""
+        acts = agent == self._environments[i].acting
+        self._turns[i, a] = acts
+        if acts or over:
+            self._unmask(i, a)
+            super()._see(i, a, agent, observation, infos, over=over)
+        if not acts and self._masks is not None:
+            self._masks[i, a] = self._noop
 
 
 def _agents(environment: Any, factory: str) -> list[Any]:  # noqa: ANN401
@@ -467,7 +520,8 @@ def make(config: Config, num_envs: int) -> PettingZoo:
     Raises:
         ConfigError: if the factory cannot be called or makes another kind of object.
     """
-    return PettingZoo(config, create_copies(config, "pettingzoo", num_envs))
+    copies = create_copies(config, "pettingzoo", num_envs)
+    return (TurnGame if isinstance(copies[0], TurnByTurn) else PettingZoo)(config, copies)
 
 
 BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy}

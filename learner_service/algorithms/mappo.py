@@ -95,7 +95,7 @@ _OF_THE_BATCH = ("return_mean", "advantage_std", "explained_variance")
 class Mappo(OnPolicyAlgorithm):
     """Algorithm of actors with clipped policy gradients. Used by the thread that learns."""
 
-    POLICY, IMITATES = MappoPolicy, True
+    POLICY, IMITATES, TAKES_TURNS = MappoPolicy, True, True
     _OF_BATCH = len(_OF_THE_BATCH)
     _columns = ("log_prob", "advantage", "target")
     actor: Actor
@@ -183,16 +183,19 @@ class Mappo(OnPolicyAlgorithm):
             mean, std = self.value_norm.statistics()
             value = value * std + mean
         # 2. Targets G and advantages A = G - V by GAE, or both by V-trace; [L, B, A].
+        if t.waits is not None:  # values are those of an agent's turns; while it waits G has none
+            value = torch.cat([value[:1], value[1:].masked_fill(t.waits, 0)])
+        gamma, lambda_ = t.rates(c.gamma, c.gae_lambda)
         if not c.vtrace_clip:
             target = lambda_returns(
-                t.reward, t.discount, value[1:], t.next_is_last, c.gamma, c.gae_lambda
+                t.reward, t.discount, value[1:], t.next_is_last, gamma, lambda_
             )
             advantage = target - value[:-1]
         else:
             log_ratio = (values["log_prob"][:-1] - old_log_prob).where(weight > 0, 0)
             target, advantage = vtrace_returns(
                 *(t.reward, t.discount, value, t.next_is_last, log_ratio),
-                *(c.gamma, c.gae_lambda, c.vtrace_clip),
+                *(gamma, lambda_, c.vtrace_clip),
             )
         shape, sharing = weight.shape, self._sharing
         target, advantage, counted = (x.flatten(0, 1) for x in (target, advantage, weight))

@@ -15,7 +15,15 @@ from typing_extensions import override
 from murmur.learner_service.layers.distributions import one_hot
 from murmur.shared.config.derived import Channel, DerivedMap
 from murmur.shared.process.errors import ConfigError, SpecError
-from murmur.shared.wire.spec import AGENT_CELL, NO_INPUTS, STATE, ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.spec import (
+    AGENT_CELL,
+    NO_INPUTS,
+    STATE,
+    TURN_MASK,
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+)
 
 _LARGE_IMAGE = 4096  # bytes of an image from which it is not kept as float32
 
@@ -376,6 +384,7 @@ class ActorInputs:
         self._shared: list[ArraySpec] = []
         self._centred_state: tuple[int, ...] = ()
         self._sees_others = False
+        self._sees_turns = False
         vector = _width(self.vectors) + (spec.num_agents if self._agent_id else 0)
         image = stacked_shape(self._images)
         self._centred = options.centered
@@ -431,6 +440,9 @@ class ActorInputs:
         for v in self._shared:
             numbers = to_float(observation[v.name], 1)
             vectors.append(numbers.unsqueeze(1).expand(-1, self._num_agents, -1))
+        if self._sees_turns:
+            turn = observation[TURN_MASK].float()  # [B, A]
+            vectors.append(turn.unsqueeze(1).expand(-1, self._num_agents, -1))
         # 3. What the other agents do.
         if action is not None:
             action = action.detach()
@@ -460,7 +472,8 @@ class CriticInputs(ActorInputs):
     The joint action is [B, A] int64. The others' actions come as a map where the environment
     observes maps and says where each agent stands on them (`agent_cell`): (action + 1) / K at each
     other agent's cell. Elsewhere as one-hot vectors, the own one zero. Where the environment gives
-    no `state`, the vectors that all agents observe stand for it (but not their images).
+    no `state`, the vectors that all agents observe stand for it (but not their images). If agents
+    take turns it is told whose turn it is.
     """
 
     def __init__(self, spec: EnvSpec, options: InputOptions, *, actions: bool = True) -> None:
@@ -499,6 +512,8 @@ class CriticInputs(ActorInputs):
         if not spec.observation(STATE):
             self._shared = [*self._shared, *self.vectors]
             vector += num_agents * _width(self.vectors)
+        self._sees_turns = spec.takes_turns
+        vector += num_agents if self._sees_turns else 0
         vector += 0 if self._action_map else num_agents * self._num_actions
         self.shape = InputShape(image, vector)
 

@@ -131,6 +131,7 @@ class Algorithm(ABC, Generic[B]):
 
     Attributes:
         IMITATES: whether it learns from what an expert would have done, see `imitation`.
+        TAKES_TURNS: whether it learns from an agent's turns alone, see `Transitions.rates`.
         graphs: CUDA graphs of its updates; the caller sets `graphs.enabled`.
         unroll_length: L, transitions of one unroll; 0: the storage chooses it.
         unrolls_per_update: unrolls that an update takes, at least; 0: the storage chooses.
@@ -144,6 +145,7 @@ class Algorithm(ABC, Generic[B]):
     """
 
     IMITATES = False
+    TAKES_TURNS = False
     unroll_length: int
     rows_per_update: int
     unrolls_per_update: int = 0
@@ -370,7 +372,7 @@ def grown(config: ExperimentConfig, spec: EnvSpec) -> ExperimentConfig:
         return config
     remembers = bool(config.network.options.get("recurrent"))
     settled = options.for_environments(
-        config.total_envs, spec.num_agents, spec.max_episode_steps, remembers=remembers
+        config.total_envs, spec.acting_agents, spec.max_episode_steps, remembers=remembers
     )
     return config if settled is options else with_options(config, settled)
 
@@ -418,6 +420,8 @@ def build_algorithm(
         group=precision.group,
         device=device,
     )
+    if spec.takes_turns:  # before others find options that do not fit the environment
+        _require_turns(config.name, plugin.module.build, spec)
     about = options.about if isinstance(options, AlgorithmConfig) else About()
     rows = about.learned_at_once * (agents if about.joint else 1)
     at_once = learning_from(rows, device, precision.dtype.itemsize)
@@ -436,6 +440,29 @@ def build_algorithm(
             f"imitation.baseline: algorithm '{config.name}' does not imitate; set coma, mappo, "
             "ippo or ppo, or leave imitation out"
         )
+    if spec.takes_turns:
+        _require_turns(config.name, algorithm, spec)
     algorithm.transforms, algorithm.frames = transforms, transforms.frames
     algorithm.keep(**transforms.state())
     return algorithm
+
+
+def _require_turns(name: str, algorithm: Any, spec: EnvSpec) -> None:  # noqa: ANN401
+    """Check that an algorithm, its class or what builds it, can learn where agents take turns.
+
+    Raises:
+        ConfigError: if it cannot, or if many moves would be left out because unrolls are short.
+    """
+    if not getattr(algorithm, "TAKES_TURNS", True):
+        raise ConfigError(
+            f"algorithm '{name}' learns from every agent in every step, and in '{spec.name}' "
+            "agents take turns; set mappo, ippo or ppo"
+        )
+    least = 2 * spec.num_agents
+    steps = getattr(algorithm, "unroll_length", 0)
+    if 0 < steps < least:
+        raise ConfigError(
+            f"algorithm.unroll_steps = {steps}: in '{spec.name}' "
+            f"{spec.num_agents} agents take turns, and a move is learned from only if the agent's "
+            f"next turn is in the same unroll; set it to {least} or more, or to 0"
+        )

@@ -32,7 +32,7 @@ from murmur.learner_service.learning.rollout_rows import RolloutRows
 from murmur.learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
 from murmur.learner_service.storage.rollout import Batch
 from murmur.learner_service.storage.storage import OBSERVATION
-from murmur.shared.wire.spec import AGENT_MASK, Discrete
+from murmur.shared.wire.spec import AGENT_MASK, TURN_MASK, Discrete
 from murmur.shared.wire.timestep import StepType
 
 _WORD = 4  # bytes
@@ -40,7 +40,8 @@ _HEADROOM = 4
 _TEMPORARIES = 24  # arrays of `prepare` that live at once in its pool, of one number of each agent
 _FLAT, _VALUE, _ROW, _BLOCK = "flat/", "value/", "row/", "block/"
 _WORDS = "words"
-_SMALL = ("reward", "discount", "step_type", "log_prob", OBSERVATION + AGENT_MASK)
+_MASKS = (OBSERVATION + AGENT_MASK, OBSERVATION + TURN_MASK)
+_SMALL = ("reward", "discount", "step_type", "log_prob", *_MASKS)
 _COUNTED, _FIRST = "weight", "first"
 Arrays = Mapping[str, Tensor]
 
@@ -198,7 +199,7 @@ class FixedShapes:
         # Of a mask what follows from it: two numbers of each action.
         actions = 8 * spec.num_actions if isinstance(spec, Discrete) else 4 * spec.size
         packed_row = agents * (4 * (numbers + len(self.columns)) + actions)
-        minibatch = algorithm._config.batch_size / agents * (1 + 1 / 16)
+        minibatch = algorithm._config.batch_size / algorithm._spec.acting_agents * (1 + 1 / 16)
         in_block = minibatch * algorithm._block
         at_once = 2 * minibatch if algorithm.memory_size else algorithm._rows_at_once
         # Arrays of one number of each agent: columns and values; order of the passes; in the pool.

@@ -151,7 +151,7 @@ class OnPolicyAlgorithm(RolloutRows):
             self._longest = round(self._group.agree(own, "max")["steps"])
             arrays = lengthened(dict(arrays), self._longest)
         # Units of minibatches that may count: environments, joint rows, or rows of agents.
-        units = batch.size * (self._spec.num_agents if self._single else 1)
+        units = batch.size * (self._spec.acting_agents if self._single else 1)
         number = number_of_minibatches(
             c.batch_number,
             batch.times,

@@ -25,7 +25,7 @@ from murmur.learner_service.learning.base import Policy
 from murmur.learner_service.learning.exploration import EpsilonSoftmax
 from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import ConfigError
-from murmur.shared.wire.spec import ACTION_MASK, Continuous, Discrete, EnvSpec
+from murmur.shared.wire.spec import ACTION_MASK, TURN_MASK, Continuous, Discrete, EnvSpec
 
 
 class SnapshotPolicy(Policy):
@@ -98,6 +98,9 @@ class SnapshotPolicy(Policy):
         action = pi.mode() if generator is None else pi.sample(generator)
         discrete = isinstance(self._spec.action, Discrete)
         acted = {"action": action.int()} if discrete else self.in_bounds(action)
+        if TURN_MASK in observation:
+            turn = observation[TURN_MASK].view(*action.shape[:2], *(1,) * (action.dim() - 2))
+            acted["action"] = acted["action"] * turn
         if self.RETURNS_LOG_PROB:
             assert isinstance(pi, Categorical | Normal)
             acted["log_prob"] = pi.log_prob(action)

@@ -16,7 +16,12 @@ _REACH = 100.0  # deviations from the mean, ranges of a batch: returns may be ra
 
 
 def lambda_returns(
-    reward: Tensor, discount: Tensor, bootstrap: Tensor, last: Tensor, gamma: float, lambda_: float
+    reward: Tensor,
+    discount: Tensor,
+    bootstrap: Tensor,
+    last: Tensor,
+    gamma: Tensor | float,
+    lambda_: Tensor | float,
 ) -> Tensor:
     """TD(lambda) targets of all steps at once.
 
@@ -29,14 +34,14 @@ def lambda_returns(
         discount: [T, B, A] (or [T, B, 1]) d_{t+1}: 0 if the episode terminated there, else 1.
         bootstrap: [T, B, A] V_{t+1}, value of row t+1, for example Q(s_{t+1}, a_{t+1}).
         last: [T, B] bool, whether row t+1 is LAST.
-        gamma: discount factor.
-        lambda_: 0 is one-step TD, 1 is Monte Carlo.
+        gamma: discount factor; [T, B, A] if steps differ, see `Transitions.rates`.
+        lambda_: 0 is one-step TD, 1 is Monte Carlo; or [T, B, A].
 
     Returns:
         [T, B, A]; the values at rows t that are themselves LAST mean nothing: mask them.
     """
     reward, bootstrap = reward.detach(), bootstrap.detach()
-    carry = torch.where(last, 0.0, lambda_).to(reward.dtype).unsqueeze(-1)  # weight of G_{t+1}
+    carry = torch.where(last.unsqueeze(-1), 0.0, lambda_).to(reward.dtype)  # weight of G_{t+1}
     carry[-1] = 0  # beyond the unroll the bracket is V itself
     scale = gamma * discount  # gamma d_{t+1}
     constant = torch.addcmul(reward, scale * (1 - carry), bootstrap)
@@ -49,8 +54,8 @@ def vtrace_returns(
     value: Tensor,
     last: Tensor,
     log_ratio: Tensor,
-    gamma: float,
-    lambda_: float,
+    gamma: Tensor | float,
+    lambda_: Tensor | float,
     clip: float,
 ) -> tuple[Tensor, Tensor]:
     """V-trace value targets, and advantages for a surrogate that holds the action's own ratio.
@@ -70,8 +75,8 @@ def vtrace_returns(
         value: [T + 1, B, A] V of all rows.
         last: [T, B] bool, whether row t+1 is LAST.
         log_ratio: [T, B, A] log pi(a_t) - log mu(a_t); 0 where no action counts.
-        gamma: discount factor.
-        lambda_: 0 is one-step TD; 1 is V-trace as published.
+        gamma: discount factor; [T, B, A] if steps differ, see `Transitions.rates`.
+        lambda_: 0 is one-step TD; 1 is V-trace as published; or [T, B, A].
         clip: upper bound of the importance ratio, for the target and for the trace.
 
     Returns:
@@ -80,7 +85,7 @@ def vtrace_returns(
     reward, value = reward.detach(), value.detach()
     rho = log_ratio.detach().exp().clamp_max(clip)
     scale = gamma * discount
-    carry = torch.where(last, 0.0, lambda_).to(reward.dtype).unsqueeze(-1)
+    carry = torch.where(last.unsqueeze(-1), 0.0, lambda_).to(reward.dtype)
     carry[-1] = 0  # no correction is known beyond the unroll
     delta = torch.addcmul(reward, scale, value[1:]) - value[:-1]
     trace = scale * carry * rho.roll(-1, 0)

@@ -108,7 +108,7 @@ class RolloutRows(ActorCritic[Batch]):
         if not self._static:
             return 0
         c, steps = self._config, self._spec.max_episode_steps
-        wanted = c.batch_size / (1 if self._single else self._spec.num_agents)  # transitions
+        wanted = c.batch_size / (1 if self._single else self._spec.acting_agents)  # transitions
         if self.memory_size:
             units = wanted / transitions_in(self._longest - 1, steps)
         else:  # a step of the longest episodes leads from one's end to the next one's beginning

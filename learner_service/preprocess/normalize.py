@@ -26,7 +26,7 @@ from murmur.learner_service.preprocess.transform import (
 from murmur.learner_service.ranks.group import Group
 from murmur.learner_service.storage.storage import OBSERVATION, Batch
 from murmur.shared.process.errors import ConfigError
-from murmur.shared.wire.spec import AGENT_MASK, NO_INPUTS, EnvSpec
+from murmur.shared.wire.spec import AGENT_MASK, NO_INPUTS, TURN_MASK, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
 B = TypeVar("B", bound=Batch)
@@ -88,8 +88,9 @@ class ObservationNorm(nn.Module):
             group: group of the ranks.
         """
         counted = there * self._learns
-        if OBSERVATION + AGENT_MASK in arrays:
-            counted = counted * (arrays[OBSERVATION + AGENT_MASK] != 0)
+        for mask in (AGENT_MASK, TURN_MASK):
+            if OBSERVATION + mask in arrays:
+                counted = counted * (arrays[OBSERVATION + mask] != 0)
         for name, array in self._arrays.items():
             rows = self._rows(name, arrays[OBSERVATION + name])
             weight = counted if array.per_agent else counted.amax(-1, keepdim=True)

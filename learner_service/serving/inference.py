@@ -62,6 +62,7 @@ class ServingStats:
         self.clock = clock
         self._batcher = batcher
         self._num_agents = storage.spec.num_agents
+        self._acting_agents = storage.spec.acting_agents
         self._learns_once = storage.learns_once
         # Looked up once: these are counted for each request.
         self._queue_wait = metrics.histogram("queue_wait_seconds")
@@ -128,7 +129,7 @@ class ServingStats:
         if not self._learns_once:  # else they are counted once they are learned from
             self.progress.env_steps += acted
         self._env_steps.inc(acted)
-        self._agent_steps.inc(acted * self._num_agents)
+        self._agent_steps.inc(acted * self._acting_agents)
         session.episode_return += timestep.reward.sum(1)
         untrained = self.progress.updates == 0
         if untrained and self._num_agents > 1:

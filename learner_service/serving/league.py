@@ -48,6 +48,11 @@ def team_spec(spec: EnvSpec) -> EnvSpec:
     Raises:
         SpecError: if the agents are no two equal teams.
     """
+    if spec.takes_turns:
+        raise SpecError(
+            f"a league gives opponents to one half of the agents, and in '{spec.name}' agents take "
+            "turns: one policy learns for all of them; set league.size=0 and league.checkpoints=[]"
+        )
     if spec.num_agents % 2:
         raise SpecError(
             f"a league plays two equal teams, environment '{spec.name}' has {spec.num_agents} "

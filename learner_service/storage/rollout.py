@@ -37,7 +37,7 @@ from murmur.learner_service.storage.storage import (
     time_step_layout,
 )
 from murmur.learner_service.storage.storage import Batch as AnyBatch
-from murmur.shared.wire.spec import AGENT_MASK, EnvSpec
+from murmur.shared.wire.spec import AGENT_MASK, TURN_MASK, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
 
@@ -84,7 +84,12 @@ class Transitions:
             LAST, or the environment failed after it. In the second case its discount is 1, so that
             its value stands for what would have come.
         valid: [L, B] bool, the action of t was taken and led to t+1: see `is_transition`.
-        weight: [L, B, A] mask, 1 where an alive agent's action was taken and led to t+1.
+        weight: [L, B, A] mask, 1 where an alive agent's action was taken and led to t+1. Where
+            agents take turns, 0 for those that waited, and for moves that are `unfinished`.
+        waits: [L, B, A] bool, the episode continues at t+1, and it is not the agent's turn there:
+            what it earns next is still the result of its last move. None: all agents always act.
+        unfinished: [L, B, A] bool, the rollout ends before the agent's next turn after t, so that
+            the result of its last move is not known. None as `waits`.
     """
 
     reward: Tensor
@@ -92,6 +97,27 @@ class Transitions:
     next_is_last: Tensor
     valid: Tensor
     weight: Tensor
+    waits: Tensor | None = None
+    unfinished: Tensor | None = None
+
+    def rates(self, gamma: float, lambda_: float) -> tuple[Tensor | float, Tensor | float]:
+        """Return the discount factor and lambda of the step from t to t+1.
+
+        Where agents take turns they are those of an agent's moves: 1 and 1 while it waits, so that
+        its rewards from a turn to its next one add up. If time step t+1 is its turn and that move
+        is unfinished, lambda is 0: the value there stands for all that follows.
+
+        Returns:
+            gamma and lambda_ themselves if all agents always act; else two of [L, B, A].
+        """
+        if self.waits is None or self.unfinished is None:
+            return gamma, lambda_
+        carry = torch.full_like(self.reward, lambda_)
+        carry[:-1].masked_fill_(self.unfinished[1:], 0)
+        return (
+            torch.full_like(self.reward, gamma).masked_fill_(self.waits, 1),
+            carry.masked_fill_(self.waits, 1),
+        )
 
 
 def transitions(batch: Rollout) -> Transitions:
@@ -106,7 +132,34 @@ def transitions(batch: Rollout) -> Transitions:
     if alive is not None:
         discount = discount * (alive[1:] != 0)
         weight = weight * (alive[:-1] != 0)
-    return Transitions(reward, discount, next_is_last, valid, weight)
+    turn = batch.arrays.get(OBSERVATION + TURN_MASK)
+    if turn is None:
+        return Transitions(reward, discount, next_is_last, valid, weight)
+    goes_on = (step_type[1:] < int(StepType.LAST)).unsqueeze(-1)
+    waits = goes_on & (turn[1:] == 0)
+    if alive is not None:
+        waits = waits & (alive[1:] != 0)
+    unfinished = _unfinished(waits, next_is_last)
+    weight = weight * (turn[:-1] != 0) * ~unfinished
+    return Transitions(reward, discount, next_is_last, valid, weight, waits, unfinished)
+
+
+def _unfinished(waits: Tensor, next_is_last: Tensor) -> Tensor:
+    """Find where an agent's next turn, or its end, is not in the rollout.
+
+    Args:
+        waits: [L, B, A] see Transitions.
+        next_is_last: [L, B] see Transitions.
+
+    Returns:
+        [L, B, A] bool.
+    """
+    ends = next_is_last.unsqueeze(-1).expand_as(waits).clone()
+    ends[-1] = True
+    # The first step from t on that leads to the agent's next turn, or after which there is nothing.
+    step = torch.arange(len(waits), device=waits.device).view(-1, 1, 1)
+    stop = step.where(ends | ~waits, len(waits)).flip(0).cummin(0).values.flip(0)
+    return (waits & ends).gather(0, stop)
 
 
 class RolloutStorage(UnrollStorage[Rollout]):
@@ -154,7 +207,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
         self._extras = extras
         self._given = Flight(length, unrolls_per_update, max_policy_lag)
         self._speed: Speed | None = None
-        self._wanted = math.ceil(rows_per_update / spec.num_agents)  # joint transitions
+        self._wanted = math.ceil(rows_per_update / spec.acting_agents)  # joint transitions
         self._max_lag = max_policy_lag
         self._connected = 0
         self._resize()

@@ -23,7 +23,14 @@ from murmur.learner_service.storage.samples import SampleBatch
 from murmur.learner_service.storage.storage import OBSERVATION, Unroll, UnrollStorage
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.wire.samples import SampleSpec
-from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Discrete, EnvSpec
+from murmur.shared.wire.spec import (
+    ACTION_MASK,
+    AGENT_MASK,
+    EXPERT_ACTION,
+    TURN_MASK,
+    Discrete,
+    EnvSpec,
+)
 from murmur.shared.wire.timestep import StepType
 
 _MOST_ENVS = 256  # of a synthetic unroll
@@ -223,6 +230,10 @@ def make_up(unroll: Unroll, spec: EnvSpec) -> None:
             array.fill_(int(StepType.MID))
         elif name in ("discount", OBSERVATION + ACTION_MASK, OBSERVATION + AGENT_MASK):
             array.fill_(1)
+        elif name == OBSERVATION + TURN_MASK:
+            array.zero_()
+            for step, turn in enumerate(array):
+                turn[:, step % spec.num_agents] = 1
         elif name in ("action", OBSERVATION + EXPERT_ACTION) and isinstance(spec.action, Discrete):
             array.random_(0, spec.action.num_actions)
         elif array.is_floating_point():

@@ -70,7 +70,7 @@ class Task:
     """Properties of the environment that a forecast needs.
 
     Attributes:
-        agents: agents of an environment.
+        agents: agents of an environment that act in each step.
         max_episode_steps: longest episode in steps; 0: no end.
         remembers: True if the policy has a recurrent state.
     """

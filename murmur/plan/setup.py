@@ -77,7 +77,7 @@ def parameters_of(config: ExperimentConfig, spec: EnvSpec) -> int:
 def task_of(config: ExperimentConfig, spec: EnvSpec) -> Task:
     """Return the environment's properties that a forecast needs."""
     remembers = bool(config.network.options.get("recurrent"))
-    return Task(spec.num_agents, spec.max_episode_steps, remembers)
+    return Task(spec.acting_agents, spec.max_episode_steps, remembers)
 
 
 def step_seconds(config: ExperimentConfig, envs: int) -> float:

@@ -27,6 +27,7 @@ from murmur.shared.wire.spec import (
     AGENT_CELL,
     AGENT_MASK,
     EXPERT_ACTION,
+    TURN_MASK,
     Discrete,
     EnvSpec,
     action_layout,
@@ -414,8 +415,9 @@ class RowCheck:
         self._ones = np.ones(num_envs, np.float32).tobytes()
         self._mids = bytes([_MID]) * num_envs
         self._flags = tuple(
-            o.name for o in spec.observations if o.name in (ACTION_MASK, AGENT_MASK)
+            o.name for o in spec.observations if o.name in (ACTION_MASK, AGENT_MASK, TURN_MASK)
         )
+        self._takes_turns = spec.takes_turns
         self._agent = spec.agent_label
         self._agents = [spec.agent_label(agent) for agent in range(spec.num_agents)]
         self._per_agent = {o.name for o in spec.observations if o.per_agent}
@@ -481,6 +483,8 @@ class RowCheck:
                     return False
             elif not _within(flags, 0, 1):
                 return False
+        if self._takes_turns and t.observation[TURN_MASK].sum(1).max() > 1:
+            return False
         if self._num_actions and not _within(
             t.observation[EXPERT_ACTION], -1, self._num_actions - 1
         ):
@@ -575,6 +579,11 @@ class RowCheck:
             for env, agent, *rest in np.argwhere(~np.isin(flags, (0, 1))).tolist():
                 value = flags[(env, agent, *rest)]
                 yield env, f"{value} in {name} of {self._agent(agent)}, where 0 or 1 must be"
+        if self._takes_turns:
+            turns = t.observation[TURN_MASK] != 0
+            for env in np.flatnonzero(turns.sum(1) > 1).tolist():
+                names = " and ".join(self._agent(a) for a in np.flatnonzero(turns[env])[:2])
+                yield env, f"a {TURN_MASK} that gives {names} the turn, where one agent acts"
         if ACTION_MASK in self._flags:
             stuck = ~t.observation[ACTION_MASK].any(-1)
             for env, agent in np.argwhere(stuck).tolist():

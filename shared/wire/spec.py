@@ -28,9 +28,12 @@ STATE = "state"  # [N, ...] global state, for centralized critics only
 ACTION_MASK = "action_mask"  # [N, A, K] uint8, 1 = legal
 AGENT_MASK = "agent_mask"  # [N, A] uint8, 1 = this agent is alive
 AGENT_CELL = "agent_cell"  # [N, A, 2] int32, the (row, column) of each agent on its [C, H, W] maps
+TURN_MASK = "turn_mask"  # [N, A] uint8, 1 = it is this agent's turn; one agent on FIRST and MID
 EXPERT_ACTION = "expert_action"  # [N, A] int32, what a baseline would do here; -1: not told
-NO_INPUTS = (ACTION_MASK, AGENT_CELL, AGENT_MASK, EXPERT_ACTION)  # what no network is fed as it is
-_UNCHANGED = (ACTION_MASK, AGENT_MASK, EXPERT_ACTION)  # by symmetries, or as they change actions
+# What no network is fed as it is.
+NO_INPUTS = (ACTION_MASK, AGENT_CELL, AGENT_MASK, EXPERT_ACTION, TURN_MASK)
+# By symmetries, or as they change actions.
+_UNCHANGED = (ACTION_MASK, AGENT_MASK, EXPERT_ACTION, TURN_MASK)
 # Of agents' names in a message, which gRPC may blow up twelvefold and limits to 8 KiB.
 _SHOWN_AGENTS, _SHOWN_CHARACTERS, _SHOWN_TOGETHER = 8, 40, 160
 _COMPARED_FIRST = ("name", "num_agents", "agents")
@@ -194,6 +197,16 @@ class EnvSpec:
         """Return the A names of agents; agent_0, agent_1, ... if the environment gives none."""
         return self.agents or tuple(f"agent_{a}" for a in range(self.num_agents))
 
+    @property
+    def takes_turns(self) -> bool:
+        """Return whether one agent acts at a time, told by TURN_MASK."""
+        return self.observation(TURN_MASK) is not None
+
+    @property
+    def acting_agents(self) -> int:
+        """Return the number of agents that act in each step."""
+        return 1 if self.takes_turns else self.num_agents
+
     def agent_label(self, agent: int) -> str:
         """Name an agent in a message: "agent 'uav_1'", or "agent 1" if it has no name."""
         return f"agent '{self.agents[agent]}'" if self.agents else f"agent {agent}"
@@ -227,6 +240,7 @@ def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
     layouts: dict[str, tuple[bool, tuple[str, ...], tuple[int, ...] | None]] = {
         STATE: (False, WIRE_DTYPES, None),
         AGENT_MASK: (True, ("uint8",), ()),
+        TURN_MASK: (True, ("uint8",), ()),
         AGENT_CELL: (True, ("int32",), (2,)),
     }
     if isinstance(spec.action, Discrete):

@@ -13,7 +13,7 @@ from murmur.env_service.environment import make_environment
 from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE
 from murmur.learner_service.tuning.probe import Probe
 from murmur.shared.config.files import load
-from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, EnvSpec
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, TURN_MASK, EnvSpec
 
 _WARM_UPDATES = CALLS_TO_CAPTURE + 2  # at most: eager calls, the capture, a replay
 
@@ -170,7 +170,7 @@ def synthetic(spec: EnvSpec, rows: int) -> dict[str, Tensor]:
     for array in spec.observations:
         lead = (rows, spec.num_agents) if array.per_agent else (rows,)
         dtype = getattr(torch, array.dtype)
-        if array.name in (ACTION_MASK, AGENT_MASK):
+        if array.name in (ACTION_MASK, AGENT_MASK, TURN_MASK):
             made[array.name] = torch.ones((*lead, *array.shape), dtype=dtype)
         elif dtype.is_floating_point:
             made[array.name] = torch.randn((*lead, *array.shape), generator=random).to(dtype)
