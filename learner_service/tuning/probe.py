@@ -23,7 +23,7 @@ from murmur.learner_service.storage.samples import SampleBatch
 from murmur.learner_service.storage.storage import OBSERVATION, Unroll, UnrollStorage
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.wire.samples import SampleSpec
-from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Discrete, EnvSpec
+from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Composite, Discrete, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
 _MOST_ENVS = 256  # of a synthetic unroll
@@ -225,6 +225,10 @@ def make_up(unroll: Unroll, spec: EnvSpec) -> None:
             array.fill_(1)
         elif name in ("action", OBSERVATION + EXPERT_ACTION) and isinstance(spec.action, Discrete):
             array.random_(0, spec.action.num_actions)
+        elif name in ("action", "raw_action") and isinstance(spec.action, Composite):
+            array.normal_() if spec.action.size else array.zero_()
+            for i, count in enumerate(spec.action.factors):
+                array[..., i].random_(0, count)
         elif array.is_floating_point():
             array.normal_()
         else:
