@@ -42,6 +42,11 @@ from murmur.shared.wire.spec import (
 )
 from murmur.shared.wire.timestep import Array, TimeStep
 
+# Algorithms of murmur that make one choice at a time: they take combinations of several.
+ONE_CHOICE = frozenset(
+    ("coma", "ddpg", "iql", "maddpg", "masac", "matd3", "qmix", "sac", "td3", "vdn")
+)
+
 
 class VectorEnvironment(ABC):
     """N copies of one environment.
@@ -239,8 +244,14 @@ def _how_foreign(factory: str) -> str:
     )
 
 
-def make_environment(plugin: PluginConfig, num_envs: int) -> VectorEnvironment:
+def make_environment(plugin: PluginConfig, num_envs: int, algorithm: str = "") -> VectorEnvironment:
     """Make N copies of the environment that the configuration names, with its options.
+
+    Args:
+        plugin: name and options of the environment.
+        num_envs: number of copies N.
+        algorithm: name of the algorithm that will act, on which an environment's
+            `joint_actions: null` depends; empty: any that takes several choices.
 
     Raises:
         ConfigError: for an unknown environment, an unknown option or an ill-typed one, and if the
@@ -249,6 +260,8 @@ def make_environment(plugin: PluginConfig, num_envs: int) -> VectorEnvironment:
     name = plugin.name
     module = environment_module(name)
     config = validate(module.Config, plugin.options, where="environment")
+    if getattr(config, "joint_actions", False) is None:
+        config = config.model_copy(update={"joint_actions": algorithm in ONE_CHOICE})
     if ":" not in name:
         environment: VectorEnvironment = module.make(config, num_envs)
         return environment

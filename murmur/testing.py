@@ -142,7 +142,7 @@ def assert_algorithm(
         AssertionError: with a message, if something breaks the contract.
         ConfigError: if it cannot be built.
     """
-    spec = make_environment(environment, 1).spec
+    spec = make_environment(environment, 1, name).spec
     config = ExperimentConfig(
         environment=environment,
         network=network,

@@ -3,10 +3,10 @@
 What is exported is `Policy.act` without a generator, traced: exactly what evaluations and a
 serving learner play. Inputs are the raw observations by name, as the environment gives them
 ([B, A, ...], wire dtype); scaling, centring, agent numbers, masks and clipping are inside. Outputs
-are "action" and, where the policy has them, "logits" and "mean". A policy with memory takes "memory"
-and gives "next_memory". A row with an input that no environment may give, such as NaN, has the
-action -1, or NaN of continuous ones: a file cannot raise. The batch dimension is free. The file
-says all of this of itself, in JSON.
+are "action" and, where the policy has them, "logits" and "mean". A policy with memory takes
+"memory" and gives "next_memory". A row with an input that no environment may give, such as NaN, has
+the action -1, or NaN where actions hold numbers: a file cannot raise. The batch dimension is free.
+The file says all of this of itself, in JSON.
 """
 
 import contextlib

@@ -23,7 +23,14 @@ from murmur.learner_service.storage.samples import SampleBatch
 from murmur.learner_service.storage.storage import OBSERVATION, Unroll, UnrollStorage
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.wire.samples import SampleSpec
-from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Composite, Discrete, EnvSpec
+from murmur.shared.wire.spec import (
+    ACTION_MASK,
+    AGENT_MASK,
+    EXPERT_ACTION,
+    Composite,
+    Discrete,
+    EnvSpec,
+)
 from murmur.shared.wire.timestep import StepType
 
 _MOST_ENVS = 256  # of a synthetic unroll
