@@ -1,6 +1,7 @@
 """Checks of an environment by random play, which report violations of the contract."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +14,10 @@ from murmur.env_service.environment import (
     LONGER,
     RandomPolicy,
     VectorEnvironment,
+    drawn_bounds,
     expected_arrays,
     named_arrays,
+    num_draws,
     random_action,
     shape_errors,
 )
@@ -25,6 +28,8 @@ from murmur.shared.wire.seeding import episode_seeds, uniform
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     TURN_MASK,
+    ActionSpec,
+    Continuous,
     Discrete,
     EnvSpec,
     shown_agents,
@@ -33,6 +38,7 @@ from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 # Seeds of training have 63 bits; both of these need all 32 when folded for another library.
 _LOOK_SEEDS, _LOOK_ROWS = (11, 12, 13, 14), 40
+_SHOWN = 8  # choices of an action, in a description
 _LARGE_SEEDS = (2**31 + 7, 2**63 - 9)
 _NUMBER = re.compile(r"[-+]?\b(\d[\d.e+-]*|nan|inf)\b")
 
@@ -139,10 +145,7 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
         f"sees {o.name}: {o.dtype} {list(o.shape)}{'' if o.per_agent else ', one for all agents'}"
         for o in spec.observations
     ]
-    if isinstance(action, Discrete):
-        lines.append(f"does one of {action.num_actions} actions")
-    else:
-        lines.append(f"does {action.size} numbers from {action.low:g} to {action.high:g}")
+    lines.append(f"does {_described(action)}")
     if spec.takes_turns:
         lines.append("one agent acts at a time: turn_mask says which")
     lengths: list[int] = []
@@ -452,17 +455,34 @@ class _Check:
         return sorted(differing)
 
 
+def _described(action: ActionSpec) -> str:
+    """Describe an agent's action, as in "one of 5 actions"."""
+    if isinstance(action, Discrete):
+        return f"one of {action.num_actions} actions"
+    if isinstance(action, Continuous):
+        return f"{action.size} numbers from {action.low:g} to {action.high:g}"
+    choices = ", ".join(map(str, action.factors[:_SHOWN]))
+    more = f" and {len(action.factors) - _SHOWN} more" if len(action.factors) > _SHOWN else ""
+    parts = [f"a choice each among {choices}{more} actions"] if action.factors else []
+    bounds = Counter(zip(action.low, action.high, strict=True)).items()
+    parts += [f"{count} numbers from {low:g} to {high:g}" for (low, high), count in bounds]
+    return " and ".join(parts)
+
+
 def _with_ends(spec: EnvSpec, draws: NDArray[np.uint64], action: Array) -> Array:
-    """Move a quarter of the numbers of random actions [N, A, U] to a bound of the action space.
+    """Move a quarter of the numbers of random actions to a bound of what is drawn.
 
     Rounding may exceed a bound there, and uniform draws almost never reach it.
     """
-    if isinstance(spec.action, Discrete):
+    if isinstance(spec.action, Discrete) or not spec.action.size:
         return action
-    count = spec.num_agents * spec.action.size
-    chance = uniform(draws, 2 * count)[count:].T.reshape(action.shape)  # the first gave `action`
-    ends = np.where(chance < 1 / 2, spec.action.low, spec.action.high).astype(action.dtype)
-    return np.where(abs(chance - 1 / 2) > 3 / 8, ends, action)
+    numbers = action[..., -spec.action.size :]
+    drawn = num_draws(spec)  # the first gave `action`
+    chance = uniform(draws, drawn + numbers[0].size)[drawn:].T.reshape(numbers.shape)
+    low, high = drawn_bounds(spec.action)
+    ends = np.where(chance < 1 / 2, low, high).astype(action.dtype)
+    numbers[...] = np.where(abs(chance - 1 / 2) > 3 / 8, ends, numbers)
+    return action
 
 
 def _is_float(array: Array) -> bool:

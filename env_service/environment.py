@@ -31,11 +31,21 @@ from murmur.shared.wire.notices import Notices
 from murmur.shared.wire.seeding import episode_seeds, uniform
 from murmur.shared.wire.spec import (
     ACTION_MASK,
+    Composite,
+    Continuous,
     Discrete,
     EnvSpec,
+    action_bounds,
+    action_factors,
     action_layout,
+    factor_starts,
 )
 from murmur.shared.wire.timestep import Array, TimeStep
+
+# Algorithms of murmur that make one choice at a time: they take combinations of several.
+ONE_CHOICE = frozenset(
+    ("coma", "ddpg", "iql", "maddpg", "masac", "matd3", "qmix", "sac", "td3", "vdn")
+)
 
 
 class VectorEnvironment(ABC):
@@ -67,7 +77,8 @@ class VectorEnvironment(ABC):
         """Start new episodes in some copies, advance all others by one action.
 
         Args:
-            action: actions, [N, A] int32 or [N, A, U] float32; ignored if restart is True.
+            action: actions, [N, A] int32, [N, A, U] float32 or those of a Composite; ignored if
+                restart is True.
             restart: [N] bool, true for copies that begin a new episode. The caller sets it for
                 every copy after a LAST row; it may set it for any other copy too.
             seeds: [N] uint64 below 2**63; the new episode is a pure function of its seed and of
@@ -115,7 +126,7 @@ class ScriptedPolicy(Protocol):
     """
 
     def act(self, timestep: TimeStep) -> Array:
-        """Return actions, [N, A] or [N, A, U], for the rows just returned by the environment."""
+        """Return actions, as the spec says, for the rows just returned by the environment."""
         ...
 
 
@@ -152,7 +163,7 @@ class RandomPolicy:
         self._seeds, self._calls = np.array(seeds, np.uint64), 0
 
     def act(self, timestep: TimeStep) -> Array:
-        """Draw actions for the rows, [N, A] int32 or [N, A, U] float32."""
+        """Draw actions for the rows, as the spec says."""
         draws = episode_seeds(0, self._seeds, np.full(len(self._seeds), self._calls))
         self._calls += 1
         mask = timestep.observation.get(ACTION_MASK) if self._legal else None
@@ -168,19 +179,42 @@ def random_action(spec: EnvSpec, draws: NDArray[np.uint64], mask: Array | None) 
         mask: [N, A, K] legal actions, not 0; None: all are legal.
 
     Returns:
-        [N, A] int32 or [N, A, U] float32.
+        [N, A] int32, [N, A, U] float32, or as a Composite travels; numbers without bounds are
+        within 1 of the bound that there is, or of 0.
     """
     n, a, action = len(draws), spec.num_agents, spec.action
-    if not isinstance(action, Discrete):
-        low, high = np.float32(action.low), np.float32(action.high)
-        chance = uniform(draws, a * action.size).T.reshape(n, a, action.size)
-        vectors: NDArray[np.float32] = np.clip(low + (high - low) * chance, low, high)
-        return vectors
-    scores = uniform(draws, a * action.num_actions).T.reshape(n, a, action.num_actions)
-    if mask is not None:
+    factors, count = action_factors(action), num_draws(spec)
+    chance = uniform(draws, count).T.reshape(n, a, count // a)
+    scores = chance[..., : sum(factors)]
+    if mask is not None and factors:
         scores = np.where(mask, scores, -1)
-    chosen: NDArray[np.int32] = scores.argmax(axis=-1).astype(np.int32)
-    return chosen
+    if isinstance(action, Discrete):
+        chosen: NDArray[np.int32] = scores.argmax(axis=-1).astype(np.int32)
+        return chosen
+    dtype, _ = action_layout(action)
+    starts = factor_starts(factors)
+    parts = [
+        scores[..., start : start + size].argmax(axis=-1)[..., None]
+        for start, size in zip(starts, factors, strict=True)
+    ]
+    if action.size:
+        low, high = drawn_bounds(action)
+        parts.append(np.clip(low + (high - low) * chance[..., sum(factors) :], low, high))
+    return np.concatenate(parts, axis=-1, dtype=dtype)
+
+
+def num_draws(spec: EnvSpec) -> int:
+    """Return how many random numbers `random_action` takes for a copy."""
+    numbers = 0 if isinstance(spec.action, Discrete) else spec.action.size
+    return spec.num_agents * (sum(action_factors(spec.action)) + numbers)
+
+
+def drawn_bounds(action: Continuous | Composite) -> NDArray[np.float32]:
+    """Return the bounds [2, U] of random numbers: the spec's, or 1 from the other one or from 0."""
+    low, high = np.array(action_bounds(action), np.float32)[:, -action.size :]
+    lowest = np.where(np.isfinite(low), low, np.where(np.isfinite(high), high - 1, -1))
+    highest = np.where(np.isfinite(high), high, np.where(np.isfinite(low), low + 1, 1))
+    return np.array((lowest, highest), np.float32)
 
 
 # Kind and subject of the notice that an episode is longer than spec.max_episode_steps.
@@ -210,8 +244,14 @@ def _how_foreign(factory: str) -> str:
     )
 
 
-def make_environment(plugin: PluginConfig, num_envs: int) -> VectorEnvironment:
+def make_environment(plugin: PluginConfig, num_envs: int, algorithm: str = "") -> VectorEnvironment:
     """Make N copies of the environment that the configuration names, with its options.
+
+    Args:
+        plugin: name and options of the environment.
+        num_envs: number of copies N.
+        algorithm: name of the algorithm that will act, on which an environment's
+            `joint_actions: null` depends; empty: any that takes several choices.
 
     Raises:
         ConfigError: for an unknown environment, an unknown option or an ill-typed one, and if the
@@ -220,6 +260,8 @@ def make_environment(plugin: PluginConfig, num_envs: int) -> VectorEnvironment:
     name = plugin.name
     module = environment_module(name)
     config = validate(module.Config, plugin.options, where="environment")
+    if getattr(config, "joint_actions", False) is None:
+        config = config.model_copy(update={"joint_actions": algorithm in ONE_CHOICE})
     if ":" not in name:
         environment: VectorEnvironment = module.make(config, num_envs)
         return environment

@@ -148,7 +148,7 @@ def make_env(
     settings = load(given, overrides, environ)
     if settings.supervised:
         raise ConfigError(f"configuration '{settings.run.name}' has a source, no environment")
-    return make_environment(settings.environment, num_envs)
+    return make_environment(settings.environment, num_envs, settings.algorithm.name)
 
 
 @advising()

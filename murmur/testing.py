@@ -15,12 +15,20 @@ from murmur.learner_service.layers.building import build_network, resolve_networ
 from murmur.learner_service.layers.inputs import InputShape
 from murmur.learner_service.learning.base import Algorithm, Policy
 from murmur.learner_service.storage.rollout import RolloutStorage
+from murmur.learner_service.storage.storage import DTYPES
 from murmur.learner_service.tuning.probe import Probe, make_up
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.learner import LearnerConfig
 from murmur.shared.wire.samples import SPLITS
-from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
+from murmur.shared.wire.spec import (
+    ACTION_MASK,
+    EnvSpec,
+    action_bounds,
+    action_factors,
+    action_layout,
+    factor_starts,
+)
 from murmur.shared.wire.timestep import StepType
 
 _ROWS = 6  # acted for at once
@@ -134,7 +142,7 @@ def assert_algorithm(
         AssertionError: with a message, if something breaks the contract.
         ConfigError: if it cannot be built.
     """
-    spec = make_environment(environment, 1).spec
+    spec = make_environment(environment, 1, name).spec
     config = ExperimentConfig(
         environment=environment,
         network=network,
@@ -171,23 +179,22 @@ def _assert_acts(policy: Policy, algorithm: Algorithm[Any], spec: EnvSpec) -> No
     generator = torch.Generator().manual_seed(1)
     acted = policy.act(observation, generator, _memory(algorithm, spec))
     action = acted["action"]
-    shape: tuple[int, ...] = (_ROWS, spec.num_agents)
-    if isinstance(spec.action, Discrete):
-        legal = observation.get(ACTION_MASK, torch.ones(*shape, spec.action.num_actions))
-        wanted, low, high = torch.int32, 0.0, spec.action.num_actions - 1.0
-    else:
-        shape = (*shape, spec.action.size)
-        wanted, low, high = torch.float32, spec.action.low, spec.action.high
+    factors, (dtype, of_agent) = action_factors(spec.action), action_layout(spec.action)
+    wanted, shape = DTYPES[dtype.name], (_ROWS, spec.num_agents, *of_agent)
     got = action.dtype, tuple(action.shape)
     assert got == (wanted, shape), f"act returns actions {got}, not {(wanted, shape)}"
-    assert ((action >= low) & (action <= high)).all(), f"act returns actions beyond {low} to {high}"
-    if isinstance(spec.action, Discrete):
-        taken = legal.gather(-1, action.long().unsqueeze(-1))
-        assert (taken != 0).all(), "act returns actions that action_mask forbids"
-    for extra, of_agent in algorithm.extras.items():
+    if not of_agent:
+        action = action.unsqueeze(-1)
+    low, high = torch.tensor(action_bounds(spec.action))
+    bounds = f"{low.tolist()} to {high.tolist()}" if of_agent else f"{low[0]:g} to {high[0]:g}"
+    assert ((action >= low) & (action <= high)).all(), f"act returns actions beyond {bounds}"
+    if (legal := observation.get(ACTION_MASK)) is not None:
+        taken = action[..., : len(factors)].long() + torch.tensor(factor_starts(factors))
+        assert (legal.gather(-1, taken) != 0).all(), "act returns actions that action_mask forbids"
+    for extra, extra_shape in algorithm.extras.items():
         assert extra in acted, f"act returns no '{extra}', which is among its extras"
         found = tuple(acted[extra].shape)
-        assert found == (_ROWS, spec.num_agents, *of_agent), f"'{extra}' has the shape {found}"
+        assert found == (_ROWS, spec.num_agents, *extra_shape), f"'{extra}' has the shape {found}"
 
 
 def _act(policy: Policy, algorithm: Algorithm[Any], spec: EnvSpec) -> dict[str, Tensor]:

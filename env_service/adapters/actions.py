@@ -4,24 +4,38 @@ Needs gymnasium; plug-ins import this module when they make an environment.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from murmur.env_service.adapters.casts import WHOLE
 from murmur.shared.process.errors import ConfigError
-from murmur.shared.wire.spec import ACTION_MASK, ActionSpec, Continuous, Discrete
+from murmur.shared.wire.spec import (
+    ACTION_MASK,
+    ActionSpec,
+    Composite,
+    Continuous,
+    Discrete,
+    factor_starts,
+)
 from murmur.shared.wire.timestep import Array
 
 Space = spaces.Space[Any]
+Bounds = tuple[float, float]
 _NO_BOUND = 1e30  # a wider Box has no bounds that mean anything
-_MOST_JOINT_ACTIONS = 4096  # of a MultiDiscrete or MultiBinary space
+_MOST_JOINT_ACTIONS = 4096  # combinations of an agent's choices
+_SCALED = -1.0, 1.0  # range of the contract's numbers that have both bounds
+_FREE = -math.inf, math.inf
 
 
 class _Choices(dict[int, Any]):
-    """Map from the number of an action to the environment's action."""
+    """Map from the number of an action to the environment's action, or to what makes it."""
 
     def __init__(self, agent: str, actions: Sequence[Any]) -> None:
         super().__init__(enumerate(actions))
@@ -34,122 +48,415 @@ class _Choices(dict[int, Any]):
         )
 
 
+@dataclass(frozen=True)
+class MaskPlace:
+    """Place of an agent's action mask among the contract's entries.
+
+    Attributes:
+        size: entries of the environment's mask: alternatives of the agent's choices, in order.
+        place: their entries in the contract's mask.
+        combined: [count, F] entries of the alternatives that each combination takes; None: an
+            action is no combination.
+    """
+
+    size: int
+    place: slice | NDArray[np.intp]
+    combined: NDArray[np.intp] | None = None
+
+    def legal(self, mask: Array) -> Array:
+        """Return a mask [..., size] with an entry for each action."""
+        return mask if self.combined is None else mask[..., self.combined].all(axis=-1)
+
+
+@dataclass
+class _Own:
+    """One agent's action space, taken apart.
+
+    Attributes:
+        space: the space.
+        factors: number of alternatives of each choice.
+        boxes: Boxes in it, in order.
+    """
+
+    space: Space
+    factors: list[int]
+    boxes: list[spaces.Box]
+
+    def bounds(self) -> list[Bounds]:
+        """Return each number's bounds in the contract: _SCALED, or as they are if one is none."""
+        found: list[Bounds] = []
+        for box in self.boxes:
+            for low, high in zip(box.low.flat, box.high.flat, strict=True):
+                both = math.isfinite(low) and math.isfinite(high)
+                found.append(_SCALED if both else (float(low), float(high)))
+        return found
+
+
 class ActionLayout:
     """Conversion of the contract's actions to the environment's actions.
 
-    Discrete, MultiDiscrete (every combination is one action) and MultiBinary become Discrete with
-    the largest number of actions of any agent. Boxes become Continuous of the largest size, scaled
-    from [-1, 1] to each Box's bounds; entries beyond an agent's own size are ignored.
+    One choice of each agent becomes Discrete with the largest number of actions of any agent.
+    Numbers with bounds become Continuous of the largest size, scaled from [-1, 1] to each Box's
+    bounds, and numbers without any Continuous without bounds; entries beyond an agent's own size
+    are ignored. Anything else becomes Composite: choices in their order, each with the largest
+    number of alternatives of any agent, then numbers of one range after the other. With `joint`
+    every combination of an agent's choices is one action.
 
     Attributes:
         spec: action spec of the contract.
-        counts: [A] number of discrete actions of each agent; empty if continuous.
+        legal: [A, K] mask of each agent's alternatives, the first one of a choice that it lacks.
+        first: [K] mask of the first alternative of each choice.
+        masks: [A] places of the agents' masks.
         convert: [A] functions from an agent's entry of `prepare` to its action.
-        maskable: true if all agents' spaces are Discrete, so that the environment's masks fit.
         doubts: agent -> sentence about values that its continuous actions cannot express.
     """
 
-    def __init__(self, agents: Mapping[str, Space]) -> None:
+    def __init__(self, agents: Mapping[str, Space], *, joint: bool = False) -> None:
         """Find one action spec for all agents.
+
+        Args:
+            agents: action space of each agent, by name.
+            joint: whether every combination of an agent's choices is one action.
 
         Raises:
             ConfigError: if there is none, naming the agents and the fix.
         """
-        finite = {name: _choices(name, space) for name, space in agents.items()}
-        boxes = {name: s for name, s in agents.items() if isinstance(s, spaces.Box)}
-        for name, space in agents.items():
-            if finite[name] is None and name not in boxes:
-                team = isinstance(space, spaces.Tuple)
-                raise ConfigError(
-                    f"agent '{name}' acts in a {type(space).__name__} space; murmur takes "
-                    "Discrete, MultiDiscrete, MultiBinary and Box: wrap the environment in a "
-                    "factory of your own"
-                    + "; or, for a Gymnasium environment whose tuples have one entry for each "
-                    "agent of a team, set environment.team: true" * team
-                )
-        if boxes and len(boxes) < len(agents):
-            rest = [name for name in agents if name not in boxes]
-            raise ConfigError(
-                f"agents {_list(boxes)} have continuous actions, {_list(rest)} discrete ones; all "
-                "must be of one kind: wrap the environment in a factory of your own that gives "
-                "the continuous ones some fixed actions to choose from"
-            )
+        own = {name: _own(name, space) for name, space in agents.items()}
+        if joint:
+            _require_one_kind(own)
         self.spec: ActionSpec
-        self.counts: list[int] = []
+        self.masks: list[MaskPlace] = []
         self.convert: list[Callable[[Any], Any]] = []
         self.doubts: dict[str, str] = {}
-        self.maskable = all(isinstance(s, spaces.Discrete) for s in agents.values())
-        if boxes:
-            self._continuous(boxes)
-            return
-        for choices in finite.values():
-            assert choices is not None
-            self.counts.append(len(choices))
-            self.convert.append(choices.__getitem__)
-        self.spec = Discrete(max(self.counts))
+        self._own = list(own.values())
+        numbers = any(one.boxes for one in own.values())
+        choices = {len(one.factors) for one in own.values()}
+        if not numbers and (choices == {1} or (joint and 0 not in choices)):
+            self._discrete(own)
+        else:
+            self._several(own)
 
-    def _continuous(self, boxes: Mapping[str, spaces.Box]) -> None:
-        sizes = [math.prod(box.shape) for box in boxes.values()]
-        self.spec = Continuous(max(sizes))
+    @property
+    def masked(self) -> bool:
+        """Return whether some agent lacks an alternative that another one has."""
+        return not self.legal.all()
+
+    @property
+    def maskable(self) -> bool:
+        """Return whether there are choices, so that the environment's masks fit."""
+        return self.legal.shape[1] > 0
+
+    def _discrete(self, agents: Mapping[str, _Own]) -> None:
+        """Take one choice of each agent, or every combination of its choices."""
+        counts = [math.prod(own.factors) for own in agents.values()]
+        for (name, own), count in zip(agents.items(), counts, strict=True):
+            convert, combined = _combinations(name, own, count)
+            self.convert.append(convert)
+            self.masks.append(MaskPlace(sum(own.factors), slice(0, count), combined))
+        self.spec = Discrete(max(counts))
+        self.first = (np.arange(max(counts)) == 0).astype(np.uint8)
+        self.legal = (np.arange(max(counts)) < np.array(counts)[:, None]).astype(np.uint8)
+
+    def _several(self, agents: Mapping[str, _Own]) -> None:
+        """Take several choices and numbers of each agent."""
+        own = list(agents.values())
+        most = max(len(one.factors) for one in own)
+        factors = tuple(
+            max(one.factors[f] for one in own if f < len(one.factors)) for f in range(most)
+        )
+        starts = factor_starts(factors)
+        self.first = np.zeros(sum(factors), np.uint8)
+        self.first[starts] = 1
+        self.legal = np.tile(self.first, (len(own), 1))
+        bounds, columns = _columns([one.bounds() for one in own])
+        self._num_choices, self._width = most, most + len(bounds)
+        if bounds:
+            self._scale(agents, columns, len(bounds))
+        for a, (name, one) in enumerate(agents.items()):
+            entries = [
+                entry
+                for start, count in zip(starts, one.factors, strict=False)
+                for entry in range(start, start + count)
+            ]
+            self.legal[a, entries] = 1
+            self.masks.append(MaskPlace(sum(one.factors), _place(entries)))
+            read = self._reader(one.space, columns[a])
+            self.convert.append(_checked(name, one.factors, read) if one.factors else read)
+        if not factors and len(set(bounds)) == 1 and bounds[0] in (_SCALED, _FREE):
+            self.spec = Continuous(len(bounds), *bounds[0])
+            return
+        low, high = zip(*bounds, strict=True) if bounds else ((), ())
+        idle = ~np.array([np.isin(range(len(bounds)), own) for own in columns])
+        self.spec = Composite(
+            factors, low, high, tuple(map(tuple, idle.tolist())) if idle.any() else ()
+        )
+
+    def _scale(self, agents: Mapping[str, _Own], columns: list[list[int]], size: int) -> None:
+        """Find each number's range, and the factor and summand that lead there."""
+        boxes = [box for own in agents.values() for box in own.boxes]
         # Other numbers, rounded to float32, could lie outside of their bounds.
-        dtype = np.result_type(np.float32, *(box.low.dtype for box in boxes.values()))
-        self._low = np.zeros((len(boxes), max(sizes)), dtype)
+        dtype = np.result_type(np.float32, *(box.low.dtype for box in boxes))
+        self._low = np.zeros((len(agents), size), dtype)
         self._high = np.zeros_like(self._low)
-        for a, (name, box) in enumerate(boxes.items()):
-            low, high = _inside(box.low, dtype), _inside(box.high, dtype)
-            if not (np.isfinite(low).all() and np.isfinite(high).all()):
-                raise ConfigError(
-                    f"agent '{name}' acts in {box}, which has no bounds to scale [-1, 1] to; "
-                    "wrap it, for example in gymnasium.wrappers.TransformAction, in a factory of "
-                    "your own"
-                )
-            if doubt := _doubt(box):
-                self.doubts[name] = doubt
-            self._low[a, : sizes[a]], self._high[a, : sizes[a]] = low.ravel(), high.ravel()
-            self.convert.append(_box_action(box, sizes[a], self._low))
-        self._half = self._high / 2 - self._low / 2
-        self._middle = self._high / 2 + self._low / 2
+        free = np.zeros(self._low.shape, np.bool_)
+        for a, (name, own) in enumerate(agents.items()):
+            if doubts := [doubt for doubt in map(_doubt, own.boxes) if doubt]:
+                self.doubts[name] = doubts[0]
+            self._low[a, columns[a]] = _joined([box.low for box in own.boxes], dtype)
+            self._high[a, columns[a]] = _joined([box.high for box in own.boxes], dtype)
+            free[a, columns[a]] = [bounds != _SCALED for bounds in own.bounds()]
+        self._half = np.where(free, 1, self._high / 2 - self._low / 2).astype(dtype)
+        self._middle = np.where(free, 0, self._high / 2 + self._low / 2).astype(dtype)
+        self._least: Array | float
+        self._most: Array | float
+        self._least, self._most = _SCALED
+        if free.any():
+            self._least, self._most = np.where(free, self._low, -1), np.where(free, self._high, 1)
 
     def prepare(self, action: Array) -> Any:  # noqa: ANN401 - [copy][agent]
         """Return the actions of all copies, ready for `convert`, in memory of their own."""
         if isinstance(self.spec, Discrete):
             return action.tolist()
-        scaled = np.clip(action.astype(self._low.dtype), -1, 1)
+        if not self.spec.size:
+            return action
+        prepared = action.astype(self._low.dtype)
+        scaled = prepared[..., self._num_choices :]
+        np.clip(scaled, self._least, self._most, out=scaled)
         scaled *= self._half
         scaled += self._middle
-        return np.clip(scaled, self._low, self._high, out=scaled)  # rounding may step outside
+        np.clip(scaled, self._low, self._high, out=scaled)  # rounding may step outside
+        return prepared
+
+    def batched(self, num_envs: int) -> Callable[[Array], Any]:
+        """Return a function from actions [N, 1, ...] to a batch of one agent's actions.
+
+        Args:
+            num_envs: number of copies N.
+        """
+        own = self._own[0]
+        if isinstance(self.spec, Discrete):
+            digits = _digits(own.factors)
+            read = _reader(own.space, iter(range(len(own.factors))), iter(()), (num_envs,))
+            return lambda action: read(digits[action[:, 0]])
+        read = self._reader(own.space, list(range(self.spec.size)), (num_envs,))
+        return lambda action: read(self.prepare(action)[:, 0])
+
+    def _reader(
+        self, space: Space, columns: list[int], lead: tuple[int, ...] = ()
+    ) -> Callable[[Any], Any]:
+        """Return the function from prepared rows [*lead, F + U] to actions of a space.
+
+        Args:
+            space: action space of an agent.
+            columns: the agent's numbers among the U.
+            lead: leading dimensions of rows.
+        """
+        if isinstance(space, spaces.Box) and not lead:
+            whole_row = columns == list(range(self._width)) and space.shape == (self._width,)
+            if whole_row and space.dtype == self._low.dtype:
+                return lambda row: row
+        numbers = (self._num_choices + column for column in columns)
+        return _reader(space, iter(range(self._num_choices)), numbers, lead)
 
 
-def _choices(agent: str, space: Space) -> _Choices | None:
-    """List all actions of a finite space; None for another space.
+def _own(agent: str, space: Space) -> _Own:
+    """Take an agent's action space apart.
 
     Raises:
-        ConfigError: if there are too many.
+        ConfigError: for a space that murmur does not take, naming it and its place.
     """
-    if isinstance(space, spaces.Discrete):
-        return _Choices(agent, [int(space.start) + k for k in range(int(space.n))])
-    if isinstance(space, spaces.MultiDiscrete):
-        nvec, start = space.nvec, np.asarray(space.start)
-    elif isinstance(space, spaces.MultiBinary):
-        nvec, start = np.full(space.shape, 2), np.zeros(space.shape, np.int64)
-    else:
-        return None
-    count = math.prod(int(n) for n in nvec.reshape(-1))
-    if count > _MOST_JOINT_ACTIONS:
+    own = _Own(space, [], [])
+
+    def visit(space: Space, path: str) -> None:
+        if isinstance(space, spaces.Discrete):
+            own.factors.append(int(space.n))
+        elif isinstance(space, spaces.MultiDiscrete):
+            own.factors.extend(int(n) for n in space.nvec.flat)
+        elif isinstance(space, spaces.MultiBinary):
+            own.factors.extend([2] * math.prod(space.shape))
+        elif isinstance(space, spaces.Box):
+            own.boxes.append(space)
+        elif isinstance(space, spaces.Tuple | spaces.Dict):
+            for key, part in _parts(space):
+                visit(part, f"{path}.{key}" if path else str(key))
+        else:
+            at = f" at '{path}'" if path else ""
+            raise ConfigError(
+                f"agent '{agent}' acts in a {type(space).__name__} space{at}; murmur takes "
+                "Discrete, MultiDiscrete, MultiBinary, Box, and Tuple and Dict of them: wrap the "
+                "environment in a factory of your own"
+            )
+
+    visit(space, "")
+    return own
+
+
+def _parts(space: spaces.Tuple | spaces.Dict) -> Iterable[tuple[Any, Space]]:
+    """Return the keys and spaces of a Tuple or Dict, in order."""
+    return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+
+
+def _require_one_kind(agents: Mapping[str, _Own]) -> None:
+    """Refuse choices beside numbers, where an action is one of them.
+
+    Raises:
+        ConfigError: for both, naming the agents and the fix.
+    """
+    fix = (
+        "only mappo, ippo and ppo take both (environment.joint_actions: false); or wrap the "
+        "environment in a factory of your own that gives continuous actions some fixed values to "
+        "choose from"
+    )
+    boxes = [name for name, own in agents.items() if own.boxes]
+    choices = [name for name, own in agents.items() if own.factors]
+    for name in boxes:
+        if name in choices:
+            raise ConfigError(
+                f"agent '{name}' acts in {agents[name].space}, choices and numbers at once; {fix}"
+            )
+    if boxes and choices:
         raise ConfigError(
-            f"agent '{agent}' acts in {space}: {count} combinations, more than "
-            f"{_MOST_JOINT_ACTIONS}; choose some of them in a factory of your own"
+            f"agents {_list(boxes)} have continuous actions, {_list(choices)} discrete ones; {fix}"
         )
-    digits = np.unravel_index(np.arange(count), nvec.reshape(-1))
-    combinations = np.stack(digits, axis=-1).reshape(count, *nvec.shape) + start
-    combinations = combinations.astype(space.dtype)
-    combinations.flags.writeable = False  # the environment is given these very arrays
-    return _Choices(agent, list(combinations))
+
+
+def _digits(factors: Sequence[int]) -> NDArray[np.int64]:
+    """Return the alternatives [count, F] that each combination of F choices takes."""
+    found = np.unravel_index(np.arange(math.prod(factors)), factors)
+    return np.stack(found, axis=-1).astype(np.int64)
+
+
+def _combinations(
+    agent: str, own: _Own, count: int
+) -> tuple[Callable[[Any], Any], NDArray[np.intp] | None]:
+    """Make the conversion of the number of an action, and `combined` of MaskPlace.
+
+    Raises:
+        ConfigError: if there are too many combinations.
+    """
+    several = len(own.factors) > 1
+    if several and count > _MOST_JOINT_ACTIONS:
+        raise ConfigError(
+            f"agent '{agent}' acts in {own.space}: {count} combinations, more than "
+            f"{_MOST_JOINT_ACTIONS}; use mappo, ippo or ppo with environment.joint_actions: false, "
+            "or choose some of them in a factory of your own"
+        )
+    digits = _digits(own.factors)
+    read = _reader(own.space, iter(range(len(own.factors))), iter(()))
+    combined = digits + np.array(factor_starts(tuple(own.factors))) if several else None
+    if isinstance(own.space, spaces.Tuple | spaces.Dict):  # may hold what can be changed
+        rows = _Choices(agent, list(digits))
+        return lambda number: read(rows[number]), combined
+    actions = [read(row) for row in digits]
+    for action in actions:
+        if isinstance(action, np.ndarray):  # the environment is given this very array
+            action.flags.writeable = False
+    return _Choices(agent, actions).__getitem__, combined
+
+
+def _columns(agents: Sequence[Sequence[Bounds]]) -> tuple[list[Bounds], list[list[int]]]:
+    """Give numbers of one range one column for all agents.
+
+    Args:
+        agents: bounds of each agent's numbers.
+
+    Returns:
+        bounds of the columns, and the columns of each agent's numbers.
+    """
+    bounds: list[Bounds] = []
+    known: dict[Bounds, list[int]] = {}
+    columns = []
+    for own in agents:
+        used: Counter[Bounds] = Counter()
+        mine = []
+        for one in own:
+            places = known.setdefault(one, [])
+            if used[one] == len(places):
+                places.append(len(bounds))
+                bounds.append(one)
+            mine.append(places[used[one]])
+            used[one] += 1
+        columns.append(mine)
+    return bounds, columns
+
+
+def _place(entries: Sequence[int]) -> slice | NDArray[np.intp]:
+    """Return an index of entries: a slice where they are next to each other."""
+    first = entries[0] if entries else 0
+    if list(entries) == list(range(first, first + len(entries))):
+        return slice(first, first + len(entries))
+    return np.array(entries, np.intp)
+
+
+def _reader(
+    space: Space, choices: Iterator[int], numbers: Iterator[int], lead: tuple[int, ...] = ()
+) -> Callable[[Any], Any]:
+    """Return the function from rows [*lead, ...] of choices and numbers to actions of a space.
+
+    Args:
+        space: the space.
+        choices: columns of its choices, in order; used up.
+        numbers: columns of its numbers, in order; used up.
+        lead: leading dimensions of rows, those of a batch of actions.
+    """
+    if isinstance(space, spaces.Tuple | spaces.Dict):
+        parts = {key: _reader(part, choices, numbers, lead) for key, part in _parts(space)}
+        if isinstance(space, spaces.Dict):
+            return lambda row: {key: read(row) for key, read in parts.items()}
+        return lambda row: tuple([read(row) for read in parts.values()])
+    dtype, shape = space.dtype, (*lead, *(space.shape or ()))
+    size = math.prod(space.shape or ())
+    if isinstance(space, spaces.Box):
+        place, whole = _place(list(islice(numbers, size))), np.issubdtype(space.dtype, np.integer)
+
+        def number(row: Any) -> Any:  # noqa: ANN401
+            cut = row[..., place].reshape(shape)
+            return (np.rint(cut) if whole else cut).astype(dtype, copy=False)
+
+        return number
+    start = getattr(space, "start", 0)
+    if isinstance(space, spaces.Discrete) and not lead:
+        column = next(choices)
+        return lambda row: int(row[column]) + int(start)
+    place = _place(list(islice(choices, size)))
+    return lambda row: (row[..., place].reshape(shape) + start).astype(dtype, copy=False)
+
+
+def _checked(
+    agent: str, factors: Sequence[int], read: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
+    """Let a reader refuse choices that an agent does not have."""
+    counts = np.array(factors)
+
+    def convert(row: Any) -> Any:  # noqa: ANN401
+        chosen = row[: len(counts)]
+        if ((chosen < 0) | (chosen >= counts)).any():
+            raise ValueError(
+                f"agent '{agent}' has choices among {counts.tolist()} and was told to take "
+                f"{chosen.astype(int).tolist()}; the policy must apply '{ACTION_MASK}'"
+            )
+        return read(row)
+
+    return convert
+
+
+def _joined(bounds: Sequence[Array], dtype: np.dtype[Any]) -> Array:
+    """Join bounds of Boxes, each within its type and within `dtype`; without one, the type's."""
+    found: list[Array] = [np.zeros(0, dtype)]
+    for bound in bounds:
+        if bound.dtype.kind == "f":
+            limits = np.finfo(bound.dtype)
+            bound = np.clip(bound, limits.min, limits.max)
+        found.append(_inside(bound, dtype).ravel())
+    return np.concatenate(found)
 
 
 def _doubt(box: spaces.Box) -> str:
     """Return a sentence about actions of a Box that numbers in [-1, 1] express badly."""
-    high, low = float(np.max(box.high)), float(np.min(box.low))
+    bounded = np.isfinite(box.low) & np.isfinite(box.high)
+    if not bounded.any():
+        return ""
+    high, low = float(np.max(box.high[bounded])), float(np.min(box.low[bounded]))
     if np.issubdtype(box.dtype, np.integer):
         steps = "" if high - low <= WHOLE else f"; float32 reaches only {WHOLE} of its values"
         return f"acts in whole numbers ({box.dtype} Box): continuous actions are rounded{steps}"
@@ -166,19 +473,6 @@ def _inside(bound: Array, dtype: np.dtype[Any]) -> Array:
         outside = [abs(int(x)) > abs(exact) for x, exact in pairs]
         cast = np.where(np.reshape(outside, cast.shape), np.nextafter(cast, 0), cast)
     return cast
-
-
-def _box_action(box: spaces.Box, size: int, rows: Array) -> Callable[[Any], Any]:
-    """Return a function that cuts and shapes one agent's row of scaled actions, a row of `rows`."""
-    dtype, shape, whole = box.dtype, box.shape, np.issubdtype(box.dtype, np.integer)
-    if dtype == rows.dtype and shape == rows.shape[1:]:
-        return lambda row: row
-
-    def convert(row: Any) -> Any:  # noqa: ANN401
-        cut = row[:size].reshape(shape)
-        return (np.rint(cut) if whole else cut).astype(dtype)
-
-    return convert
 
 
 def _list(names: Mapping[str, Any] | Sequence[str]) -> str:

@@ -64,6 +64,12 @@ class AdapterConfig(Section):
         description="pixels a side, or [height, width], of images of bytes as they travel; auto: "
         "84 where they have more than 128 × 128 pixels; none: as they are",
     )
+    joint_actions: bool | None = Field(
+        None,
+        description="MultiDiscrete, MultiBinary, and Tuple and Dict of choices: every combination "
+        "is one action, at most 4096; null: only for algorithms that make one choice, which are "
+        "all but mappo, ippo and ppo",
+    )
     gray: bool = Field(False, description="images of bytes travel in gray: a third of the bytes")
 
     @property

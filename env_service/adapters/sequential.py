@@ -45,8 +45,8 @@ from murmur.shared.wire.spec import (
     STATE,
     TURN_MASK,
     ArraySpec,
-    Discrete,
     EnvSpec,
+    action_bounds,
 )
 from murmur.shared.wire.timestep import Array, StepType, TimeStep, surely_finite
 
@@ -111,10 +111,9 @@ class Interface:
         specs = list(self.observations.arrays)
         if self.state is not None:
             specs.append(self.state)
-        limited = self.takes_turns and bool(self.actions.counts)  # an agent that waits has action 0
-        if self.masked or limited or len(set(self.actions.counts)) > 1:
-            assert isinstance(self.actions.spec, Discrete)
-            specs.append(ArraySpec(ACTION_MASK, "uint8", (self.actions.spec.num_actions,)))
+        waits = self.takes_turns and self.actions.maskable  # who waits has its first action alone
+        if self.masked or waits or self.actions.masked:
+            specs.append(ArraySpec(ACTION_MASK, "uint8", self.actions.first.shape))
         if self.agents_can_die:
             specs.append(ArraySpec(AGENT_MASK, "uint8", ()))
         if self.takes_turns:
@@ -134,12 +133,12 @@ class Interface:
         """Report images that are sent smaller, and guesses.
 
         Raises:
-            ConfigError: if the environment gives action masks for actions that are not Discrete.
+            ConfigError: if the environment gives action masks, but has no choices.
         """
         if self.masked and not self.actions.maskable:
             raise ConfigError(
-                f"'{config.factory}' gives an '{ACTION_MASK}', but its actions are not Discrete; "
-                "take the mask away in a factory of your own"
+                f"'{config.factory}' gives an '{ACTION_MASK}', but its actions are numbers, of "
+                "which none can be illegal; take the mask away in a factory of your own"
             )
         if reduced := self.observations.reduced:
             text = f"{'; '.join(reduced)} (environment.resize: {config.resize})"
@@ -181,7 +180,7 @@ class SequentialVectorEnv(VectorEnvironment):
             config: options of the environment.
 
         Raises:
-            ConfigError: if the environment gives action masks for actions that are not Discrete.
+            ConfigError: if the environment gives action masks, but has no choices.
         """
         self._masks_seen, self._masks_told = interface.observations.masks_seen, interface.masks_told
         self._masks_given = interface.masked
@@ -211,6 +210,7 @@ class SequentialVectorEnv(VectorEnvironment):
         self._step_type, self._discount = self._timestep.step_type, self._timestep.discount
         self._reward = self._timestep.reward
         self._floats = [x for x in self._arrays.values() if x.dtype.kind == "f"]
+        self._range = np.array(action_bounds(self.spec.action), np.float32)
         self._prepare, self._convert = interface.actions.prepare, interface.actions.convert
         self._make_views(interface)
 
@@ -226,8 +226,8 @@ class SequentialVectorEnv(VectorEnvironment):
 
     def _make_views(self, interface: Interface) -> None:
         """Make the views of the arrays by copy and agent, and the arrays of rewards and masks."""
-        n, a, counts = self.num_envs, len(self.agents), interface.actions.counts
-        seen = interface.observations
+        n, a = self.num_envs, len(self.agents)
+        seen, actions = interface.observations, interface.actions
         self._keys = seen.keys
         self._parts = [[seen.parts(self._arrays, i, j) for j in range(a)] for i in range(n)]
         # Each agent's rows, to be blanked when it dies.
@@ -242,11 +242,22 @@ class SequentialVectorEnv(VectorEnvironment):
         self._turns = self._arrays.get(TURN_MASK, np.zeros((n, a), np.uint8))
         self._masks: Array | None = self._arrays.get(ACTION_MASK)
         if self._masks is not None:
-            self._usual = np.arange(max(counts)) < np.array(counts)[:, None]
-            self._noop = np.arange(max(counts)) == 0
+            self._usual, self._noop = actions.legal, actions.first
             self._masks[...] = self._usual
+            self._starts = np.flatnonzero(actions.first)  # first entry of each choice
+            self._mask_places = actions.masks
+            # Views of entries next to each other, and what is then the index in them.
+            viewed = [isinstance(mask.place, slice) for mask in actions.masks]
             self._mask_rows = [
-                [self._masks[i, j, :count] for j, count in enumerate(counts)] for i in range(n)
+                [
+                    self._masks[i, j, mask.place] if view else self._masks[i, j]
+                    for j, (mask, view) in enumerate(zip(actions.masks, viewed, strict=True))
+                ]
+                for i in range(n)
+            ]
+            self._own_entries = [
+                ... if view else mask.place
+                for mask, view in zip(actions.masks, viewed, strict=True)
             ]
 
     @abstractmethod
@@ -271,7 +282,7 @@ class SequentialVectorEnv(VectorEnvironment):
                 raised when it was closed.
         """
         if self._watch.on and action.dtype.kind == "f":
-            look_at_actions(self.notices, action, restart)
+            look_at_actions(self.notices, self._range, action, restart)
         prepared, restarts = self._prepare(action), restart.tolist()
         ages, outcome, at = self._ages, self._outcome, self._at
         for i, environment in enumerate(self._environments):
@@ -454,9 +465,13 @@ class SequentialVectorEnv(VectorEnvironment):
         if not self._masks_given:
             return
         assert self._masks is not None
-        row = self._mask_rows[i][agent]
+        row, own, place = (
+            self._mask_rows[i][agent],
+            self._own_entries[agent],
+            self._mask_places[agent],
+        )
         if mask is None:
-            row[...] = 1
+            row[own] = 1
             missed = not over and agent in self._masking
             if missed and not self.notices.said("mask_missing", ACTION_MASK):
                 self.notices.say(
@@ -468,12 +483,13 @@ class SequentialVectorEnv(VectorEnvironment):
                 )
             return
         self._masking.add(agent)
-        mask = np.asarray(mask)
-        if mask.shape != row.shape:
+        # A Tuple's sample() takes a mask of each choice, others one of all.
+        mask = np.concatenate(mask) if isinstance(mask, tuple) else np.asarray(mask)
+        if mask.shape != (place.size,):
             raise self._fault(
                 i,
                 f"'{ACTION_MASK}' of agent '{self.agents[agent]}' has shape {mask.shape}, "
-                f"its actions are {row.shape[0]}",
+                f"its actions are {place.size}",
             )
         if mask.itemsize == 1:  # bool, int8 or uint8: the quickest look at every byte
             wrong = mask.tobytes().strip(b"\0\1") != b"" or mask.dtype.kind not in "biu"
@@ -486,7 +502,7 @@ class SequentialVectorEnv(VectorEnvironment):
                 f"gives agent '{self.agents[agent]}' an '{ACTION_MASK}' that holds {held}; 1 is "
                 "legal, 0 is not",
             )
-        row[...] = mask
+        row[own] = mask if place.combined is None else place.legal(mask)
 
     def _look_for_more(self, agent: int, observation: Any) -> None:  # noqa: ANN401
         """Give notices of a dictionary's keys that are ignored because its space lacks them."""
@@ -547,7 +563,10 @@ class SequentialVectorEnv(VectorEnvironment):
     def _check_masks(self) -> None:
         """Allow action 0 to agents without a legal action; before LAST that is a fault."""
         assert self._masks is not None
-        stuck = ~self._masks.any(axis=-1)
+        if len(self._starts) == 1:
+            stuck = ~self._masks.any(axis=-1)
+        else:
+            stuck = (np.maximum.reduceat(self._masks, self._starts, axis=-1) == 0).any(axis=-1)
         if not stuck.any():
             return
         for i, j in np.argwhere(stuck).tolist():
@@ -609,12 +628,19 @@ class _CopyFault(EnvironmentFault):
     """An invalid value that one copy returned; raised and caught while it is stepped."""
 
 
-def look_at_actions(notices: Notices, action: Array, restart: NDArray[np.bool_]) -> None:
-    """Give a notice that actions beyond [-1, 1] are clipped."""
-    beyond = np.abs(action[~restart]) > 1
+def look_at_actions(
+    notices: Notices, bounds: Array, action: Array, restart: NDArray[np.bool_]
+) -> None:
+    """Give a notice that numbers beyond their bounds [2, ...], mostly [-1, 1], are clipped."""
+    low, high = bounds
+    taken = action[~restart]
+    beyond = (taken < low) | (taken > high)
     if beyond.any():
-        first = float(action[~restart][beyond][0])
-        text = f"action {first:g} of a policy or baseline is outside [-1, 1] and is clipped"
+        row = tuple(np.argwhere(beyond)[0])
+        text = (
+            f"action {float(taken[row]):g} of a policy or baseline is outside "
+            f"[{low[row[-1]]:g}, {high[row[-1]]:g}] and is clipped"
+        )
         notices.say("action_clipped", "action", text)
 
 

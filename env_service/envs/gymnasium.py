@@ -76,8 +76,8 @@ class Gymnasium(SequentialVectorEnv):
 
         first = environments[0]
         self._team = config.team
-        seen, acting = self._spaces(first, config.factory)
-        actions = ActionLayout(acting)
+        seen, acting = self._spaces(first, config)
+        actions = ActionLayout(acting, joint=bool(config.joint_actions))
         _, info = first_reset(first, config.factory, "(observation, info)")
         if not isinstance(info, Mapping):
             raise ConfigError(
@@ -115,30 +115,38 @@ class Gymnasium(SequentialVectorEnv):
     def _spaces(
         self,
         environment: Any,  # noqa: ANN401
-        factory: str,
+        config: Config,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the agents' observation spaces and action spaces.
 
         Raises:
-            ConfigError: if there are none, or a team's spaces are no tuples of one length.
+            ConfigError: if there are none, a team's spaces are no tuples of one length, or it is
+                not said whether such tuples are a team's.
         """
         seen, acting = (
             read(
-                factory,
+                config.factory,
                 name,
                 partial(getattr, environment, name),
                 f"set self.{name} to one of gymnasium.spaces in its __init__",
             )
             for name in ("observation_space", "action_space")
         )
-        if not self._team:
-            return {_AGENT: seen}, {_AGENT: acting}
         own, own_actions = getattr(seen, "spaces", None), getattr(acting, "spaces", None)
-        if not (
+        entries = (
             isinstance(own, tuple)
             and isinstance(own_actions, tuple)
             and len(own) == len(own_actions)
-        ):
+        )
+        if not self._team:
+            if entries and "team" not in config.model_fields_set:
+                raise ConfigError(
+                    f"'{config.factory}' observes and acts in Tuple spaces of {len(own)} entries; "
+                    "set environment.team: true if there is one entry for each agent of a team, "
+                    "false if one agent takes all of them"
+                )
+            return {_AGENT: seen}, {_AGENT: acting}
+        if not entries:
             raise ConfigError(
                 f"environment.team: true wants Tuple spaces with one entry for each agent; this "
                 f"environment observes {seen} and acts by {acting}"
@@ -178,6 +186,10 @@ class Gymnasium(SequentialVectorEnv):
                 )
         except (TypeError, ValueError) as error:
             wanted = f"{len(self.agents)} numbers" if self._team else "a number"
+            if several and not self._team:
+                wanted += (
+                    "; if its tuples have one entry for each agent, set environment.team: true"
+                )
             raise self._fault(
                 i, f"returned {shown(reward)} as reward from step(), not {wanted}"
             ) from error

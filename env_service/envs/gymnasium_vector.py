@@ -46,7 +46,15 @@ from murmur.env_service.environment import (
     blank_timestep,
 )
 from murmur.shared.process.errors import ConfigError, EnvironmentFault
-from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
+from murmur.shared.wire.spec import (
+    ACTION_MASK,
+    Discrete,
+    EnvSpec,
+    action_bounds,
+    action_factors,
+    action_layout,
+    factor_starts,
+)
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 KIND = "gymnasium_vector"
@@ -118,7 +126,7 @@ class GymnasiumVector(VectorEnvironment):
             for name in ("single_observation_space", "single_action_space")
         )
         layout = ObservationLayout({_AGENT: seen}, config)
-        self._actions = ActionLayout({_AGENT: acting})
+        self._actions = ActionLayout({_AGENT: acting}, joint=bool(config.joint_actions))
         _, infos = first_reset(environment, config.factory, "(observations, infos)")
         if not isinstance(infos, Mapping):
             raise ConfigError(f"'{config.factory}' {not_infos(infos)}")
@@ -163,6 +171,7 @@ class GymnasiumVector(VectorEnvironment):
         self._parts = layout.parts_of_all(self._timestep.observation, 0)
         self._masks = self._timestep.observation.get(ACTION_MASK)
         self._to_env = self._conversion(acting)
+        self._range = np.array(action_bounds(self.spec.action), np.float32)
         self._own_seeds = self._takes_own_seeds(environment)
         self._mask_obeyed = False  # until a reset of some copies was seen to leave the others alone
         self._steps = np.zeros(num_envs, np.int64)
@@ -201,17 +210,12 @@ class GymnasiumVector(VectorEnvironment):
 
     def _conversion(self, space: Any) -> Callable[[Array], Any]:  # noqa: ANN401
         """Return the function from actions of the contract to a batch of the environment's."""
-        n, actions = self.num_envs, self._actions
-        if isinstance(actions.spec, Discrete):
+        actions = self._actions
+        if isinstance(actions.spec, Discrete) and space.dtype is not None:
             chosen = [actions.convert[0](k) for k in range(actions.spec.num_actions)]
             table = np.array(chosen, space.dtype)  # [K, ...]
             return lambda action: table[action[:, 0]]
-
-        def scale(action: Array) -> Array:
-            scaled: Array = actions.prepare(action)
-            return scaled.reshape(n, *space.shape).astype(space.dtype, copy=False)
-
-        return scale
+        return actions.batched(self.num_envs)
 
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
@@ -304,18 +308,20 @@ class GymnasiumVector(VectorEnvironment):
         return [(n, a) for n, a in self._timestep.observation.items() if n != ACTION_MASK]
 
     def _harmless(self) -> Array:
-        """Return an action that is legal in an episode's first step, [N, 1] or [N, 1, U]."""
-        if isinstance(self._actions.spec, Discrete):
-            if self._masks is None:
-                return np.zeros((self.num_envs, 1), np.int32)
-            legal: Array = self._masks.argmax(axis=-1).astype(np.int32)
-            return legal
-        return np.zeros((self.num_envs, 1, self._actions.spec.size), np.float32)
+        """Return an action that is legal in an episode's first step, [N, 1] or [N, 1, ...]."""
+        dtype, shape = action_layout(self.spec.action)
+        harmless = np.zeros((self.num_envs, 1, *shape), dtype)
+        if self._masks is not None:
+            factors = action_factors(self.spec.action)
+            by_choice = harmless if shape else harmless[..., None]
+            for f, masks in enumerate(np.split(self._masks, factor_starts(factors)[1:], -1)):
+                by_choice[..., f] = masks.argmax(axis=-1)
+        return harmless
 
     def _advance(self, action: Array, restart: NDArray[np.bool_]) -> None:
         """Step all copies, and write the rows of those that do not restart."""
         if action.dtype.kind == "f" and not self.notices.said("action_clipped", "action"):
-            look_at_actions(self.notices, action, restart)
+            look_at_actions(self.notices, self._range, action, restart)
         result = self._env.step(self._to_env(action))
         if not isinstance(result, tuple | list) or len(result) != 5:
             raise self._fault(f"returned {shown(result)} from step(), not {_STEP_RETURNS}")
@@ -372,14 +378,15 @@ class GymnasiumVector(VectorEnvironment):
         mask = told.get(ACTION_MASK)
         if mask is None:  # of a reset whose infos are not read
             return
-        mask, shape = np.asarray(mask), (self.num_envs, self._masks.shape[-1])
+        place = self._actions.masks[0]
+        mask, shape = np.asarray(mask), (self.num_envs, place.size)
         if mask.shape != shape or ((mask != 0) & (mask != 1)).any():
             raise self._fault(
                 f"gives an '{ACTION_MASK}' of shape {mask.shape}, {shown(mask)}; it must be "
                 f"{list(shape)} with 1 for legal and 0 for not"
             )
         given = slice(None) if self._masks_seen else _given(infos, ACTION_MASK, self.num_envs)
-        self._masks[given, 0] = mask[given]
+        self._masks[given, 0] = place.legal(mask)[given]
 
     def _report(self, name: str, infos: Mapping[str, Any], ended: NDArray[np.bool_]) -> None:
         """Write a metric of the copies that ended, from the infos.

@@ -65,7 +65,9 @@ class PettingZoo(SequentialVectorEnv):
         first = environments[0]
         agents = _agents(first, config.factory)
         observed = _spaces(first, config.factory, "observation_space", agents)
-        actions = ActionLayout(_spaces(first, config.factory, "action_space", agents))
+        actions = ActionLayout(
+            _spaces(first, config.factory, "action_space", agents), joint=bool(config.joint_actions)
+        )
         told, infos = _tells_masks(first, config.factory)
         state, self._write_state, view, doubt = _state(first, config)
         if state is not None:

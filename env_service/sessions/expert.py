@@ -18,6 +18,7 @@ from murmur.shared.wire.spec import (
     AGENT_MASK,
     EXPERT_ACTION,
     ArraySpec,
+    Composite,
     Discrete,
     EnvSpec,
 )
@@ -57,9 +58,13 @@ class Expert:
         if not self.labels:
             return
         if not isinstance(self.spec.action, Discrete):
+            several = isinstance(self.spec.action, Composite)
+            kind = "several choices or numbers at once" if several else "continuous"
             raise ConfigError(
-                f"imitation.baseline={self._name}: actions of '{self.spec.name}' are continuous; "
+                f"imitation.baseline={self._name}: actions of '{self.spec.name}' are {kind}; "
                 "imitation needs discrete ones"
+                + "; where they are choices alone, environment.joint_actions: true makes one of "
+                "them" * several
             )
         if asked:
             self._make = find_baseline(config.environment, self._name)

@@ -294,7 +294,7 @@ def guarded_environment(
     heartbeat: SessionHeartbeat | None = None,
 ) -> GuardedEnvironment:
     """Make copies of the configured environment that may fail; see GuardedEnvironment."""
-    make = partial(make_environment, config.environment, num_envs)
+    make = partial(make_environment, config.environment, num_envs, config.algorithm.name)
     return GuardedEnvironment(make, faults, heartbeat, config.learner.max_abs_reward)
 
 

@@ -4,8 +4,8 @@ Yu, Velu, Vinitsky, Gao, Wang, Bayen, Wu 2022, "The Surprising Effectiveness of 
 Multi-Agent Games" (arXiv:2103.01955): each agent's clipped policy gradient, with a value function
 that sees the global state while learning (MAPPO) or only what the agent sees (IPPO, de Witt et al.
 2020, arXiv:2011.09533), advantages by GAE, values normalised by running statistics, several passes
-over each rollout. Discrete or continuous actions, parameters shared or one set for each agent, with
-memory or without.
+over each rollout. Discrete or continuous actions, or several of both at once, parameters shared or
+one set for each agent, with memory or without.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from typing_extensions import override
 from murmur.learner_service.device.cuda_graph import Outputs
 from murmur.learner_service.device.readback import to_host
 from murmur.learner_service.layers.casting import cast_weights
-from murmur.learner_service.layers.distributions import Categorical, Normal, logged_entropy
+from murmur.learner_service.layers.distributions import PolicyDistribution, logged_entropy
 from murmur.learner_service.layers.forward import forward, forward_both, forward_rows
 from murmur.learner_service.layers.inputs import CriticInputs, Inputs
 from murmur.learner_service.learning import options
@@ -263,7 +263,7 @@ class Mappo(OnPolicyAlgorithm):
             )
         self._note(minibatches, log)
 
-    def _evaluate(self, rows: Minibatch) -> tuple[Categorical | Normal, Tensor]:
+    def _evaluate(self, rows: Minibatch) -> tuple[PolicyDistribution, Tensor]:
         """Return the policy's distribution and values [M, A]."""
         mask = rows.columns.get("mask")
         if self.critic is None:

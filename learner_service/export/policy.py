@@ -3,16 +3,17 @@
 What is exported is `Policy.act` without a generator, traced: exactly what evaluations and a
 serving learner play. Inputs are the raw observations by name, as the environment gives them
 ([B, A, ...], wire dtype); scaling, centring, agent numbers, masks and clipping are inside. Outputs
-are "action" and, where the policy has them, "logits" or "mean". A policy with memory takes "memory"
-and gives "next_memory". A row with an input that no environment may give, such as NaN, has the
-action -1, or NaN of continuous ones: a file cannot raise. The batch dimension is free. The file
-says all of this of itself, in JSON.
+are "action" and, where the policy has them, "logits" and "mean". A policy with memory takes
+"memory" and gives "next_memory". A row with an input that no environment may give, such as NaN, has
+the action -1, or NaN where actions hold numbers: a file cannot raise. The batch dimension is free.
+The file says all of this of itself, in JSON.
 """
 
 import contextlib
 import io
 import json
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -29,7 +30,15 @@ from murmur.learner_service.learning.base import Policy
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.shared.process.files import write_output
-from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, EnvSpec, without_expert
+from murmur.shared.wire.spec import (
+    ACTION_MASK,
+    AGENT_CELL,
+    ActionSpec,
+    EnvSpec,
+    action_factors,
+    factor_starts,
+    without_expert,
+)
 from murmur.shared.wire.timestep import Array
 
 Format = Literal["onnx", "torch-export", "safetensors"]
@@ -53,15 +62,18 @@ _TOLERANCE = 1e-4  # relative and absolute, between PyTorch and ONNX Runtime in 
 class GreedyPolicy(nn.Module):
     """Policy in operation, as a module: observations by name -> outputs by name."""
 
-    def __init__(self, policy: Policy, *, marks: bool = True) -> None:
+    def __init__(
+        self, policy: Policy, *, marks: bool = True, factors: tuple[int, ...] = ()
+    ) -> None:
         """Take over the policy's networks; it must be on the CPU and in fp32.
 
         Args:
             policy: the policy.
             marks: mark the actions of rows with impossible inputs.
+            factors: number of alternatives of each choice of an action; empty: masks are of one.
         """
         super().__init__()
-        self._policy, self._marks = policy, marks
+        self._policy, self._marks, self._factors = policy, marks, factors
         for name, part in vars(policy).items():
             if isinstance(part, nn.Module):  # registered, so that tracing finds its parameters
                 self.add_module(name, part)
@@ -72,19 +84,21 @@ class GreedyPolicy(nn.Module):
         memory = {MEMORY: given.pop(MEMORY)} if MEMORY in given else {}
         acted = self._policy.act(given, None, **memory)
         if self._marks:
-            acted = {**acted, "action": _marked(acted["action"], observation)}
+            marked = _marked(acted["action"], observation, self._factors)
+            acted = {**acted, "action": marked}
         if MEMORY in acted:
             acted[NEXT_MEMORY] = acted[MEMORY]
         return {name: acted[name] for name in _OUTPUTS if name in acted}
 
 
-def _marked(action: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
+def _marked(
+    action: Tensor, observation: Mapping[str, Tensor], factors: tuple[int, ...] = ()
+) -> Tensor:
     """Actions [B, A, ...], -1 or NaN in rows with NaN, infinity or an agent without an action."""
-    possible = [
-        x.isfinite() if x.is_floating_point() else (x != 0).any(-1)
-        for name, x in observation.items()
-        if x.is_floating_point() or name == ACTION_MASK
-    ]
+    possible = [x.isfinite() for x in observation.values() if x.is_floating_point()]
+    if (mask := observation.get(ACTION_MASK)) is not None:
+        choices = mask.split(factors, -1) if factors else (mask,)
+        possible += [(choice != 0).any(-1) for choice in choices]
     if not possible:
         return action
     rows = torch.stack([p.flatten(1).all(1) for p in possible]).all(0)
@@ -136,10 +150,11 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
     policy, spec, config = load_policy(state, source)
     memory_size = getattr(policy, "memory_size", 0)
     example = random_observations(spec, _EXAMPLE_ROWS, 0, memory_size)
-    unused = _unused_inputs(_trace(policy, example, marks=False), tuple(example))
+    factors = action_factors(spec.action)
+    unused = _unused_inputs(_trace(policy, example, factors, marks=False), tuple(example))
     # Such as the global state, which only critics see.
     example = {name: value for name, value in example.items() if name not in unused}
-    program = _trace(policy, example)
+    program = _trace(policy, example, factors)
     about = {
         "format": FORMAT_VERSION,
         "algorithm": config.algorithm.name,
@@ -147,13 +162,13 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
         "updates": state["progress"]["updates"],
         "spec": {
             **asdict(spec),
-            "action": {"kind": type(spec.action).__name__.lower(), **asdict(spec.action)},
+            "action": _described(spec.action),
         },
         "inputs": [
             {"name": name, "dtype": str(x.dtype).removeprefix("torch."), "shape": [*x.shape[1:]]}
             for name, x in example.items()
         ],
-        "outputs": [name for name in _OUTPUTS if name in policy_outputs(policy, example)],
+        "outputs": [name for name in _OUTPUTS if name in policy_outputs(policy, example, factors)],
     }  # shapes without the leading rows
     if kind == "safetensors":
         write_weights(GreedyPolicy(policy), path, about)
@@ -190,9 +205,23 @@ def _write(path: Path, data: bytes) -> None:
         raise ResourceError(str(error)) from None
 
 
-def policy_outputs(policy: Policy, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the policy's own outputs for these inputs."""
-    outputs: dict[str, Tensor] = GreedyPolicy(policy)(dict(observation))
+def _described(action: ActionSpec) -> dict[str, Any]:
+    """Describe an action spec for JSON, which has no infinity: a bound that is none is null."""
+
+    def finite(value: Any) -> Any:  # noqa: ANN401 - whatever a spec holds
+        if isinstance(value, tuple):
+            return [finite(x) for x in value]
+        return None if isinstance(value, float) and math.isinf(value) else value
+
+    found = {name: finite(value) for name, value in asdict(action).items()}
+    return {"kind": type(action).__name__.lower(), **found}
+
+
+def policy_outputs(
+    policy: Policy, observation: Mapping[str, Tensor], factors: tuple[int, ...] = ()
+) -> dict[str, Tensor]:
+    """Return the policy's own outputs for these inputs; `factors`: see GreedyPolicy."""
+    outputs: dict[str, Tensor] = GreedyPolicy(policy, factors=factors)(dict(observation))
     return outputs
 
 
@@ -207,7 +236,9 @@ def random_observations(
         shape = (rows, *((spec.num_agents,) * o.per_agent), *o.shape)
         if o.name == ACTION_MASK:
             mask = random.random(shape) < 0.6
-            mask[..., 0] |= ~mask.any(-1)
+            factors = action_factors(spec.action)
+            for start, count in zip(factor_starts(factors), factors, strict=True):
+                mask[..., start] |= ~mask[..., start : start + count].any(-1)
             found[o.name] = mask.astype(o.dtype)
         elif o.name == AGENT_CELL:
             high = maps.shape[1:] if maps else (1, 1)
@@ -222,11 +253,16 @@ def random_observations(
 
 
 def _trace(
-    policy: Policy, example: dict[str, Tensor], *, marks: bool = True
+    policy: Policy,
+    example: dict[str, Tensor],
+    factors: tuple[int, ...],
+    *,
+    marks: bool = True,
 ) -> torch.export.ExportedProgram:
     """The policy's computation for any number of rows."""
     rows = torch.export.Dim("rows", min=1)
-    return trace(GreedyPolicy(policy, marks=marks), example, {name: {0: rows} for name in example})
+    module = GreedyPolicy(policy, marks=marks, factors=factors)
+    return trace(module, example, {name: {0: rows} for name in example})
 
 
 def trace(
@@ -320,18 +356,17 @@ def _compare(
     Raises:
         ResourceError: if they differ by more than rounding.
     """
-    difference = 0.0
+    difference, factors = 0.0, action_factors(spec.action)
     run = load_exported(path)
     for seed, rows in ((1, 1), (2, _CHECK_ROWS)):
         every = random_observations(spec, rows, seed, memory_size)
         given = {i["name"]: every[i["name"]] for i in about["inputs"]}
-        wanted = {k: v.numpy() for k, v in policy_outputs(policy, given).items()}
+        wanted = {k: v.numpy() for k, v in policy_outputs(policy, given, factors).items()}
         got = run({name: x.numpy() for name, x in given.items()})
         pairs = {name: (array, got[name]) for name, array in wanted.items()}
         if "logits" in wanted:  # of two equally good actions either will do
-            index = got["action"][..., None].astype(np.int64)
-            best = wanted["logits"].max(-1, keepdims=True)
-            pairs["action"] = best, np.take_along_axis(wanted["logits"], index, -1)
+            both = wanted["action"], got["action"]
+            pairs["action"] = _with_logits(factors, wanted["logits"], both)
         for name, (ours, theirs) in pairs.items():
             if not np.allclose(ours, theirs, rtol=_TOLERANCE, atol=_TOLERANCE):
                 raise ResourceError(
@@ -341,6 +376,21 @@ def _compare(
             apart = np.abs(np.nan_to_num(ours) - np.nan_to_num(theirs))
             difference = max(difference, float(apart.max()))
     return difference
+
+
+def _with_logits(
+    factors: tuple[int, ...], logits: Array, actions: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """Return two actions [B, A, ...] with the logits of their choices in place of these."""
+    starts = np.array(factor_starts(factors))
+
+    def replaced(action: Array) -> Array:
+        entries = action if action.ndim == logits.ndim else action[..., None]
+        chosen = starts + entries[..., : len(factors)].astype(np.int64)
+        numbers = entries[..., len(factors) :]
+        return np.concatenate([np.take_along_axis(logits, chosen, -1), numbers], -1)
+
+    return replaced(actions[0]), replaced(actions[1])
 
 
 def load_exported(path: Path) -> Callable[[dict[str, Array]], dict[str, Array]]:

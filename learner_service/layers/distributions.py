@@ -1,4 +1,4 @@
-"""Action distributions of policies: categorical, or normal, squashed or not.
+"""Action distributions of policies: categorical, normal, squashed or not, or several together.
 
 All are plain tensor arithmetic with no argument checks, because those synchronise with the device.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 ILLEGAL = -1e9  # a logit no legal one comes near; finite, so that 0 log 0 has a gradient
 
@@ -104,6 +104,13 @@ class ActionDistribution(ABC):
         return {}
 
 
+def legal_alone(logits: Tensor, mask: Tensor, illegal: Tensor | None) -> Tensor:
+    """Replace logits of illegal alternatives by ILLEGAL; arguments are those of Categorical."""
+    if illegal is not None:
+        return torch.where(mask.view(torch.bool), logits, illegal)
+    return logits.masked_fill(mask == 0, ILLEGAL)
+
+
 class Categorical(ActionDistribution):
     """One of K actions, only legal ones."""
 
@@ -116,10 +123,8 @@ class Categorical(ActionDistribution):
             illegal: scalar ILLEGAL, if there is one already; the mask is then of bytes 0 and 1.
         """
         self._outputs = logits = logits.float()
-        if mask is not None and illegal is not None:
-            logits = torch.where(mask.view(torch.bool), logits, illegal)
-        elif mask is not None:
-            logits = logits.masked_fill(mask == 0, ILLEGAL)
+        if mask is not None:
+            logits = legal_alone(logits, mask, illegal)
         self._log_pi = over_actions(torch.log_softmax, logits)
 
     @property
@@ -176,9 +181,15 @@ class Categorical(ActionDistribution):
 class Normal(ActionDistribution):
     """U independent normal variables."""
 
-    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
-        """Take means [..., U] and logarithms of deviations that broadcast to them."""
-        self._mean = mean.float()
+    def __init__(self, mean: Tensor, log_std: Tensor, counted: Tensor | None = None) -> None:
+        """Keep the parameters.
+
+        Args:
+            mean: [..., U] means.
+            log_std: [A, U] or [1, U] logarithms of the deviations.
+            counted: [A, U] mask, 1 for a variable that counts, else 0; None: all count.
+        """
+        self._mean, self._counted = mean.float(), counted
         self._by_agent = log_std  # [A, U], or [1, U]
         self._log_std = log_std.expand_as(self._mean)
         self._scored: tuple[Tensor, Tensor, Tensor] | None = None  # action, z, 1 / std
@@ -202,11 +213,15 @@ class Normal(ActionDistribution):
         z = (action - self._mean) * inverse
         self._scored = action, z, inverse
         constant = -0.5 * math.log(2 * math.pi) - self._log_std
-        return torch.addcmul(constant, z, z, value=-0.5).sum(-1)
+        return self._summed(torch.addcmul(constant, z, z, value=-0.5))
 
     def entropy(self) -> Tensor:
         """[...] nats."""
-        return (self._log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+        return self._summed(self._log_std + 0.5 * math.log(2 * math.pi * math.e))
+
+    def _summed(self, of_each: Tensor) -> Tensor:
+        """Sum [..., U] over the variables that count."""
+        return (of_each if self._counted is None else of_each * self._counted).sum(-1)
 
     def logged(self) -> dict[str, Tensor]:
         """Return a copy for `logged_entropy`, as an optimiser changes the parameter in place."""
@@ -223,6 +238,8 @@ class Normal(ActionDistribution):
         weight = of_log_prob.unsqueeze(-1)
         of_mean = weight * z
         constant = weight if of_order is None else weight + of_order.unsqueeze(-1)
+        if self._counted is not None:
+            of_mean, constant = of_mean * self._counted, constant * self._counted
         by_row = torch.addcmul(-constant, of_mean, z)
         of_log_std = by_row.sum((0, 1) if len(self._by_agent) == 1 else 0)
         return [
@@ -231,8 +248,151 @@ class Normal(ActionDistribution):
         ]
 
 
+class Choices(nn.Module):
+    """Layout of F choices among their K alternatives, which lie one after the other.
+
+    Choices of different size become rows of the largest size, filled with illegal alternatives, so
+    that one softmax serves all.
+
+    Attributes:
+        factors: number of alternatives of each choice.
+        even: whether all choices have as many.
+        index: [F * largest] position of each alternative; K: filled.
+    """
+
+    index: Tensor
+
+    def __init__(self, factors: tuple[int, ...]) -> None:
+        super().__init__()
+        self.factors, largest = factors, max(factors, default=0)
+        self.even = len(set(factors)) < 2
+        starts = torch.tensor(factors).cumsum(0) - torch.tensor(factors)
+        places = torch.arange(largest)
+        index = (starts.unsqueeze(1) + places).where(
+            places < torch.tensor(factors).unsqueeze(1), sum(factors)
+        )
+        self.register_buffer("index", index.flatten().long(), persistent=False)
+
+    def rows(self, logits: Tensor) -> Tensor:
+        """Lay logits [..., K] out as [..., F, largest]."""
+        if not self.even:
+            logits = F.pad(logits, (0, 1), value=ILLEGAL).index_select(-1, self.index)
+        return logits.unflatten(-1, (len(self.factors), -1))
+
+    def flat(self, rows: Tensor) -> Tensor:
+        """Lay [..., F, largest] out as [..., K]."""
+        if self.even:
+            return rows.flatten(-2)
+        parts = [rows[..., i, :count] for i, count in enumerate(self.factors)]
+        return torch.cat(parts, -1)
+
+
+class CompositeDistribution(ActionDistribution):
+    """F choices and U normal variables, all independent: log-probabilities and entropies are sums.
+
+    log pi(a) = sum_f log pi_f(a_f) + sum_u log N(a_u; mean_u, std_u). Delalleau, Peter, Alonso,
+    Logut 2019, "Discrete and Continuous Action Representation for Practical RL in Video Games"
+    (arXiv:1912.11077), section 3. Actions are [..., F] int64, or [..., F + U] float32.
+    """
+
+    def __init__(
+        self,
+        choices: Choices,
+        logits: Tensor,
+        normal: Normal | None,
+        mask: Tensor | None,
+        illegal: Tensor | None = None,
+    ) -> None:
+        """Put both parts together.
+
+        Args:
+            choices: layout of the choices.
+            logits: [..., K] of all choices.
+            normal: the U variables; None: there are none.
+            mask: [..., K] 1 = legal, or None if all alternatives are.
+            illegal: see Categorical.
+        """
+        self._layout, self._normal = choices, normal
+        self._num_choices = len(choices.factors)
+        self._parts: tuple[Tensor, Tensor, Tensor] | None = None  # action, its choices, numbers
+        self._choices = None
+        if self._num_choices:
+            logits = logits.float()
+            if mask is not None:
+                logits = legal_alone(logits, mask, illegal)
+            self._choices = Categorical(choices.rows(logits), None)
+
+    def _joined(self, choices: Tensor | None, numbers: Tensor | None) -> Tensor:
+        """Put choices [..., F] int64 and numbers [..., U] side by side."""
+        parts = [x for x in (choices, numbers) if x is not None]
+        return parts[0] if len(parts) == 1 else torch.cat([parts[0].float(), parts[1]], -1)
+
+    def _split(self, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Take choices [..., F] int64 and numbers [..., U] apart."""
+        if self._parts is None or self._parts[0] is not action:
+            chosen, numbers = action[..., : self._num_choices], action[..., self._num_choices :]
+            self._parts = action, chosen.long(), numbers
+        return self._parts[1:]
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """[..., F] int64, or [..., F + U]."""
+        return self._joined(
+            self._choices and self._choices.sample(generator),
+            self._normal and self._normal.sample(generator),
+        )
+
+    def mode(self) -> Tensor:
+        """[..., F] int64, or [..., F + U]."""
+        return self._joined(
+            self._choices and self._choices.mode(), self._normal and self._normal.mode()
+        )
+
+    def greedy_by(self) -> dict[str, Tensor]:
+        """Return logits [..., K] and means [..., U], where there are such."""
+        logits = {}
+        if self._choices is not None:
+            logits["logits"] = self._layout.flat(self._choices.logits)
+        return logits | (self._normal.greedy_by() if self._normal is not None else {})
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """[...] of actions [..., F] int64 or [..., F + U]."""
+        chosen, numbers = self._split(action)
+        parts = [] if self._choices is None else [self._choices.log_prob(chosen).sum(-1)]
+        parts += [] if self._normal is None else [self._normal.log_prob(numbers)]
+        return sum(parts[1:], parts[0])
+
+    def entropy(self) -> Tensor:
+        """[...] nats."""
+        parts = [] if self._choices is None else [self._choices.entropy().sum(-1)]
+        parts += [] if self._normal is None else [self._normal.entropy()]
+        return sum(parts[1:], parts[0])
+
+    def logged(self) -> dict[str, Tensor]:
+        """Return the tensor that `logged_entropy` needs."""
+        return {"entropy": self.entropy().detach()}
+
+    def gradient(
+        self, action: Tensor, of_log_prob: Tensor, of_order: Tensor | None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """See Categorical: of the choices' logits, then of the means and deviations."""
+        chosen, numbers = self._split(action)
+        terms = []
+        if self._choices is not None:
+            weights = (x if x is None else x.unsqueeze(-1) for x in (of_log_prob, of_order))
+            by_choice = [x if x is None else x.expand_as(chosen) for x in weights]
+            terms += self._choices.gradient(chosen, *by_choice)
+        if self._normal is not None:
+            terms += self._normal.gradient(numbers, of_log_prob, of_order)
+        return terms
+
+
+PolicyDistribution = Categorical | Normal | CompositeDistribution
+
+
 def logged_entropy(logged: dict[str, Tensor]) -> Tensor:
     """Entropies [..., A] of distributions, of what `logged` took out of them; takes it away."""
+    if "entropy" in logged:
+        return logged.pop("entropy")
     log_pi = logged.pop("log_pi", None)
     if log_pi is not None:
         return -(log_pi.exp() * log_pi).sum(-1)

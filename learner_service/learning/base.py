@@ -36,7 +36,7 @@ from murmur.shared.config.experiment import AugmentConfig, ExperimentConfig, Imi
 from murmur.shared.config.plugins import plugin_failures, resolve_plugin
 from murmur.shared.config.text import plain_data
 from murmur.shared.process.errors import ConfigError, SpecError
-from murmur.shared.wire.spec import EXPERT_ACTION, Discrete, EnvSpec
+from murmur.shared.wire.spec import EXPERT_ACTION, Composite, Continuous, Discrete, EnvSpec
 
 B = TypeVar("B", bound=Batch)
 _SCALER = "scaler"
@@ -321,12 +321,34 @@ def require_discrete(algorithm: str, spec: EnvSpec) -> int:
     Raises:
         SpecError: if they are not discrete.
     """
-    if not isinstance(spec.action, Discrete):
+    if isinstance(spec.action, Continuous):
         raise SpecError(
             f"{algorithm} needs discrete actions; '{spec.name}' has {spec.action}; use mappo, "
             "maddpg or masac"
         )
+    require_single(algorithm, spec)
+    assert isinstance(spec.action, Discrete)
     return spec.action.num_actions
+
+
+def require_single(algorithm: str, spec: EnvSpec) -> None:
+    """Refuse actions of several parts, which only policies of several parts can take.
+
+    Raises:
+        SpecError: for such actions, naming the fix.
+    """
+    if not isinstance(spec.action, Composite):
+        return
+    advice = "use mappo, ippo or ppo"
+    if not spec.action.size:
+        advice += (
+            f", or set environment.joint_actions: true, where {math.prod(spec.action.factors)} "
+            "combinations are then one choice each"
+        )
+    raise SpecError(
+        f"{algorithm} takes one choice or numbers within one range; '{spec.name}' has choices "
+        f"among {list(spec.action.factors)} and {spec.action.size} numbers at once; {advice}"
+    )
 
 
 def require_bounds(algorithm: str, spec: EnvSpec) -> tuple[float, float]:
@@ -335,12 +357,14 @@ def require_bounds(algorithm: str, spec: EnvSpec) -> tuple[float, float]:
     Raises:
         SpecError: if they are not finite.
     """
-    assert not isinstance(spec.action, Discrete)
+    require_single(algorithm, spec)
+    assert isinstance(spec.action, Continuous)
     low, high = spec.action.low, spec.action.high
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise SpecError(
             f"{algorithm} needs actions with finite bounds, low < high; '{spec.name}' has "
-            f"[{low}, {high}]"
+            f"[{low}, {high}]; use mappo, ippo or ppo, or bound the actions in a factory of your "
+            "own, for example with gymnasium.wrappers.TransformAction"
         )
     return low, high
 

@@ -32,7 +32,7 @@ from murmur.learner_service.learning.rollout_rows import RolloutRows
 from murmur.learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
 from murmur.learner_service.storage.rollout import Batch
 from murmur.learner_service.storage.storage import OBSERVATION
-from murmur.shared.wire.spec import AGENT_MASK, TURN_MASK, Discrete
+from murmur.shared.wire.spec import AGENT_MASK, TURN_MASK, Discrete, action_factors
 from murmur.shared.wire.timestep import StepType
 
 _WORD = 4  # bytes
@@ -197,7 +197,9 @@ class FixedShapes:
         numbers = sum(math.prod(of.shape.image or (0,)) + of.shape.vector for of in fed)
         spec = algorithm._spec.action
         # Of a mask what follows from it: two numbers of each action.
-        actions = 8 * spec.num_actions if isinstance(spec, Discrete) else 4 * spec.size
+        actions = 8 * sum(action_factors(spec))
+        if not isinstance(spec, Discrete):
+            actions += 4 * spec.size
         packed_row = agents * (4 * (numbers + len(self.columns)) + actions)
         minibatch = algorithm._config.batch_size / algorithm._spec.acting_agents * (1 + 1 / 16)
         in_block = minibatch * algorithm._block

@@ -15,7 +15,10 @@ from murmur.learner_service.layers.distributions import (
     ILLEGAL,
     ActionDistribution,
     Categorical,
+    Choices,
+    CompositeDistribution,
     Normal,
+    PolicyDistribution,
 )
 from murmur.learner_service.layers.forward import forward
 from murmur.learner_service.layers.inputs import ActorInputs, Inputs
@@ -25,7 +28,16 @@ from murmur.learner_service.learning.base import Policy
 from murmur.learner_service.learning.exploration import EpsilonSoftmax
 from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import ConfigError
-from murmur.shared.wire.spec import ACTION_MASK, TURN_MASK, Continuous, Discrete, EnvSpec
+from murmur.shared.wire.spec import (
+    ACTION_MASK,
+    TURN_MASK,
+    Composite,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    action_bounds,
+    action_layout,
+)
 
 
 class SnapshotPolicy(Policy):
@@ -79,7 +91,7 @@ class SnapshotPolicy(Policy):
         """
 
     def in_bounds(self, action: Tensor) -> dict[str, Tensor]:
-        """Return a continuous action [B, A, U] as the environment takes it, as "action"."""
+        """Return an action with numbers [B, A, U] as the environment takes it, as "action"."""
         return {"action": action}
 
     @torch.inference_mode()
@@ -96,13 +108,13 @@ class SnapshotPolicy(Policy):
             out, remembered = forward(self.network, inputs, hidden)
         pi = self.distribution(out.float(), observation.get(ACTION_MASK))
         action = pi.mode() if generator is None else pi.sample(generator)
-        discrete = isinstance(self._spec.action, Discrete)
-        acted = {"action": action.int()} if discrete else self.in_bounds(action)
+        numbers = action.is_floating_point()
+        acted = self.in_bounds(action) if numbers else {"action": action.int()}
         if TURN_MASK in observation:
             turn = observation[TURN_MASK].view(*action.shape[:2], *(1,) * (action.dim() - 2))
             acted["action"] = acted["action"] * turn
         if self.RETURNS_LOG_PROB:
-            assert isinstance(pi, Categorical | Normal)
+            assert isinstance(pi, PolicyDistribution)
             acted["log_prob"] = pi.log_prob(action)
         if remembered is not None:
             acted["memory"] = remembered
@@ -118,19 +130,29 @@ class ComaPolicy(SnapshotPolicy):
 
 
 def policy_outputs(spec: EnvSpec) -> int:
-    """Return the outputs of a policy for an agent: logits, or means of continuous actions."""
-    return spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
+    """Return the outputs of a policy for an agent: logits, then means of continuous actions."""
+    if isinstance(spec.action, Discrete):
+        return spec.action.num_actions
+    if isinstance(spec.action, Continuous):
+        return spec.action.size
+    return spec.action.num_alternatives + spec.action.size
 
 
 def policy_extras(spec: EnvSpec) -> dict[str, tuple[int, ...]]:
     """Return what a MappoPolicy's `act` returns beside the action, see Algorithm."""
-    if isinstance(spec.action, Continuous):
-        return {"log_prob": (), "raw_action": (spec.action.size,)}
-    return {"log_prob": ()}
+    dtype, shape = action_layout(spec.action)
+    return {"log_prob": ()} | ({"raw_action": shape} if dtype.kind == "f" else {})
 
 
 class Actor(nn.Module):
-    """A policy network and, for continuous actions, each dimension's log deviation."""
+    """A policy network and, for actions with numbers, each one's log deviation.
+
+    Attributes:
+        counted: [A, U] mask, 1 where an agent has the number, else 0; None: all have all.
+        choices: layout of the choices of a Composite; None for other actions.
+    """
+
+    counted: Tensor | None
 
     def __init__(
         self, network: nn.Module, spec: EnvSpec, slices: tuple[int, ...], log_std: float
@@ -138,26 +160,42 @@ class Actor(nn.Module):
         super().__init__()
         self.network, self._slices = network, slices
         self.log_std = None
-        if isinstance(spec.action, Continuous):
+        if not isinstance(spec.action, Discrete) and spec.action.size:
             shape = (count_slices(slices), spec.action.size)
             self.log_std = nn.Parameter(torch.full(shape, log_std))
         self._outputs = policy_outputs(spec)
+        self.choices = None
+        counted = None
+        if isinstance(spec.action, Composite):
+            self.choices = Choices(spec.action.factors)
+            self._num_logits = spec.action.num_alternatives
+            if spec.action.idle:
+                counted = 1 - torch.tensor(spec.action.idle, dtype=torch.float32)
+        self.register_buffer("counted", counted, persistent=False)
 
     def forward(
         self, inputs: Inputs, mask: Tensor | None, hidden: RecurrentState | None
-    ) -> tuple[Categorical | Normal, Tensor | None]:
+    ) -> tuple[PolicyDistribution, Tensor | None]:
         """Return the distribution for inputs [R, A, ...], shaped [R, A]; and the next state."""
         out, memory = forward(self.network, inputs, hidden)
         return self.distribution(out, mask), memory
 
     def distribution(
         self, out: Tensor, mask: Tensor | None, illegal: Tensor | None = None
-    ) -> Categorical | Normal:
+    ) -> PolicyDistribution:
         """Return the distribution of outputs [R, A, ...], of which a value may be the last."""
         out = out[..., : self._outputs]
+        if self.choices is not None:
+            logits, mean = out[..., : self._num_logits], out[..., self._num_logits :]
+            normal = None if self.log_std is None else self._normal(mean)
+            return CompositeDistribution(self.choices, logits, normal, mask, illegal)
         if self.log_std is None:
             return Categorical(out, mask, illegal)
-        return Normal(out, per_agent(self.log_std, self._slices))
+        return self._normal(out)
+
+    def _normal(self, mean: Tensor) -> Normal:
+        assert self.log_std is not None
+        return Normal(mean, per_agent(self.log_std, self._slices), self.counted)
 
 
 class MappoPolicy(SnapshotPolicy):
@@ -172,6 +210,8 @@ class MappoPolicy(SnapshotPolicy):
         device = next(self.actor.parameters()).device
         on_device = device.type != "cpu"
         self._illegal = torch.full((), ILLEGAL, device=device) if on_device else None
+        if isinstance(self._spec.action, Composite):
+            self._bounds = torch.tensor(action_bounds(self._spec.action), device=device).unbind()
 
     @property
     @override
@@ -179,12 +219,14 @@ class MappoPolicy(SnapshotPolicy):
         return self.actor.network
 
     @override
-    def distribution(self, out: Tensor, mask: Tensor | None) -> Categorical | Normal:
+    def distribution(self, out: Tensor, mask: Tensor | None) -> PolicyDistribution:
         return self.actor.distribution(out, mask, self._illegal)
 
     @override
     def in_bounds(self, action: Tensor) -> dict[str, Tensor]:
         """Clip actions to the bounds; the density is that of the action before clipping."""
+        if isinstance(self._spec.action, Composite):
+            return {"action": action.clamp(*self._bounds), "raw_action": action}
         assert isinstance(self._spec.action, Continuous)
         low, high = self._spec.action.low, self._spec.action.high
         return {"action": action.clamp(low, high), "raw_action": action}

@@ -28,6 +28,7 @@ from murmur.shared.wire.spec import (
     AGENT_MASK,
     EXPERT_ACTION,
     TURN_MASK,
+    Composite,
     Discrete,
     EnvSpec,
 )
@@ -236,6 +237,10 @@ def make_up(unroll: Unroll, spec: EnvSpec) -> None:
                 turn[:, step % spec.num_agents] = 1
         elif name in ("action", OBSERVATION + EXPERT_ACTION) and isinstance(spec.action, Discrete):
             array.random_(0, spec.action.num_actions)
+        elif name in ("action", "raw_action") and isinstance(spec.action, Composite):
+            array.normal_() if spec.action.size else array.zero_()
+            for i, count in enumerate(spec.action.factors):
+                array[..., i].random_(0, count)
         elif array.is_floating_point():
             array.normal_()
         else:

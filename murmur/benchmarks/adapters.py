@@ -13,9 +13,9 @@ import numpy as np
 
 from murmur.benchmarks.effort import Effort
 from murmur.env_service.adapters.factory import AdapterConfig, create
-from murmur.env_service.environment import make_environment
+from murmur.env_service.environment import make_environment, random_action
 from murmur.shared.config import PluginConfig
-from murmur.shared.wire.spec import Discrete
+from murmur.shared.wire.spec import Continuous, Discrete
 from murmur.shared.wire.timestep import StepType
 
 DESCRIPTION = "PettingZoo and Gymnasium environments behind the contract against raw stepping"
@@ -114,8 +114,11 @@ def _adapted(plugin: PluginConfig, steps: int) -> Callable[[], float]:
         counts = timestep.observation.get("action_mask")
         high = spec.action.num_actions if counts is None else np.asarray(counts).sum(axis=-1)
         actions: Any = random.integers(high, size=shape, dtype=np.int32)
-    else:
+    elif isinstance(spec.action, Continuous):
         actions = random.uniform(-1, 1, (*shape, spec.action.size)).astype(np.float32)
+    else:
+        draws = random.integers(2**63, size=(steps, _COPIES), dtype=np.uint64)
+        actions = [random_action(spec, draw, None) for draw in draws]
     ended = np.zeros(_COPIES, np.bool_)
 
     def play() -> float:

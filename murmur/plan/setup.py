@@ -56,7 +56,7 @@ def environment_spec(config: ExperimentConfig, run: RunFolder | None) -> EnvSpec
     """
     if run is not None and run.has_checkpoint():
         return checkpoint_spec(run.checkpoint("latest"))
-    environment = make_environment(config.environment, 1)
+    environment = make_environment(config.environment, 1, config.algorithm.name)
     try:
         return environment.spec
     finally:
@@ -85,7 +85,7 @@ def step_seconds(config: ExperimentConfig, envs: int) -> float:
 
     What a message costs beside the step is stated: murmur bench transport.
     """
-    environment = make_environment(config.environment, envs)
+    environment = make_environment(config.environment, envs, config.algorithm.name)
     try:
         seeds = np.arange(envs, dtype=np.uint64)
         timestep = environment.reset(seeds)

@@ -269,12 +269,14 @@ class ArraySpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., per_agent: bool = ...) -> None: ...
 
 class ActionSpec(_message.Message):
-    __slots__ = ("discrete", "continuous")
+    __slots__ = ("discrete", "continuous", "composite")
     DISCRETE_FIELD_NUMBER: _ClassVar[int]
     CONTINUOUS_FIELD_NUMBER: _ClassVar[int]
+    COMPOSITE_FIELD_NUMBER: _ClassVar[int]
     discrete: Discrete
     continuous: Continuous
-    def __init__(self, discrete: _Optional[_Union[Discrete, _Mapping]] = ..., continuous: _Optional[_Union[Continuous, _Mapping]] = ...) -> None: ...
+    composite: Composite
+    def __init__(self, discrete: _Optional[_Union[Discrete, _Mapping]] = ..., continuous: _Optional[_Union[Continuous, _Mapping]] = ..., composite: _Optional[_Union[Composite, _Mapping]] = ...) -> None: ...
 
 class Discrete(_message.Message):
     __slots__ = ("num_actions",)
@@ -291,3 +293,15 @@ class Continuous(_message.Message):
     low: float
     high: float
     def __init__(self, size: _Optional[int] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
+
+class Composite(_message.Message):
+    __slots__ = ("factors", "low", "high", "idle")
+    FACTORS_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    factors: _containers.RepeatedScalarFieldContainer[int]
+    low: _containers.RepeatedScalarFieldContainer[float]
+    high: _containers.RepeatedScalarFieldContainer[float]
+    idle: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, factors: _Optional[_Iterable[int]] = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ..., idle: _Optional[_Iterable[bool]] = ...) -> None: ...

@@ -28,9 +28,14 @@ from murmur.shared.wire.spec import (
     AGENT_MASK,
     EXPERT_ACTION,
     TURN_MASK,
+    Composite,
+    Continuous,
     Discrete,
     EnvSpec,
+    action_bounds,
+    action_factors,
     action_layout,
+    factor_starts,
 )
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
@@ -105,7 +110,7 @@ def timestep_layout(spec: EnvSpec, num_envs: int) -> Layout:
 
 
 def action_array_layout(spec: EnvSpec, num_envs: int) -> Layout:
-    """Return the layout of an Action: one array, int32 [N, A] or float32 [N, A, U]."""
+    """Return the layout of an Action: one array [N, A] or [N, A, ...], see ActionSpec."""
     dtype, shape = action_layout(spec.action)
     return Layout(((_ACTION, dtype.newbyteorder("<"), (num_envs, spec.num_agents, *shape)),))
 
@@ -338,11 +343,14 @@ class ActionCodec:
         layout = action_array_layout(spec, num_envs)
         self._frame = Frame(pb.LearnerMessage, "action", ("sequence", "policy_version"), layout)
         self._spec = spec.action
-        if not isinstance(spec.action, Discrete):
-            self._low, self._high = np.float32(spec.action.low), np.float32(spec.action.high)
+        # Without bounds any number but infinity.
+        low, high = np.clip(np.array(action_bounds(spec.action), np.float32), -_LARGEST, _LARGEST)
+        if isinstance(spec.action, Continuous):
+            low, high = low[0], high[0]
+        self._low, self._high = low, high
 
     def pack(self, sequence: int, policy_version: int, action: Array) -> bytes:
-        """Encode actions, int32 [N, A] or float32 [N, A, U], as a message."""
+        """Encode actions [N, A] or [N, A, ...], see ActionSpec, as a message."""
         return self._frame.pack((sequence, policy_version), (action,))
 
     def unpack(self, message: bytes) -> tuple[int, int, Array]:
@@ -357,6 +365,8 @@ class ActionCodec:
             # One pass: as an unsigned number a negative one is larger than all others.
             largest = np.maximum.reduce(action.view(np.uint32), axis=None)  # .max() takes 3 us more
             accepted = largest < self._spec.num_actions
+        elif isinstance(self._spec, Composite):
+            accepted = not self._wrong_entries(action).any()
         else:
             least, most = (f.reduce(action, axis=None) for f in (np.minimum, np.maximum))
             accepted = self._low <= least and most <= self._high  # false if one is NaN
@@ -364,18 +374,24 @@ class ActionCodec:
             raise self._out_of_range(action)
         return sequence, version, action
 
+    def _wrong_entries(self, action: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return where actions are outside the spec, NaN or, as a choice, no whole number."""
+        wrong: NDArray[np.bool_] = ~((action >= self._low) & (action <= self._high))
+        choices = slice(0, len(action_factors(self._spec)))
+        if isinstance(self._spec, Composite) and self._spec.size:
+            wrong[..., choices] |= action[..., choices] != np.rint(action[..., choices])
+        return wrong
+
     def _out_of_range(self, action: NDArray[Any]) -> WireError:
         """Make the error for actions outside the spec, naming the first."""
         if isinstance(self._spec, Discrete):
-            accepted = f"0 to {self._spec.num_actions - 1}"
-            wrong = (action < 0) | (action >= self._spec.num_actions)
-        else:
-            accepted = f"{self._low:g} to {self._high:g}"
-            wrong = ~((action >= self._low) & (action <= self._high))
-        at = tuple(np.argwhere(wrong)[0].tolist())
+            action = action[..., None]
+        at = tuple(np.argwhere(self._wrong_entries(action))[0].tolist())
+        low, high = (np.broadcast_to(x, action.shape)[at] for x in (self._low, self._high))
+        entry = f" at index {at[2]}" if isinstance(self._spec, Composite) else ""
         return WireError(
-            f"the learner sent action {action[at]} for agent {at[1]} of environment {at[0]} of the "
-            f"session; the environment accepts {accepted}"
+            f"the learner sent action {action[at]}{entry} for agent {at[1]} of environment {at[0]} "
+            f"of the session; the environment accepts {low:g} to {high:g}"
         )
 
 
@@ -418,6 +434,7 @@ class RowCheck:
             o.name for o in spec.observations if o.name in (ACTION_MASK, AGENT_MASK, TURN_MASK)
         )
         self._takes_turns = spec.takes_turns
+        self._starts = factor_starts(action_factors(spec.action))  # of choices in an action mask
         self._agent = spec.agent_label
         self._agents = [spec.agent_label(agent) for agent in range(spec.num_agents)]
         self._per_agent = {o.name for o in spec.observations if o.per_agent}
@@ -478,7 +495,11 @@ class RowCheck:
         for name in self._flags:
             flags: Array = t.observation[name]
             if name == ACTION_MASK and flags.dtype == np.uint8:
-                flags = np.maximum.reduce(flags, axis=-1)  # 1 where one action at least is legal
+                # 1 where one action at least is legal
+                if len(self._starts) == 1:
+                    flags = np.maximum.reduce(flags, axis=-1)
+                else:
+                    flags = np.maximum.reduceat(flags, self._starts, axis=-1)
                 if not _within(flags, 1, 1):
                     return False
             elif not _within(flags, 0, 1):
@@ -585,9 +606,10 @@ class RowCheck:
                 names = " and ".join(self._agent(a) for a in np.flatnonzero(turns[env])[:2])
                 yield env, f"a {TURN_MASK} that gives {names} the turn, where one agent acts"
         if ACTION_MASK in self._flags:
-            stuck = ~t.observation[ACTION_MASK].any(-1)
-            for env, agent in np.argwhere(stuck).tolist():
-                yield env, f"an {ACTION_MASK} that allows no action to {self._agent(agent)}"
+            flags = np.maximum.reduceat(t.observation[ACTION_MASK], self._starts, axis=-1)
+            for env, agent, factor in np.argwhere(flags == 0).tolist():
+                of = f" in choice {factor}" if len(self._starts) > 1 else ""
+                yield env, f"an {ACTION_MASK} that allows no action to {self._agent(agent)}{of}"
         if self._num_actions:
             advice: NDArray[np.int32] = t.observation[EXPERT_ACTION].astype(np.int32)
             for env, agent in np.argwhere((advice < -1) | (advice >= self._num_actions)).tolist():

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -98,14 +99,71 @@ class Continuous:
     high: float = 1.0
 
 
-ActionSpec = Discrete | Continuous
+@dataclass(frozen=True, slots=True)
+class Composite:
+    """F choices and U numbers of each agent, taken together.
+
+    Actions travel as int32 [N, A, F], or as float32 [N, A, F + U], choices first, if U > 0. The
+    action mask of an agent holds its choices' masks one after the other.
+
+    Attributes:
+        factors: [F] number of alternatives of each choice, 1 or more.
+        low: [U] lower bound of each number; -inf: none.
+        high: [U] upper bound of each number; inf: none.
+        idle: [A][U] flags, true if the environment ignores the agent's number; empty: it ignores
+            none.
+    """
+
+    factors: tuple[int, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    idle: tuple[tuple[bool, ...], ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Return U, the number of numbers."""
+        return len(self.low)
+
+    @property
+    def num_alternatives(self) -> int:
+        """Return K, the number of alternatives of all choices together."""
+        return sum(self.factors)
+
+
+ActionSpec = Discrete | Continuous | Composite
 
 
 def action_layout(action: ActionSpec) -> tuple[np.dtype[np.generic], tuple[int, ...]]:
-    """Return the dtype and per-agent shape of an action: int32 () or float32 (U,)."""
+    """Return the dtype and per-agent shape of an action: see the classes of ActionSpec."""
     if isinstance(action, Discrete):
         return np.dtype(np.int32), ()
-    return np.dtype(np.float32), (action.size,)
+    if isinstance(action, Continuous):
+        return np.dtype(np.float32), (action.size,)
+    dtype = np.dtype(np.float32) if action.size else np.dtype(np.int32)
+    return dtype, (len(action.factors) + action.size,)
+
+
+def action_factors(action: ActionSpec) -> tuple[int, ...]:
+    """Return the number of alternatives of each choice: (K,) if discrete, () if continuous."""
+    if isinstance(action, Discrete):
+        return (action.num_actions,)
+    return action.factors if isinstance(action, Composite) else ()
+
+
+def factor_starts(factors: tuple[int, ...]) -> list[int]:
+    """Return the first entry of each choice in an action mask."""
+    return list(accumulate(factors, initial=0))[:-1]
+
+
+def action_bounds(action: ActionSpec) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the lowest and highest value of each entry of an action, as it travels."""
+    factors = action_factors(action)
+    highest = tuple(float(count - 1) for count in factors)
+    if isinstance(action, Discrete):
+        return (0.0,), highest
+    if isinstance(action, Continuous):
+        return (action.low,) * action.size, (action.high,) * action.size
+    return (0.0,) * len(factors) + action.low, highest + action.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +207,12 @@ class EnvSpec:
             check_name("metric", metric)
         if self.num_agents < 1:
             raise SpecError(f"environment '{self.name}' has {self.num_agents} agents; need >= 1")
-        actions = self.action.num_actions if isinstance(self.action, Discrete) else self.action.size
+        if isinstance(self.action, Composite):
+            _check_composite(self, self.action)
+            actions = self.action.num_alternatives + self.action.size
+        else:
+            discrete = isinstance(self.action, Discrete)
+            actions = self.action.num_actions if discrete else self.action.size
         for what, count, limit in (
             ("agents", self.num_agents, MAX_AGENTS),
             ("observations", len(self.observations), MAX_ARRAYS),
@@ -243,13 +306,16 @@ def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
         TURN_MASK: (True, ("uint8",), ()),
         AGENT_CELL: (True, ("int32",), (2,)),
     }
+    factors = action_factors(spec.action)
+    if factors:
+        layouts[ACTION_MASK] = (True, ("uint8",), (sum(factors),))
     if isinstance(spec.action, Discrete):
-        layouts[ACTION_MASK] = (True, ("uint8",), (spec.action.num_actions,))
         layouts[EXPERT_ACTION] = (True, ("int32",), ())
-    elif observation.name in (ACTION_MASK, EXPERT_ACTION):
+    if observation.name in (ACTION_MASK, EXPERT_ACTION) and observation.name not in layouts:
+        kind = "several choices or numbers at once" if factors else "continuous"
         raise SpecError(
             f"environment '{spec.name}' declares '{observation.name}', but its actions are "
-            "continuous; leave it out"
+            f"{kind}; leave it out"
         )
     if observation.name not in layouts:
         return
@@ -308,6 +374,45 @@ def _check_bounds(environment: str, action: Continuous) -> None:
         raise SpecError(
             f"environment '{environment}' has actions of size {action.size} in [{action.low:g}, "
             f"{action.high:g}]; need a size of 1 or more and two bounds, the lower one first"
+        )
+
+
+def _check_composite(spec: EnvSpec, action: Composite) -> None:
+    """Refuse a composite action without a choice or number, or with impossible ones.
+
+    Raises:
+        SpecError: for impossible sizes, bounds or flags, or a symmetry that changes actions.
+    """
+    what = f"environment '{spec.name}'"
+    if not action.size and sum(action.factors) == len(action.factors):
+        raise SpecError(
+            f"{what} has choices among {list(action.factors)} alternatives and no number: nothing "
+            "to learn; give it a choice among 2 or more"
+        )
+    if any(count < 1 for count in action.factors):
+        raise SpecError(f"{what} has choices among {list(action.factors)}; each needs 1 or more")
+    # What a policy computes: all choices with as many alternatives as the largest.
+    if len(action.factors) * max(action.factors, default=0) > MAX_ACTIONS:
+        raise SpecError(
+            f"{what} has {len(action.factors)} choices, one among {max(action.factors)}; at most "
+            f"{MAX_ACTIONS} alternatives are taken, counted as if all choices had as many"
+        )
+    if len(action.low) != len(action.high):
+        raise SpecError(
+            f"{what} has actions with {len(action.low)} lower and {len(action.high)} upper bounds; "
+            "give one of each for every number"
+        )
+    for low, high in zip(action.low, action.high, strict=True):
+        _check_bounds(spec.name, Continuous(action.size, low, high))
+    if action.idle and [len(flags) for flags in action.idle] != [action.size] * spec.num_agents:
+        raise SpecError(
+            f"{what} names idle numbers of {len(action.idle)} agents; give {action.size} flags for "
+            f"each of its {spec.num_agents} agents, or none"
+        )
+    if any(symmetry.action or symmetry.action_signs for symmetry in spec.symmetries):
+        raise SpecError(
+            f"{what} has a symmetry that changes actions of several choices or numbers; murmur "
+            "changes single choices and vectors alone: leave the symmetry out"
         )
 
 
@@ -402,11 +507,15 @@ def first_difference(ours: EnvSpec, theirs: EnvSpec) -> str | None:
 
 def spec_to_proto(spec: EnvSpec) -> pb.EnvSpec:
     """Encode an EnvSpec as a protobuf message."""
-    if isinstance(spec.action, Discrete):
-        action = pb.ActionSpec(discrete=pb.Discrete(num_actions=spec.action.num_actions))
-    else:
-        a = spec.action
+    a = spec.action
+    if isinstance(a, Discrete):
+        action = pb.ActionSpec(discrete=pb.Discrete(num_actions=a.num_actions))
+    elif isinstance(a, Continuous):
         action = pb.ActionSpec(continuous=pb.Continuous(size=a.size, low=a.low, high=a.high))
+    else:
+        idle = [flag for flags in a.idle for flag in flags]
+        composite = pb.Composite(factors=a.factors, low=a.low, high=a.high, idle=idle)
+        action = pb.ActionSpec(composite=composite)
     return pb.EnvSpec(
         name=spec.name,
         num_agents=spec.num_agents,
@@ -463,6 +572,8 @@ def spec_from_proto(message: pb.EnvSpec) -> EnvSpec:
     elif kind == "continuous":
         c = message.action.continuous
         action = Continuous(c.size, c.low, c.high)
+    elif kind == "composite":
+        action = _composite(message.action.composite)
     else:
         raise SpecError(f"environment {message.name[:40]!r} names no action spec")
     return EnvSpec(
@@ -484,6 +595,13 @@ def spec_from_proto(message: pb.EnvSpec) -> EnvSpec:
         symmetries=tuple(map(_symmetry, message.symmetries)),
         agents=tuple(message.agents),
     )
+
+
+def _composite(message: pb.Composite) -> Composite:
+    size, flags = len(message.low), tuple(message.idle)
+    rows = range(0, len(flags), max(1, size))
+    idle = tuple(flags[row : row + size] for row in rows)
+    return Composite(tuple(message.factors), tuple(message.low), tuple(message.high), idle)
 
 
 def _symmetry(message: pb.Symmetry) -> Symmetry:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from murmur.env_service.environment import make_environment
+from murmur.env_service.environment import make_environment, random_action
 from murmur.runs.child import child_environment
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.wire.spec import Discrete, EnvSpec
+from murmur.shared.wire.spec import Composite, Discrete, EnvSpec
 from murmur.shared.wire.timestep import Array, StepType
 
 _WARM_STEPS = 20  # compile
@@ -101,6 +101,9 @@ def _actions(spec: EnvSpec, num_envs: int, generator: np.random.Generator) -> Ar
     rows = num_envs, spec.num_agents
     if isinstance(spec.action, Discrete):
         return generator.integers(spec.action.num_actions, size=rows).astype(np.int32)
+    if isinstance(spec.action, Composite):
+        draws = generator.integers(2**63, size=num_envs, dtype=np.uint64)
+        return random_action(spec, draws, None)
     low, high = np.maximum(spec.action.low, -1), np.minimum(spec.action.high, 1)
     return generator.uniform(low, high, size=(*rows, spec.action.size)).astype(np.float32)
 
