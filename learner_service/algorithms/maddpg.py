@@ -35,6 +35,7 @@ from murmur.learner_service.layers.distributions import (
 from murmur.learner_service.layers.encoded import learned_parameters
 from murmur.learner_service.layers.forward import forward
 from murmur.learner_service.layers.inputs import Inputs, JointInputs, with_action
+from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning import options
 from murmur.learner_service.learning.base import require_bounds
 from murmur.learner_service.learning.off_policy import (
@@ -51,6 +52,7 @@ from murmur.learner_service.learning.off_policy import (
 )
 from murmur.learner_service.learning.policies import SnapshotPolicy
 from murmur.learner_service.learning.returns import polyak_update, target_of
+from murmur.learner_service.learning.sequences import Sequences
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
 
@@ -239,7 +241,7 @@ class MaddpgPolicy(SnapshotPolicy):
 class Maddpg(OffPolicyAlgorithm):
     """Algorithm of deterministic actors and their critics. Used by the thread that learns."""
 
-    POLICY = MaddpgPolicy
+    POLICY, REMEMBERS = MaddpgPolicy, True
     _config: Config
 
     def _build(self) -> None:
@@ -281,47 +283,68 @@ class Maddpg(OffPolicyAlgorithm):
 
     def _learn(self, rows: Mapping[str, Tensor], *, moves_policies: bool) -> dict[str, Tensor]:
         """The update, on the device from end to end; with and without the policies' turn."""
-        if self.transforms.draws:
+        sequences = None
+        if self.memory_size:
+            sequences = Sequences.of(rows, self._config.gamma)
+            rows = sequences.rows
+        elif self.transforms.draws:
             rows = self.transforms.draw(rows, self._generator)
         tau = self._config.target_tau
         obs = observed(rows)  # o: name -> [B, A, ...] or [B, ...]
-        alive = alive_mask(obs)  # [B, A], or None
-        counted = None if alive is None else alive_rows(alive, obs, self._group)
+        alive = self._counted(rows)  # [B, A], or None
+        counted = None
+        if alive is not None:
+            counted = alive_rows(alive, obs, self._group, masked=sequences is not None)
         of_agents = alive, counted, self._shares
         action = self._actions.encode(rows["action"])  # u: [B, A, U or K]
         joint = self._joint_inputs(obs, action)  # x and the others' actions, from each agent
         # 1. and 2. Critics: y, and a step towards it.
-        scalars = self._critic_step(rows, joint, action, of_agents)
+        played = with_action(joint, action)
+        scalars = self._critic_step(rows, sequences, played, of_agents)
         if moves_policies:
             # 3. Policies: a step up their critics.
-            scalars |= self._actor_step(obs, joint, of_agents)
+            scalars |= self._actor_step(obs, sequences, joint, played, of_agents)
             # 4. Targets: theta' += tau (theta - theta').
             polyak_update(self.target_actor, self.actor, tau)
             polyak_update(self.target_critic, self.critic, tau)
         return scalars
 
     @torch.no_grad()
-    def _target(self, rows: Mapping[str, Tensor]) -> Tensor:
+    def _target(
+        self, rows: Mapping[str, Tensor], sequences: Sequences | None, played: Inputs
+    ) -> Tensor:
         """[B, A] reward + discount * Q'(x', u'); who is dead then has nothing to come."""
         # 1. y = r + gamma^n min Q'(x', mu'(o')) by the lesser of twins (Lowe et al., equation 6).
         c, next_obs, reward = self._config, observed(rows, NEXT), rows["reward"]
-        out = self._act(self.target_actor, next_obs)  # [B, A, U or K]
+        if sequences is None:
+            out, state = self._act(self.target_actor, next_obs), None  # [B, A, U or K]
+        else:
+            out = sequences.following(self._act(self.target_actor, sequences.obs, sequences.hidden))
+            _, states = sequences.values(self.target_critic, played, self._precision)
+            state = sequences.state_following(states)
         if self._target_noise:  # TD3, section 5.3
             noise = torch.empty_like(out).normal_(generator=self._generator) * self._target_noise
             noise = noise.clamp(-c.target_noise_clip, c.target_noise_clip)
             next_action = (out.tanh() + noise).clamp(-1, 1)
         else:
             next_action = self._choose(out, next_obs)
-        joint = self._joint_inputs(next_obs, next_action)
-        next_q = self._q(self.target_critic, joint, next_action).amin(-1)  # [B, A]
+        joint = with_action(self._joint_inputs(next_obs, next_action), next_action)
+        next_q = self._q(self.target_critic, joint, state).amin(-1)  # [B, A]
         return reward + of_alive(rows["discount"], alive_mask(next_obs)) * next_q
 
     def _critic_step(
-        self, rows: Mapping[str, Tensor], joint: Inputs, action: Tensor, of_agents: OfAgents
+        self,
+        rows: Mapping[str, Tensor],
+        sequences: Sequences | None,
+        played: Inputs,
+        of_agents: OfAgents,
     ) -> dict[str, Tensor]:
-        target = self._target(rows)  # [B, A]
+        target = self._target(rows, sequences, played)  # [B, A]
         # 2. L = E[w (Q(x, u) - y)^2]; twins add: each has its own loss.
-        q = self._q(self.critic, joint, action)  # [B, A, C]
+        if sequences is None:
+            q = self._q(self.critic, played)  # [B, A, C]
+        else:
+            q, _ = sequences.values(self.critic, played, self._precision)
         error = q - target.unsqueeze(-1)
         squares = rows["weight"].unsqueeze(1) * error.square().sum(-1)  # [B, A]
         loss = agents_loss(squares, *of_agents)
@@ -343,13 +366,24 @@ class Maddpg(OffPolicyAlgorithm):
         }
 
     def _actor_step(
-        self, obs: Mapping[str, Tensor], joint: Inputs, of_agents: OfAgents
+        self,
+        obs: Mapping[str, Tensor],
+        sequences: Sequences | None,
+        joint: Inputs,
+        played: Inputs,
+        of_agents: OfAgents,
     ) -> dict[str, Tensor]:
         # 3. J = E[Q(x, u)], u_a = mu_a(o_a), the others' of the batch (Lowe et al., equation 5).
-        out = self._act(self.actor, obs)  # [B, A, U or K]
+        if sequences is None:
+            out, state = self._act(self.actor, obs), None  # [B, A, U or K]
+        else:
+            out = sequences.now(self._act(self.actor, sequences.obs, sequences.hidden))
+            with torch.no_grad():
+                _, states = sequences.values(self.critic, played, self._precision)
+            state = sequences.state_now(states)
         own = self._choose(out, obs)
         with frozen(self.critic):  # only the way through it is wanted
-            q = self._q(self.critic, joint, own)[..., 0]  # [B, A]
+            q = self._q(self.critic, with_action(joint, own), state)[..., 0]  # [B, A]
         loss = self._config.output_penalty * out.square().mean(-1) - q
         loss = agents_loss(loss, *of_agents)
         norm = self._precision.step(
@@ -361,9 +395,11 @@ class Maddpg(OffPolicyAlgorithm):
         )
         return {"actor_loss": loss.detach() / self._num_slices, "actor_grad_norm": norm}
 
-    def _act(self, actor: nn.Module, obs: Mapping[str, Tensor]) -> Tensor:
+    def _act(
+        self, actor: nn.Module, obs: Mapping[str, Tensor], hidden: RecurrentState | None = None
+    ) -> Tensor:
         """[B, A, size] outputs, before tanh or softmax."""
-        return forward(actor, self._actor_inputs(obs), precision=self._precision)[0]
+        return forward(actor, self._actor_inputs(obs), hidden, self._precision)[0]
 
     def _choose(self, out: Tensor, obs: Mapping[str, Tensor]) -> Tensor:
         """[B, A, size] actions as the critics see them, differentiable."""
@@ -372,10 +408,9 @@ class Maddpg(OffPolicyAlgorithm):
         mask = obs.get(ACTION_MASK)
         return gumbel_softmax(out, mask, self._config.gumbel_temperature, self._generator)
 
-    def _q(self, critic: nn.Module, joint: Inputs, own: Tensor) -> Tensor:
-        """[B, A, C] float32 of own actions [B, A, size]: a twin is one more slice, fed alike."""
-        inputs = with_action(joint, own)
-        return forward(critic, inputs, precision=self._precision)[0]
+    def _q(self, critic: nn.Module, inputs: Inputs, state: RecurrentState | None = None) -> Tensor:
+        """[B, A, C] float32 of inputs with own actions: a twin is one more slice, fed alike."""
+        return forward(critic, inputs, state, self._precision)[0]
 
 
 build = Maddpg

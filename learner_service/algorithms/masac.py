@@ -25,11 +25,12 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from murmur.learner_service.layers.building import weight_sets
-from murmur.learner_service.layers.casting import cast_weights
+from murmur.learner_service.layers.casting import cast_weights, frozen
 from murmur.learner_service.layers.distributions import Categorical, SquashedNormal, one_hot
 from murmur.learner_service.layers.encoded import learned_parameters
 from murmur.learner_service.layers.forward import forward, forward_twice
-from murmur.learner_service.layers.inputs import Inputs, JointInputs
+from murmur.learner_service.layers.inputs import Inputs, JointInputs, with_action
+from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.layers.stacked import count_slices
 from murmur.learner_service.learning import options
 from murmur.learner_service.learning.base import require_bounds
@@ -45,7 +46,8 @@ from murmur.learner_service.learning.off_policy import (
 )
 from murmur.learner_service.learning.policies import SnapshotPolicy
 from murmur.learner_service.learning.returns import polyak_update, target_of
-from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
+from murmur.learner_service.learning.sequences import Sequences
+from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
 
 Term = tuple[Tensor, Tensor]  # values and their weights in the loss
 _MIN_STD = 1e-3  # of an action scaled to [-1, 1], before squashing
@@ -272,7 +274,7 @@ class Found(NamedTuple):
 class Masac(OffPolicyAlgorithm):
     """Algorithm of actors with entropy, and twin critics. Used by the thread that learns."""
 
-    POLICY = MasacPolicy
+    POLICY, REMEMBERS = MasacPolicy, True
     actor: Actor
     _config: Config
 
@@ -312,28 +314,40 @@ class Masac(OffPolicyAlgorithm):
 
     def _learn(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The update, on the device from end to end: static shapes, no synchronisation."""
-        if self.transforms.draws:
+        sequences = None
+        if self.memory_size:
+            sequences = Sequences.of(rows, self._config.gamma)
+            rows = sequences.rows
+        elif self.transforms.draws:
             rows = self.transforms.draw(rows, self._generator)
         c = self._config
         obs, next_obs = observed(rows), observed(rows, NEXT)  # name -> [B, A, ...] or [B, ...]
         reward, discount = rows["reward"], rows["discount"]  # [B, A], and gamma^n: [B, A] or [B, 1]
         # What each row counts for: each parameter group is to get the mean over its agents' rows.
         share = (self._shares / reward.shape[0]).expand_as(reward)
-        if AGENT_MASK in obs:
-            alive = (obs[AGENT_MASK] != 0).float()
-            share = alive * (self._shares / alive_rows(alive, obs, self._group))
+        alive = self._counted(rows)
+        if alive is not None:
+            masked = sequences is not None
+            share = alive * (self._shares / alive_rows(alive, obs, self._group, masked=masked))
             discount = of_alive(discount, alive_mask(next_obs))
         # 1. Policies pi(. | o) and pi(. | o') before the update; [B, A, K] or [B, A, 2 U].
         temperature = self.temperature.log.detach().exp()  # alpha: [A] or [1]
         with cast_weights(self._precision, self.actor):
-            inputs = self._actor_inputs(obs), self._actor_inputs(next_obs)
-            out = forward(self.actor.network, inputs[0])[0].float()
-            with torch.no_grad():
-                next_out = forward(self.actor.network, inputs[1])[0].float()
+            if sequences is None:
+                inputs = self._actor_inputs(obs), self._actor_inputs(next_obs)
+                out = forward(self.actor.network, inputs[0])[0].float()
+                with torch.no_grad():
+                    next_out = forward(self.actor.network, inputs[1])[0].float()
+            else:
+                every = self._actor_inputs(sequences.obs)
+                inputs = every.each(sequences.now), every.each(sequences.following)
+                every_out = forward(self.actor.network, every, sequences.hidden)[0].float()
+                out = sequences.now(every_out)
+                next_out = sequences.following(every_out.detach())
         # 2. Their values: q [B, A, 2] of the actions taken, else [B, A].
         learn = self._discrete if isinstance(self._spec.action, Discrete) else self._continuous
         q, value, terms, next_value, order, wanted = learn(
-            rows["action"], (obs, next_obs), inputs, (out, next_out), temperature, share
+            rows["action"], (obs, next_obs), inputs, (out, next_out), temperature, share, sequences
         )
         with torch.no_grad():
             # 3. Critics: J_Q = w (Q - y)^2, y = r + gamma V(o') (equation 5).
@@ -364,7 +378,7 @@ class Masac(OffPolicyAlgorithm):
             logged = torch.stack([value, order, q[..., 0], target, td_error])
             means = (logged.flatten(1) @ share.flatten()) * self._signs
             critic_loss = torch.dot(of_q.flatten(), error.flatten())
-            if AGENT_MASK in obs:
+            if alive is not None:
                 alive_agents = alive.sum(1, keepdim=True).clamp_min(1)
                 td_error = td_error * alive * (td_error.shape[1] / alive_agents)
         return {
@@ -384,6 +398,7 @@ class Masac(OffPolicyAlgorithm):
         outs: tuple[Tensor, Tensor],
         temperature: Tensor,
         share: Tensor,
+        sequences: Sequences | None,
     ) -> Found:
         """Compute the inputs of the losses; see Found.
 
@@ -394,20 +409,29 @@ class Masac(OffPolicyAlgorithm):
             outs: outputs of the actors, now and next.
             temperature: alpha, [A] or [1].
             share: [B, A] weight of each row.
+            sequences: sequences of the rows, if networks remember.
         """
         # 2. V(o) = min Q(o, a) - alpha log pi(a | o), a ~ pi, and V(o') by targets (equation 3).
         noise = torch.empty((2, *action.shape), device=action.device)
         noise.normal_(generator=self._generator)
         own, log_prob, next_action, next_log_prob = Sampled.apply(*outs, noise)  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            joint = self._joint_inputs(seen[1], next_action, inputs[1], whole=True)
-            next_q = self._critics(self.target, joint)
-            next_value = soft_value(next_q.squeeze(-1).amin(2), next_log_prob, temperature)
         if (self._middle, self._half) != (0, 1):
             action = (action - self._middle) / self._half
         joint = self._joint_inputs(seen[0], action, inputs[0], whole=True)
-        change = own - action  # the actor's loss moves no critic
-        q, own_q = forward_twice(self.critic, joint, change, self._precision)  # [B, A, 2]
+        with torch.no_grad():
+            following = self._joint_inputs(seen[1], next_action, inputs[1], whole=True)
+            state = self._next_state(sequences, joint)
+            next_q = self._critics(self.target, following, state)
+            next_value = soft_value(next_q.squeeze(-1).amin(2), next_log_prob, temperature)
+        # The actor's loss moves no critic.
+        if sequences is None:
+            q, own_q = forward_twice(self.critic, joint, own - action, self._precision)
+        else:
+            q, states = sequences.values(self.critic, joint, self._precision)  # [B, A, 2]
+            others = self._joint_inputs(seen[0], action, inputs[0])
+            with frozen(self.critic):
+                state = sequences.state_now(states.detach())
+                own_q = self._critics(self.critic, with_action(others, own), state).squeeze(-1)
         with torch.no_grad():
             least, which = own_q.min(2, keepdim=True)
             value = soft_value(least.squeeze(2), log_prob, temperature)
@@ -424,19 +448,25 @@ class Masac(OffPolicyAlgorithm):
         outs: tuple[Tensor, Tensor],
         temperature: Tensor,
         share: Tensor,
+        sequences: Sequences | None,
     ) -> Found:
         """As `_continuous`; over all own actions, the others' as taken, and next as drawn."""
         # 2. V(o) = sum_k pi(k | o) (min Q(o, k) - alpha log pi(k | o)): Christodoulou, equation 10.
         k, (mask, next_mask) = self._num_outputs, (of_one.get(ACTION_MASK) for of_one in seen)
         pi, next_pi = Categorical(outs[0], mask), Categorical(outs[1], next_mask)
-        with torch.no_grad():
-            drawn = one_hot(next_pi.sample(self._generator), k)
-            joint = self._joint_inputs(seen[1], drawn, inputs[1])
-            next_q = self._critics(self.target, joint).amin(2)
-            next_value = expected_soft_value(next_q, next_pi.logits, temperature)
         action = action.long()
         joint = self._joint_inputs(seen[0], one_hot(action, k), inputs[0])
-        every = self._critics(self.critic, joint)
+        with torch.no_grad():
+            drawn = one_hot(next_pi.sample(self._generator), k)
+            following = self._joint_inputs(seen[1], drawn, inputs[1])
+            state = self._next_state(sequences, joint)
+            next_q = self._critics(self.target, following, state).amin(2)
+            next_value = expected_soft_value(next_q, next_pi.logits, temperature)
+        if sequences is None:
+            every = self._critics(self.critic, joint)
+        else:
+            q, _ = sequences.values(self.critic, joint, self._precision)
+            every = self._by_critic(q)
         taken = action[..., None, None].expand(*action.shape, 2, 1)
         q = every.gather(-1, taken).squeeze(-1)
         value = expected_soft_value(every.detach().amin(2), pi.logits, temperature)
@@ -445,9 +475,21 @@ class Masac(OffPolicyAlgorithm):
         terms = [(value, -share)]
         return Found(q, value.detach(), terms, next_value, -pi.entropy().detach(), wanted)
 
-    def _critics(self, network: nn.Module, inputs: Inputs) -> Tensor:
+    def _next_state(self, sequences: Sequences | None, played: Inputs) -> RecurrentState | None:
+        """Return the target critics' state before the next rows; None: they do not remember."""
+        if sequences is None:
+            return None
+        _, states = sequences.values(self.target, played, self._precision)
+        return sequences.state_following(states)
+
+    def _critics(
+        self, network: nn.Module, inputs: Inputs, state: RecurrentState | None = None
+    ) -> Tensor:
         """[B, A, 2, outputs] values by both critics of inputs [B, A, ...]."""
-        q, _ = forward(network, inputs, precision=self._precision)
+        return self._by_critic(forward(network, inputs, state, self._precision)[0])
+
+    def _by_critic(self, q: Tensor) -> Tensor:
+        """[B, A, 2, outputs] of [B, A, 2 * outputs]."""
         return q.view(-1, self._spec.num_agents, 2, self._num_outputs)
 
 

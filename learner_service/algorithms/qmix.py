@@ -39,8 +39,8 @@ from murmur.learner_service.learning.off_policy import (
 )
 from murmur.learner_service.learning.policies import SnapshotPolicy
 from murmur.learner_service.learning.returns import polyak_update, target_of
+from murmur.learner_service.learning.sequences import Sequences
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK
-from murmur.shared.wire.timestep import StepType
 
 _FIRST_SHARE = 0.1  # of the usual first weights that hang on the state
 
@@ -220,30 +220,24 @@ class Qmix(OffPolicyAlgorithm):
 
     def _of_sequences(self, arrays: Mapping[str, Tensor]) -> "_Step":
         """Values of all transitions of sequences [L + 1, S, ...], from the stored state on."""
-        kinds, flat = arrays["step_type"], {k: v.flatten(0, 1) for k, v in arrays.items()}
-        obs = observed(flat)  # name -> [(L + 1) * S, ...]
-        hidden = RecurrentState(arrays["memory"][0], kinds == int(StepType.FIRST))
-        q = self._q(self.values.agents, obs, hidden)
+        sequences = Sequences.of(arrays, self._config.gamma)
+        rows, hidden = sequences.rows, sequences.hidden
+        q = self._q(self.values.agents, sequences.obs, hidden)
         with torch.no_grad():
-            value = self._q(self.target.agents, obs, hidden)
-        starts = kinds.shape[1]  # joint rows from one step to the next
-        before, after = slice(None, -starts), slice(starts, None)
-        next_obs = {name: x[after] for name, x in obs.items()}
-        discount = self._config.gamma * flat["discount"][after].unsqueeze(1)
+            value = sequences.following(self._q(self.target.agents, sequences.obs, hidden))
+        next_obs, discount = observed(rows, NEXT), rows["discount"]
         if self._config.mixer == "none" and AGENT_MASK in next_obs:
             discount = discount * (next_obs[AGENT_MASK] != 0)
-        last, aborted = int(StepType.LAST), int(StepType.ABORTED)
-        valid = (kinds[:-1] < last) & (kinds[1:] != aborted)
         return _Step(
-            {name: x[before] for name, x in obs.items()},
+            observed(rows),
             next_obs,
-            q[before],
-            value[after],
-            q.detach()[after] if self._config.double_q else value[after],
-            flat["action"][before],
-            flat["reward"][after],
+            sequences.now(q),
+            value,
+            sequences.following(q.detach()) if self._config.double_q else value,
+            rows["action"],
+            rows["reward"],
             discount,
-            valid.flatten().float(),
+            rows["weight"],
         )
 
     @torch.no_grad()

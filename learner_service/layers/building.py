@@ -16,10 +16,10 @@ nothing from one call to the next.
 
 No option is needed. These have a meaning if a Config declares them: `agent_id` (bool: append the
 agent's number, one-hot), `normalize_observations` (bool: bring observations that are no images to
-mean 0 and variance 1, see murmur.learner_service.preprocess.normalize), `recurrent` (int: a GRU of
-that width follows, see murmur.learner_service.layers.recurrent), `frame_stack` (int: number of
-steps whose channels the image holds, oldest first), `centered` and `centered_state` (see
-InputOptions).
+mean 0 and variance 1, see murmur.learner_service.preprocess.normalize), `recurrent` (int: a
+recurrent unit of that width follows, see murmur.learner_service.layers.recurrent) and
+`recurrent_cell` (str: its kind, "gru" or "lstm"), `frame_stack` (int: number of steps whose
+channels the image holds, oldest first), `centered` and `centered_state` (see InputOptions).
 
 A network whose module says
 
@@ -55,9 +55,9 @@ from murmur.learner_service.layers.encoded import Encoded, Encoder
 from murmur.learner_service.layers.footprint import footprint
 from murmur.learner_service.layers.forward import Alone, Twins
 from murmur.learner_service.layers.inputs import InputOptions, InputShape
-from murmur.learner_service.layers.recurrent import Recurrent
+from murmur.learner_service.layers.recurrent import CELLS, CellKind, Recurrent
 from murmur.learner_service.layers.stacked import MLP, LayersConfig, count_slices, initialize
-from murmur.shared.config import PluginConfig, Section
+from murmur.shared.config import PluginConfig
 from murmur.shared.config.plugins import Plugin, plugin_failures, resolve_plugin
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import EnvSpec
@@ -70,6 +70,7 @@ NORMALISE = "network.normalize_observations"
 RESERVED = {
     "agent_id": bool,
     "recurrent": int,
+    "recurrent_cell": str,
     "frame_stack": int,
     "normalize_observations": bool,
     "centered": tuple,
@@ -103,7 +104,8 @@ class Network(Plugin):
         inputs: properties of its inputs.
         frame_stack: number of images of the last steps that it sees at once.
         normalizes: whether its observations are normalized.
-        recurrent: width of its recurrent state; 0: none.
+        recurrent: width of its recurrent unit; 0: none.
+        recurrent_cell: kind of its recurrent unit.
         stacked: whether it keeps agents apart.
     """
 
@@ -111,6 +113,7 @@ class Network(Plugin):
     frame_stack: int
     normalizes: bool
     recurrent: int
+    recurrent_cell: CellKind
     stacked: bool
 
 
@@ -142,12 +145,21 @@ def resolve_network(config: PluginConfig, image: ImageShape) -> Network:
                 f"network '{name}' has an option {option} = {value!r}; the name is reserved for "
                 f"a {kind.__name__}: see docs/your-network.md, or rename the option"
             )
+    cell = given["recurrent_cell"] or "gru"
+    if cell not in CELLS:
+        raise ConfigError(f"network.recurrent_cell = {cell!r}; set {' or '.join(CELLS)}")
+    if cell != "gru" and not given["recurrent"]:
+        raise ConfigError(
+            f"network.recurrent_cell={cell} has no effect with network.recurrent=0; set "
+            "network.recurrent to the unit's width, such as 64"
+        )
     return Network(
         *("network", name, plugin.module, options),
         InputOptions(given["agent_id"], given["centered"], given["centered_state"]),
         given["frame_stack"] if hasattr(options, "frame_stack") else 1,
         given["normalize_observations"],
         given["recurrent"],
+        cell,
         bool(getattr(plugin.module, "STACKED", False)),
     )
 
@@ -188,25 +200,37 @@ def build_network(
         ConfigError: for an unknown network or option, or one that the algorithm cannot work with.
     """
     net = resolve_network(config, shape.image)
-    name, options, width, stacked = net.name, net.options, net.recurrent, net.stacked
-    _require_use(name, width, may_remember, 1 if stacked else count_slices(slices))
-    body = options
-    if width and isinstance(options, LayersConfig):  # what the GRU is fed is no output
-        body = options.model_copy(update={"output_gain": 1.0})
+    width = net.recurrent
+    _require_use(net.name, width, may_remember, 1 if net.stacked else count_slices(slices))
     if encoder is not None:  # its head is small
+        options = _body_options(net)
         widths = [encoder.features + shape.vector, *options.hidden, width or num_outputs]
-        encoded = Encoded(encoder, MLP(widths, slices, body), trains)
-        return _recurrent(encoded, slices, width, num_outputs, options) if width else encoded
-    seen = slices if stacked or not apart else (0,)
+        network: nn.Module = Encoded(encoder, MLP(widths, slices, options), trains)
+    else:
+        network = _body(net, shape, width or num_outputs, slices, apart=apart)
+    return _recurrent(network, slices, num_outputs, net) if width else network
+
+
+def _body_options(net: Network) -> Any:  # noqa: ANN401 - the network's own
+    """Return a network's options without those of outputs that a recurrent unit is fed."""
+    if net.recurrent and isinstance(net.options, LayersConfig):
+        return net.options.model_copy(update={"output_gain": 1.0})
+    return net.options
+
+
+def _body(
+    net: Network, shape: InputShape, num_outputs: int, slices: tuple[int, ...], *, apart: bool
+) -> nn.Module:
+    """Build the plug-in's own network, without memory; see `build_network`."""
+    name = net.name
+    seen = slices if net.stacked or not apart else (0,)
     with plugin_failures(f"network '{name}'"):
-        make = partial(net.module.build, body, shape, width or num_outputs, seen)
+        make = partial(net.module.build, _body_options(net), shape, num_outputs, seen)
         _require_room(make, name, shape, len(seen))
         network: nn.Module = make()
         if not net.own:
-            _check(network, name, shape, len(seen), width or num_outputs)
-    if apart and not stacked:
-        network = Alone(network)
-    return _recurrent(network, slices, width, num_outputs, options) if width else network
+            _check(network, name, shape, len(seen), num_outputs)
+    return Alone(network) if apart and not net.stacked else network
 
 
 def _require_use(name: str, width: int, may_remember: bool, groups: int) -> None:
@@ -223,8 +247,8 @@ def _require_use(name: str, width: int, may_remember: bool, groups: int) -> None
     """
     if width and not may_remember:
         raise ConfigError(
-            f"network.recurrent = {width}, but this algorithm has no use for memory; set it to 0, "
-            "or use algorithm 'coma', 'mappo' or 'qmix'"
+            f"network.recurrent = {width}, but this algorithm learns without memory; set it to 0, "
+            "or use one of murmur's own algorithms, which all learn with it"
         )
     if groups > 1:
         raise ConfigError(
@@ -234,12 +258,12 @@ def _require_use(name: str, width: int, may_remember: bool, groups: int) -> None
 
 
 def _recurrent(
-    body: nn.Module, slices: tuple[int, ...], width: int, num_outputs: int, options: Section
+    body: nn.Module, slices: tuple[int, ...], num_outputs: int, net: Network
 ) -> Recurrent:
-    """A GRU and the outputs after a network; the outputs' weights as its options say."""
-    network = Recurrent(body, slices, width, num_outputs)
-    if isinstance(options, LayersConfig):
-        initialize(network.head, options, last=True)
+    """A recurrent unit and the outputs after a network; the outputs' weights as its options say."""
+    network = Recurrent(body, slices, net.recurrent, num_outputs, net.recurrent_cell)
+    if isinstance(net.options, LayersConfig):
+        initialize(network.head, net.options, last=True)
     return network
 
 
@@ -289,8 +313,12 @@ def build_twins(
     twins: tuple[int, ...],
     num_twins: int,
     encoder: Encoder | None = None,
+    *,
+    may_remember: bool = False,
 ) -> nn.Module:
     """Build networks side by side: one stack with the attribute `twins`, or a `Twins` module.
+
+    Where they remember, recurrent units are one stack in any case.
 
     Args:
         config: name and options.
@@ -300,19 +328,29 @@ def build_twins(
         twins: slices of a stack of them.
         num_twins: networks of each agent.
         encoder: encoder of `shared_encoder`; see `build_network`.
+        may_remember: whether the algorithm can work with recurrent networks.
 
     Raises:
         ConfigError: see `build_network`.
     """
-    if resolve_network(config, shape.image).stacked:
+    net = resolve_network(config, shape.image)
+    if net.stacked:
         # In a stack each agent's row is fed to all of its networks.
         rows, device, itemsize = learning()
         with learning_from(num_twins * rows, device, itemsize):
-            stack = build_network(config, shape, num_outputs, twins, encoder=encoder)
+            stack = build_network(
+                config, shape, num_outputs, twins, may_remember=may_remember, encoder=encoder
+            )
         cast(Any, stack).twins = num_twins
         return stack
-    each = [build_network(config, shape, num_outputs, slices, apart=True) for _ in range(num_twins)]
-    return Twins(each)
+    _require_use(net.name, net.recurrent, may_remember, count_slices(slices))
+    fed = net.recurrent or num_outputs
+    each = Twins([_body(net, shape, fed, slices, apart=True) for _ in range(num_twins)])
+    if not net.recurrent:
+        return each
+    remembers = _recurrent(each, twins, num_outputs, net)
+    cast(Any, remembers).twins = num_twins
+    return remembers
 
 
 def weight_sets(network: nn.Module, num_slices: int) -> int:
@@ -320,7 +358,8 @@ def weight_sets(network: nn.Module, num_slices: int) -> int:
 
     An encoder belongs to all of an agent's twins.
     """
-    return 1 if isinstance(network, Twins | Encoded) else num_slices
+    body = network.body if isinstance(network, Recurrent) else network
+    return 1 if isinstance(body, Twins | Encoded) else num_slices
 
 
 def _require_room(

@@ -63,22 +63,61 @@ def forward(
     Args:
         network: module from `build_network`, or twins [B, A, twins * outputs] from `build_twins`.
         inputs: inputs [B, A, ...].
-        hidden: recurrent state before them, of a recurrent network.
+        hidden: recurrent state before them, of a recurrent network; of twins [B, A * twins, M].
         precision: precision of the pass, which then gives float32; None: the caller has set it.
     """
     if precision is not None:
         with cast_weights(precision, network):
             out, memory = forward(network, inputs, hidden)
         return out.float(), memory
-    if isinstance(network, Recurrent):
-        out, memory = network(inputs.image, inputs.vector, hidden)
-        return out, memory
     twins = number_of_twins(network)
+    if isinstance(network, Recurrent):
+        if twins == 1:
+            out, memory = network(inputs.image, inputs.vector, hidden)
+            return out, memory
+        assert hidden is not None
+        out, memory = network.remember(_features(network, inputs, twins), hidden)
+        return out.unflatten(1, (-1, twins)).flatten(2), memory
     if twins == 1:
         return network(inputs.image, inputs.vector), None
     network, inputs = _side_by_side(network, inputs, twins)
     out = network(inputs.image, inputs.vector)
     return out.unflatten(1, (-1, twins)).flatten(2), None
+
+
+def forward_history(
+    network: Recurrent, inputs: Inputs, first: Tensor, precision: Precision
+) -> tuple[Tensor, Tensor]:
+    """Return a critic's outputs along sequences, and its states, which are zero at the start.
+
+    Args:
+        network: critic that remembers, of `build_network` or `build_twins`.
+        inputs: inputs [T * B, A, ...], time outermost.
+        first: [T, B] bool, rows that begin an episode.
+        precision: precision of the pass.
+
+    Returns:
+        [T * B, A, twins * outputs] float32, and [T + 1, B, A * twins, M]: the state before each row
+        and after the last.
+    """
+    twins = number_of_twins(network)
+    with cast_weights(precision, network):
+        features = _features(network, inputs, twins)
+        shape = first.shape[1], features.shape[1], network.memory_size
+        start = torch.zeros(shape, device=first.device)
+        out, states = network.unroll(features, RecurrentState(start, first))
+    every = torch.cat([start.unsqueeze(0), states.view(-1, *shape)])
+    return out.float().unflatten(1, (-1, twins)).flatten(2), every
+
+
+def _features(network: Recurrent, inputs: Inputs, twins: int) -> Tensor:
+    """[B, A * twins, H] that the recurrent units of twins are fed."""
+    if isinstance(network.body, Twins):
+        each: Tensor = network.body(inputs.image, inputs.vector)  # [B, A, twins * H]
+        return each.unflatten(2, (twins, -1)).flatten(1, 2)
+    body, inputs = _side_by_side(network.body, inputs, twins)
+    out: Tensor = body(inputs.image, inputs.vector)
+    return out
 
 
 def forward_both(
@@ -187,7 +226,7 @@ def forward_rows(
     if isinstance(network, Recurrent):
         assert hidden is not None
         features = forward_rows(network.body, inputs, precision)
-        with cast_weights(precision, network.gru, network.head):
+        with cast_weights(precision, network.unit, network.head):
             out, _ = network.remember(features, hidden)
         return out.float()
     with cast_weights(precision, network):

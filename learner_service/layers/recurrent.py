@@ -1,22 +1,26 @@
-"""Networks that remember: a GRU over time between any network and its outputs.
+"""Networks that remember: a GRU or an LSTM over time between any network and its outputs.
 
 Through time a GRU goes in as few kernels as a step can take, two forward and two back: what does
 not depend on the order of time is done for all steps at once.
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.library import Library
+from typing_extensions import override
 
 from murmur.learner_service.layers.casting import CAST
+from murmur.learner_service.layers.lstm import UnrolledLSTM, lstm_step
 from murmur.learner_service.layers.stacked import StackedLinear, count_slices, per_agent
 
+CellKind = Literal["gru", "lstm"]
 _CLOSED = -1e9  # what a gate is fed that is to be 0
 _LIBRARY: Any = Library("murmur", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("gru_cell(Tensor x, Tensor s, Tensor h) -> (Tensor, Tensor)")
@@ -83,7 +87,7 @@ def reset_by_inputs(x: Tensor, keep: Tensor, bias: Tensor) -> tuple[Tensor, Tens
     return torch.where(keep > 0, x, changed), cell
 
 
-class Unrolled(torch.autograd.Function):
+class UnrolledGRU(torch.autograd.Function):
     """All steps, in fp32."""
 
     @staticmethod
@@ -171,7 +175,7 @@ class RecurrentState:
     """The recurrent state before the first of the rows that a network is given.
 
     Attributes:
-        memory: [B, A, H] recurrent state before the first of the rows.
+        memory: [B, A, M] recurrent state before the first of the rows; of a GRU M is its width.
         first: [T, B] bool, rows that begin an episode, on which nothing is remembered; None: there
             is one row of each environment (T = 1), and its memory is as it should be.
     """
@@ -185,26 +189,39 @@ class RecurrentState:
             self.memory[index], None if self.first is None else self.first[:, index]
         )
 
+    @classmethod
+    def of_rows(cls, states: Tensor, first: Tensor) -> "RecurrentState":
+        """Take each row of sequences as one step: states before it [T, B, A, M], first [T, B]."""
+        return cls(states.flatten(0, 1), first.reshape(1, -1))
+
     def without_last(self) -> "RecurrentState":
         """The recurrent state of all rows but the last."""
         assert self.first is not None
         return RecurrentState(self.memory, self.first[:-1])
 
 
-class StackedGRU(nn.Module):
-    """A gated recurrent unit per slice, over T steps; initialised and defined as nn.GRUCell.
+class StackedCell(nn.Module):
+    """A recurrent unit per slice, over T steps; weights at the start as those of torch's cells.
 
-    r = sigmoid(W_r x + b_r + U_r h + c_r), z in the same way, n = tanh(W_n x + b_n + r (U_n h +
-    c_n)), h' = (1 - z) n + z h. Cho et al. 2014 (arXiv:1406.1078), in the variant of nn.GRU, which
-    has r outside the product. The state stays in fp32 whatever the precision.
+    The state stays in fp32 whatever the precision.
+
+    Attributes:
+        GATES: columns of the weights, in widths of the unit.
+        STATES: numbers of the recurrent state M, in widths of the unit H.
+        UNROLLED: function of all steps; see UnrolledGRU.
     """
+
+    GATES: ClassVar[int]
+    STATES: ClassVar[int] = 1
+    UNROLLED: ClassVar[type[torch.autograd.Function]]
 
     def __init__(self, slices: tuple[int, ...], in_features: int, width: int) -> None:
         super().__init__()
         self._slices, s = slices, count_slices(slices)
-        self.input = StackedLinear(slices, in_features, 3 * width)  # r, z, n
-        self.weight = nn.Parameter(torch.empty(s, width, 3 * width))  # [S, H, 3H]
-        self.bias = nn.Parameter(torch.empty(s, 1, 3 * width))
+        columns = self.GATES * width
+        self.input = StackedLinear(slices, in_features, columns)
+        self.weight = nn.Parameter(torch.empty(s, width, columns))  # [S, H, GATES * H]
+        self.bias = nn.Parameter(torch.empty(s, 1, columns))
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -1 / math.sqrt(width), 1 / math.sqrt(width))
 
@@ -213,14 +230,42 @@ class StackedGRU(nn.Module):
 
         Args:
             x: [T * R, I].
-            state: [R, H] state before the first step.
+            state: [R, M] state before the first step.
             keep: [T, R] mask: 1, or 0 where the step begins with a state of zero; None: 1, T is 1.
 
         Returns:
-            [T, R, H] the state after each step.
+            [T, R, M] the state after each step.
         """
         if keep is not None:
             return unroll_together([(self, x, state)], keep)[0]
+        return self._one(x, state)
+
+    @abstractmethod
+    def _one(self, x: Tensor, state: Tensor) -> Tensor:
+        """Compute one step of x [R, I] from a state [R, M]: [1, R, M]."""
+
+    def read(self, states: Tensor) -> Tensor:
+        """Return the unit's outputs [..., H] of states [..., M]."""
+        return states
+
+    def by_agent(self) -> tuple[Tensor, Tensor]:
+        """The weights and biases of the state, of each agent or one for all: [A, H, GATES * H]."""
+        return per_agent(self.weight, self._slices), per_agent(self.bias, self._slices)
+
+
+class StackedGRU(StackedCell):
+    """A gated recurrent unit per slice; initialised and defined as nn.GRUCell.
+
+    r = sigmoid(W_r x + b_r + U_r h + c_r), z in the same way, n = tanh(W_n x + b_n + r (U_n h +
+    c_n)), h' = (1 - z) n + z h. Cho et al. 2014 (arXiv:1406.1078), in the variant of nn.GRU, which
+    has r outside the product.
+    """
+
+    GATES = 3  # r, z, n
+    UNROLLED = UnrolledGRU
+
+    @override
+    def _one(self, x: Tensor, state: Tensor) -> Tensor:
         weight, bias = self.by_agent()
         agents, rows, width = len(weight), *state.shape
         if x.device.type != "cpu" and not torch.is_grad_enabled():
@@ -249,12 +294,32 @@ class StackedGRU(nn.Module):
             )
         return after.view(len(weight), -1, width).transpose(0, 1).reshape(1, rows, width)
 
-    def by_agent(self) -> tuple[Tensor, Tensor]:
-        """The weights and biases of the state, of each agent or one for all: [A, H, 3H]."""
-        return per_agent(self.weight, self._slices), per_agent(self.bias, self._slices)
+
+class StackedLSTM(StackedCell):
+    """A long short-term memory per slice, as nn.LSTMCell with its gates in the order i, f, o, g.
+
+    Its state is the output h and the cell c side by side; see murmur.learner_service.layers.lstm.
+    """
+
+    GATES, STATES = 4, 2
+    UNROLLED = UnrolledLSTM
+
+    @override
+    def _one(self, x: Tensor, state: Tensor) -> Tensor:
+        weight, bias = self.by_agent()
+        agents = len(weight)
+        from_input = _by_agent(self.input(x).float(), 1, agents)[0]
+        h, c = _by_agent(state, 1, agents)[0].chunk(2, -1)
+        gates = from_input + torch.baddbmm(bias, h, weight).float()
+        return lstm_step(gates, c).transpose(0, 1).reshape(1, *state.shape)
+
+    @override
+    def read(self, states: Tensor) -> Tensor:
+        return states.chunk(2, -1)[0]
 
 
-CAST.add(StackedGRU)  # while it learns it multiplies by its own weights in fp32
+CELLS: dict[CellKind, type[StackedCell]] = {"gru": StackedGRU, "lstm": StackedLSTM}
+CAST |= {StackedGRU, StackedLSTM}  # while they learn they multiply by their own weights in fp32
 
 
 def _by_agent(x: Tensor, length: int, agents: int) -> Tensor:
@@ -262,15 +327,15 @@ def _by_agent(x: Tensor, length: int, agents: int) -> Tensor:
     return x.view(length, -1, agents, x.shape[-1]).transpose(1, 2)
 
 
-def unroll_together(units: list[tuple[StackedGRU, Tensor, Tensor]], keep: Tensor) -> list[Tensor]:
-    """All states of units of the same width and slices, which go through time side by side.
+def unroll_together(units: list[tuple[StackedCell, Tensor, Tensor]], keep: Tensor) -> list[Tensor]:
+    """All states of units of one kind, width and slices, which go through time side by side.
 
     Args:
-        units: each with its inputs [T * R, I] and its state [R, H] before the first step.
+        units: each with its inputs [T * R, I] and its state [R, M] before the first step.
         keep: [T, R] mask: 1, or 0 where the step begins with a state of zero.
 
     Returns:
-        [T, R, H] of each unit: the state after each step.
+        [T, R, M] of each unit: the state after each step.
     """
     length, (rows, width) = len(keep), units[0][2].shape
     weights, biases = zip(*(unit.by_agent() for unit, _, _ in units), strict=True)
@@ -278,49 +343,70 @@ def unroll_together(units: list[tuple[StackedGRU, Tensor, Tensor]], keep: Tensor
     inputs = [_by_agent(unit.input(x).float(), length, agents) for unit, x, _ in units]
     first = [_by_agent(state, 1, agents)[0] for _, _, state in units]
     keeps = _by_agent(keep.reshape(-1, 1), length, agents)
-    states = Unrolled.apply(  # type: ignore[no-untyped-call]
+    states = units[0][0].UNROLLED.apply(  # type: ignore[no-untyped-call]
         torch.cat(inputs, 1),
         torch.cat(first),
         keeps.repeat(1, len(units), 1, 1),
         torch.cat(weights),
         torch.cat(biases),
-    )  # [T, units * A, B, H]
+    )  # [T, units * A, B, M]
     parts = states.view(length, len(units), agents, -1, width).unbind(1)
     return [part.transpose(1, 2).reshape(length, rows, width) for part in parts]
 
 
 class Recurrent(nn.Module):
-    """A network, a GRU that is fed its outputs, and a linear layer that reads the GRU.
+    """A network, a recurrent unit that is fed its outputs, and a linear layer that reads the unit.
 
     Attributes:
-        memory_size: H, numbers that an agent remembers.
+        memory_size: M, numbers that an agent remembers.
+        gru: the unit, if it is a GRU; else the module has an attribute "lstm".
     """
 
+    gru: StackedGRU
+
     def __init__(
-        self, body: nn.Module, slices: tuple[int, ...], width: int, num_outputs: int
+        self,
+        body: nn.Module,
+        slices: tuple[int, ...],
+        width: int,
+        num_outputs: int,
+        kind: CellKind = "gru",
     ) -> None:
-        """`body` has `width` outputs; so has the GRU."""
+        """`body` has `width` outputs; so has the unit."""
         super().__init__()
-        self.memory_size = width
-        self.body, self.gru = body, StackedGRU(slices, width, width)
+        unit, self._kind = CELLS[kind], kind
+        self.memory_size = unit.STATES * width
+        self.body = body
+        self.add_module(kind, unit(slices, width, width))
         self.head = StackedLinear(slices, width, num_outputs)
+
+    @property
+    def unit(self) -> StackedCell:
+        """The recurrent unit."""
+        unit = self._modules[self._kind]
+        assert isinstance(unit, nn.Module)
+        return cast(StackedCell, unit)  # in tests a loop may stand in its place
 
     def forward(
         self, image: Tensor | None, vector: Tensor | None, hidden: RecurrentState
     ) -> tuple[Tensor, Tensor]:
-        """[T * B, A, ...] -> [T * B, A, outputs], and what is remembered then, [B, A, H]."""
+        """[T * B, A, ...] -> [T * B, A, outputs], and what is remembered then, [B, A, M]."""
         return self.remember(self.body(image, vector), hidden)
 
     def remember(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, Tensor]:
         """As forward, from the body's outputs [T * B, A, H]."""
-        memory = hidden.memory
+        out, states = self.unroll(features, hidden)
+        return out, states[-1].view(hidden.memory.shape)
+
+    def unroll(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, Tensor]:
+        """As remember, with the states after all steps [T, B * A, M]."""
         rows = F.relu(features.flatten(0, 1))
-        states = self.gru(rows, memory.flatten(0, 1), _keep(hidden))  # [T, B * A, H]
-        return self._read(states, features), states[-1].view(memory.shape)
+        states = self.unit(rows, hidden.memory.flatten(0, 1), _keep(hidden))
+        return self._read(states, features), states
 
     def _read(self, states: Tensor, features: Tensor) -> Tensor:
-        """[T * B, A, outputs] of the states [T, B * A, H]."""
-        out: Tensor = self.head(states.flatten(0, 1))
+        """[T * B, A, outputs] of the states [T, B * A, M]."""
+        out: Tensor = self.head(self.unit.read(states).flatten(0, 1))
         return out.view(*features.shape[:2], -1)
 
     def together(
@@ -333,18 +419,19 @@ class Recurrent(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Outputs of two networks that go through time side by side; see `remember`.
 
-        Their units must have the same width and slices, their recurrent states the same first rows.
+        Their units must have the same kind, width and slices, their recurrent states the same
+        first rows.
         """
         keep = _keep(hidden)
         assert keep is not None
         units = [
-            (unit.gru, F.relu(x.flatten(0, 1)), its.memory.flatten(0, 1))
-            for unit, x, its in (
+            (network.unit, F.relu(x.flatten(0, 1)), its.memory.flatten(0, 1))
+            for network, x, its in (
                 (self, features, hidden),
                 (other, features_too, other_state),
             )
         ]
-        if all(isinstance(unit, StackedGRU) for unit, _, _ in units):
+        if all(isinstance(unit, StackedCell) for unit, _, _ in units):
             states = unroll_together(units, keep)
         else:
             states = [unit(x, memory, keep) for unit, x, memory in units]
@@ -362,5 +449,5 @@ def _keep(hidden: RecurrentState) -> Tensor | None:
 
 
 def memory_size(network: nn.Module) -> int:
-    """H of a network that remembers, also of one built around it; 0 of another."""
+    """M of a network that remembers, also of one built around it; 0 of another."""
     return next((m.memory_size for m in network.modules() if isinstance(m, Recurrent)), 0)

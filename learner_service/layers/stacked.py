@@ -324,9 +324,10 @@ class NetworkConfig(LayersConfig):
     recurrent: int = Field(
         0,
         ge=0,
-        description="width of a GRU between these layers and the outputs, with which an agent "
-        "remembers its episode; 0: none",
+        description="width of a recurrent unit between these layers and the outputs, with which an "
+        "agent remembers its episode; 0: none",
     )
+    recurrent_cell: Literal["gru", "lstm"] = Field("gru", description="kind of the recurrent unit")
     agent_id: bool = Field(False, description="feed the agent's number as a one-hot vector")
     normalize_observations: bool = Field(
         False,

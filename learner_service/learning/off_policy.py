@@ -203,6 +203,20 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         rows[PRIORITY].copy_(outputs.pop(PRIORITY))
         return outputs
 
+    def _counted(self, rows: Mapping[str, Tensor]) -> Tensor | None:
+        """Return [B, A] 1 where an agent lives and, in a sequence, the row is a transition.
+
+        Args:
+            rows: transitions as `rows_of` or Sequences name them.
+
+        Returns:
+            the mask, or None: all count.
+        """
+        alive = alive_mask(observed(rows))
+        if not self.memory_size:
+            return alive
+        return of_alive(rows["weight"].unsqueeze(1).expand_as(rows["reward"]), alive)
+
     def _turn(self) -> dict[str, bool]:
         """Return arguments of `_learn` that choose the networks to move; empty: all move."""
         return {}

@@ -214,7 +214,10 @@ class CriticConfig(SharingConfig):
         options = network.options
         if name != network.name:  # of the policy's options those that both have a use for
             known = RESERVED if name == "auto" else kind.model_fields
-            wanted = {key for key in RESERVED if key in known or key == "recurrent"}
+            remembered = {"recurrent"}
+            if network.options.get("recurrent_cell", "gru") != "gru":
+                remembered.add("recurrent_cell")
+            wanted = {key for key in RESERVED if key in known or key in remembered}
             options = {
                 key: x for key, x in options.items() if key in wanted and (x or key in known)
             }

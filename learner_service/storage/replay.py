@@ -865,8 +865,8 @@ class SequenceReplay(ReplayStorage):
             if value != only:
                 raise ConfigError(
                     f"{self._section}.{name}={str(value).lower()} is not supported with a "
-                    f"recurrent network, which learns from whole sequences; set it to "
-                    f"{str(only).lower()}"
+                    f"recurrent network: it is for single rows, and memory is learned from "
+                    f"whole sequences; set it to {str(only).lower()}, or network.recurrent=0"
                 )
         if self._frames is not None:
             raise ConfigError(

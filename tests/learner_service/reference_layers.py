@@ -7,7 +7,14 @@ from torch import Tensor, nn
 
 from murmur.learner_service.algorithms.mappo import Mappo
 from murmur.learner_service.device.precision import Precision
-from murmur.learner_service.layers.recurrent import StackedGRU
+from murmur.learner_service.layers.forward import forward, forward_history
+from murmur.learner_service.layers.inputs import Inputs
+from murmur.learner_service.layers.recurrent import (
+    Recurrent,
+    RecurrentState,
+    StackedCell,
+    StackedLSTM,
+)
 from murmur.learner_service.layers.stacked import (
     StackedConv2d,
     StackedLayerNorm,
@@ -43,7 +50,7 @@ class Loop(nn.Module):
         return torch.stack(parts, 1).flatten(0, 1)
 
 
-class LoopGRU(Loop):
+class LoopCell(Loop):
     def forward(self, x: Tensor, state: Tensor, keep: Tensor | None) -> Tensor:  # type: ignore[override]
         agents, states = len(self.slices), []
         for t, row in enumerate(x.view(-1, len(state), x.shape[-1])):
@@ -55,6 +62,9 @@ class LoopGRU(Loop):
             state = torch.stack(parts, 1).flatten(0, 1)
             states.append(state)
         return torch.stack(states)
+
+    def read(self, states: Tensor) -> Tensor:
+        return states
 
 
 def _linear(stacked: StackedLinear) -> Loop:
@@ -88,31 +98,79 @@ def _norm(stacked: StackedLayerNorm) -> Loop:
     return Loop(stacked._slices, each)
 
 
-def _gru(stacked: StackedGRU) -> Loop:
+class LSTMCell(nn.LSTMCell):
+    """torch's cell with its state, h and c, side by side."""
+
+    def forward(self, x: Tensor, state: Tensor) -> Tensor:  # type: ignore[override]
+        h, c = state.chunk(2, 1)
+        return torch.cat(super().forward(x, (h, c)), 1)
+
+
+class LoopLSTM(LoopCell):
+    def read(self, states: Tensor) -> Tensor:
+        return states.chunk(2, -1)[0]
+
+
+def torch_gates(stacked: StackedCell, columns: Tensor) -> Tensor:
+    """[GATES * H, ...] of weights [..., GATES * H] in the order of torch's cell."""
+    parts = list(columns.chunk(stacked.GATES, -1))
+    if isinstance(stacked, StackedLSTM):  # i, f, o, g; torch has i, f, g, o
+        parts[2], parts[3] = parts[3], parts[2]
+    return torch.cat(parts, -1).T if columns.dim() == 2 else torch.cat(parts, -1)
+
+
+def _cell(stacked: StackedCell) -> Loop:
     each: list[nn.Module] = []
+    lstm = isinstance(stacked, StackedLSTM)
     for s in range(count_slices(stacked._slices)):
-        cell = nn.GRUCell(stacked.input.weight.shape[1], stacked.weight.shape[1])
+        sizes = stacked.input.weight.shape[1], stacked.weight.shape[1]
+        cell = LSTMCell(*sizes) if lstm else nn.GRUCell(*sizes)
         cell.load_state_dict(
             {
-                "weight_ih": stacked.input.weight[s].T,
-                "bias_ih": stacked.input.bias[s, 0],
-                "weight_hh": stacked.weight[s].T,
-                "bias_hh": stacked.bias[s, 0],
+                "weight_ih": torch_gates(stacked, stacked.input.weight[s]),
+                "bias_ih": torch_gates(stacked, stacked.input.bias[s, 0]),
+                "weight_hh": torch_gates(stacked, stacked.weight[s]),
+                "bias_hh": torch_gates(stacked, stacked.bias[s, 0]),
             }
         )
         each.append(cell)
-    return LoopGRU(stacked._slices, each)
+    return (LoopLSTM if lstm else LoopCell)(stacked._slices, each)
 
 
 def as_loop(layer: nn.Module) -> Loop | None:
     """The loop that does what a stacked layer does; None if it is another layer."""
-    if isinstance(layer, StackedGRU):
-        return _gru(layer)
+    if isinstance(layer, StackedCell):
+        return _cell(layer)
     if isinstance(layer, StackedLinear):
         return _linear(layer)
     if isinstance(layer, StackedLayerNorm):
         return _norm(layer)
     return _conv(layer) if isinstance(layer, StackedConv2d) else None
+
+
+def assert_history_is_steps(network: nn.Module, inputs: Inputs, first: Tensor) -> None:
+    """Compare a critic's pass along sequences with one step of each row from the state before it.
+
+    Args:
+        network: critic that remembers.
+        inputs: inputs [T * B, A, ...].
+        first: [T, B] bool, rows that begin an episode.
+    """
+    assert isinstance(network, Recurrent)
+    precision, (steps, envs) = Precision("fp32", CPU), first.shape
+    whole, states = forward_history(network, inputs, first, precision)
+    memory = torch.zeros_like(states[0])
+    for t in range(steps):
+        torch.testing.assert_close(states[t], memory, rtol=0, atol=1e-6)
+        row = inputs.rows(t * envs, (t + 1) * envs)
+        state = RecurrentState.of_rows(memory.unsqueeze(0), first[t : t + 1])
+        out, after = forward(network, row, state, precision)
+        torch.testing.assert_close(whole[t * envs : (t + 1) * envs], out, rtol=0, atol=1e-6)
+        assert after is not None
+        memory = after
+    hidden = RecurrentState.of_rows(states[:-1], first)
+    every, _ = forward(network, inputs, hidden, precision)
+    torch.testing.assert_close(whole, every, rtol=0, atol=1e-6)
 
 
 def unstack(network: nn.Module) -> None:
@@ -129,7 +187,7 @@ def stacked_layers(network: nn.Module) -> list[nn.Module]:
     """Stacked layers, or the loops in their place, in order."""
     found: list[nn.Module] = []
     for child in network.children():
-        is_layer = isinstance(child, StackedGRU | StackedLinear | StackedConv2d | Loop)
+        is_layer = isinstance(child, StackedCell | StackedLinear | StackedConv2d | Loop)
         found += [child] if is_layer else stacked_layers(child)
     return found
 

@@ -395,11 +395,17 @@ def sync_run(
     slots: tuple[int, int],
     resume: bool = False,
     recurrent: int = 0,
+    cell: str = "gru",
     **algorithm: Any,
 ) -> Any:
     """Two sessions of two environments; four updates to a rollout; stops at `updates`."""
-    network = {"recurrent": recurrent}
-    config = experiment(run={"max_updates": updates}, network=network, algorithm=algorithm, **SYNC)
+    network = {"recurrent": recurrent, "recurrent_cell": cell}
+    sections = {"run": {"max_updates": updates}, "network": network, **SYNC}
+    if "name" in algorithm:
+        others = experiment(**sections).model_dump(exclude={"algorithm"})
+        config = validate(ExperimentConfig, {**others, "algorithm": algorithm})
+    else:
+        config = experiment(algorithm=algorithm, **sections)
     with running_learner(run_dir, config, resume=resume) as learner:
         for player in [start_player(learner, slot, 10_000) for slot in slots]:
             player.join(TIMEOUT_S)
@@ -433,6 +439,27 @@ def test_a_lockstep_run_resumes_to_the_bit(tmp_path: Path, recurrent: int) -> No
     parts = sync_run(tmp_path / "parts", 16, slots=(2, 0), resume=True, recurrent=recurrent)
     for name in ("algorithm", "slots", "memory", "returns"):
         assert same(whole[name], parts[name]), name
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [("sac", "lstm"), pytest.param("matd3", "gru", marks=pytest.mark.long)],
+)
+def test_a_lockstep_run_with_memory_from_a_replay_resumes_to_the_bit(
+    tmp_path: Path, name: str, cell: str
+) -> None:
+    replay = {"capacity_rows": 400, "start_rows": 16, "batch_size": 16, "unroll_steps": 4}
+    options: dict[str, Any] = {"name": name, "replay": {**replay, "update_interval": 8}}
+    if name == "matd3":
+        options["target_noise"] = 0.0  # actions are discrete
+    how = {"recurrent": 5, "cell": cell, **options}
+    whole = sync_run(tmp_path / "whole", 8, slots=(0, 2), **how)
+    half = sync_run(tmp_path / "parts", 4, slots=(0, 2), **how)
+    width = 10 if cell == "lstm" else 5
+    assert {m.shape[-1] for m in half["memory"].values()} == {width}
+    parts = sync_run(tmp_path / "parts", 8, slots=(2, 0), resume=True, **how)
+    for part in ("algorithm", "slots", "memory", "returns", "storage"):
+        assert same(whole[part], parts[part]), part
 
 
 def test_minibatches_of_a_run_grow_with_its_environments(

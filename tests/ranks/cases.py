@@ -69,6 +69,11 @@ class Case:
         return EnvSpec("toy", AGENTS, tuple(observations), action, (), LENGTH)
 
     @property
+    def in_sequences(self) -> bool:
+        """Whether batches hold sequences of environments: rollouts, or of a replay."""
+        return self.on_policy or self.recurrent > 0
+
+    @property
     def on_policy(self) -> bool:
         """Whether batches are rollouts."""
         return self.options["name"] in ("coma", "mappo")
@@ -90,16 +95,20 @@ class Case:
 
     def batch(self, algorithm: Algorithm[Any], seed: int) -> Any:
         """What one learner learns from, made by its own policy if it is on-policy."""
-        return self._rollout(algorithm, seed) if self.on_policy else self._sampled(seed)
+        if not self.in_sequences:
+            return self._sampled(seed)
+        rollout = self._rollout(algorithm, seed)
+        return rollout if self.on_policy else _of_replay(rollout)
 
     def parts(self, batch: Any) -> list[tuple[Any, Rows]]:
         """What each rank has of a batch."""
         found: list[tuple[Any, Rows]] = []
         first = 0
-        for count in ENVS if self.on_policy else SAMPLED:
+        for count in ENVS if self.in_sequences else SAMPLED:
             rows = slice(first, first + count)
-            part = _envs(batch, rows) if self.on_policy else _sampled_rows(batch, rows)
-            total = sum(ENVS if self.on_policy else SAMPLED)
+            part = _envs(batch, rows) if self.in_sequences else _sampled_rows(batch, rows)
+            part = part if self.on_policy or not self.recurrent else _of_replay(part)
+            total = sum(ENVS if self.in_sequences else SAMPLED)
             found.append((part, Rows(first, count, total)))
             first += count
         return found
@@ -159,6 +168,13 @@ class Case:
         for name in acted[0]:
             batch.arrays[name] = torch.stack([row[name] for row in acted]).clone()
         return batch
+
+
+def _of_replay(batch: Batch) -> ReplayBatch:
+    """The same sequences as a replay gives them."""
+    none = torch.zeros(0)
+    index = torch.zeros(LENGTH * batch.arrays["reward"].shape[1], dtype=torch.long)
+    return ReplayBatch(batch.arrays, {}, none, none, none, index, index)
 
 
 def _envs(batch: Batch, envs: slice) -> Batch:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from murmur.learner_service.learning.base import Algorithm
 from tests.ranks import jobs
-from tests.ranks.cases import Case
+from tests.ranks.cases import ENVS, LENGTH, Case
 from tests.ranks.draws import Draws, Rows
 from tests.ranks.pictures import Pictures
 from tests.ranks.processes import Ranks
@@ -19,6 +19,7 @@ _COMA = {"name": "coma", "batch_size": 12, "batch_number": 5, "data_passes": 2}
 _CLIPPED = {"clip_ratio": 0.2, "normalize_advantage": True, "entropy_weight": 0.01}
 _PER = {"replay": {"batch_size": 32, "prioritized": True}}
 _MASAC, _MADDPG, _QMIX = ({"name": name, **_PER} for name in ("masac", "maddpg", "qmix"))
+_SEQUENCES = {"replay": {"batch_size": 32, "prioritized": False}}
 CASES: dict[str, Any] = {
     "segmentation": Pictures(),
     "mappo": Case(_MAPPO),
@@ -62,6 +63,10 @@ CASES: dict[str, Any] = {
     ),
     "ddpg, clipped": Case({**_MADDPG, "centralized": False, "max_grad_norm": 0.05}, "continuous"),
     "maddpg, scaled": Case(_MADDPG, scaled=True),
+    "matd3, recurrent": Case(
+        {**_SEQUENCES, "name": "matd3", "target_noise": 0.0}, "continuous", recurrent=5
+    ),
+    "qmix, recurrent": Case({**_SEQUENCES, "name": "qmix"}, recurrent=5),
     "qmix": Case(_QMIX),
     "vdn, masked": Case({**_QMIX, "mixer": "vdn"}, "masked"),
     "iql, own, clipped": Case({**_QMIX, "mixer": "none", "max_grad_norm": 0.05}, sharing=False),
@@ -84,7 +89,9 @@ def assert_same(one: dict[str, Tensor], two: list[dict[str, Tensor]]) -> None:
     for name, whole in one.items():
         first, second = (of_rank[name] for of_rank in two)
         if name == "td_error":
-            torch.testing.assert_close(torch.cat([first, second]), whole, atol=1e-6, rtol=1e-5)
+            steps = LENGTH if len(whole) == LENGTH * sum(ENVS) else 1  # time is outermost
+            together = torch.cat([x.view(steps, -1) for x in (first, second)], 1).flatten()
+            torch.testing.assert_close(together, whole, atol=1e-6, rtol=1e-5)
         elif name.startswith("scalar/"):
             mean = (first + second) / 2  # as the learner takes it
             if name != "scalar/beyond_rewards":

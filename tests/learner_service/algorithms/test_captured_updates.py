@@ -55,6 +55,8 @@ NATURE: dict[str, Any] = {"name": "nature", "hidden": (4,), "frame_stack": 3}
 NETWORKS: dict[str, dict[str, Any]] = {
     "maddpg-stacked": NATURE,
     "qmix-sequences": {**MLP, "recurrent": 4},
+    "masac-sequences": {**MLP, "recurrent": 4, "recurrent_cell": "lstm"},
+    "matd3-sequences": {**MLP, "recurrent": 4},
     "masac-normalised": {**MLP, "normalize_observations": True},
 }
 AUGMENTS = {"maddpg-stacked": AugmentConfig(preset="random-shift")}
@@ -82,6 +84,8 @@ CASES: dict[str, tuple[EnvSpec, dict[str, Any], str]] = {
     "maddpg-stacked": (IMAGES, {"name": "maddpg", "replay": PRIORITISED}, "fp32"),
     "masac-normalised": (CONTINUOUS, {"name": "masac", "normalize_rewards": True}, "fp32"),
     "qmix-sequences": (DISCRETE, {"name": "qmix", "replay": REPLAY}, "fp32"),
+    "masac-sequences": (CONTINUOUS, {"name": "masac", "replay": REPLAY}, "bf16"),
+    "matd3-sequences": (CONTINUOUS, {"name": "matd3", "replay": REPLAY}, "fp32"),
     "iql": (DISCRETE, {"name": "qmix", "mixer": "none", "share_parameters": False}, "fp32"),
 }
 

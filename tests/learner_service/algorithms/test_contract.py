@@ -100,7 +100,11 @@ class Entry:
 
 
 def sample(algorithm: Algorithm, spec: EnvSpec, seed: int, alive: tuple[int, ...]) -> ReplayBatch:
-    """Random transitions, as a replay gives them."""
+    """Random transitions, or sequences if the policy remembers, as a replay gives them."""
+    if algorithm.memory_size:
+        arrays = rollout(algorithm, spec, seed, alive).arrays
+        none, index = torch.zeros(0), torch.zeros(36, dtype=torch.long)
+        return ReplayBatch(arrays, {}, arrays["reward"], none, none, index, index)
     batch = random_transitions(spec, 32, seed)
     for arrays in (batch.arrays, batch.next_arrays):
         arrays[OBSERVATION + AGENT_MASK].zero_()[..., list(alive)] = 1
@@ -132,6 +136,8 @@ ENTRIES: dict[str, Entry] = {
     "ddpg": Entry(
         {**_MADDPG, "centralized": False}, ("discrete", "continuous"), batch=sample, layers=False
     ),
+    "masac, recurrent": Entry(_MASAC, ("continuous",), (5,), sample, layers=False),
+    "maddpg, recurrent": Entry(_MADDPG, ("continuous",), (5,), sample, layers=False),
     "qmix": Entry(_QMIX, ("discrete", "masked"), batch=sample, loss="loss", layers=False),
     "vdn": Entry({**_QMIX, "mixer": "vdn"}, ("discrete",), batch=sample, loss="loss", layers=False),
 }
@@ -399,7 +405,8 @@ def test_own_rewards_do_not_change_other_agents_networks(name: str) -> None:
     options = {**entry.options, "actor_lr": 1e-2}
     if name in ("mappo", "ippo"):
         options["normalize_values"] = True
-    updates = 2 if name in ("mappo", "ippo", "masac") else 1  # then others act otherwise
+    twice = "mappo", "ippo", "masac", "masac, recurrent"  # then others act otherwise
+    updates = 2 if name in twice else 1
     for recurrent in entry.recurrent:
         case = Case(replace(entry, options=options), entry.spaces[0], SHARING["groups"], recurrent)
         weights = []

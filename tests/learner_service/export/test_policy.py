@@ -393,13 +393,21 @@ def test_policies_of_values_leave_as_actions(spec: EnvSpec, name: str, tmp_path:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
-    ("kind", "share"), [("onnx", True), ("torch-export", True), ("torch-export", False)]
+    ("kind", "share", "name", "cell"),
+    [
+        ("onnx", True, "mappo", "gru"),
+        ("torch-export", True, "mappo", "gru"),
+        ("torch-export", False, "mappo", "gru"),
+        ("onnx", False, "masac", "lstm"),
+        pytest.param("onnx", True, "maddpg", "gru", marks=pytest.mark.long),
+        pytest.param("torch-export", True, "mappo", "lstm", marks=pytest.mark.long),
+    ],
 )
 def test_a_recurrent_policy_remembers_through_its_file(
-    kind: Any, share: bool, tmp_path: Path
+    kind: Any, share: bool, name: str, cell: str, tmp_path: Path
 ) -> None:
-    algorithm = {"name": "mappo", "share_parameters": share}
-    state = checkpoint(DISCRETE, algorithm, {**MLP, "recurrent": 5})
+    algorithm = {"name": name, "share_parameters": share}
+    state = checkpoint(DISCRETE, algorithm, {**MLP, "recurrent": 5, "recurrent_cell": cell})
     done = export_policy(state, kind, tmp_path / f"policy{SUFFIX[kind]}", "x")
     policy = load_policy(state)[0]
     for rows in (1, 9):

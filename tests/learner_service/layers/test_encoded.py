@@ -7,7 +7,12 @@ import torch
 from torch import Tensor
 
 from murmur.learner_service.device.precision import Precision
-from murmur.learner_service.layers.building import build_network, build_twins, shared_encoder
+from murmur.learner_service.layers.building import (
+    build_network,
+    build_twins,
+    shared_encoder,
+    weight_sets,
+)
 from murmur.learner_service.layers.encoded import Encoded, Encoder, learned_parameters
 from murmur.learner_service.layers.forward import forward, forward_twice
 from murmur.learner_service.layers.inputs import Inputs, InputShape
@@ -16,6 +21,7 @@ from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import STATE, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.algorithms.test_contract import numbers
+from tests.learner_service.reference_layers import assert_history_is_steps
 from tests.learner_service.toys import CPU, random_batch, random_transitions
 
 SMALL = PluginConfig(name="cnn", channels=(3,), kernels=(2,), strides=(1,), hidden=(8,))
@@ -73,6 +79,18 @@ def test_twins_share_the_encoder_of_their_agent(slices: tuple[int, ...]) -> None
     torch.testing.assert_close(first, both)
     moved = Inputs(x.stored, x.vector + torch.nn.functional.pad(change, (1, 0)))
     torch.testing.assert_close(second, forward(critic, moved, precision=FP32)[0])
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_twins_on_an_encoder_remember(cell: str) -> None:
+    config = PluginConfig(
+        **{"name": SMALL.name, **SMALL.options, "recurrent": 4, "recurrent_cell": cell}
+    )
+    encoder = shared_encoder(config, SHAPE, SHAPE, (0, 1))
+    slices = (0, 1, 2, 3)
+    critic = build_twins(config, SHAPE, 1, (0, 1), slices, 2, encoder, may_remember=True)
+    assert_history_is_steps(critic, inputs(6), torch.rand(3, 2) < 0.3)
+    assert weight_sets(critic, 4) == 1
 
 
 def test_the_actors_gradient_stops_at_the_encoder() -> None:

@@ -16,9 +16,12 @@ from murmur.learner_service.layers.building import build_network
 from murmur.learner_service.layers.forward import forward
 from murmur.learner_service.layers.inputs import InputShape
 from murmur.learner_service.layers.recurrent import (
+    CELLS,
+    CellKind,
     Recurrent,
     RecurrentState,
     StackedGRU,
+    StackedLSTM,
     gru_cell,
     reset_by_inputs,
 )
@@ -31,7 +34,7 @@ from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import EnvSpec
 from murmur.shared.wire.timestep import TimeStep
-from tests.learner_service.reference_layers import as_loop
+from tests.learner_service.reference_layers import as_loop, torch_gates
 from tests.learner_service.serving_learner import Serving
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, vector_spec
 
@@ -47,18 +50,22 @@ def make(
 # ---------------------------------------------------------------- the layers
 
 
+@pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize("slices", [(0, 0, 0), (0, 1, 2), (0, 0, 1), (1, 0, 0)])
-def test_a_stacked_gru_equals_torchs_cells_in_a_loop(slices: tuple[int, ...]) -> None:
-    gru = StackedGRU(slices, 4, 5)
-    loop = as_loop(gru)
+def test_a_stacked_unit_equals_torchs_cells_in_a_loop(
+    slices: tuple[int, ...], kind: CellKind
+) -> None:
+    unit = CELLS[kind](slices, 4, 5)
+    loop = as_loop(unit)
     assert loop is not None
-    state = torch.randn(6, 5, requires_grad=True)
+    state = torch.randn(6, 5 * unit.STATES, requires_grad=True)
     for steps, kept in ((7, (torch.rand(7, 6) < 0.7).float()), (1, None)):
         x = torch.randn(steps * 6, 4, requires_grad=True)
-        ours, theirs = gru(x, state, kept), loop(x, state, kept)
+        ours, theirs = unit(x, state, kept), loop(x, state, kept)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
         weight = torch.randn_like(ours)
-        mine = torch.autograd.grad((ours * weight).sum(), [x, state, gru.weight, gru.input.bias])
+        parameters = [x, state, unit.weight, unit.input.bias]
+        mine = torch.autograd.grad((ours * weight).sum(), parameters)
         cells = list(loop.each)
         its = torch.autograd.grad(
             (theirs * weight).sum(),
@@ -66,10 +73,27 @@ def test_a_stacked_gru_equals_torchs_cells_in_a_loop(slices: tuple[int, ...]) ->
         )
         torch.testing.assert_close(mine[0], its[0], rtol=0, atol=1e-6)
         torch.testing.assert_close(mine[1], its[1], rtol=0, atol=1e-6)
-        hidden = torch.stack([g.T for g in its[2 : 2 + len(cells)]])
-        torch.testing.assert_close(mine[2], hidden, rtol=1e-6, atol=1e-5)
-        biases = torch.stack(its[2 + len(cells) :]).unsqueeze(1)
-        torch.testing.assert_close(mine[3], biases, rtol=1e-6, atol=1e-5)
+        hidden = torch.stack(its[2 : 2 + len(cells)])
+        ordered = torch.stack([torch_gates(unit, w) for w in mine[2]])
+        torch.testing.assert_close(ordered, hidden, rtol=1e-6, atol=1e-5)
+        biases = torch.stack(its[2 + len(cells) :])
+        ordered = torch.stack([torch_gates(unit, b[0]) for b in mine[3]])
+        torch.testing.assert_close(ordered, biases, rtol=1e-6, atol=1e-5)
+
+
+def test_an_lstm_by_hand() -> None:
+    unit = StackedLSTM((0,), 1, 1)
+    with torch.no_grad():
+        for parameter in unit.parameters():
+            parameter.zero_()
+        unit.input.weight[..., 3] = 1.0  # the candidate is tanh(x)
+    # Gates of zero are 1/2: c = tanh 1 / 2, then forgotten, then (tanh 1 / 2 + tanh 1) / 2.
+    keep = torch.tensor([[0.0], [0.0], [1.0]])
+    states = unit(torch.ones(3, 1), torch.full((1, 2), 8.0), keep)
+    cell = torch.tensor([0.380797, 0.380797, 0.571196])
+    torch.testing.assert_close(states[:, 0, 1], cell, rtol=0, atol=1e-6)
+    torch.testing.assert_close(states[:, 0, 0], cell.tanh() / 2, rtol=0, atol=1e-6)
+    torch.testing.assert_close(unit.read(states), states[..., :1])
 
 
 @pytest.mark.parametrize("slices", [(0, 0, 0), (0, 1, 2), (0, 0, 1)])
@@ -110,18 +134,21 @@ def test_gru_keeps_features_above_zero_and_the_head_reads_it() -> None:
     torch.testing.assert_close(out.flatten(), torch.tensor([3.80797, 0.0]))
 
 
+@pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
-def test_an_unroll_equals_step_by_step(kind: str) -> None:
+def test_an_unroll_equals_step_by_step(kind: str, cell: CellKind) -> None:
     image = (2, 5, 5) if kind == "cnn" else None
-    options: dict[str, Any] = {"channels": (4,), "kernels": (3,), "strides": (2,)}
-    config = PluginConfig(name=kind, hidden=(6,), recurrent=7, **(options if kind == "cnn" else {}))
+    options: dict[str, Any] = {"hidden": (6,), "recurrent": 7, "recurrent_cell": cell}
+    if kind == "cnn":
+        options |= {"channels": (4,), "kernels": (3,), "strides": (2,)}
+    config = PluginConfig(name=kind, **options)
     network = build_network(config, InputShape(image, 3), 4, (0, 1), may_remember=True)
     assert isinstance(network, Recurrent)
     steps, envs = 5, 3
     vector = torch.randn(steps, envs, 2, 3)
     maps = torch.randn(steps, envs, 2, 2, 5, 5) if image else None
     first = torch.rand(steps, envs) < 0.3
-    start = torch.randn(envs, 2, 7)
+    start = torch.randn(envs, 2, network.memory_size)
     whole, memory_after = network(
         None if maps is None else maps.flatten(0, 1),
         vector.flatten(0, 1),
@@ -153,7 +180,7 @@ def test_rows_of_columns_by_hand() -> None:
 
 def test_an_algorithm_without_use_for_memory_refuses_it() -> None:
     config = PluginConfig(name="mlp", recurrent=64)
-    with pytest.raises(ConfigError, match=r"network\.recurrent = 64, but this algorithm has no"):
+    with pytest.raises(ConfigError, match=r"network\.recurrent = 64, but this algorithm learns"):
         build_network(config, InputShape(None, 4), 2)
 
 

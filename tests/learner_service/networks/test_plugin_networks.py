@@ -11,8 +11,8 @@ import torch
 from murmur.learner_service.algorithms.coma import Coma
 from murmur.learner_service.checkpoint import saved_policy
 from murmur.learner_service.device.precision import Precision
-from murmur.learner_service.layers.building import build_network
-from murmur.learner_service.layers.forward import Alone
+from murmur.learner_service.layers.building import build_network, build_twins
+from murmur.learner_service.layers.forward import Alone, forward_history
 from murmur.learner_service.layers.inputs import Inputs, InputShape
 from murmur.learner_service.learning.base import build_algorithm
 from murmur.shared.config import PluginConfig
@@ -20,6 +20,7 @@ from murmur.shared.process.errors import CheckpointError, ConfigError
 from tests.learner_service.algorithms.apart import apart
 from tests.learner_service.algorithms.test_contract import ALIVE, ENTRIES, make_spec, numbers
 from tests.learner_service.networks.plugged import ATTENTION, install
+from tests.learner_service.reference_layers import assert_history_is_steps
 from tests.learner_service.toys import CPU
 
 NETWORK = PluginConfig(name="attention", width=8)
@@ -27,7 +28,7 @@ CASES = [
     (name, space)
     for name, entry in ENTRIES.items()
     for space in entry.spaces
-    if "share_trunk" not in entry.options  # which needs agents apart
+    if "share_trunk" not in entry.options and 0 in entry.recurrent  # a trunk needs agents apart
 ]
 
 
@@ -84,6 +85,31 @@ def test_a_critic_that_must_not_mix_agents_sees_each_alone() -> None:
     assert not torch.equal(first[:, 1], second[:, 1])
     mixing = build_network(NETWORK, InputShape(None, 4), 2, (0, 0, 0))
     assert not torch.equal(mixing(None, vector)[:, 0], mixing(None, other)[:, 0])
+
+
+def test_twins_of_a_plug_in_remember_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ATTENTION.replace("    width: int", "    recurrent: int = 0\n    width: int")
+    monkeypatch.syspath_prepend(str(install(tmp_path, "remembering", source)))
+    config = PluginConfig(name="remembering", width=8, recurrent=5)
+    shared, twins = (0, 0, 0), (0, 1, 0, 1, 0, 1)
+    how = config, InputShape(None, 4), 2, shared, twins, 2
+    network = build_twins(*how, may_remember=True)
+    first = torch.rand(4, 2) < 0.3
+    inputs = Inputs(None, torch.randn(8, 3, 4))
+    assert_history_is_steps(network, inputs, first)
+    # A twin has a network and a unit of its own, and is fed its own agent alone.
+    whole, _ = forward_history(network, inputs, first, Precision("fp32", CPU))
+    assert whole.shape == (8, 3, 4)
+    assert inputs.vector is not None
+    vector = inputs.vector.clone()
+    vector[:, 1:] = 0
+    other, _ = forward_history(network, Inputs(None, vector), first, Precision("fp32", CPU))
+    torch.testing.assert_close(whole[:, 0], other[:, 0], rtol=0, atol=0)
+    assert not torch.equal(whole[..., :2], whole[..., 2:])
+    with pytest.raises(ConfigError, match=r"network\.recurrent = 5, but this algorithm learns"):
+        build_twins(*how)
 
 
 @pytest.mark.usefixtures("attention")

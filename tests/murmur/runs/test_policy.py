@@ -40,6 +40,12 @@ RECURRENT = {
     "network": {"name": "mlp", "hidden": [16], "recurrent": 8},
 }
 
+LSTM = {
+    **RECURRENT,
+    "algorithm": {"name": "sac"},
+    "network": {**RECURRENT["network"], "recurrent_cell": "lstm"},
+}
+
 
 def begin(folder: Path, sections: dict[str, Any], **changes: Any) -> ExperimentConfig:
     """A run with one checkpoint, of networks whose actions differ from row to row."""
@@ -71,13 +77,15 @@ def save_untrained(folder: Path, config: ExperimentConfig, spec: EnvSpec) -> Non
 
 
 @pytest.mark.parametrize("sample", [False, True])
-@pytest.mark.parametrize("sections", [FEED_FORWARD, RECURRENT], ids=["mlp", "recurrent"])
+@pytest.mark.parametrize(
+    "sections", [FEED_FORWARD, RECURRENT, LSTM], ids=["mlp", "recurrent", "lstm"]
+)
 def test_policy_answers_as_a_serving_learner_to_the_bit(
     sections: dict[str, Any], sample: bool, tmp_path: Path
 ) -> None:
     config = begin(tmp_path, sections, **{"evaluation.sample": sample})
     policy = murmur.load(tmp_path)
-    assert policy.recurrent == (sections is RECURRENT)
+    assert policy.recurrent == (sections is not FEED_FORWARD)
     game = murmur.make_env(config, N)
     seeds = np.arange(N, dtype=np.uint64)
     taken = []
