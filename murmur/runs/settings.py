@@ -262,7 +262,7 @@ def resolve(config: ExperimentConfig, kinds: Sequence[str] | None = None) -> Exp
                     validate(declared, plugin.options, kind)
         elif (model := plugin_model(kind, plugin)) is not None:
             options = validate(model, plugin.options, kind)
-            whole[kind] = PluginConfig(name=plugin.name, **plain_data(options, kind))
+            whole[kind] = plugin.with_options(plain_data(options, kind))
             validate(model, whole[kind].options, kind)  # as the services read it: defaults too
     config = config.changed(whole)
     if not config.supervised:

@@ -421,7 +421,7 @@ def test_another_release_is_named_in_both_logs(stack: Stack) -> None:
     change = (
         'FROM murmur-env:0.2.0\nUSER root\nRUN python -c "import pathlib, murmur.shared.rpc as r; '
         "f = pathlib.Path(r.__file__); f.write_text(f.read_text().replace("
-        "'PROTOCOL_VERSION = 5', 'PROTOCOL_VERSION = 6'))\"\nUSER 10001:10001\n"
+        "'PROTOCOL_VERSION = 6', 'PROTOCOL_VERSION = 7'))\"\nUSER 10001:10001\n"
     )
     stack.docker("build", "-t", "murmur-env:other", "-", input=change)
     other = ["--name", "murmur-test-other", "env"]
@@ -429,7 +429,7 @@ def test_another_release_is_named_in_both_logs(stack: Stack) -> None:
         result = stack.compose("run", "--rm", "--no-deps", *other, check=False)
     assert result.returncode == 2
     for log in (result.stdout + result.stderr, stack.compose("logs", "learner").stdout):
-        assert "speaks protocol version 6, this learner 5; use the same release" in log
+        assert "speaks protocol version 7, this learner 6; use the same release" in log
 
 
 def test_stopping_drains(stack: Stack) -> None:
