@@ -1,9 +1,10 @@
-"""Options of an environment that differ between episodes: courses of a curriculum, random ranges."""
+"""Options of an environment that differ between episodes: a curriculum's, and random ones."""
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     Field,
@@ -201,7 +202,9 @@ class EnvironmentConfig(PluginConfig):
                     f"'{name}': arguments are fixed, {where} changes it: keep one of them"
                 )
         if len(self.names) > MOST_OPTIONS:
-            raise ValueError(f"{len(self.names)} options differ between episodes; {MOST_OPTIONS} may")
+            raise ValueError(
+                f"{len(self.names)} options differ between episodes; {MOST_OPTIONS} may"
+            )
         return self
 
     @model_serializer(mode="wrap")
@@ -233,7 +236,8 @@ class EnvironmentConfig(PluginConfig):
         return {name: spread.draw(unit(seed, name)) for name, spread in self.ranges.items()}
 
 
-class Values(NamedTuple):
+@dataclass(frozen=True)
+class Values:
     """Values of a curriculum that are in force together. Never changed: replaced.
 
     Attributes:
@@ -283,6 +287,8 @@ def _check_name(name: object) -> None:
 def _check_value(value: Value) -> None:
     """Refuse a value that does not travel unchanged."""
     if isinstance(value, str) and len(value) > MOST_CHARACTERS:
-        raise ValueError(f"{short(value)} has {len(value)} characters; {MOST_CHARACTERS} may travel")
+        raise ValueError(
+            f"{short(value)} has {len(value)} characters; {MOST_CHARACTERS} may travel"
+        )
     if isinstance(value, int) and abs(value) > _EXACT:
         raise ValueError(f"{value} is beyond {_EXACT}: not every language has it exactly")
