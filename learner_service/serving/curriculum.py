@@ -170,15 +170,18 @@ class Curriculum:
     def figures(self, metrics: LearnerMetrics) -> dict[str, Any]:
         """Return the entry of a line of the log, and set the gauges.
 
+        Of each option: `value`, `number` (the value, or the level of words, from 0), `level`,
+        `episodes` finished that began at each level, and `mean` of the metric that it waits for.
+
         Args:
             metrics: Prometheus metrics.
         """
         self._take_finished()
         now, found = self.current, dict[str, dict[str, Any]]()
         for name, value in now.options.items():
-            found[name] = {"value": value}
-            if not isinstance(value, str):
-                metrics.gauge("curriculum_value", name=name).set(float(value))
+            number = now.levels[name] if isinstance(value, str) else float(value)
+            found[name] = {"value": value, "number": number}
+            metrics.gauge("curriculum_value", name=name).set(number)
             if name not in now.levels:
                 continue
             metrics.gauge("curriculum_level", name=name).set(now.levels[name])

@@ -212,7 +212,7 @@ KEPT = (
     ),
     gauge(
         "curriculum_value",
-        "environment.curriculum: value of the option in episodes that begin, if it is a number",
+        "environment.curriculum: value of the option in episodes that begin; of words the level",
         labels=("name",),
     ),
     gauge(
