@@ -63,7 +63,7 @@ def train(*, curriculum: bool, env_steps: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder:
         run = murmur.train(config, run=Path(folder) / "run", progress=False)
         seconds = time.monotonic() - started
-        opened = run.evaluate(episodes=50).summary()["opened"]["mean"]
+        opened = run.evaluate(episodes=50).summary()["opened"].mean
         last = run.metrics().iloc[-1]
     return {
         "opened_greedily": opened,
