@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -21,6 +21,7 @@ from murmur.env_service.environment import (
     random_action,
     shape_errors,
 )
+from murmur.shared.config.episode_options import EnvironmentConfig, Value
 from murmur.shared.process.errors import EnvironmentFault, SpecError
 from murmur.shared.wire.codec import RowCheck
 from murmur.shared.wire.notices import Notices
@@ -32,6 +33,7 @@ from murmur.shared.wire.spec import (
     Continuous,
     Discrete,
     EnvSpec,
+    action_layout,
     shown_agents,
 )
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
@@ -239,6 +241,54 @@ def look_at(make: Callable[[int], VectorEnvironment]) -> Look:
         timestep = environment.step(policy.act(timestep), over, seeds)
     environment.close()
     return Look(environment.spec.agents, rows)
+
+
+def idle_options(make: Callable[[int], VectorEnvironment], config: EnvironmentConfig) -> list[str]:
+    """Find options of episodes that change nothing, by random play with two values of each.
+
+    Args:
+        make: function that builds the environment with a number of copies.
+        config: configuration with the options.
+
+    Returns:
+        a sentence about each option that is without effect.
+    """
+    low, high = (
+        config.values_at(share) | {name: x.draw(chance) for name, x in config.ranges.items()}
+        for share, chance in ((0.0, 0.0), (1.0, np.nextafter(1.0, 0.0)))
+    )
+    usual, found = _played_with(make, low), []
+    for name in config.names:
+        if low[name] != high[name] and _played_with(make, {**low, name: high[name]}) == usual:
+            both = [f"{x:g}" if isinstance(x, float) else str(x) for x in (low[name], high[name])]
+            found.append(
+                f"option '{name}' of an episode changes nothing in {_LOOK_ROWS} random steps: "
+                f"{' and '.join(both)} give the same rows; use it in reset(), from options, or in "
+                "set_options()"
+            )
+    return found
+
+
+def _played_with(
+    make: Callable[[int], VectorEnvironment], options: Mapping[str, Value]
+) -> list[bytes]:
+    """Return the rows of random play in which every episode has these options."""
+    seeds = np.array(_LOOK_SEEDS, np.uint64)
+    environment = make(len(seeds))
+    policy = RandomPolicy(environment)
+    policy.seed(seeds)
+    over, rows = np.ones(len(seeds), np.bool_), list[bytes]()
+    dtype, shape = action_layout(environment.spec.action)
+    action = np.zeros((len(seeds), environment.spec.num_agents, *shape), dtype)
+    for _ in range(_LOOK_ROWS):
+        for i in np.flatnonzero(over).tolist():
+            environment.set_options(i, options)
+        timestep = environment.step(action, over, seeds)
+        rows += [array.tobytes() for array in named_arrays(timestep).values()]
+        action = policy.act(timestep)
+        over = np.array(timestep.step_type >= StepType.LAST)
+    environment.close()
+    return rows
 
 
 class _Check:

@@ -14,7 +14,7 @@ murmur.shared.config.named_plugin.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmur.shared.config import PluginConfig
+from murmur.shared.config.episode_options import Value
 from murmur.shared.config.named_plugin import find_object, named_plugin
 from murmur.shared.config.plugins import load_plugin, plugin_failures
 from murmur.shared.config.section import known_names, validate
@@ -64,11 +65,14 @@ class VectorEnvironment(ABC):
         num_envs: number of copies N.
         seeded: false if episodes do not follow from their seeds, as where another library begins
             them; the sync pipeline refuses that.
+        episode_options: names of the options that `set_options` takes, for environment.curriculum
+            and environment.randomize.
     """
 
     spec: EnvSpec
     num_envs: int
     seeded: bool = True
+    episode_options: Collection[str] = ()
 
     @abstractmethod
     def step(
@@ -93,6 +97,31 @@ class VectorEnvironment(ABC):
         dtype, shape = action_layout(self.spec.action)
         action = np.zeros((self.num_envs, self.spec.num_agents, *shape), dtype)
         return self.step(action, np.ones(self.num_envs, np.bool_), seeds)
+
+    def set_options(self, index: int, options: Mapping[str, Value]) -> None:
+        """Set the options of the episode that copy `index` begins in the next step.
+
+        Called before every step that restarts the copy, with a value for each option that
+        environment.curriculum or environment.randomize names. The new episode is then a pure
+        function of its seed, its options and the actions taken in it.
+        """
+        raise NotImplementedError(f"environment '{self.spec.name}' takes no options of an episode")
+
+    def require_options(self, options: Mapping[str, Value]) -> None:
+        """Check that episodes can be given these options, before the first one begins.
+
+        Raises:
+            ConfigError: if one is unknown, or the environment does not take it.
+        """
+        known = self.episode_options
+        if unknown := [name for name in options if name not in known]:
+            more = known_names(unknown[0], sorted(known))
+            raise ConfigError(
+                f"environment '{self.spec.name}' takes no option '{unknown[0]}' of an episode, "
+                f"which environment.curriculum or environment.randomize names; {more}; an "
+                "environment of your own lists them in episode_options and gets them in "
+                "set_options()"
+            )
 
     def render_state(self, index: int) -> Mapping[str, Array]:
         """Return the arrays that a picture of copy `index` needs, by name.

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -13,6 +14,7 @@ from murmur.learner_service.keeper import Keeper
 from murmur.learner_service.learning.base import Algorithm
 from murmur.learner_service.ranks.group import require_same
 from murmur.learner_service.report import Report, Update
+from murmur.learner_service.serving.curriculum import Curriculum
 from murmur.learner_service.serving.evaluation import Evaluation, EvaluationScheduler
 from murmur.learner_service.serving.league import League
 from murmur.learner_service.serving.snapshots import Snapshots
@@ -90,6 +92,28 @@ class KeepOpponents:
 
     def _count(self) -> None:
         self.metrics.gauge("league_opponents").set(len(self.league.opponents))
+
+
+@dataclass(eq=False)
+class MoveCurriculum:
+    """Changes the options of the episodes that begin from now on.
+
+    Attributes:
+        curriculum: courses of the options.
+        ranks: counters, and agreements with the other ranks.
+    """
+
+    curriculum: Curriculum
+    ranks: RankSync
+
+    def __call__(self, update: Update | None, over: bool) -> bool:
+        """Move every course after an update that is kept; a Step."""
+        if update is not None and update.kept:
+            ranks = self.ranks
+            self.curriculum.advance(
+                ranks.progress.updates, ranks.env_steps, partial(ranks.group.agree, how="sum")
+            )
+        return over
 
 
 @dataclass(eq=False)

@@ -110,9 +110,11 @@ class Report:
         self._told = -math.inf  # when a line of progress was logged
         self._looks: deque[dict[str, float]] = deque(maxlen=_LOOKS)
         self._evaluation: dict[str, list[float]] = {}  # the latest one, results by name
-        # Samples have no returns; in a league opponents learn, too, and returns may stay.
-        judged = self.metrics.notices.said(KIND, "return")
-        self._judge = not (judged or self.config.supervised or self.config.league.on)
+        # Samples have no returns; against opponents that learn, and along a curriculum, returns may
+        # stay.
+        judged, config = self.metrics.notices.said(KIND, "return"), self.config
+        harder = config.league.on or bool(config.environment.curriculum)
+        self._judge = not (judged or config.supervised or harder)
 
     # --- every update ----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from murmur.learner_service.after_update import Evaluate, KeepOpponents
+from murmur.learner_service.after_update import Evaluate, KeepOpponents, MoveCurriculum
 from murmur.learner_service.checkpoint import (
     check_spec,
     load_algorithm,
@@ -24,6 +24,7 @@ from murmur.learner_service.learning.base import Algorithm, Policy, build_algori
 from murmur.learner_service.loop import Step
 from murmur.learner_service.report import settle
 from murmur.learner_service.serving.batcher import DynamicBatcher
+from murmur.learner_service.serving.curriculum import Curriculum
 from murmur.learner_service.serving.evaluation import (
     Evaluation,
     EvaluationScheduler,
@@ -66,6 +67,7 @@ class Run:
         scheduler: hands evaluations to evaluators.
         spec: environment's spec; None before the run is open.
         run_seed: run.seed.
+        curriculum: options of episodes that change while the run goes on; None: there are none.
         inference: loop that acts; there once the run is open.
     """
 
@@ -99,7 +101,11 @@ class Run:
         self.spec: EnvSpec | None = None
         self._both_teams: EnvSpec | None = None  # of a league
         self._flight: Flight | None = None
-        self._slots = SlotTable(self._sync, context.progress, rank=group.rank)
+        courses = config.environment.courses
+        self.curriculum = Curriculum(courses, group.size) if courses else None
+        self._slots = SlotTable(
+            self._sync, context.progress, rank=group.rank, curriculum=self.curriculum
+        )
         self._league = League(config.league, config.run.seed, context.device, group)
         # Absolute paths: opponents of the run itself are named by their file.
         opponents = [context.folder.checkpoints.find(path) for path in config.league.checkpoints]
@@ -127,6 +133,8 @@ class Run:
         if not context.serve_only:
             whose = f"environment '{spec.name}'"
             check_best_metric(config.evaluation.best_metric, whose, spec.metrics)
+            if self.curriculum is not None:
+                self.curriculum.check(spec)
             config, own = fit(config, context.group, spec, context.run_dir, context.device)
             context.config = config
         precision = Precision.of(config.learner, context.device, context.group)
@@ -199,6 +207,8 @@ class Run:
             )
         context.progress.load_state_dict(state["progress"])
         self._slots.load_state_dict(state)
+        if self.curriculum is not None and "curriculum" in state:
+            self.curriculum.load_state_dict(state["curriculum"])
         # Who only serves plays against league.checkpoints; a run may have had no league so far.
         if "league" in state and not serve_only:
             self._league.load_state_dict(state["league"], load_opponent)
@@ -275,7 +285,12 @@ class Run:
             self._environments if self._sync else most,
         )
         stats = ServingStats(
-            self.batcher, storage, context.progress, context.metrics, context.clock
+            self.batcher,
+            storage,
+            context.progress,
+            context.metrics,
+            context.clock,
+            self.curriculum,
         )
         sampling = None  # evaluations are greedy
         if config.evaluation.sample:
@@ -307,7 +322,7 @@ class Run:
         snapshots: Snapshots,
     ) -> None:
         """Build the learner and the steps after an update."""
-        context, config = self.context, self.context.config
+        context, config, curriculum = self.context, self.context.config, self.curriculum
         text = to_yaml(config)
 
         def full_state() -> dict[str, Any]:
@@ -318,6 +333,7 @@ class Run:
                 "generator": generator.get_state(),
                 "progress": context.progress.state_dict(),
                 **({"league": self._league.state_dict()} if config.league.on else {}),
+                **({"curriculum": curriculum.state_dict()} if curriculum is not None else {}),
                 **self._slots.state_dict(),
             }
 
@@ -325,6 +341,8 @@ class Run:
             if measure := self._warm_up(algorithm, storage):
                 yield measure
             keeper = context.keeper
+            if curriculum is not None:
+                yield MoveCurriculum(curriculum, context.ranks)
             yield KeepOpponents(self._league, algorithm, keeper, context.metrics)
             every = context.config.evaluation
             if every.on and not context.group.rank:
@@ -340,6 +358,7 @@ class Run:
             # A sync run is saved where no update is due: there it can continue exactly.
             settled=lambda updated: not self._sync or (updated and not storage.ready),
             waits_for_sessions=not self._sync,
+            figures=lambda: {} if curriculum is None else curriculum.figures(context.metrics),
             publish=lambda version: snapshots.publish(algorithm.refresh, version),
             updating=self.inference.during_update,
         )
@@ -433,11 +452,12 @@ class Run:
         """Return a training session's place, and where its environments start.
 
         Raises:
-            ConfigError: if this learner only evaluates.
+            ConfigError: if this learner only evaluates, or the session has another curriculum.
             ResourceError: if the configuration cannot be written.
         """
         if self.context.serve_only:
             raise ConfigError("this learner serves evaluations only; it does not train")
+        self._require_curriculum(hello)
         self.context.begin()
         assert self.spec is not None
         if not self.spec.agents:  # of a checkpoint of 0.2, or of another worker: from now on known
@@ -445,6 +465,20 @@ class Run:
         session, starts = self._slots.admit(hello, spec)
         self._count_environments()
         return session, starts
+
+    def _require_curriculum(self, hello: pb.Hello) -> None:
+        """Refuse a session whose environments would not follow the run's curriculum.
+
+        Raises:
+            ConfigError: if the options that it takes are others.
+        """
+        here, there = sorted(self.context.config.environment.courses), sorted(hello.curriculum)
+        if here != there:
+            raise ConfigError(
+                f"environment.curriculum names {', '.join(here) or 'no option'} here, "
+                f"{', '.join(there)[:200] or 'no option'} at worker '{hello.worker_id}': start the "
+                "environment server with the run's configuration"
+            )
 
     def end(self, session: EnvSession) -> None:
         """Free the slots of a session whose stream is gone, and drop what it left open."""

@@ -16,6 +16,7 @@ from murmur.env_service.metrics import METRICS as ENV_METRICS
 from murmur.learner_service.telemetry.metric_table import METRICS as LEARNER_METRICS
 from murmur.runs.settings import default_of, fields
 from murmur.shared.config import PluginConfig
+from murmur.shared.config.episode_options import EnvironmentConfig
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.plugins import load_plugin, plugin_names
 
@@ -87,6 +88,12 @@ def _plugins(title: str, kind: str) -> str:
     """Return the options of every plug-in of a kind; of a preset those that it does not preset."""
     parts = [f"Options stand beside `{kind}.name`, or are set by `--set {kind}.OPTION=VALUE`."]
     found = {name: load_plugin(kind, name) for name in plugin_names(kind)}
+    if kind == "environment":
+        own = [row for row in _options(EnvironmentConfig) if row[0] != "`name`"]
+        parts += [
+            "## Of every environment",
+            _table(("option", "default", "values", "meaning"), own),
+        ]
     for name, module in found.items():
         config: type[BaseModel] = module.Config
         text = module.__doc__ or ""

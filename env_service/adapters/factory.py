@@ -1,5 +1,7 @@
 """Factories of environments of other libraries: "package.module:factory" and its options."""
 
+import contextlib
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
@@ -10,6 +12,7 @@ from murmur.env_service.adapters.pixels import Reduction, Resize
 from murmur.env_service.adapters.teams import RETURN, TEAMS, Teams
 from murmur.env_service.adapters.turns import TurnByTurn
 from murmur.shared.config import Section
+from murmur.shared.config.episode_options import Value
 from murmur.shared.config.import_advice import import_advice
 from murmur.shared.config.named_plugin import find_object
 from murmur.shared.process.errors import ConfigError
@@ -170,6 +173,43 @@ def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]
             f"'{factory}': reset() must return {returns}; it returned a {type(result).__name__}"
         )
     return result
+
+
+def require_reset_options(
+    environment: Any,  # noqa: ANN401
+    factory: str,
+    options: Mapping[str, Value],
+    **more: Any,  # noqa: ANN401
+) -> None:
+    """Check that reset() takes options, by a reset with these.
+
+    Args:
+        environment: environment of another library.
+        factory: name of what made it.
+        options: options of an episode.
+        more: further options of this reset alone.
+
+    Raises:
+        ConfigError: if its reset() has no such parameter, or raises.
+    """
+    inner = getattr(environment, "unwrapped", environment)
+    names = ", ".join(options)
+    with contextlib.suppress(TypeError, ValueError):
+        taken = inspect.signature(inner.reset).parameters.values()
+        if not any(p.name == "options" or p.kind is p.VAR_KEYWORD for p in taken):
+            raise ConfigError(
+                f"'{factory}' takes no options in reset(), so environment.curriculum and "
+                f"environment.randomize cannot change {names}: write reset(self, seed=None, "
+                "options=None) and read them there"
+            )
+    try:
+        environment.reset(seed=0, options={**options, **more})
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"'{factory}': reset(seed=0, options={dict(options)}), with what "
+            "environment.curriculum and environment.randomize name, raised "
+            f"{error_message(error)}"
+        ) from error
 
 
 def read(factory: str, what: str, get: Callable[[], Any], fix: str) -> Any:  # noqa: ANN401

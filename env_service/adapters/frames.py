@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ExperimentConfig
 
 FRAME = "rgb_array"  # of render_state, and the render mode that draws it
@@ -23,7 +22,7 @@ def with_frames(config: ExperimentConfig) -> ExperimentConfig:
     if plugin.name not in _TOLD:
         return config
     options = {**plugin.options, "arguments": _drawn(plugin.options)}
-    changes: dict[str, Any] = {"environment": PluginConfig(name=plugin.name, **options)}
+    changes: dict[str, Any] = {"environment": plugin.with_options(options)}
     if "arguments" in evaluation.environment:
         own = {**evaluation.environment, "arguments": _drawn(evaluation.environment)}
         changes["evaluation"] = evaluation.model_copy(update={"environment": own})

@@ -22,7 +22,7 @@ from murmur.env_service.adapters.casts import (
     subject_of,
     write_box,
 )
-from murmur.env_service.adapters.factory import AdapterConfig, create
+from murmur.env_service.adapters.factory import AdapterConfig, create, require_reset_options
 from murmur.env_service.adapters.frames import FRAME, frame_of
 from murmur.env_service.adapters.seeds import fold_seed
 from murmur.env_service.adapters.teams import TeamReturns, teams_of
@@ -34,6 +34,7 @@ from murmur.env_service.watchdog.faults import (
     close_quietly,
     is_environments_fault,
 )
+from murmur.shared.config.episode_options import Value
 from murmur.shared.process.errors import ConfigError, EnvironmentFault
 from murmur.shared.process.process import logger
 from murmur.shared.process.traces import error_message
@@ -215,6 +216,7 @@ class SequentialVectorEnv(VectorEnvironment):
         self._make_views(interface)
 
         self._seeds = [0] * n
+        self._given: list[dict[str, Value] | None] = [None] * n  # options of each copy's reset
         self._ages = [0] * n
         self._outcome = [FIRST] * n
         self._infos: list[Any] = [None] * n
@@ -359,6 +361,21 @@ class SequentialVectorEnv(VectorEnvironment):
         if i == 0:
             self._watch.begin()
         self._begin(i, environment, fold_seed(seed))
+
+    @override
+    def set_options(self, index: int, options: Mapping[str, Value]) -> None:
+        self._given[index] = dict(options)
+
+    @override
+    def require_options(self, options: Mapping[str, Value]) -> None:
+        require_reset_options(self._environments[0], self._config.factory, options)
+
+    def _reset(self, i: int, environment: Any, seed: int) -> Any:  # noqa: ANN401
+        """Reset copy i, with the options of its next episode if there are some."""
+        given = self._given[i]
+        if given is None:
+            return environment.reset(seed=seed)
+        return environment.reset(seed=seed, options=given)
 
     def _retire(self, i: int, environment: Any) -> None:  # noqa: ANN401
         """Close an object that is replaced; no episode is lost if that fails."""

@@ -155,7 +155,7 @@ class Gymnasium(SequentialVectorEnv):
         return dict(zip(agents, own, strict=True)), dict(zip(agents, own_actions, strict=True))
 
     def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
-        observation, info = environment.reset(seed=seed)
+        observation, info = self._reset(i, environment, seed)
         self._see(i, observation, info)
 
     def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401

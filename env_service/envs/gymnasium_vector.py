@@ -27,6 +27,7 @@ from murmur.env_service.adapters.factory import (
     first_reset,
     read,
     read_info,
+    require_reset_options,
 )
 from murmur.env_service.adapters.frames import FRAME
 from murmur.env_service.adapters.kinds import require_kind, unread_masks
@@ -45,6 +46,7 @@ from murmur.env_service.environment import (
     VectorEnvironment,
     blank_timestep,
 )
+from murmur.shared.config.episode_options import Value
 from murmur.shared.process.errors import ConfigError, EnvironmentFault
 from murmur.shared.wire.spec import (
     ACTION_MASK,
@@ -173,6 +175,7 @@ class GymnasiumVector(VectorEnvironment):
         self._to_env = self._conversion(acting)
         self._range = np.array(action_bounds(self.spec.action), np.float32)
         self._own_seeds = self._takes_own_seeds(environment)
+        self._given: dict[int, Mapping[str, Value]] = {}  # options of each copy's next reset
         self._mask_obeyed = False  # until a reset of some copies was seen to leave the others alone
         self._steps = np.zeros(num_envs, np.int64)
         self._over = np.ones(num_envs, np.bool_)
@@ -264,14 +267,14 @@ class GymnasiumVector(VectorEnvironment):
     def _reset(self, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]) -> tuple[Any, Any]:
         """Begin episodes in some copies; return the observations and infos of all.
 
-        One call resets copies that have seeds of their own; else each copy is reset by a call with
-        its seed. An environment that begins episodes by itself is reset as a whole.
+        One call resets copies that have seeds of their own and no options; else each copy is reset
+        by a call with its seed. An environment that begins episodes by itself is reset as a whole.
         """
         folded = [fold_seed(seed) for seed in seeds.tolist()]
         if not self.seeded:
             whole: tuple[Any, Any] = self._env.reset(seed=folded if self._own_seeds else folded[0])
             return whole
-        if self._own_seeds:
+        if self._own_seeds and not self._given:
             own: list[int | None] = [
                 seed if begins else None
                 for seed, begins in zip(folded, restart.tolist(), strict=True)
@@ -281,11 +284,34 @@ class GymnasiumVector(VectorEnvironment):
         observations, infos = None, dict[str, Any]()
         for i in np.flatnonzero(restart).tolist():
             alone = np.arange(self.num_envs) == i
-            result = self._env.reset(seed=folded[i], options={_MASK: alone})
+            seed = [folded[i] if j == i else None for j in range(self.num_envs)]
+            options = {**self._given.get(i, {}), _MASK: alone}
+            result = self._env.reset(seed=seed if self._own_seeds else folded[i], options=options)
             observations, told = self._seen(result, alone)
             for name, value in told.items():
                 infos[name] = _joined(infos.get(name), value, alone)
         return observations, infos
+
+    @override
+    def set_options(self, index: int, options: Mapping[str, Value]) -> None:
+        self._given[index] = options
+
+    @override
+    def require_options(self, options: Mapping[str, Value]) -> None:
+        names = ", ".join(options)
+        if not self.seeded:
+            raise ConfigError(
+                f"environment '{self._name}' begins episodes by itself (autoreset mode "
+                f"{_NEXT_STEP}), so environment.curriculum and environment.randomize cannot set "
+                f"{names}; autoreset mode {_DISABLED} could"
+            )
+        if _MASK in options:
+            raise ConfigError(
+                f"'{_MASK}' is murmur's own option of reset(): name the option of "
+                "environment.curriculum or environment.randomize otherwise"
+            )
+        alone = np.ones(self.num_envs, np.bool_)
+        require_reset_options(self._env, self._config.factory, options, **{_MASK: alone})
 
     def _seen(self, result: Any, restart: NDArray[np.bool_]) -> tuple[Any, Any]:  # noqa: ANN401
         """Check once that a reset of some copies leaves the others alone."""

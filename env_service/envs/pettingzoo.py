@@ -102,7 +102,7 @@ class PettingZoo(SequentialVectorEnv):
             self._state_places = [view(row) for row in self._arrays[STATE]]
 
     def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
-        observations, infos = environment.reset(seed=seed)
+        observations, infos = self._reset(i, environment, seed)
         infos = self._read_infos(i, infos)
         alive = self._present(i, environment)
         if not alive:

@@ -48,6 +48,7 @@ from murmur.shared.process.coroutines import run_coroutine
 from murmur.shared.process.errors import EnvironmentFault
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.credentials import Role
+from murmur.shared.wire.episode_options import options_from_proto
 from murmur.shared.wire.notices import GIVEN_UP, Notice, pack_notices
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
@@ -452,6 +453,8 @@ class _Evaluator:
             return stream.open(self._name, pb.MODE_EVALUATE, episodes=len(seeds))
 
         async with choice.stream(connect, greet) as (stream, welcome):
+            if environment.options is not None and welcome.options:
+                environment.options.set(options_from_proto(welcome.options))
             play = _Episodes(environment, seeds, on_row, self._limit_key)
             environment.notices.repeat()
             while True:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Collection, Coroutine, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,8 @@ import numpy as np
 from grpc import aio
 from numpy.typing import NDArray
 
-from murmur.env_service.environment import make_environment
+from murmur.env_service.environment import VectorEnvironment, make_environment
+from murmur.env_service.episode_options import EpisodeOptions
 from murmur.env_service.metrics import WorkerMetrics
 from murmur.env_service.sessions.call import Call
 from murmur.env_service.sessions.expert import Expert
@@ -25,11 +26,13 @@ from murmur.env_service.sessions.ranks import LearnerChoice, Ranks
 from murmur.env_service.sessions.reconnect import Disconnected
 from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment, aborted_rows
 from murmur.env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
+from murmur.shared.config.episode_options import Value
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError, EnvironmentFault, MurmurError, WireError
 from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.codec import ActionCodec, ObservationCodec
+from murmur.shared.wire.episode_options import options_from_proto
 from murmur.shared.wire.seeding import episode_seeds
 from murmur.shared.wire.spec import EnvSpec, action_layout, spec_to_proto
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
@@ -45,6 +48,8 @@ class Stream(Call):
 
     Attributes:
         updates: number of updates of the policy that answered last.
+        options: options of the episodes that begin next, if the last answer changed them; else
+            empty.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Stream(Call):
         self._observations = ObservationCodec(spec, num_envs)
         self._actions = ActionCodec(spec, num_envs)
         self._sequence = self.updates = 0
+        self.options: dict[str, Value] = {}
 
     async def open(
         self,
@@ -67,6 +73,7 @@ class Stream(Call):
         mode: pb.Mode,
         preferred_first_slot: int | None = None,
         episodes: int = 0,
+        curriculum: Sequence[str] = (),
     ) -> pb.Welcome:
         """Send Hello and wait for Welcome, without a timeout.
 
@@ -75,6 +82,7 @@ class Stream(Call):
             mode: MODE_TRAIN or MODE_EVALUATE.
             preferred_first_slot: wanted slot of the first environment.
             episodes: number of episodes of an evaluation.
+            curriculum: names of the options that the learner may change.
 
         Raises:
             Disconnected: if the learner is not reachable, refuses or disconnects.
@@ -88,6 +96,7 @@ class Stream(Call):
             spec=spec_to_proto(self._spec),
             preferred_first_slot=preferred_first_slot,
             episodes=episodes,
+            curriculum=curriculum,
         )
         welcome = await self.greet(hello)
         if mode == pb.MODE_TRAIN and len(welcome.slots) != self._num_envs:
@@ -117,6 +126,7 @@ class Stream(Call):
         reply = await self.read()
         self._metrics.enter("unpack")
         sequence, self.updates, action = self._actions.unpack(reply)
+        self.options = self._actions.options
         if sequence != self._sequence:
             raise WireError(f"the learner answered sequence {sequence} to {self._sequence}")
         self._metrics.enter("wait")
@@ -165,7 +175,13 @@ class WorkerSession:
             return Stream(channel, self._expert.spec, self._environment.num_envs, metrics)
 
         def greet(stream: Stream) -> Coroutine[None, None, pb.Welcome]:
-            return stream.open(self._worker_id, pb.MODE_TRAIN, self._preferred_first_slot)
+            options = self._environment.options
+            return stream.open(
+                self._worker_id,
+                pb.MODE_TRAIN,
+                self._preferred_first_slot,
+                curriculum=options.curriculum if options is not None else (),
+            )
 
         while not self._stop.is_set():
             try:
@@ -197,8 +213,21 @@ class WorkerSession:
                 return await stream.close()
             metrics.enter("step")
             self._expert.updates = stream.updates
+            if stream.options:
+                self._set_options(stream.options)
             ended = np.flatnonzero(environment.over) if over else None
             timestep = self._step(action, environment.over, ended)
+
+    def _set_options(self, values: Mapping[str, Value]) -> None:
+        """Use values of the curriculum for episodes that begin from now on.
+
+        Raises:
+            WireError: if there is no such curriculum here.
+        """
+        options = self._environment.options
+        if options is None:
+            raise WireError(f"the learner sent the options {sorted(values)}, which no Hello named")
+        options.set(values)
 
     def _step(
         self,
@@ -219,6 +248,8 @@ class WorkerSession:
             self._environment.seeds[ended] = episode_seeds(
                 self._run_seed, self._slots[ended], self._episodes[ended]
             )
+            if self._environment.options is not None:
+                self._environment.options.next_episode(ended.tolist())
         timestep = self._environment.step(action, restart)
         return self._expert.label(timestep) if self._expert.labels else timestep
 
@@ -240,6 +271,11 @@ class WorkerSession:
         self._slots = np.arange(welcome.first_slot, welcome.first_slot + n)
         self._episodes = np.array([slot.episode for slot in welcome.slots], np.uint64)
         environment.seeds[:] = episode_seeds(self._run_seed, self._slots, self._episodes)
+        if welcome.options:
+            self._set_options(options_from_proto(welcome.options))
+        if environment.options is not None:
+            own = [options_from_proto(slot.options) for slot in welcome.slots]
+            environment.options.resume(own)
         replays = [_replay(environment.spec, slot.actions) for slot in welcome.slots]
         lengths = np.array([len(replay) for replay in replays])
         dtype, shape = action_layout(environment.spec.action)
@@ -292,10 +328,31 @@ def guarded_environment(
     num_envs: int,
     faults: FaultCount,
     heartbeat: SessionHeartbeat | None = None,
+    *,
+    share: float = 1.0,
 ) -> GuardedEnvironment:
-    """Make copies of the configured environment that may fail; see GuardedEnvironment."""
-    make = partial(make_environment, config.environment, num_envs, config.algorithm.name)
-    return GuardedEnvironment(make, faults, heartbeat, config.learner.max_abs_reward)
+    """Make copies of the configured environment that may fail; see GuardedEnvironment.
+
+    Args:
+        config: configuration of the experiment.
+        num_envs: number of copies.
+        faults: counter of the process's faults.
+        heartbeat: heartbeat that the parent reads; None: no process watches.
+        share: part of the curriculum that has passed, 0 to 1, until the learner says another;
+            evaluations use its end.
+    """
+    plugin, most = config.environment, config.learner.max_abs_reward
+    make = partial(make_environment, plugin, num_envs, config.algorithm.name)
+    if not plugin.names:
+        return GuardedEnvironment(make, faults, heartbeat, most)
+    options = EpisodeOptions(plugin, num_envs, plugin.values_at(share))
+
+    def make_with_options() -> VectorEnvironment:
+        environment = make()
+        options.require(environment)
+        return environment
+
+    return GuardedEnvironment(make_with_options, faults, heartbeat, most, options)
 
 
 async def run_sessions(
@@ -324,7 +381,7 @@ async def run_sessions(
     sync = config.learner.pipeline == "sync"
     faults = FaultCount(server.max_faults_per_minute, metrics.drop_episodes)
     environments = [
-        guarded_environment(config, share, faults, heartbeat.part(i * share, share))
+        guarded_environment(config, share, faults, heartbeat.part(i * share, share), share=0.0)
         for i in range(server.sessions_per_worker)
     ]
     heartbeat.end_making()

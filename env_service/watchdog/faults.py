@@ -29,6 +29,7 @@ from murmur.env_service.environment import (
     named_arrays,
     shape_errors,
 )
+from murmur.env_service.episode_options import EpisodeOptions
 from murmur.env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
 from murmur.shared.process.errors import EnvironmentFault
 from murmur.shared.wire.codec import RowCheck
@@ -120,6 +121,7 @@ class GuardedEnvironment:
         steps: [N] number of steps of each episode since FIRST.
         over: [N] bool, true if the last row was LAST or ABORTED: the next step must restart it.
         num_aborted: number of copies with an ABORTED row in the last step.
+        options: options that differ between episodes; None: there are none.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class GuardedEnvironment:
         faults: FaultCount,
         heartbeat: SessionHeartbeat | None = None,
         max_abs_reward: float = math.inf,
+        options: EpisodeOptions | None = None,
     ) -> None:
         """Make the environment.
 
@@ -136,8 +139,10 @@ class GuardedEnvironment:
             faults: counter of the process's faults.
             heartbeat: heartbeat that the parent reads; None: no process watches.
             max_abs_reward: largest absolute reward that is no fault (learner.max_abs_reward).
+            options: options that differ between episodes; None: there are none.
         """
         self._make, self._faults = make, faults
+        self.options = options
         self.environment = make()
         self.spec, self.num_envs = self.environment.spec, self.environment.num_envs
         n = self.num_envs
@@ -160,6 +165,8 @@ class GuardedEnvironment:
         self._heartbeat.enter(restart)
         try:
             try:
+                if self.options is not None:
+                    self.options.give(self.environment, restart, self.seeds)
                 timestep = self.environment.step(action, restart, self.seeds)
             except CopiesFailed as failure:
                 self._failed += failure.faults

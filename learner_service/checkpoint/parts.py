@@ -86,6 +86,8 @@ def merged(parts: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str
     if not own:  # a generator that cannot be restored continues from the seed, which has the rank
         algorithm["generator"] = torch.empty(0, dtype=torch.uint8)
         state["generator"] = None
+        if "curriculum" in state:  # rank 0's recent episodes are no other rank's
+            state["curriculum"] = {**state["curriculum"], "episodes": {}, "windows": {}}
     mine = [parts[part] for part in adopted(rank, size, len(parts))]
     state["progress"] = _progress(parts[0]["progress"], [part["progress"] for part in mine])
     if "slots" in parts[0]:
@@ -139,7 +141,7 @@ def _slots(parts: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str
             for slot, value in part.get(name, {}).items()
             if slot // SLOTS == rank
         }
-        for name in ("memory", "returns")
+        for name in ("memory", "returns", "values")
     }
     return {
         "slots": sorted(slots),

@@ -12,6 +12,7 @@ import torch
 
 from murmur.learner_service.device.streams import enter_stream
 from murmur.learner_service.serving.batcher import DynamicBatcher, Request, deliver
+from murmur.learner_service.serving.curriculum import Curriculum
 from murmur.learner_service.serving.evaluation import EvaluationScheduler
 from murmur.learner_service.serving.league import League
 from murmur.learner_service.serving.session import EnvSession
@@ -38,6 +39,7 @@ class ServingStats:
         progress: counters of the run, and results of episodes.
         metrics: Prometheus metrics.
         clock: clock of the device's work.
+        curriculum: curriculum of the run, which results of episodes move; None: there is none.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class ServingStats:
         progress: Progress,
         metrics: LearnerMetrics,
         clock: DeviceClock,
+        curriculum: Curriculum | None = None,
     ) -> None:
         """Begin to count.
 
@@ -56,8 +59,10 @@ class ServingStats:
             progress: counters of the run.
             metrics: Prometheus metrics.
             clock: clock of the device's work.
+            curriculum: curriculum of the run; None: there is none.
         """
         self.progress = progress
+        self.curriculum = curriculum
         self.metrics = metrics
         self.clock = clock
         self._batcher = batcher
@@ -146,6 +151,8 @@ class ServingStats:
             if self._num_agents > 1 and not untrained:
                 self._compare(timestep.reward[last])
             self.progress.finish_returns(session.episode_return[last], session.untrained[last])
+            if self.curriculum is not None:
+                self.curriculum.note(session.begun, last, session.episode_return, timestep.metrics)
             session.episode_return[last], session.untrained[last] = 0, untrained
             for name, values in timestep.metrics.items():
                 if name != "return":
@@ -300,6 +307,8 @@ class InferenceLoop:
 
             # Store what each unroll and each exact resume need of the actions; deliver them.
             replies, stop = [], 0
+            curriculum = self._stats.curriculum
+            values = None if curriculum is None else curriculum.current
             for request in batch.requests:
                 session = request.session
                 start, stop = stop, stop + session.num_envs
@@ -310,7 +319,10 @@ class InferenceLoop:
                 session.unroll.act(version, None if memory is None else memory[start:stop])
                 if self.learn is not None:
                     session.taken.append(action.copy())
-                replies.append((request, session.pack(request.sequence, version, action)))
+                message = session.pack(request.sequence, version, action)
+                if values is not None and session.values is not values:
+                    message = session.tell(message, values)
+                replies.append((request, message))
             self._metrics.histogram("batch_envs").observe(stop)
             enter("reply")
             deliver(replies)

@@ -18,6 +18,7 @@ from murmur.learner_service.serving.admission import (
     Refused,
 )
 from murmur.learner_service.serving.batcher import DynamicBatcher, Request
+from murmur.learner_service.serving.curriculum import Curriculum
 from murmur.learner_service.serving.evaluation import EvaluationScheduler
 from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
@@ -29,6 +30,7 @@ from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.channel import MAX_HELLO_BYTES
 from murmur.shared.wire.codec import ObservationCodec, RowCheck, check_size, message_bytes
+from murmur.shared.wire.episode_options import options_to_proto
 from murmur.shared.wire.notices import GIVEN_UP, NOTICES_TAG, unpack_notices
 from murmur.shared.wire.spec import (
     MAX_ENVS,
@@ -55,6 +57,7 @@ class Host(Protocol):
     batcher: DynamicBatcher
     scheduler: EvaluationScheduler
     spec: EnvSpec | None
+    curriculum: Curriculum | None
 
     @property
     def policy_version(self) -> int:
@@ -265,6 +268,7 @@ class EnvSessions:
             policy_version=self._host.policy_version,
             run_seed=self._host.run_seed,
             slots=starts,
+            options=() if session.values is None else options_to_proto(session.values.options),
         )
         try:
             await context.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
@@ -322,7 +326,16 @@ class EnvSessions:
             await asyncio.sleep(_EVALUATION_POLL_S)
         evaluation.wanted = hello.episodes
         zeros = np.zeros(hello.num_envs, np.int64)
-        return EnvSession(hello.worker_id, spec, hello.num_envs, -1, zeros, evaluation=evaluation)
+        curriculum = self._host.curriculum
+        return EnvSession(
+            hello.worker_id,
+            spec,
+            hello.num_envs,
+            -1,
+            zeros,
+            evaluation=evaluation,
+            values=None if curriculum is None else curriculum.last,
+        )
 
     async def _receive(
         self,

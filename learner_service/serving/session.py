@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from torch import Tensor
 from murmur.learner_service.serving.evaluation import Evaluation
 from murmur.learner_service.serving.opponents import Pairing
 from murmur.learner_service.storage.storage import Unroll
+from murmur.shared.config.episode_options import Values
 from murmur.shared.wire.codec import ActionCodec
 from murmur.shared.wire.spec import EnvSpec
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
@@ -50,6 +52,8 @@ class EnvSession:
         memory: [n, A, H] recurrent state of the episodes under way; None: the policy has none.
         pairing: opponents that play the other team; None: there is none.
         order: [A] the worker's row of each agent of the run; None: both have one order.
+        values: values of the curriculum that the worker was told last; None: there is none.
+        begun: [n] values that the episode under way in each slot began with.
     """
 
     worker_id: str
@@ -77,6 +81,8 @@ class EnvSession:
     memory: Tensor | None = None
     pairing: Pairing | None = None
     order: NDArray[np.intp] | None = None
+    values: Values | None = None
+    begun: NDArray[Any] = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin before the first time step."""
@@ -85,6 +91,7 @@ class EnvSession:
         self.over = np.zeros(self.num_envs, np.bool_)
         self.episode_return = np.zeros(self.num_envs)
         self.untrained = np.zeros(self.num_envs, np.bool_)
+        self.begun = np.full(self.num_envs, self.values, object)
 
     @property
     def evaluating(self) -> bool:
@@ -111,6 +118,11 @@ class EnvSession:
         if self.order is not None:
             action = self.to_worker(action)
         return self._codec.pack(sequence, policy_version, action)
+
+    def tell(self, message: bytes, values: Values) -> bytes:
+        """Return a packed answer that also tells the worker other values of the curriculum."""
+        self.values = values
+        return self._codec.with_options(message, values.options)
 
     def to_worker(self, action: Array) -> Array:
         """Put actions [n, A, ...] in the worker's order of agents."""
@@ -144,6 +156,7 @@ class EnvSession:
             return
         if self.messages > 1:
             self.episode += begins
+        self.begun[begins] = self.values
         self.started[begins] = len(self.taken)
         # Forget actions that no episode under way began with.
         oldest = int(self.started.min())

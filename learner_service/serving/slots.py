@@ -10,9 +10,16 @@ from torch import Tensor
 
 from murmur.learner_service.checkpoint.parts import SLOTS
 from murmur.learner_service.device.readback import to_host
+from murmur.learner_service.serving.curriculum import (
+    Curriculum,
+    values_from_state,
+    values_to_state,
+)
 from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.telemetry.progress import Progress
+from murmur.shared.config.episode_options import Values
 from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.episode_options import options_to_proto
 from murmur.shared.wire.spec import MAX_ENVS, EnvSpec, action_layout
 
 # Slots without a session whose next episode is remembered: as many as one session may have.
@@ -33,6 +40,7 @@ class SlotTable:
         progress: Progress,
         max_remembered: int = MAX_REMEMBERED,
         rank: int = 0,
+        curriculum: Curriculum | None = None,
     ) -> None:
         """An empty table.
 
@@ -41,6 +49,7 @@ class SlotTable:
             progress: counts rows that a resumed run cannot continue with.
             max_remembered: slots without a session whose next episode is remembered.
             rank: rank among several learners: its slots are no other's, so no two play one seed.
+            curriculum: options of the episodes that begin; None: there are none.
         """
         self._offset = rank * SLOTS
         self._exact = exact
@@ -54,6 +63,9 @@ class SlotTable:
         self._memory: dict[int, Tensor] = {}
         self._returns: dict[int, float] = {}
         self._untrained: set[int] = set()  # slots whose episode began before the first update
+        self._curriculum = curriculum
+        # By slot: values of the curriculum that its episode began with, and those told last.
+        self._values: dict[int, tuple[Values, Values]] = {}
         self._again: set[int] = set()  # slots whose first row was counted before the checkpoint
 
     @property
@@ -84,7 +96,10 @@ class SlotTable:
             known, fresh = self._next_episode, self._first_episode
             episode = np.array([known.get(first + i, fresh) for i in range(n)])
             actions = [self._open_episodes.pop(first + i, b"") for i in range(n)]
-            session = EnvSession(hello.worker_id, spec, n, first, episode)
+            begun = [self._values.pop(first + i, None) for i in range(n)]
+            now = None if self._curriculum is None else self._curriculum.current
+            told = next((values[1] for values in begun if values is not None), now)
+            session = EnvSession(hello.worker_id, spec, n, first, episode, values=told)
             slots = session.slots.tolist()
             session.episode_return[:] = [self._returns.pop(slot, 0.0) for slot in slots]
             session.untrained[:] = [slot in self._untrained for slot in slots]
@@ -104,6 +119,10 @@ class SlotTable:
         starts = [
             pb.SlotStart(episode=int(e), actions=a) for e, a in zip(episode, actions, strict=True)
         ]
+        for i, values in enumerate(begun):
+            if values is not None:
+                session.begun[i] = values[0]
+                starts[i].options.extend(options_to_proto(values[0].options))
         return session, starts
 
     def end(self, session: EnvSession) -> None:
@@ -126,6 +145,7 @@ class SlotTable:
         memory: dict[int, Tensor] = {}
         returns: dict[int, float] = {}
         untrained: list[int] = []
+        values: dict[int, list[dict[str, Any]]] = {}
         with self._lock:
             slots = {slot: (slot, episode, "") for slot, episode in self._next_episode.items()}
             for session in self._sessions:
@@ -139,6 +159,9 @@ class SlotTable:
                     returns[slot] = float(session.episode_return[i])
                     if session.untrained[i]:
                         untrained.append(slot)
+                    if session.values is not None:
+                        both = session.begun[i], session.values
+                        values[slot] = [values_to_state(x) for x in both]
                     if session.memory is not None:
                         memory[slot] = to_host(session.memory[i]).clone()
         return {
@@ -148,6 +171,7 @@ class SlotTable:
             "returns": returns,
             "untrained": sorted(untrained),
             "again": sorted(returns),
+            **({"values": values} if self._curriculum is not None else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -163,6 +187,9 @@ class SlotTable:
             self._returns = state.get("returns", {})
             self._untrained = set(state.get("untrained", ()))
             self._again = set(state.get("again", ()))
+            if self._curriculum is not None:
+                for slot, (begun, told) in state.get("values", {}).items():
+                    self._values[slot] = values_from_state(begun), values_from_state(told)
 
     def _free_slots(self, n: int, wanted: int | None) -> int:
         taken = sorted((s.first_slot, s.first_slot + s.num_envs) for s in self._sessions)
@@ -191,6 +218,8 @@ class SlotTable:
             self._returns[slot] = float(session.episode_return[i])
             if session.untrained[i]:
                 self._untrained.add(slot)
+            if session.values is not None:
+                self._values[slot] = session.begun[i], session.values
             if session.memory is not None:
                 self._memory[slot] = session.memory[i]
 

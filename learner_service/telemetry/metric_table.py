@@ -210,6 +210,17 @@ KEPT = (
         "mean of the environment's own results over recent episodes",
         labels=("name", "mode"),
     ),
+    gauge(
+        "curriculum_value",
+        "environment.curriculum: value of the option in episodes that begin; of words the level",
+        labels=("name",),
+    ),
+    gauge(
+        "curriculum_level",
+        "environment.curriculum: level of the option, from 0",
+        "stays: episodes do not meet its `when`; progress.jsonl has their mean",
+        ("name",),
+    ),
     gauge("league_opponents", "policies from the past that the run plays against"),
     gauge(
         "loss", "losses and other scalars of the last update", "see docs/algorithms.md", ("name",)

@@ -15,6 +15,7 @@ def scalars_of(line: Mapping[str, Any]) -> dict[str, float]:
     found = {"episode/return": line["return"]}
     found |= {f"episode/{name}": value for name, value in line["metrics"].items()}
     found |= {f"update/{name}": value for name, value in line["losses"].items()}
+    found |= {f"curriculum/{name}": x["number"] for name, x in line.get("curriculum", {}).items()}
     found["rate/agent_steps_per_s"] = line["agent_steps_per_s"]
     found["rate/policy_lag"] = line["policy_lag"]
     found |= {f"device/{name}": value for name, value in line["device"].items()}

@@ -168,11 +168,31 @@ def learning_charts(progress: list[dict[str, Any]]) -> list[Chart]:
         svg = line_chart(series, _X_LABEL, "return")
         reading = "The same for each team alone: rewards of its agents, summed over an episode."
         charts.append(Chart("Return of each team while training", svg, reading))
+    charts += _curriculum_charts(progress, x)
     reading = "Decisions of single agents a second; dips are updates or evaluations."
     speed = curve("Speed", "agent_steps_per_s", "agent-steps/s", reading)
     reading = "How many updates old the acting policy was when its rows were learned from."
     lag = curve("Policy lag", "policy_lag", "updates", reading)
     return [*charts, *loss_charts(progress, x, _X_LABEL), speed, lag]
+
+
+def _curriculum_charts(progress: list[dict[str, Any]], x: list[float]) -> list[Chart]:
+    """Draw every option of a run's curriculum over x, and name its changes of level."""
+    names = dict.fromkeys(name for p in progress for name in p.get("curriculum", {}))
+    charts = []
+    for name in names:
+        at = [p.get("curriculum", {}).get(name) for p in progress]
+        values = [None if a is None else a["number"] for a in at]
+        svg = line_chart([Series("", x, values)], _X_LABEL, name)
+        reading = "Value in the training episodes that begin; evaluations use the last one."
+        changes = [
+            f"{now['value']} from {short_number(steps)}"
+            for before, now, steps in zip(at, at[1:], x[1:], strict=False)
+            if now and "level" in now and (before is None or now["level"] != before["level"])
+        ]
+        course = f"Levels: {', '.join(changes)}." if changes else _course(x, values)
+        charts.append(Chart(f"Curriculum: {name}", svg, f"{reading}\n{course}"))
+    return charts
 
 
 def loss_charts(progress: list[dict[str, Any]], x: list[float], x_label: str) -> list[Chart]:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -23,8 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from murmur.env_service.checks import Look, check_environment, describe_environment, look_at
+from murmur.env_service.checks import (
+    Look,
+    check_environment,
+    describe_environment,
+    idle_options,
+    look_at,
+)
 from murmur.env_service.environment import VectorEnvironment
+from murmur.env_service.episode_options import EpisodeOptions
 from murmur.env_service.watchdog.descendants import (
     adopt_orphans,
     end_descendants,
@@ -32,7 +39,8 @@ from murmur.env_service.watchdog.descendants import (
     marked,
 )
 from murmur.env_service.watchdog.heartbeat import Heartbeat
-from murmur.runs.settings import environment_factory
+from murmur.runs.settings import environment_config, environment_factory
+from murmur.shared.config.episode_options import EnvironmentConfig, Value
 from murmur.shared.config.plugin_folders import look_in
 from murmur.shared.process.errors import ConfigError, EnvironmentFault, MurmurError
 from murmur.shared.process.process import die_with_parent, logger
@@ -217,14 +225,17 @@ def _work(
     heartbeat = Heartbeat(memory, _MOST_COPIES)
     result: object
     notices: list[Notices] = []
+    idle: list[str] = []
     logger.addFilter(lambda record: not record.getMessage().startswith(PREFIX))  # printed below
     try:
         with compilation_shown(heartbeat):
-            factory = environment_factory(name, options)
+            factory, config = environment_factory(name, options), environment_config(name, options)
             heartbeat.note_start()
-            make = partial(_watched, factory, heartbeat, notices)
+            make = partial(_watched, factory, heartbeat, notices, config)
             problems = check_environment(make) if whole else []
             description = describe_environment(make) if whole and not problems else []
+            if description and config.names:
+                idle = idle_options(partial(_watched, factory, heartbeat, notices, None), config)
             result = Checked(problems, description, look=None if problems else look_at(make))
     except EnvironmentFault as fault:
         result = Checked([str(fault)], [])
@@ -236,7 +247,7 @@ def _work(
         result = Checked([_raised(heartbeat, error)], [])
     if isinstance(result, Checked):
         said = {(n.kind, n.subject): n.text for some in notices for n in some.all}
-        result = replace(result, notices=list(said.values()))
+        result = replace(result, notices=[*said.values(), *idle])
     with contextlib.suppress(BrokenPipeError):
         to.send(result)
 
@@ -276,18 +287,27 @@ def _watched(
     make: Callable[[int], VectorEnvironment],
     heartbeat: Heartbeat,
     notices: list[Notices],
+    config: EnvironmentConfig | None,
     num_envs: int,
 ) -> VectorEnvironment:
-    environment = make(num_envs)
+    environment, options = make(num_envs), None
     notices.append(environment.notices)
-    return _Watched(environment, heartbeat)
+    if config is not None and config.names:
+        options = EpisodeOptions(config, num_envs, config.values_at(0.0))
+        options.require(environment)
+    return _Watched(environment, heartbeat, options)
 
 
 class _Watched(VectorEnvironment):
-    """An environment that notes its steps in a heartbeat."""
+    """An environment that notes its steps in a heartbeat, and gives episodes their options."""
 
-    def __init__(self, environment: VectorEnvironment, heartbeat: Heartbeat) -> None:
-        self._environment = environment
+    def __init__(
+        self,
+        environment: VectorEnvironment,
+        heartbeat: Heartbeat,
+        options: EpisodeOptions | None,
+    ) -> None:
+        self._environment, self._options = environment, options
         self.spec, self.num_envs = environment.spec, environment.num_envs
         self.seeded = environment.seeded
         self._part = heartbeat.part(0, self.num_envs)
@@ -301,12 +321,18 @@ class _Watched(VectorEnvironment):
         self._part.seeds[restart] = seeds[restart]
         self._part.enter(restart)
         try:
+            if self._options is not None:
+                self._options.give(self._environment, restart, seeds)
             timestep = self._environment.step(action, restart, seeds)
         except Exception:
             self._part.leave()
             raise
         self._part.leave()  # not after SystemExit: the heartbeat then says where it came from
         return timestep
+
+    @override
+    def set_options(self, index: int, options: Mapping[str, Value]) -> None:
+        self._environment.set_options(index, options)
 
     @override
     def close(self) -> None:

@@ -115,6 +115,8 @@ def _values(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield every finite figure of a record, by its name on the page."""
     sections = {"": {name: record.get(name) for name in _FIGURES}}
     sections |= {f"{name}.": record.get(name) or {} for name in ("metrics", "losses")}
+    courses = record.get("curriculum") or {}
+    sections["curriculum."] = {name: at["number"] for name, at in courses.items()}
     for prefix, section in sections.items():
         for name, value in section.items():
             if (finite := _finite(value)) is not None:

@@ -261,4 +261,14 @@ def _figures(last: Mapping[str, Any]) -> dict[str, str]:
         "episodes": short_number(last.get("episodes")),
         "policy lag": short_number(last.get("policy_lag")),
         "return": short_number(last.get("return")),
+        **{f"curriculum: {name}": _place(at) for name, at in last.get("curriculum", {}).items()},
     }
+
+
+def _place(course: Mapping[str, Any]) -> str:
+    """Return where an option of a curriculum stands."""
+    value = course["value"]
+    text = value if isinstance(value, str) else short_number(float(value))
+    if "level" not in course:
+        return text
+    return f"{text} (level {course['level'] + 1} of {len(course['episodes'])})"

@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from murmur.runs.settings import plugin_model
 from murmur.shared.config import PluginConfig
+from murmur.shared.config.episode_options import EnvironmentConfig
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.plugins import KINDS, plugin_names
 
@@ -28,7 +29,8 @@ def json_schema() -> dict[str, Any]:
                 continue
             of_plugin = _schema_of(model)
             definitions |= of_plugin.pop("$defs", {})
-            of_plugin["properties"] = {"name": {"const": name}, **of_plugin["properties"]}
+            own = _schema_of(EnvironmentConfig)["properties"] if kind == "environment" else {}
+            of_plugin["properties"] = {**own, "name": {"const": name}, **of_plugin["properties"]}
             key = f"{kind} {name}"
             definitions[key] = of_plugin
             condition = {"properties": {"name": {"const": name}}, "required": ["name"]}

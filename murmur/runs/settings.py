@@ -20,6 +20,7 @@ from murmur.env_service.environment import VectorEnvironment, environment_module
 from murmur.runs.declared import declared_model, first_lines
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.cores import available_cores, choose
+from murmur.shared.config.episode_options import EnvironmentConfig
 from murmur.shared.config.experiment import TRACKERS, ExperimentConfig
 from murmur.shared.config.files import (
     Overrides,
@@ -50,6 +51,22 @@ def has_torch() -> bool:
         return False
 
 
+def environment_config(name: str, options: Overrides) -> EnvironmentConfig:
+    """Return the configuration of an environment; see environment_factory.
+
+    Raises:
+        ConfigError: if there is no such environment, or an option of its episodes is invalid.
+    """
+    data = section_options("environment", options)
+    if ":" not in name:
+        if name not in plugin_names("environment"):
+            _suggest_factory(name)
+        return validate(EnvironmentConfig, {"name": name, **data}, "environment")
+    kind = recognise(name, data.get("arguments", {}))
+    own = {"name": name} if kind == "murmur" else {"name": kind, "factory": name}
+    return validate(EnvironmentConfig, {**own, **data}, "environment")
+
+
 def environment_factory(name: str, options: Overrides) -> Callable[[int], VectorEnvironment]:
     """Return a factory of `num_envs` copies of an environment.
 
@@ -62,15 +79,9 @@ def environment_factory(name: str, options: Overrides) -> Callable[[int], Vector
     Raises:
         ConfigError: if there is no such environment or option.
     """
-    data = section_options("environment", options)
-    if ":" not in name:
-        if name not in plugin_names("environment"):
-            _suggest_factory(name)
-        return partial(make_environment, PluginConfig(name=name, **data))
-    kind = recognise(name, data.get("arguments", {}))
-    if kind != "murmur":
-        return partial(make_environment, PluginConfig(name=kind, factory=name, **data))
-    plugin = PluginConfig(name=name, **data)
+    plugin = environment_config(name, options)
+    if plugin.name != name or ":" not in name:
+        return partial(make_environment, plugin)
 
     def make(num_envs: int) -> VectorEnvironment:
         try:
@@ -261,8 +272,10 @@ def resolve(config: ExperimentConfig, kinds: Sequence[str] | None = None) -> Exp
                 if (declared := declared_model(kind, plugin.name)) is not None:
                     validate(declared, plugin.options, kind)
         elif (model := plugin_model(kind, plugin)) is not None:
+            if kind == "environment":
+                _require_defaults(config.environment, model)
             options = validate(model, plugin.options, kind)
-            whole[kind] = PluginConfig(name=plugin.name, **plain_data(options, kind))
+            whole[kind] = plugin.with_options(plain_data(options, kind))
             validate(model, whole[kind].options, kind)  # as the services read it: defaults too
     config = config.changed(whole)
     if not config.supervised:
@@ -270,6 +283,24 @@ def resolve(config: ExperimentConfig, kinds: Sequence[str] | None = None) -> Exp
         assert model is not None
         validate(model, config.for_evaluation().environment.options, "evaluation.environment")
     return config
+
+
+def _require_defaults(environment: EnvironmentConfig, model: type[BaseModel]) -> None:
+    """Refuse an option that is both set for good and changed between episodes.
+
+    Raises:
+        ConfigError: if there is one, naming it.
+    """
+    for name in environment.names:
+        field = model.model_fields.get(name)
+        if field is None or field.is_required() or name not in environment.options:
+            continue
+        if environment.options[name] != default_of(field):
+            where = "curriculum" if name in environment.curriculum else "randomize"
+            raise ConfigError(
+                f"environment.{name}={environment.options[name]} and environment.{where}.{name} "
+                f"both set '{name}': keep one of them"
+            )
 
 
 def resolved_data(config: ExperimentConfig) -> dict[str, Any]:
@@ -334,6 +365,11 @@ def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
         plugin: PluginConfig = getattr(config, kind)
         rows.append((f"{kind}.name", plugin.name, None, f"which {kind}; see `murmur config`"))
         model = plugin_model(kind, plugin)
+        if kind == "environment":
+            rows += [
+                (f"{kind}.{key}", values[kind].get(key, {}), {}, field.description or "")
+                for key, field in own_fields()
+            ]
         for key, field in fields(model) if model is not None else ():
             value = _at(values[kind], key)
             rows.append((f"{kind}.{key}", value, default_of(field), field.description or ""))
@@ -348,6 +384,11 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
             yield from fields(kind, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field
+
+
+def own_fields() -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the options that every environment has beside its own."""
+    return ((key, field) for key, field in fields(EnvironmentConfig) if key != "name")
 
 
 def default_of(field: FieldInfo) -> Any:  # noqa: ANN401 - a YAML value

@@ -16,11 +16,13 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationError,
     field_validator,
     model_serializer,
     model_validator,
 )
 
+from murmur.shared.config.episode_options import NO_ENVIRONMENT, EnvironmentConfig
 from murmur.shared.config.learner import LearnerConfig
 from murmur.shared.config.section import NO_PLUGIN, Auto, PluginConfig, Section, known_names, merged
 from murmur.shared.config.text import short, without_secrets
@@ -480,6 +482,8 @@ class EvaluationConfig(Section):
                 f"name={short(value['name'])}: evaluations are in the run's environment; give "
                 "only options that differ"
             )
+        if "curriculum" in value:
+            raise ValueError("curriculum: evaluations use each course's last value; leave it out")
         return value
 
 
@@ -543,7 +547,7 @@ class ExperimentConfig(Section):
     """The whole configuration of a run."""
 
     run: RunConfig = RunConfig()
-    environment: PluginConfig = NO_PLUGIN
+    environment: EnvironmentConfig = NO_ENVIRONMENT
     source: PluginConfig = NO_PLUGIN
     supply: SupplyConfig = SupplyConfig()
     env_server: EnvServerConfig = EnvServerConfig()
@@ -578,6 +582,16 @@ class ExperimentConfig(Section):
             )
         if self.source.name and self.imitation.baseline:
             raise ValueError("imitation: a run with a source has no baseline; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluation_fits(self) -> "ExperimentConfig":
+        if self.environment.names or "randomize" in self.evaluation.environment:
+            try:
+                self.for_evaluation()
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+                raise ValueError(f"evaluation.environment: {reason}") from None
         return self
 
     @model_serializer(mode="wrap")
@@ -618,6 +632,7 @@ class ExperimentConfig(Section):
 
     def for_evaluation(self) -> "ExperimentConfig":
         """Return a copy with the environment's options for evaluation."""
-        options = merged(self.environment.options, self.evaluation.environment)
-        environment = PluginConfig(**options | {"name": self.environment.name})
-        return self.model_copy(update={"environment": environment})
+        environment = self.environment
+        base = {**environment.options, "randomize": environment.randomize}
+        options = merged(base, self.evaluation.environment)
+        return self.model_copy(update={"environment": environment.with_options(options)})

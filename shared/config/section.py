@@ -204,12 +204,12 @@ def _keys_at(model: type[BaseModel], path: list[str]) -> list[str]:
     """Return the field names of the model found by following `path` from `model`."""
     for part in path:
         field = model.model_fields.get(part)
-        if field is None or not isinstance(field.annotation, type):
+        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
+        below = [x for x in kinds if isinstance(x, type) and issubclass(x, BaseModel)]
+        if not below:
             return []
-        if not issubclass(field.annotation, BaseModel):
-            return []
-        model = field.annotation
-    return list(model.model_fields)
+        model = below[0]
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 _EXACT = 2**53  # floats from here on skip whole numbers
@@ -284,6 +284,11 @@ class PluginConfig(BaseModel):
     def options(self) -> dict[str, Any]:
         """Return all values but the name, as given."""
         return dict(self.model_extra or {})
+
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """Return the same plug-in with other options; a section's own keys may be among them."""
+        own = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**{**own, **options, "name": self.name})
 
 
 NO_PLUGIN = PluginConfig(name="")

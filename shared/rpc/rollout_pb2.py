@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\rrollout.proto\x12\tmurmur.v1\"\r\n\x0bLoadRequest\"m\n\tLoadReply\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\r\x12\x14\n\x0c\x65nvironments\x18\x03 \x01(\r\x12\x17\n\x0fsupply_sessions\x18\x04 \x01(\r\x12\x15\n\rfree_sessions\x18\x05 \x01(\r\"\xba\x01\n\rWorkerMessage\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.murmur.v1.HelloH\x00\x12-\n\x0bobservation\x18\x02 \x01(\x0b\x32\x16.murmur.v1.ObservationH\x00\x12%\n\x07samples\x18\x03 \x01(\x0b\x32\x12.murmur.v1.SamplesH\x00\x12%\n\x07notices\x18\x04 \x01(\x0b\x32\x12.murmur.v1.NoticesH\x00\x42\t\n\x07message\"\x8a\x01\n\x0eLearnerMessage\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.murmur.v1.WelcomeH\x00\x12#\n\x06\x61\x63tion\x18\x02 \x01(\x0b\x32\x11.murmur.v1.ActionH\x00\x12!\n\x05grant\x18\x03 \x01(\x0b\x32\x10.murmur.v1.GrantH\x00\x42\t\n\x07message\"\xfc\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x1d\n\x04mode\x18\x03 \x01(\x0e\x32\x0f.murmur.v1.Mode\x12\x10\n\x08num_envs\x18\x04 \x01(\r\x12 \n\x04spec\x18\x05 \x01(\x0b\x32\x12.murmur.v1.EnvSpec\x12!\n\x14preferred_first_slot\x18\x06 \x01(\rH\x00\x88\x01\x01\x12%\n\x06source\x18\x07 \x01(\x0b\x32\x15.murmur.v1.SampleSpec\x12\x10\n\x08\x65pisodes\x18\t \x01(\rB\x17\n\x15_preferred_first_slot\"l\n\x07Welcome\x12\x12\n\nfirst_slot\x18\x01 \x01(\r\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x04\x12\x10\n\x08run_seed\x18\x03 \x01(\x04\x12#\n\x05slots\x18\x04 \x03(\x0b\x32\x14.murmur.v1.SlotStart\"-\n\tSlotStart\x12\x0f\n\x07\x65pisode\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x63tions\x18\x02 \x01(\x0c\"=\n\x0bObservation\x12\x10\n\x08sequence\x18\x01 \x01(\x06\x12\x0e\n\x06\x61rrays\x18\x02 \x01(\x0c\x12\x0c\n\x04part\x18\x03 \x01(\x07\"B\n\x06\x41\x63tion\x12\x10\n\x08sequence\x18\x01 \x01(\x06\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x06\x12\x0e\n\x06\x61rrays\x18\x03 \x01(\x0c\"H\n\x05Grant\x12\x10\n\x08sequence\x18\x01 \x01(\x06\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05split\x18\x03 \x01(\r\x12\x0f\n\x07indices\x18\x04 \x01(\x0c\"b\n\x07Samples\x12\x10\n\x08sequence\x18\x01 \x01(\x06\x12\x0e\n\x06\x61rrays\x18\x02 \x01(\x0c\x12\x0c\n\x04part\x18\x03 \x01(\x07\x12\'\n\x06\x62roken\x18\x04 \x03(\x0b\x32\x17.murmur.v1.BrokenSample\"=\n\x0c\x42rokenSample\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"-\n\x07Notices\x12\"\n\x07notices\x18\x01 \x03(\x0b\x32\x11.murmur.v1.Notice\"5\n\x06Notice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x8b\x02\n\x07\x45nvSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_agents\x18\x02 \x01(\r\x12*\n\x0cobservations\x18\x03 \x03(\x0b\x32\x14.murmur.v1.ArraySpec\x12%\n\x06\x61\x63tion\x18\x04 \x01(\x0b\x32\x15.murmur.v1.ActionSpec\x12\x0f\n\x07metrics\x18\x05 \x03(\t\x12\x19\n\x11max_episode_steps\x18\x06 \x01(\r\x12&\n\x07\x64\x65rived\x18\x07 \x03(\x0b\x32\x15.murmur.v1.DerivedMap\x12\'\n\nsymmetries\x18\x08 \x03(\x0b\x32\x13.murmur.v1.Symmetry\x12\x0e\n\x06\x61gents\x18\t \x03(\t\"f\n\x08Symmetry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x06\x61rrays\x18\x02 \x03(\x0b\x32\x16.murmur.v1.ArrayChange\x12\x0e\n\x06\x61\x63tion\x18\x03 \x03(\r\x12\x14\n\x0c\x61\x63tion_signs\x18\x04 \x03(\x01\"g\n\x0b\x41rrayChange\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x66lip\x18\x02 \x01(\x08\x12\r\n\x05turns\x18\x03 \x01(\r\x12\r\n\x05order\x18\x04 \x03(\r\x12\r\n\x05signs\x18\x05 \x03(\x01\x12\x0f\n\x07offsets\x18\x06 \x03(\x01\"@\n\nDerivedMap\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x08\x63hannels\x18\x02 \x03(\x0b\x32\x12.murmur.v1.Channel\"F\n\x07\x43hannel\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\r\x12\x0e\n\x06values\x18\x04 \x03(\x01\"\x9a\x01\n\nSampleSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x06\x61rrays\x18\x02 \x03(\x0b\x32\x14.murmur.v1.ArraySpec\x12\r\n\x05sizes\x18\x03 \x03(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x0f\n\x07\x63lasses\x18\x05 \x03(\t\x12\x14\n\x0cignore_index\x18\x06 \x01(\r\x12\x12\n\nflip_pairs\x18\x07 \x03(\r\"J\n\tArraySpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\r\x12\x11\n\tper_agent\x18\x04 \x01(\x08\"\x95\x01\n\nActionSpec\x12\'\n\x08\x64iscrete\x18\x01 \x01(\x0b\x32\x13.murmur.v1.DiscreteH\x00\x12+\n\ncontinuous\x18\x02 \x01(\x0b\x32\x15.murmur.v1.ContinuousH\x00\x12)\n\tcomposite\x18\x03 \x01(\x0b\x32\x14.murmur.v1.CompositeH\x00\x42\x06\n\x04kind\"\x1f\n\x08\x44iscrete\x12\x13\n\x0bnum_actions\x18\x01 \x01(\r\"5\n\nContinuous\x12\x0c\n\x04size\x18\x01 \x01(\r\x12\x0b\n\x03low\x18\x02 \x01(\x02\x12\x0c\n\x04high\x18\x03 \x01(\x02\"E\n\tComposite\x12\x0f\n\x07\x66\x61\x63tors\x18\x01 \x03(\r\x12\x0b\n\x03low\x18\x02 \x03(\x02\x12\x0c\n\x04high\x18\x03 \x03(\x02\x12\x0c\n\x04idle\x18\x04 \x03(\x08*P\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0e\n\nMODE_TRAIN\x10\x01\x12\x11\n\rMODE_EVALUATE\x10\x02\x12\x0f\n\x0bMODE_SUPPLY\x10\x03\x32\x80\x01\n\x07Rollout\x12?\n\x04Play\x12\x18.murmur.v1.WorkerMessage\x1a\x19.murmur.v1.LearnerMessage(\x01\x30\x01\x12\x34\n\x04Load\x12\x16.murmur.v1.LoadRequest\x1a\x14.murmur.v1.LoadReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\rrollout.proto\x12\tmurmur.v1\"\r\n\x0bLoadRequest\"m\n\tLoadReply\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\r\x12\x14\n\x0c\x65nvironments\x18\x03 \x01(\r\x12\x17\n\x0fsupply_sessions\x18\x04 \x01(\r\x12\x15\n\rfree_sessions\x18\x05 \x01(\r\"\xba\x01\n\rWorkerMessage\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.murmur.v1.HelloH\x00\x12-\n\x0bobservation\x18\x02 \x01(\x0b\x32\x16.murmur.v1.ObservationH\x00\x12%\n\x07samples\x18\x03 \x01(\x0b\x32\x12.murmur.v1.SamplesH\x00\x12%\n\x07notices\x18\x04 \x01(\x0b\x32\x12.murmur.v1.NoticesH\x00\x42\t\n\x07message\"\x8a\x01\n\x0eLearnerMessage\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.murmur.v1.WelcomeH\x00\x12#\n\x06\x61\x63tion\x18\x02 \x01(\x0b\x32\x11.murmur.v1.ActionH\x00\x12!\n\x05grant\x18\x03 \x01(\x0b\x32\x10.murmur.v1.GrantH\x00\x42\t\n\x07message\"\x90\x02\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x1d\n\x04mode\x18\x03 \x01(\x0e\x32\x0f.murmur.v1.Mode\x12\x10\n\x08num_envs\x18\x04 \x01(\r\x12 \n\x04spec\x18\x05 \x01(\x0b\x32\x12.murmur.v1.EnvSpec\x12!\n\x14preferred_first_slot\x18\x06 \x01(\rH\x00\x88\x01\x01\x12%\n\x06source\x18\x07 \x01(\x0b\x32\x15.murmur.v1.SampleSpec\x12\x10\n\x08\x65pisodes\x18\t \x01(\r\x12\x12\n\ncurriculum\x18\x0c \x03(\tB\x17\n\x15_preferred_first_slot\"\x97\x01\n\x07Welcome\x12\x12\n\nfirst_slot\x18\x01 \x01(\r\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x04\x12\x10\n\x08run_seed\x18\x03 \x01(\x04\x12#\n\x05slots\x18\x04 \x03(\x0b\x32\x14.murmur.v1.SlotStart\x12)\n\x07options\x18\t \x03(\x0b\x32\x18.murmur.v1.EpisodeOption\"X\n\tSlotStart\x12\x0f\n\x07\x65pisode\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x63tions\x18\x02 \x01(\x0c\x12)\n\x07options\x18\x07 \x03(\x0b\x32\x18.murmur.v1.EpisodeOption\"i\n\rEpisodeOption\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x06number\x18\x02 \x01(\x01H\x00\x12\x0f\n\x05whole\x18\x03 \x01(\x12H\x00\x12\x0e\n\x04word\x18\x04 \x01(\tH\x00\x12\x0e\n\x04\x66lag\x18\x05 \x01(\x08H\x00\x42\x07\n\x05value\"=\n\x0bObservation\x12\x10\n\x08sequence\x18\x01 \x01(\x06\x12\x0e\n\x06\x61rrays\x18\x02 \x01(\x0c\x12\x0c\n\x04part\x18\x03 \x01(\x07\"m\n\x06\x41\x63tion\x12\x10\n\x08sequence\x18\x01 \x01(\x06\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x06\x12\x0e\n\x06\x61rrays\x18\x03 \x01(\x0c\x12)\n\x07options\x18\x08 \x03(\x0b\x32\x18.murmur.v1.EpisodeOption\"H\n\x05Grant\x12\x10\n\x08sequence\x18\x01 \x01(\x06\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05split\x18\x03 \x01(\r\x12\x0f\n\x07indices\x18\x04 \x01(\x0c\"b\n\x07Samples\x12\x10\n\x08sequence\x18\x01 \x01(\x06\x12\x0e\n\x06\x61rrays\x18\x02 \x01(\x0c\x12\x0c\n\x04part\x18\x03 \x01(\x07\x12\'\n\x06\x62roken\x18\x04 \x03(\x0b\x32\x17.murmur.v1.BrokenSample\"=\n\x0c\x42rokenSample\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"-\n\x07Notices\x12\"\n\x07notices\x18\x01 \x03(\x0b\x32\x11.murmur.v1.Notice\"5\n\x06Notice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x8b\x02\n\x07\x45nvSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_agents\x18\x02 \x01(\r\x12*\n\x0cobservations\x18\x03 \x03(\x0b\x32\x14.murmur.v1.ArraySpec\x12%\n\x06\x61\x63tion\x18\x04 \x01(\x0b\x32\x15.murmur.v1.ActionSpec\x12\x0f\n\x07metrics\x18\x05 \x03(\t\x12\x19\n\x11max_episode_steps\x18\x06 \x01(\r\x12&\n\x07\x64\x65rived\x18\x07 \x03(\x0b\x32\x15.murmur.v1.DerivedMap\x12\'\n\nsymmetries\x18\x08 \x03(\x0b\x32\x13.murmur.v1.Symmetry\x12\x0e\n\x06\x61gents\x18\t \x03(\t\"f\n\x08Symmetry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x06\x61rrays\x18\x02 \x03(\x0b\x32\x16.murmur.v1.ArrayChange\x12\x0e\n\x06\x61\x63tion\x18\x03 \x03(\r\x12\x14\n\x0c\x61\x63tion_signs\x18\x04 \x03(\x01\"g\n\x0b\x41rrayChange\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x66lip\x18\x02 \x01(\x08\x12\r\n\x05turns\x18\x03 \x01(\r\x12\r\n\x05order\x18\x04 \x03(\r\x12\r\n\x05signs\x18\x05 \x03(\x01\x12\x0f\n\x07offsets\x18\x06 \x03(\x01\"@\n\nDerivedMap\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x08\x63hannels\x18\x02 \x03(\x0b\x32\x12.murmur.v1.Channel\"F\n\x07\x43hannel\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\r\x12\x0e\n\x06values\x18\x04 \x03(\x01\"\x9a\x01\n\nSampleSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x06\x61rrays\x18\x02 \x03(\x0b\x32\x14.murmur.v1.ArraySpec\x12\r\n\x05sizes\x18\x03 \x03(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x0f\n\x07\x63lasses\x18\x05 \x03(\t\x12\x14\n\x0cignore_index\x18\x06 \x01(\r\x12\x12\n\nflip_pairs\x18\x07 \x03(\r\"J\n\tArraySpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\r\x12\x11\n\tper_agent\x18\x04 \x01(\x08\"\x95\x01\n\nActionSpec\x12\'\n\x08\x64iscrete\x18\x01 \x01(\x0b\x32\x13.murmur.v1.DiscreteH\x00\x12+\n\ncontinuous\x18\x02 \x01(\x0b\x32\x15.murmur.v1.ContinuousH\x00\x12)\n\tcomposite\x18\x03 \x01(\x0b\x32\x14.murmur.v1.CompositeH\x00\x42\x06\n\x04kind\"\x1f\n\x08\x44iscrete\x12\x13\n\x0bnum_actions\x18\x01 \x01(\r\"5\n\nContinuous\x12\x0c\n\x04size\x18\x01 \x01(\r\x12\x0b\n\x03low\x18\x02 \x01(\x02\x12\x0c\n\x04high\x18\x03 \x01(\x02\"E\n\tComposite\x12\x0f\n\x07\x66\x61\x63tors\x18\x01 \x03(\r\x12\x0b\n\x03low\x18\x02 \x03(\x02\x12\x0c\n\x04high\x18\x03 \x03(\x02\x12\x0c\n\x04idle\x18\x04 \x03(\x08*P\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0e\n\nMODE_TRAIN\x10\x01\x12\x11\n\rMODE_EVALUATE\x10\x02\x12\x0f\n\x0bMODE_SUPPLY\x10\x03\x32\x80\x01\n\x07Rollout\x12?\n\x04Play\x12\x18.murmur.v1.WorkerMessage\x1a\x19.murmur.v1.LearnerMessage(\x01\x30\x01\x12\x34\n\x04Load\x12\x16.murmur.v1.LoadRequest\x1a\x14.murmur.v1.LoadReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rollout_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODE']._serialized_start=2527
-  _globals['_MODE']._serialized_end=2607
+  _globals['_MODE']._serialized_start=2784
+  _globals['_MODE']._serialized_end=2864
   _globals['_LOADREQUEST']._serialized_start=28
   _globals['_LOADREQUEST']._serialized_end=41
   _globals['_LOADREPLY']._serialized_start=43
@@ -42,47 +42,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEARNERMESSAGE']._serialized_start=344
   _globals['_LEARNERMESSAGE']._serialized_end=482
   _globals['_HELLO']._serialized_start=485
-  _globals['_HELLO']._serialized_end=737
-  _globals['_WELCOME']._serialized_start=739
-  _globals['_WELCOME']._serialized_end=847
-  _globals['_SLOTSTART']._serialized_start=849
-  _globals['_SLOTSTART']._serialized_end=894
-  _globals['_OBSERVATION']._serialized_start=896
-  _globals['_OBSERVATION']._serialized_end=957
-  _globals['_ACTION']._serialized_start=959
-  _globals['_ACTION']._serialized_end=1025
-  _globals['_GRANT']._serialized_start=1027
-  _globals['_GRANT']._serialized_end=1099
-  _globals['_SAMPLES']._serialized_start=1101
-  _globals['_SAMPLES']._serialized_end=1199
-  _globals['_BROKENSAMPLE']._serialized_start=1201
-  _globals['_BROKENSAMPLE']._serialized_end=1262
-  _globals['_NOTICES']._serialized_start=1264
-  _globals['_NOTICES']._serialized_end=1309
-  _globals['_NOTICE']._serialized_start=1311
-  _globals['_NOTICE']._serialized_end=1364
-  _globals['_ENVSPEC']._serialized_start=1367
-  _globals['_ENVSPEC']._serialized_end=1634
-  _globals['_SYMMETRY']._serialized_start=1636
-  _globals['_SYMMETRY']._serialized_end=1738
-  _globals['_ARRAYCHANGE']._serialized_start=1740
-  _globals['_ARRAYCHANGE']._serialized_end=1843
-  _globals['_DERIVEDMAP']._serialized_start=1845
-  _globals['_DERIVEDMAP']._serialized_end=1909
-  _globals['_CHANNEL']._serialized_start=1911
-  _globals['_CHANNEL']._serialized_end=1981
-  _globals['_SAMPLESPEC']._serialized_start=1984
-  _globals['_SAMPLESPEC']._serialized_end=2138
-  _globals['_ARRAYSPEC']._serialized_start=2140
-  _globals['_ARRAYSPEC']._serialized_end=2214
-  _globals['_ACTIONSPEC']._serialized_start=2217
-  _globals['_ACTIONSPEC']._serialized_end=2366
-  _globals['_DISCRETE']._serialized_start=2368
-  _globals['_DISCRETE']._serialized_end=2399
-  _globals['_CONTINUOUS']._serialized_start=2401
-  _globals['_CONTINUOUS']._serialized_end=2454
-  _globals['_COMPOSITE']._serialized_start=2456
-  _globals['_COMPOSITE']._serialized_end=2525
-  _globals['_ROLLOUT']._serialized_start=2610
-  _globals['_ROLLOUT']._serialized_end=2738
+  _globals['_HELLO']._serialized_end=757
+  _globals['_WELCOME']._serialized_start=760
+  _globals['_WELCOME']._serialized_end=911
+  _globals['_SLOTSTART']._serialized_start=913
+  _globals['_SLOTSTART']._serialized_end=1001
+  _globals['_EPISODEOPTION']._serialized_start=1003
+  _globals['_EPISODEOPTION']._serialized_end=1108
+  _globals['_OBSERVATION']._serialized_start=1110
+  _globals['_OBSERVATION']._serialized_end=1171
+  _globals['_ACTION']._serialized_start=1173
+  _globals['_ACTION']._serialized_end=1282
+  _globals['_GRANT']._serialized_start=1284
+  _globals['_GRANT']._serialized_end=1356
+  _globals['_SAMPLES']._serialized_start=1358
+  _globals['_SAMPLES']._serialized_end=1456
+  _globals['_BROKENSAMPLE']._serialized_start=1458
+  _globals['_BROKENSAMPLE']._serialized_end=1519
+  _globals['_NOTICES']._serialized_start=1521
+  _globals['_NOTICES']._serialized_end=1566
+  _globals['_NOTICE']._serialized_start=1568
+  _globals['_NOTICE']._serialized_end=1621
+  _globals['_ENVSPEC']._serialized_start=1624
+  _globals['_ENVSPEC']._serialized_end=1891
+  _globals['_SYMMETRY']._serialized_start=1893
+  _globals['_SYMMETRY']._serialized_end=1995
+  _globals['_ARRAYCHANGE']._serialized_start=1997
+  _globals['_ARRAYCHANGE']._serialized_end=2100
+  _globals['_DERIVEDMAP']._serialized_start=2102
+  _globals['_DERIVEDMAP']._serialized_end=2166
+  _globals['_CHANNEL']._serialized_start=2168
+  _globals['_CHANNEL']._serialized_end=2238
+  _globals['_SAMPLESPEC']._serialized_start=2241
+  _globals['_SAMPLESPEC']._serialized_end=2395
+  _globals['_ARRAYSPEC']._serialized_start=2397
+  _globals['_ARRAYSPEC']._serialized_end=2471
+  _globals['_ACTIONSPEC']._serialized_start=2474
+  _globals['_ACTIONSPEC']._serialized_end=2623
+  _globals['_DISCRETE']._serialized_start=2625
+  _globals['_DISCRETE']._serialized_end=2656
+  _globals['_CONTINUOUS']._serialized_start=2658
+  _globals['_CONTINUOUS']._serialized_end=2711
+  _globals['_COMPOSITE']._serialized_start=2713
+  _globals['_COMPOSITE']._serialized_end=2782
+  _globals['_ROLLOUT']._serialized_start=2867
+  _globals['_ROLLOUT']._serialized_end=2995
 # @@protoc_insertion_point(module_scope)

@@ -59,7 +59,7 @@ class LearnerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "mode", "num_envs", "spec", "preferred_first_slot", "source", "episodes")
+    __slots__ = ("protocol_version", "worker_id", "mode", "num_envs", "spec", "preferred_first_slot", "source", "episodes", "curriculum")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class Hello(_message.Message):
     PREFERRED_FIRST_SLOT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     EPISODES_FIELD_NUMBER: _ClassVar[int]
+    CURRICULUM_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     mode: Mode
@@ -76,27 +77,46 @@ class Hello(_message.Message):
     preferred_first_slot: int
     source: SampleSpec
     episodes: int
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., num_envs: _Optional[int] = ..., spec: _Optional[_Union[EnvSpec, _Mapping]] = ..., preferred_first_slot: _Optional[int] = ..., source: _Optional[_Union[SampleSpec, _Mapping]] = ..., episodes: _Optional[int] = ...) -> None: ...
+    curriculum: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., num_envs: _Optional[int] = ..., spec: _Optional[_Union[EnvSpec, _Mapping]] = ..., preferred_first_slot: _Optional[int] = ..., source: _Optional[_Union[SampleSpec, _Mapping]] = ..., episodes: _Optional[int] = ..., curriculum: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("first_slot", "policy_version", "run_seed", "slots")
+    __slots__ = ("first_slot", "policy_version", "run_seed", "slots", "options")
     FIRST_SLOT_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_SEED_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     first_slot: int
     policy_version: int
     run_seed: int
     slots: _containers.RepeatedCompositeFieldContainer[SlotStart]
-    def __init__(self, first_slot: _Optional[int] = ..., policy_version: _Optional[int] = ..., run_seed: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotStart, _Mapping]]] = ...) -> None: ...
+    options: _containers.RepeatedCompositeFieldContainer[EpisodeOption]
+    def __init__(self, first_slot: _Optional[int] = ..., policy_version: _Optional[int] = ..., run_seed: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotStart, _Mapping]]] = ..., options: _Optional[_Iterable[_Union[EpisodeOption, _Mapping]]] = ...) -> None: ...
 
 class SlotStart(_message.Message):
-    __slots__ = ("episode", "actions")
+    __slots__ = ("episode", "actions", "options")
     EPISODE_FIELD_NUMBER: _ClassVar[int]
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     episode: int
     actions: bytes
-    def __init__(self, episode: _Optional[int] = ..., actions: _Optional[bytes] = ...) -> None: ...
+    options: _containers.RepeatedCompositeFieldContainer[EpisodeOption]
+    def __init__(self, episode: _Optional[int] = ..., actions: _Optional[bytes] = ..., options: _Optional[_Iterable[_Union[EpisodeOption, _Mapping]]] = ...) -> None: ...
+
+class EpisodeOption(_message.Message):
+    __slots__ = ("name", "number", "whole", "word", "flag")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    WORD_FIELD_NUMBER: _ClassVar[int]
+    FLAG_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    number: float
+    whole: int
+    word: str
+    flag: bool
+    def __init__(self, name: _Optional[str] = ..., number: _Optional[float] = ..., whole: _Optional[int] = ..., word: _Optional[str] = ..., flag: bool = ...) -> None: ...
 
 class Observation(_message.Message):
     __slots__ = ("sequence", "arrays", "part")
@@ -109,14 +129,16 @@ class Observation(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., arrays: _Optional[bytes] = ..., part: _Optional[int] = ...) -> None: ...
 
 class Action(_message.Message):
-    __slots__ = ("sequence", "policy_version", "arrays")
+    __slots__ = ("sequence", "policy_version", "arrays", "options")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     policy_version: int
     arrays: bytes
-    def __init__(self, sequence: _Optional[int] = ..., policy_version: _Optional[int] = ..., arrays: _Optional[bytes] = ...) -> None: ...
+    options: _containers.RepeatedCompositeFieldContainer[EpisodeOption]
+    def __init__(self, sequence: _Optional[int] = ..., policy_version: _Optional[int] = ..., arrays: _Optional[bytes] = ..., options: _Optional[_Iterable[_Union[EpisodeOption, _Mapping]]] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("sequence", "epoch", "split", "indices")

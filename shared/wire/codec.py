@@ -7,7 +7,7 @@ protobuf framing once, joins it with the arrays in one copy, and reads arrays ba
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -18,9 +18,15 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
+from murmur.shared.config.episode_options import Value
 from murmur.shared.process.errors import SpecError, WireError
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.channel import ENCODING_BYTES, MAX_OBSERVATION_BYTES, PART_BYTES
+from murmur.shared.wire.episode_options import (
+    OPTIONS_BYTES,
+    options_from_proto,
+    options_to_proto,
+)
 from murmur.shared.wire.framing import Assembly, parse, part_frames, split, varint
 from murmur.shared.wire.spec import (
     ACTION_MASK,
@@ -201,13 +207,36 @@ class Frame:
         Raises:
             WireError: if the message is another one, or has the wrong number of bytes.
         """
+        return self.match(message) or self.read(self.parse(message))
+
+    def match(self, message: bytes) -> tuple[Sequence[int], list[Array]] | None:
+        """Return the same for a message of exactly this framing, else None."""
         if len(message) == self._length:
             values = self._head.unpack_from(message)
             if values[::2] == self._common:
                 return values[1::2], [
                     np.ndarray(shape, dtype, message, at) for dtype, shape, at in self._places
                 ]
-        parsed = parse(self._kind, message, self._field, self.max_bytes)
+        return None
+
+    def parse(self, message: bytes, further: int = 0) -> Any:  # noqa: ANN401 - of protobuf
+        """Parse a message in any valid encoding, by protobuf's general parser.
+
+        Args:
+            message: bytes of the message.
+            further: largest size of its fields that are not in the frame, bytes.
+
+        Raises:
+            WireError: if it is another message, or too long.
+        """
+        return parse(self._kind, message, self._field, self.max_bytes + further)
+
+    def read(self, parsed: Any) -> tuple[Sequence[int], list[Array]]:  # noqa: ANN401
+        """Return numbers and arrays of a parsed message.
+
+        Raises:
+            WireError: if it has the wrong number of bytes.
+        """
         if getattr(parsed, "part", 0):
             raise WireError(
                 f"part {parsed.part} of an observation came, by the spec one message holds all of "
@@ -336,7 +365,11 @@ class ObservationCodec:
 
 
 class ActionCodec:
-    """Codec of LearnerMessage.action for one session. Used by one thread."""
+    """Codec of LearnerMessage.action for one session. Used by one thread.
+
+    Attributes:
+        options: options of episodes that came with the last message unpacked; empty: none.
+    """
 
     def __init__(self, spec: EnvSpec, num_envs: int) -> None:
         """Prepare the frame for sessions of `num_envs` environments of this spec."""
@@ -348,10 +381,17 @@ class ActionCodec:
         if isinstance(spec.action, Continuous):
             low, high = low[0], high[0]
         self._low, self._high = low, high
+        self.options: dict[str, Value] = {}
 
     def pack(self, sequence: int, policy_version: int, action: Array) -> bytes:
         """Encode actions [N, A] or [N, A, ...], see ActionSpec, as a message."""
         return self._frame.pack((sequence, policy_version), (action,))
+
+    def with_options(self, message: bytes, options: Mapping[str, Value]) -> bytes:
+        """Return a packed message that also carries options of the episodes that begin next."""
+        whole = pb.LearnerMessage.FromString(message)
+        whole.action.options.extend(options_to_proto(options))
+        return whole.SerializeToString()
 
     def unpack(self, message: bytes) -> tuple[int, int, Array]:
         """Decode sequence number, policy version and actions (a read-only view) of a message.
@@ -360,7 +400,12 @@ class ActionCodec:
             WireError: if the message is no Action, has the wrong number of bytes, or holds actions
                 outside the spec, on which an environment might fail.
         """
-        (sequence, version), (action,) = self._frame.unpack(message)
+        found, self.options = self._frame.match(message), {}
+        if found is None:
+            parsed = self._frame.parse(message, OPTIONS_BYTES)
+            self.options = options_from_proto(parsed.options)
+            found = self._frame.read(parsed)
+        (sequence, version), (action,) = found
         if isinstance(self._spec, Discrete):
             # One pass: as an unsigned number a negative one is larger than all others.
             largest = np.maximum.reduce(action.view(np.uint32), axis=None)  # .max() takes 3 us more

@@ -4,6 +4,8 @@ They do not depend on wall time or order of arrival, so a run can be repeated an
 bit.
 """
 
+from hashlib import blake2b
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -53,6 +55,24 @@ def uniform(seeds: NDArray[np.uint64], count: int) -> NDArray[np.float32]:
         counter = np.arange(1, count + 1, dtype=np.uint64)[:, None] * _GOLDEN
     bits = _mix(_mix(seeds + _GOLDEN) + counter) >> np.uint64(40)
     return bits.astype(np.float32) * np.float32(2**-24)
+
+
+def unit(seed: int, name: str) -> float:
+    """Return a random number that is a pure function of an episode's seed and a name.
+
+    Draws of different names are independent, and so are those of `uniform`.
+
+    Args:
+        seed: seed of the episode, below 2**64.
+        name: name of what is drawn.
+
+    Returns:
+        number of 53 bits, uniform over [0, 1).
+    """
+    key = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+    with np.errstate(over="ignore"):
+        bits = _mix(_mix(np.array([seed], np.uint64) + _GOLDEN) ^ np.uint64(key))
+    return int(bits[0] >> np.uint64(11)) * 2.0**-53
 
 
 def shuffled(run_seed: int, epoch: int, size: int) -> NDArray[np.int32]:

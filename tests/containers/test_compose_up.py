@@ -429,7 +429,7 @@ def test_another_release_is_named_in_both_logs(stack: Stack) -> None:
         result = stack.compose("run", "--rm", "--no-deps", *other, check=False)
     assert result.returncode == 2
     for log in (result.stdout + result.stderr, stack.compose("logs", "learner").stdout):
-        assert "speaks protocol version 6, this learner 5; use the same release" in log
+        assert "speaks protocol version 7, this learner 6; use the same release" in log
 
 
 def test_stopping_drains(stack: Stack) -> None:

@@ -39,7 +39,7 @@ class AbortedWithObservation(Server):
 class OtherVersion(Server):
     def hello(self) -> pb.Hello:
         hello = super().hello()
-        hello.protocol_version = 6
+        hello.protocol_version = 7
         return hello
 
 

@@ -31,6 +31,12 @@ FAILING = (
     "arguments: {how: nan, one_in: 5}, max_episode_steps: 30}"
 )
 
+# Episodes outlast updates, and so the values that they began with.
+WINDY = (
+    "{name: gymnasium, factory: 'tests.env_service.windy:Windy', arguments: {steps: 12}, "
+    "metrics: [calm], randomize: {mass: [0.5, 2]}, curriculum: {wind: {levels: [1, 2, 3, 5, 9], "
+    "when: {metric: return, below: 1, over_episodes: 2}}}}"
+)
 PICTURES = "{name: snakes, observation: images}"
 STACKED = "{name: cnn, channels: [4], kernels: [3], strides: [2], hidden: [8], frame_stack: 3}"
 
@@ -57,6 +63,9 @@ def test_what_does_not_survive_is_in_the_first_lines(train: Callable[..., Traini
             ["algorithm.unroll_steps=7", "algorithm.batch_size=14"], FAILING, marks=pytest.mark.long
         ),
         pytest.param(
+            ["algorithm.unroll_steps=7", "algorithm.batch_size=14"], WINDY, marks=pytest.mark.long
+        ),
+        pytest.param(
             ["algorithm.unroll_steps=7", f"network={STACKED}"], PICTURES, marks=pytest.mark.long
         ),
         pytest.param(
@@ -77,8 +86,8 @@ def test_what_does_not_survive_is_in_the_first_lines(train: Callable[..., Traini
         ),
     ],
     ids=[
-        *("whole episodes", "cut episodes that are remembered", "failing episodes", "stacks"),
-        *("normalised", "imitation"),
+        *("whole episodes", "cut episodes that are remembered", "failing episodes", "curriculum"),
+        *("stacks", "normalised", "imitation"),
     ],
 )
 def test_sync_runs_and_resumed_runs_are_equal_to_the_bit(
@@ -98,6 +107,11 @@ def test_sync_runs_and_resumed_runs_are_equal_to_the_bit(
     assert sorted(losses) == list(range(1, 9))
     assert len({loss["critic_loss"] for loss in losses.values()}) == 8  # it does change
     assert halves.losses() == losses
+    courses = [[d.get("curriculum") for d in run.lines()] for run in (whole, halves)]
+    assert courses[0][-1] == courses[1][-1]
+    if environment == WINDY:
+        levels = {d["curriculum"]["wind"]["level"] for d in whole.lines()}
+        assert len(levels) > 2  # it did change
     log = (whole.run / "logs" / "env-server.log").read_text()
     assert ("returned NaN or infinity" in log) == (environment == FAILING)
 

@@ -35,7 +35,7 @@ _CREDENTIALS = "shows a certificate, and a token with every call"
 CONTRACT = Contract(
     "An environment server",
     {
-        "hello": "says Hello first: protocol version 5, a name, environments, a spec that can be",
+        "hello": "says Hello first: protocol version 6, a name, environments, a spec that can be",
         "credentials": _CREDENTIALS,
         "patient": "waits for Welcome and for answers, as long as they take",
         "size": "sends as many bytes as its spec says, in parts if they are more than 1 MiB",
@@ -56,7 +56,7 @@ CONTRACT = Contract(
 SUPPLY_CONTRACT = Contract(
     "A supply server",
     {
-        "hello": "says Hello first: protocol version 5, a name and a data set that can be",
+        "hello": "says Hello first: protocol version 6, a name and a data set that can be",
         "credentials": _CREDENTIALS,
         "patient": "waits for Welcome and for grants, as long as they take",
         "unasked": "sends nothing that it was not asked for",
