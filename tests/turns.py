@@ -51,6 +51,7 @@ class Scripted(AECEnv):  # type: ignore[misc]
         self.possible_agents = sorted({agent for agent, _, _ in self._moves})
         self._action = Box(-1, 1, (1,)) if continuous else Discrete(3)
         self.taken: list[tuple[str, Any]] = []
+        self.options: Any = None
 
     def observation_space(self, agent: str) -> Any:
         seen = Box(0, 1000, (1,), np.float32)
@@ -76,6 +77,7 @@ class Scripted(AECEnv):  # type: ignore[misc]
         self.truncations = dict.fromkeys(self.agents, False)
         self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
         self._made, self.taken = 0, []
+        self.options = options
         self.agent_selection = self._moves[0][0]
 
     def step(self, action: Any) -> None:

@@ -33,9 +33,11 @@ class TurnByTurn:
         """Return the environment inside all wrappers."""
         return getattr(self.env, "unwrapped", self.env)
 
-    def reset(self, seed: int | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """Start an episode; return observations and infos."""
-        self.env.reset(seed=seed)
+    def reset(
+        self, seed: int | None = None, **more: Mapping[str, Any]
+    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Start an episode, perhaps with options=…; return observations and infos."""
+        self.env.reset(seed=seed, **more)
         self.agents = list(self.env.agents)
         observations, _, _, _, infos = self._next_turn()
         return observations, infos

@@ -105,6 +105,14 @@ def test_all_agents_see_their_last_observation_at_a_truncation() -> None:
     assert column(steps, AGENT_MASK)[-1] == [1, 1]
 
 
+def test_options_of_an_episode_reach_the_game() -> None:
+    envs = game(2)
+    envs.require_options({"level": 1})
+    envs.set_options(0, {"level": 2})
+    envs.reset(np.zeros(2, np.uint64))
+    assert [e.env.unwrapped.options for e in envs._environments] == [{"level": 2}, None]
+
+
 def test_nothing_of_an_episode_is_seen_in_the_next() -> None:
     environment = game()
     first, second = episode(environment), episode(environment)

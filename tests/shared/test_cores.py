@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from murmur.shared.config import PluginConfig
 from murmur.shared.config.cores import (
     SYNC_CHOICE,
     Choice,
@@ -167,4 +166,4 @@ def test_what_is_configured_stays_as_it_is() -> None:
     chosen = with_workers(with_threads(auto))
     assert chosen.env_server.num_workers >= 1
     assert chosen.learner.num_threads >= 1
-    assert auto.environment == PluginConfig(name="spread")
+    assert auto.environment.name == "spread"
