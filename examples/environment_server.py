@@ -170,7 +170,7 @@ class Server:
             agents=["walker"],  # one name a row, in one order in every process
         )
         return pb.Hello(
-            protocol_version=5,
+            protocol_version=6,
             worker_id=self.worker_id,
             mode=pb.MODE_TRAIN,
             num_envs=self.num_envs,

@@ -187,9 +187,7 @@ class Mappo(OnPolicyAlgorithm):
             value = torch.cat([value[:1], value[1:].masked_fill(t.waits, 0)])
         gamma, lambda_ = t.rates(c.gamma, c.gae_lambda)
         if not c.vtrace_clip:
-            target = lambda_returns(
-                t.reward, t.discount, value[1:], t.next_is_last, gamma, lambda_
-            )
+            target = lambda_returns(t.reward, t.discount, value[1:], t.next_is_last, gamma, lambda_)
             advantage = target - value[:-1]
         else:
             log_ratio = (values["log_prob"][:-1] - old_log_prob).where(weight > 0, 0)

@@ -29,7 +29,13 @@ from murmur.learner_service.learning.base import Policy
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.shared.process.files import write_output
-from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, EnvSpec, without_expert
+from murmur.shared.wire.spec import (
+    ACTION_MASK,
+    AGENT_CELL,
+    TURN_MASK,
+    EnvSpec,
+    without_expert,
+)
 from murmur.shared.wire.timestep import Array
 
 Format = Literal["onnx", "torch-export", "safetensors"]
@@ -209,6 +215,9 @@ def random_observations(
             mask = random.random(shape) < 0.6
             mask[..., 0] |= ~mask.any(-1)
             found[o.name] = mask.astype(o.dtype)
+        elif o.name == TURN_MASK:
+            turn = random.integers(spec.num_agents, size=(rows, 1))
+            found[o.name] = (turn == np.arange(spec.num_agents)).astype(o.dtype)
         elif o.name == AGENT_CELL:
             high = maps.shape[1:] if maps else (1, 1)
             found[o.name] = random.integers(high, size=shape).astype(o.dtype)

@@ -421,7 +421,7 @@ def test_another_release_is_named_in_both_logs(stack: Stack) -> None:
     change = (
         'FROM murmur-env:0.2.0\nUSER root\nRUN python -c "import pathlib, murmur.shared.rpc as r; '
         "f = pathlib.Path(r.__file__); f.write_text(f.read_text().replace("
-        "'PROTOCOL_VERSION = 5', 'PROTOCOL_VERSION = 6'))\"\nUSER 10001:10001\n"
+        "'PROTOCOL_VERSION = 6', 'PROTOCOL_VERSION = 7'))\"\nUSER 10001:10001\n"
     )
     stack.docker("build", "-t", "murmur-env:other", "-", input=change)
     other = ["--name", "murmur-test-other", "env"]

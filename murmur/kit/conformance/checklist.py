@@ -35,7 +35,7 @@ _CREDENTIALS = "shows a certificate, and a token with every call"
 CONTRACT = Contract(
     "An environment server",
     {
-        "hello": "says Hello first: protocol version 5, a name, environments, a spec that can be",
+        "hello": "says Hello first: protocol version 6, a name, environments, a spec that can be",
         "credentials": _CREDENTIALS,
         "patient": "waits for Welcome and for answers, as long as they take",
         "size": "sends as many bytes as its spec says, in parts if they are more than 1 MiB",
@@ -44,7 +44,8 @@ CONTRACT = Contract(
         "encodings": "reads every protobuf encoding of an answer",
         "rows": "begins episodes with FIRST (ABORTED if that fails), after LAST and ABORTED alone, "
         "and without a reward; sends neither NaN nor infinity, in metrics not on LAST rows; leaves "
-        "every agent a legal action, and keeps it inside its maps",
+        "every agent a legal action, and keeps it inside its maps; gives one agent the turn, none "
+        "on LAST, if agents take turns",
         "discount": "gives discount 0 on LAST rows of episodes that terminated, else 1",
         "length": "ends episodes after max_episode_steps decisions at the latest",
         "aborted": "sends zeros, discount 1 and legal actions in ABORTED rows",
@@ -56,7 +57,7 @@ CONTRACT = Contract(
 SUPPLY_CONTRACT = Contract(
     "A supply server",
     {
-        "hello": "says Hello first: protocol version 5, a name and a data set that can be",
+        "hello": "says Hello first: protocol version 6, a name and a data set that can be",
         "credentials": _CREDENTIALS,
         "patient": "waits for Welcome and for grants, as long as they take",
         "unasked": "sends nothing that it was not asked for",
