@@ -341,6 +341,9 @@ def _compare(
             index = got["action"][..., None].astype(np.int64)
             best = wanted["logits"].max(-1, keepdims=True)
             pairs["action"] = best, np.take_along_axis(wanted["logits"], index, -1)
+            if TURN_MASK in given:  # whoever waits has action 0
+                turn = given[TURN_MASK].numpy()[..., None] != 0
+                pairs["action"] = best * turn, pairs["action"][1] * turn
         for name, (ours, theirs) in pairs.items():
             if not np.allclose(ours, theirs, rtol=_TOLERANCE, atol=_TOLERANCE):
                 raise ResourceError(
