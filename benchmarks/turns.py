@@ -46,10 +46,12 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
                 found[f"{name}, perfect player"] = play_lines(policy, side, perfect_moves)
                 found[f"{name}, any player"] = play_lines(policy, side, legal_moves)
             result[f"tictactoe, seed {seed}"] = found
+        if effort is Effort.SMOKE:  # the same again
+            return result
         policy, cpu_s = train("connect-four", 1, moves, Path(folder))
         found = {"CPU-seconds": round(cpu_s)}
         for side, name in enumerate(_SIDES):
-            found[f"{name}, random moves"] = play_random(policy, side, effort.choose(4, 50, 250))
+            found[f"{name}, random moves"] = play_random(policy, side, effort.choose(0, 50, 250))
         result["connect four, seed 1"] = found
     return result
 

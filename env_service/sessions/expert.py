@@ -17,6 +17,7 @@ from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_MASK,
     EXPERT_ACTION,
+    TURN_MASK,
     ArraySpec,
     Composite,
     Discrete,
@@ -92,6 +93,8 @@ class Expert:
             acts = np.broadcast_to((timestep.step_type < StepType.LAST)[:, None], action.shape)
             alive = timestep.observation.get(AGENT_MASK)
             acts = acts if alive is None else acts & (alive != 0)
+            turn = timestep.observation.get(TURN_MASK)
+            acts = acts if turn is None else acts & (turn != 0)
             action = np.where(acts, self._act(timestep), -1).astype(np.int32)
             self._require_actions(action, acts)
             mask = timestep.observation.get(ACTION_MASK)

@@ -33,6 +33,7 @@ from murmur.shared.process.files import write_output
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_CELL,
+    TURN_MASK,
     ActionSpec,
     EnvSpec,
     action_factors,
@@ -240,6 +241,9 @@ def random_observations(
             for start, count in zip(factor_starts(factors), factors, strict=True):
                 mask[..., start] |= ~mask[..., start : start + count].any(-1)
             found[o.name] = mask.astype(o.dtype)
+        elif o.name == TURN_MASK:
+            turn = random.integers(spec.num_agents, size=(rows, 1))
+            found[o.name] = (turn == np.arange(spec.num_agents)).astype(o.dtype)
         elif o.name == AGENT_CELL:
             high = maps.shape[1:] if maps else (1, 1)
             found[o.name] = random.integers(high, size=shape).astype(o.dtype)

@@ -25,6 +25,7 @@ _MODULES = {  # extra -> modules that it installs
     "export": "onnx onnxruntime onnxscript safetensors",
     "report": "jinja2 matplotlib imageio pandas",
     "dev": "pytest hypothesis",
+    "classic": "pygame",
     "butterfly": "pymunk",
     "box2d": "Box2D",
     "images": "cv2",

@@ -904,11 +904,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "moved": ("pettingzoo.mpe.simple_spread_v3:parallel_env", {}, r"write mpe2\.simple_spread_v3"),
     "no factory": ("mpe2.simple_spread_v3:paralel_env", {}, "did you mean 'parallel_env'"),
     "not callable": (f"{__name__}:NOT_AN_ENVIRONMENT", {}, "is a int; name a function or class"),
-    "turns": ("pettingzoo.classic.connect_four_v3:env", {}, r"take turns \(AEC\).*turns\.md"),
     "turns alone": (
         "pettingzoo.classic.connect_four_v3:parallel_env",
         {},
-        r"has no 'parallel_env': its agents take turns \(AEC\)",
+        r"'parallel_env': its agents take turns: write pettingzoo\.classic\.connect_four_v3:env",
     ),
     "nothing": (f"{__name__}:makes_nothing", {}, "NoneType, neither a PettingZoo parallel"),
     "gymnasium": (

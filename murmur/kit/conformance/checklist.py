@@ -44,7 +44,8 @@ CONTRACT = Contract(
         "encodings": "reads every protobuf encoding of an answer",
         "rows": "begins episodes with FIRST (ABORTED if that fails), after LAST and ABORTED alone, "
         "and without a reward; sends neither NaN nor infinity, in metrics not on LAST rows; leaves "
-        "every agent a legal action, and keeps it inside its maps",
+        "every agent a legal action, and keeps it inside its maps; gives one agent the turn, none "
+        "on LAST, if agents take turns",
         "discount": "gives discount 0 on LAST rows of episodes that terminated, else 1",
         "length": "ends episodes after max_episode_steps decisions at the latest",
         "aborted": "sends zeros, discount 1 and legal actions in ABORTED rows",

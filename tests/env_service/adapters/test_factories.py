@@ -1,7 +1,6 @@
 """What a factory's path names: attributes of packages, games of turns, folders of the user's."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,19 +48,6 @@ def test_parallelizable_turns_are_wrapped() -> None:
     environment = environment_factory("mpe2.simple_spread_v3:env", [])(2)
     assert environment.spec.num_agents == 3
     environment.close()
-
-
-@pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
-def test_the_factory_for_turns_in_the_docs_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = (ROOT / "docs" / "turns.md").read_text()
-    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-    assert code
-    (tmp_path / "four.py").write_text(code[1])
-    monkeypatch.syspath_prepend(tmp_path)
-    assert recognise("four:Turns", {}) == "pettingzoo"
-    assert environment_factory("four:Turns", [])(1).spec.num_agents == 2
 
 
 @pytest.mark.system
