@@ -62,7 +62,7 @@ class Config(options.CriticConfig, OffPolicyConfig):
     critic_lr: options.CriticRate = 1e-3
     target_tau: options.TargetTau = 0.005
     initial_temperature: float = Field(
-        0.1, gt=0, description="weight of a nat of entropy against the rewards, at the start"
+        0.01, gt=0, description="weight of a nat of entropy against the rewards, at the start"
     )
     learn_temperature: bool = Field(True, description="false: it stays as it starts")
     shared_temperature: bool = Field(False, description="true: one for all agents, not one each")
