@@ -11,7 +11,8 @@ actions.
 
 Continuous actions are tanh of the policy's outputs, with Gaussian noise while training. Discrete
 ones are samples of a softmax, passed to the critic as one-hot vectors, with the gradient of
-Gumbel-softmax (Jang et al. 2017, arXiv:1611.01144, section 2.2, straight-through).
+Gumbel-softmax (Jang et al. 2017, arXiv:1611.01144, section 2.2, straight-through): target actions
+are samples already, so TD3's noise is of continuous ones alone.
 """
 
 from collections.abc import Mapping
@@ -51,7 +52,6 @@ from murmur.learner_service.learning.off_policy import (
 )
 from murmur.learner_service.learning.policies import SnapshotPolicy
 from murmur.learner_service.learning.returns import polyak_update, target_of
-from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
 
 OfAgents = tuple[Tensor | None, Tensor | None, Tensor]  # what `agents_loss` takes beside the loss
@@ -245,15 +245,9 @@ class Maddpg(OffPolicyAlgorithm):
 
         Raises:
             SpecError: if continuous actions have no finite bounds.
-            ConfigError: if target_noise is set and actions are discrete.
         """
         c, spec = self._config, self._spec
         self._actions, self._critics = Actions(spec), 2 if c.twin_critics else 1
-        if self._actions.discrete and c.target_noise:
-            raise ConfigError(
-                f"algorithm.target_noise={c.target_noise} is for continuous actions; "
-                f"'{spec.name}' has discrete ones; set it to 0"
-            )
         self._joint_inputs = JointInputs(spec, self._options, centralized=c.centralized)
         shape = self._joint_inputs.with_action_shape
         encoder = self._shared_encoder(shape)
@@ -300,7 +294,7 @@ class Maddpg(OffPolicyAlgorithm):
         # 1. y = r + gamma^n min Q'(x', mu'(o')) by the lesser of twins (Lowe et al., equation 6).
         c, next_obs, reward = self._config, observed(rows, NEXT), rows["reward"]
         out = self._act(self.target_actor, next_obs)  # [B, A, U or K]
-        if c.target_noise:  # TD3, section 5.3
+        if c.target_noise and not self._actions.discrete:  # TD3, section 5.3
             noise = torch.empty_like(out).normal_(generator=self._generator) * c.target_noise
             noise = noise.clamp(-c.target_noise_clip, c.target_noise_clip)
             next_action = (out.tanh() + noise).clamp(-1, 1)
