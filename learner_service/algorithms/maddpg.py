@@ -11,7 +11,8 @@ actions.
 
 Continuous actions are tanh of the policy's outputs, with Gaussian noise while training. Discrete
 ones are samples of a softmax, passed to the critic as one-hot vectors, with the gradient of
-Gumbel-softmax (Jang et al. 2017, arXiv:1611.01144, section 2.2, straight-through).
+Gumbel-softmax (Jang et al. 2017, arXiv:1611.01144, section 2.2, straight-through): target actions
+are samples already, so TD3's noise is of continuous ones alone.
 """
 
 from collections.abc import Mapping
@@ -249,7 +250,6 @@ class Maddpg(OffPolicyAlgorithm):
 
         Raises:
             SpecError: if continuous actions have no finite bounds.
-            ConfigError: if target_noise is set and actions are discrete.
         """
         c, spec = self._config, self._spec
         self._actions, self._critics = Actions(spec), 2 if c.twin_critics else 1

@@ -20,7 +20,7 @@ from murmur.learner_service.learning.off_policy import rows_of
 from murmur.learner_service.storage.replay import ReplayBatch
 from murmur.learner_service.storage.storage import OBSERVATION, observed
 from murmur.shared.config import PluginConfig
-from murmur.shared.process.errors import ConfigError, SpecError
+from murmur.shared.process.errors import SpecError
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 from tests.learner_service.toys import (
@@ -133,6 +133,15 @@ def test_noise_on_target_actions_is_clipped() -> None:
     assert not torch.equal(moved[:, 0], moved[:, 1])  # each agent's is its own
     constant(maddpg.target_actor, [9.0, -5.0])
     assert float(maddpg._target(rows_of(batch)).max()) == 1.0  # no action is out of range
+
+
+def test_discrete_target_actions_are_samples_without_noise() -> None:
+    """MATD3's defaults, which have noise, are for discrete actions, too."""
+    targets = []
+    for noise in (0.0, 0.2):
+        maddpg = make(spec_of("masked"), target_noise=noise, twin_critics=True)
+        targets.append(maddpg._target(rows_of(random_transitions(spec_of("masked"), 50))))
+    torch.testing.assert_close(targets[0], targets[1], rtol=0, atol=0)
 
 
 # ---------------------------------------------------------------- updates
