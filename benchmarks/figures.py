@@ -102,7 +102,8 @@ def chosen_baselines(
 def _draw(axis: Axes, panel: Panel) -> None:
     ends = []
     for (name, line), colour in zip(panel.lines.items(), itertools.cycle(COLOURS), strict=False):
-        axis.plot(line.x, line.y, color=colour, linewidth=1.8)
+        marker = "o" if len(line.x) == 1 else ""  # a line of one point would not be seen
+        axis.plot(line.x, line.y, color=colour, linewidth=1.8, marker=marker)
         if len(line.low):
             axis.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
         ends.append((line.y[-1], name, colour))

@@ -103,7 +103,7 @@ def run_env_server(
         evaluate: true to run one worker that evaluates when the learner asks, and no training.
 
     Returns:
-        exit code: 0 after `stop`, 2 after a user's error.
+        exit code: 0 after `stop` and when the run is complete, 2 after a user's error.
 
     Raises:
         ResourceError: if the metrics port is not available.
@@ -154,8 +154,8 @@ def _keep_alive(
                 restarts.inc(worker.start_if_due())
             running = [w.process for w in workers if w.process]
             connection.wait([p.sentinel for p in running], timeout=LOOK_EVERY_S)
-            if any([worker.tend() for worker in workers]):
-                return _USER_ERROR
+            if ended := [worker for worker in workers if worker.tend()]:
+                return 0 if all(worker.run_complete for worker in ended) else _USER_ERROR
             if time.monotonic() - reaped > _REAP_EVERY_S:
                 reap_orphans(own | {w.process.pid or 0 for w in workers if w.process})
                 reaped = time.monotonic()

@@ -28,6 +28,7 @@ from murmur.shared.wire.notices import Notices
 from murmur.shared.wire.seeding import episode_seeds, uniform
 from murmur.shared.wire.spec import (
     ACTION_MASK,
+    AGENT_MASK,
     TURN_MASK,
     ActionSpec,
     Continuous,
@@ -155,7 +156,11 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
     length, total = 0, 0.0
     row = check.only_row(environment.reset, 0, 0)
     episode = 0
+    there: tuple[list[int], list[int]] = [], []  # agents on the first rows, on those before LAST
     for seed in range(1, rows):
+        if AGENT_MASK in row.observation and row.step_type[0] != StepType.LAST:
+            part = there[int(row.step_type[0] != StepType.FIRST)]
+            part.append(int(row.observation[AGENT_MASK].sum()))
         over = np.array(row.step_type == StepType.LAST)
         length, episode = (0, seed) if over[0] else (length + 1, episode)
         step = partial(environment.step, policy.act(row), over)
@@ -165,6 +170,8 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
             lengths.append(length)
             returns.append(total)
     environment.close()
+    if present := _presence(*there, spec.num_agents):
+        lines.insert(1, f"{present}, in {rows} random steps")
     if lengths:
         lines.append(
             f"episodes of {_range(lengths)} steps and returns of {_range(returns)} in {rows} "
@@ -176,6 +183,20 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
             "max_episode_steps"
         )
     return lines
+
+
+def _presence(first: Sequence[int], later: Sequence[int], num_agents: int) -> str:
+    """Say how many agents there are at a time; "" if all are there always.
+
+    Args:
+        first: numbers of agents on the first rows of episodes.
+        later: numbers of agents on rows between the first and the last.
+        num_agents: number of agents of the environment.
+    """
+    if min([*first, *later], default=num_agents) == num_agents:
+        return ""
+    of_them = f"{_range(first)} of them as an episode begins"
+    return f"{of_them}, {_range(later)} in its course" if later else of_them
 
 
 def _range(values: Sequence[float]) -> str:

@@ -31,7 +31,7 @@ from murmur.env_service.watchdog.heartbeat import Heartbeat
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import code_of
 from murmur.shared.config.plugin_folders import look_in
-from murmur.shared.process.errors import MurmurError
+from murmur.shared.process.errors import MurmurError, RunCompleteError
 from murmur.shared.process.host_memory import MemoryKills
 from murmur.shared.process.process import (
     Backoff,
@@ -106,6 +106,7 @@ class WorkerProcess:
     Attributes:
         process: running process, or None.
         number: number of the worker, unique over all environment servers.
+        run_complete: true once the process has ended because its run is complete.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class WorkerProcess:
         self._leader = 0  # process id of the latest process
         self._memory_kills = MemoryKills()
         self.process: SpawnProcess | None = None
+        self.run_complete = False
 
     @property
     def alive(self) -> bool:
@@ -326,6 +328,7 @@ class WorkerProcess:
         code = process.exitcode
         self.release()
         if self._heartbeat.gave_up:
+            self.run_complete = code == 0
             return True
         if self._ended_at:
             self._ended_at = 0.0
@@ -417,6 +420,9 @@ def work(job: Job, memory: Any) -> None:  # noqa: ANN401 - a ctypes array
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_play(job, heartbeat))
+    except RunCompleteError as end:
+        logger.info("%s", end)
+        heartbeat.gave_up = True
     except MurmurError as error:
         if not heartbeat.gave_up:  # else it has been logged before the environments were closed
             logger.error("%s", error)

@@ -49,6 +49,7 @@ from murmur.shared.process.process import (
     wake_without_preempting,
 )
 from murmur.shared.process.run_lock import RunLock
+from murmur.shared.wire.channel import RUN_COMPLETE, STOPPING
 from murmur.shared.wire.credentials import CredentialFolder, credentials_for, warn_if_insecure
 
 # How long a stopping sync run may take to reach the next update, where it can be saved exactly.
@@ -291,12 +292,13 @@ def _listen(
         watch = _watch_sessions(learner.group_timeout_s, context, admission)
         _wait(run, stop)
         serving.clear()
-        admission.stopping = True
+        stopped = stop.is_set() or context.keeper.ranks.stopping
+        admission.stopping = STOPPING if stopped else RUN_COMPLETE
         run.drain()
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.stop(admission.stopping), loop).result(10)
         run.end_input()
         context.finish()
-        p, how = context.progress, "stopped" if stop.is_set() else "done"
+        p, how = context.progress, "stopped" if stopped else "done"
         logger.info("%s: %d updates, %d environment steps", how, p.updates, p.all_env_steps)
     finally:
         stop.set()  # else the learner's thread continues, if this is an error

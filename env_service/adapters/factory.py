@@ -136,9 +136,12 @@ def create(config: AdapterConfig, **more: Any) -> Any:  # noqa: ANN401 - whateve
         for cause in (error, error.__cause__):
             if isinstance(cause, ModuleNotFoundError):
                 raise ConfigError(import_advice(call, cause)) from error
-        raise ConfigError(
-            f"{call} raised {error_message(error)}; its keyword arguments are environment.arguments"
-        ) from error
+        fix = "its keyword arguments are environment.arguments"
+        if isinstance(error, TypeError) and "unexpected keyword argument 'render_mode'" in str(
+            error
+        ):
+            fix = "to be drawn it must take the keyword argument render_mode, also in its __init__"
+        raise ConfigError(f"{call} raised {error_message(error)}; {fix}") from error
 
 
 def stepped(environment: Any) -> Any:  # noqa: ANN401

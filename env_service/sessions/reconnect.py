@@ -11,9 +11,9 @@ import numpy as np
 
 from murmur.env_service.metrics import WorkerMetrics
 from murmur.shared.config.experiment import EnvServerConfig
-from murmur.shared.process.errors import ConnectionLostError, MurmurError
+from murmur.shared.process.errors import ConnectionLostError, MurmurError, RunCompleteError
 from murmur.shared.process.process import Backoff
-from murmur.shared.wire.channel import proxy_in_use
+from murmur.shared.wire.channel import RUN_COMPLETE, proxy_in_use
 
 logger = logging.getLogger("murmur")
 
@@ -46,6 +46,7 @@ class ReconnectPolicy:
         self._config, self._metrics = config, metrics
         self._since = time.monotonic()  # no session has had a learner
         self._reminded = -np.inf
+        self._met = self._complete = False  # a learner; its run, as it said when it left
 
     def backoff(self) -> Backoff:
         """Make the pauses between attempts to reach one learner."""
@@ -57,8 +58,9 @@ class ReconnectPolicy:
         self._metrics.sessions += 1
         backoff.reset()
         self._since = time.monotonic()
-        if self._reminded > 0:
+        if self._reminded > 0 or not self._met:
             logger.info("connected to learner at %s", learner)
+        self._met, self._complete = True, False
         self._reminded = -np.inf
         try:
             yield
@@ -72,7 +74,8 @@ class ReconnectPolicy:
 
         Raises:
             MurmurError: if reconnecting cannot help.
-            ConnectionLostError: if no session has had a learner for give_up_after_s.
+            ConnectionLostError: if no session has had a learner for give_up_after_s;
+                RunCompleteError if the run of the last one is complete.
         """
         self._metrics.reconnects += 1
         if error.code in FINAL:
@@ -80,13 +83,27 @@ class ReconnectPolicy:
         if advice := _handshake_advice(learner, error.details):
             error = Disconnected(error.code, f"{advice}; {error.details}")
         now = time.monotonic()
-        waited = now - self._since
-        if waited > self._config.give_up_after_s and not self._metrics.sessions:
+        waited, patience = now - self._since, self._config.give_up_after_s
+        self._complete |= error.details == RUN_COMPLETE
+        if waited > patience and not self._metrics.sessions:
+            if self._complete:
+                raise RunCompleteError(
+                    f"the run of the learner at {learner} is complete, and no other learner came "
+                    f"within {waited:.0f} s (env_server.give_up_after_s)"
+                )
             raise ConnectionLostError(
                 f"no learner at {learner} for {waited:.0f} s (give_up_after_s); last: {error}"
             )
         if now - self._reminded > _REMIND_EVERY_S:
-            logger.info("waiting for learner at %s (%s)", learner, error)
+            if self._complete:
+                logger.info(
+                    "the run of the learner at %s is complete; this server ends unless another "
+                    "learner comes within %.0f s (env_server.give_up_after_s)",
+                    learner,
+                    max(0.0, patience - waited),
+                )
+            else:
+                logger.info("waiting for learner at %s (%s)", learner, error)
             self._reminded = now
         return backoff.pause_s()
 

@@ -148,7 +148,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         metrics: metrics that count refusals, sessions and reserved memory.
         taken: places that are taken, by kind.
         reserved: bytes of memory that are reserved, by kind.
-        stopping: set from outside; no stream is admitted any more.
+        stopping: why no stream is admitted any more; set from outside, empty before.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self.metrics = metrics
         self.taken: dict[Mode, int] = {"train": 0, "evaluate": 0}
         self.reserved: dict[Mode, int] = {"train": 0, "evaluate": 0}
-        self.stopping = False
+        self.stopping = ""
         self._credentials = credentials
         self._rank = rank
         self._size = size
@@ -242,9 +242,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 f"learner.max_sessions_per_identity={limit}",
             )
         if self.stopping:
-            raise Refused(
-                grpc.StatusCode.UNAVAILABLE, "stopping", "the learner is stopping; reconnect"
-            )
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "stopping", self.stopping)
         stream.place = "evaluate" if stream.role == "evaluator" else "train"
         self.take_place(stream.place)
         self._identities[stream.identity] += 1

@@ -17,12 +17,12 @@ from murmur.shared.config.learner import LearnerConfig
 from murmur.shared.process.addresses import host_and_port
 from murmur.shared.process.errors import ResourceError, WireError
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.channel import SERVER_OPTIONS, stream_handler
+from murmur.shared.wire.channel import SERVER_OPTIONS, STOPPING, stream_handler
 from murmur.shared.wire.credentials import CredentialFolder, server_credentials
 
 _MORE_STREAMS = 256
 _STOP_POLL_S = 0.01
-_STOP_S = 5.0  # for sessions to notice that they have ended
+_STOP_S = 3.0  # for sessions to notice that they have ended
 
 
 class SessionHandler(Protocol):
@@ -64,7 +64,8 @@ class RolloutServer:
         self._credentials = credentials
         # Beyond the sessions there are health checks, and streams that are about to be refused.
         self._max_streams = config.max_sessions + config.max_evaluation_sessions + _MORE_STREAMS
-        self._streams = 0
+        self._streams: set[asyncio.Task[None]] = set()
+        self._why_ended = ""
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -99,17 +100,31 @@ class RolloutServer:
         await server.start()
         self._server = server
 
-    async def stop(self) -> None:
-        """End all streams with UNAVAILABLE: workers come back when a learner does."""
+    async def stop(self, why: str = STOPPING) -> None:
+        """End all streams with UNAVAILABLE: workers come back when a learner does.
+
+        Args:
+            why: details of the status.
+        """
         if self._server is not None:
+            self._why_ended = why
+            for stream in self._streams:
+                stream.cancel()
+            await self._streams_end()
             await self._server.stop(None)
-            deadline = time.monotonic() + _STOP_S
-            while self._streams and time.monotonic() < deadline:
-                await asyncio.sleep(_STOP_POLL_S)
+            await self._streams_end()
+
+    async def _streams_end(self) -> None:
+        """Wait until all streams have ended, in bounded time."""
+        deadline = time.monotonic() + _STOP_S
+        while self._streams and time.monotonic() < deadline:
+            await asyncio.sleep(_STOP_POLL_S)
 
     async def _play(self, _requests: object, context: Context) -> None:
         """Serve one session, from Hello to the end of its stream."""
-        self._streams += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
         try:
             async with self.admission.admit(context) as stream:
                 hello = await read_hello(context, stream)
@@ -118,5 +133,9 @@ class RolloutServer:
                 except WireError as error:
                     words = f"worker '{hello.worker_id}': {error}"
                     raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "contents", words) from None
+        except asyncio.CancelledError:
+            if not self._why_ended:
+                raise
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._why_ended)
         finally:
-            self._streams -= 1
+            self._streams.discard(task)

@@ -158,7 +158,7 @@ def train(
 
       murmur train terrain-demo
 
-      murmur train spread --seed 3 --minutes 5 --device cpu --set algorithm.name=qmix
+      murmur train spread --seed 3 --minutes 5 --set algorithm.name=qmix
 
       murmur train terrain-reference --workers 4 --minutes 60
 
@@ -166,7 +166,7 @@ def train(
 
       murmur train --resume --run runs/terrain-demo-20260101-120000
 
-      murmur train spread --from runs/spread-20260101-120000 --set environment.num_agents=5
+      murmur train spread --from runs/one --set environment.num_agents=5
     """
     from murmur.runs.child import join_supervisor
     from murmur.runs.settings import setting

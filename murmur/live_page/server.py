@@ -65,7 +65,7 @@ class LivePage(GetServer):
         self._view = RunView(run)
         own = _bind(port)
         self.port: int = own.getsockname()[1]
-        self.moved = port not in (0, self.port)
+        self._asked = port
         super().__init__([own], "live page")
 
     @property
@@ -76,7 +76,8 @@ class LivePage(GetServer):
     @property
     def text(self) -> str:
         """Text with the address, and with the reason if another port was asked for."""
-        return f"{self.url} (the port asked for is in use)" if self.moved else self.url
+        moved = self._asked not in (0, self.port)
+        return f"{self.url} (port {self._asked} is in use)" if moved else self.url
 
     async def answer(self, path: str, query: str, headers: Mapping[str, str]) -> Answer:
         """Answer a request on another thread, since drawing an episode takes a second."""

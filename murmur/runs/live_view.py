@@ -74,6 +74,7 @@ class TrainingView(LiveView):
         self._troubles, self._newest = 0, ""
         self._untold = False  # the newest trouble
         self._told = -math.inf
+        self._before: dict[str, Any] = {}  # the record of the line before
         self._said: set[str] = set()
         self._bar = Progress(
             TextColumn("{task.description}", "bold", markup=False),
@@ -122,7 +123,7 @@ class TrainingView(LiveView):
         self._foretold = True
         before = record.get("seconds", 0.0) - self._pace.measured_s
         resumed = before > _FORETOLD_S
-        takes = left + self._pace.measured_s
+        takes = left + (self._pace.measured_s if resumed else record.get("seconds", 0.0))
         if takes >= _FORETOLD_S:
             what = "the rest of this run" if resumed else "this run"
             print_plain(self._console, f"{what} takes about {rough_time(takes)}")
@@ -158,20 +159,36 @@ class TrainingView(LiveView):
             parts.append(plain(self._newest, "yellow"))
         self._live.update(Group(*parts))
 
+    @property
+    def _awaits_rows(self) -> bool:
+        return self._last.get("rows_received") == 0 and "samples" not in self._last
+
     def _eta(self, share: float | None) -> str:
-        if self._last.get("rows_received") == 0 and "samples" not in self._last:
+        if self._awaits_rows:
             return "environments start; compiling may take minutes"
         if share is None:
             return "no end set; Ctrl-C stops"
+        if share >= 1:
+            return "100 %, ending"
         left = self._pace.left_s()
         return f"{100 * share:.0f} %" + ("" if left is None else f", {duration(left)} left")
+
+    def _update_rate(self) -> list[str]:
+        """Return the updates per second since the line before, if there were some."""
+        updates, seconds = (
+            self._last.get(key, 0) - self._before.get(key, 0) for key in ("updates", "seconds")
+        )
+        return [f"{number(updates / seconds)} updates/s"] if updates > 0 and seconds > 0 else []
 
     def _line(self, share: float | None) -> str:
         """Return the figures as text, in lines of the console's width, indented by the time."""
         at = f"{duration(self._last.get('seconds', 0))}  "
         parts = [self._eta(share)]
-        for name, value in _figures(self._last).items():
+        for name, value in ({} if self._awaits_rows else _figures(self._last)).items():
             parts.append(f"{value} {name}" if name in (_RATE, _SAMPLE_RATE) else f"{name} {value}")
+            if name == _RATE and not self._last.get("agent_steps_per_s"):
+                parts += self._update_rate()
+        self._before = self._last
         lines = in_rows(parts, len, gap=2, limit=self._console.width - len(at))
         return at + ("\n" + " " * len(at)).join("  ".join(line) for line in lines)
 

@@ -8,6 +8,7 @@ MurmurError                 printed in one line, without a traceback; the proces
 ├── RasterError             a terrain raster that cannot be used
 ├── CheckpointError         a checkpoint that is missing, torn, or of another run
 ├── ConnectionLostError     the peer is gone and stayed gone
+│   └── RunCompleteError    it is gone because its run is complete; the process exits with 0
 └── ResourceError           a port, a device, a disk or memory that is not available
 """
 
@@ -42,6 +43,10 @@ class CheckpointError(MurmurError):
 
 class ConnectionLostError(MurmurError):
     """A peer that could not be reached within the configured time."""
+
+
+class RunCompleteError(ConnectionLostError):
+    """A learner whose run is complete; no other one came within the configured time."""
 
 
 class ResourceError(MurmurError):

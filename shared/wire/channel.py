@@ -21,6 +21,9 @@ MAX_HELLO_BYTES = 1024 * 1024
 ENCODING_BYTES = 64  # by which protobuf's encoding of a message is longer than its arrays
 _MAX_RECEIVED_BYTES = PART_BYTES + ENCODING_BYTES
 
+# Details of the status UNAVAILABLE that ends streams.
+STOPPING, RUN_COMPLETE = "the learner is stopping; reconnect", "the run is complete"
+
 # The arrays of one observation or action.
 MAX_OBSERVATION_BYTES = 64 * 1024 * 1024
 

@@ -318,3 +318,37 @@ def test_who_lives_is_0_or_1(alive: int, problems: int) -> None:
     found = check_environment(Mortal)
     assert len(found) == problems
     assert all("255 in agent_mask of agent 0, where 0 or 1 must be" in problem for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "line"),
+    [
+        (False, None),
+        (True, "1 to 2 of them as an episode begins, 0 to 2 in its course, in 500 random steps"),
+    ],
+)
+def test_a_changing_number_of_agents_is_described(leaves: bool, line: str | None) -> None:
+    class Changing(Toy):
+        """The second agent is there if its first number is small; the first one leaves early."""
+
+        def __init__(self, num_envs: int) -> None:
+            super().__init__(num_envs)
+            masked = (*self.spec.observations, ArraySpec(AGENT_MASK, "uint8", ()))
+            self.spec = replace(self.spec, observations=masked)
+            self.there = np.ones((num_envs, 2), np.uint8)
+
+        def step(
+            self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
+        ) -> TimeStep:
+            timestep = super().step(action, restart, seeds)
+            if leaves:
+                self.there[restart] = 1
+                self.there[restart, 1] = timestep.observation["x"][restart, 1, 0] < 0.5
+                self.there[self.age >= 2, 0] = 0
+                timestep.reward[:] = timestep.reward * self.there
+            timestep.observation[AGENT_MASK] = self.there
+            return timestep
+
+    lines = describe_environment(Changing)
+    assert lines[0] == "2 agents"
+    assert (lines[1] == line) if line else lines[1].startswith("sees x")

@@ -76,6 +76,12 @@ def test_a_tutorial_shows_what_new_writes(kind: Any, here: Path) -> None:
     assert len(files[0].read_text().splitlines()) <= 80
 
 
+def test_the_intrinsic_reward_of_the_tutorial_keeps_its_contract(here: Path) -> None:
+    _, code = blocks("your-algorithm.md", "python")
+    (here / "rnd.py").write_text(code)
+    testing.assert_algorithm("rnd:Rnd")
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

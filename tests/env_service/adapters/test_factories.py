@@ -114,3 +114,11 @@ def test_only_listed_packages_are_recommended() -> None:
         )
         assert ("pip install" in words) == advised
         assert f"needs '{name}', which is not installed" in words
+
+
+def test_an_environment_that_cannot_be_asked_to_draw_is_told_how() -> None:
+    config = AdapterConfig(factory="gymnasium.spaces:Discrete", arguments={"n": 2})
+    with pytest.raises(ConfigError, match=r"it must take the keyword argument render_mode"):
+        create(config, render_mode="rgb_array")
+    with pytest.raises(ConfigError, match=r"its keyword arguments are environment\.arguments"):
+        create(config, modes=1)

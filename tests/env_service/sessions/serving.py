@@ -18,6 +18,7 @@ from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.shared.config.learner import LearnerConfig
 from murmur.shared.rpc import LOAD_METHOD
 from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import STOPPING
 from murmur.shared.wire.credentials import CredentialFolder
 from murmur.shared.wire.spec import EnvSpec, action_layout
 from tests.waiting import wait_until
@@ -33,7 +34,7 @@ class Host:
         self.scheduler: Any = self
         self.spec: EnvSpec | None = None
         self.sessions: list[EnvSession] = []
-        self.begun = self.opened = 0
+        self.begun = self.opened = self.answered = 0
         self._pause_s, self._waits_for = pause_s, waits_for
 
     def open(self, spec: EnvSpec) -> None:
@@ -67,6 +68,7 @@ class Host:
         session = request.session
         dtype, shape = action_layout(session.spec.action)
         action = np.zeros((session.num_envs, session.spec.num_agents, *shape), dtype)
+        self.answered += 1
         if not request.reply.done():
             request.reply.set_result(session.pack(request.sequence, 0, action))
 
@@ -85,7 +87,9 @@ class ServingLearner:
         credentials: CredentialFolder | None = None,
         pause_s: float = 0.002,
         waits_for: Callable[[], bool] = lambda: True,
+        ends_with: str = STOPPING,
     ) -> None:
+        self._ends_with = ends_with
         self.host, self._pause_s = Host(pause_s, waits_for), pause_s
         self._where, self.port = host, port
         self._max_sessions, self._credentials = max_sessions, credentials
@@ -133,7 +137,8 @@ class ServingLearner:
         self.port = server.port
         self._ready.set()
         await self._stop.wait()
-        await server.stop()
+        admission.stopping = self._ends_with
+        await server.stop(self._ends_with)
 
 
 def load(address: str) -> pb.LoadReply:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from threading import Thread
 
 import grpc
 import numpy as np
@@ -26,13 +27,16 @@ from murmur.shared.process.errors import (
     ConnectionLostError,
     EnvironmentFault,
     MurmurError,
+    RunCompleteError,
     WireError,
 )
 from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.channel import RUN_COMPLETE, STOPPING
 from murmur.shared.wire.seeding import episode_seeds
 from murmur.shared.wire.spec import EnvSpec, spec_from_proto
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
+from tests.env_service.sessions.serving import ServingLearner
 from tests.env_service.tiny_learner import Policy, TinyLearner, experiment
 
 
@@ -284,6 +288,41 @@ def test_gives_up_in_the_end(caplog: pytest.LogCaptureFixture) -> None:
         play(config, lambda: False)
     waiting = [r for r in caplog.records if "waiting for learner" in r.message]
     assert len(waiting) == 1  # for both sessions and all attempts
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_says_whether_the_run_is_complete_and_waits_for_another_learner(
+    complete: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    leaving: list[Thread] = []
+    with ExitStack() as life:
+        learner = ServingLearner(ends_with=RUN_COMPLETE if complete else STOPPING)
+        life.enter_context(learner)
+
+        def leave_when_both_play() -> bool:
+            if learner.host.answered >= 20 and not leaving:
+                leaving.append(Thread(target=life.close))
+                leaving[0].start()
+            return False
+
+        with pytest.raises(ConnectionLostError) as lost:
+            play(experiment(learner.address, give_up_after_s=0.5), leave_when_both_play)
+        leaving[0].join()
+    assert isinstance(lost.value, RunCompleteError) == complete
+    assert ("is complete, and no other learner came" in str(lost.value)) == complete
+    said = [r.message for r in caplog.records]
+    complete_lines = [line for line in said if "this server ends unless another learner" in line]
+    waiting_lines = [line for line in said if f"UNAVAILABLE: {STOPPING}" in line]
+    assert (len(complete_lines), len(waiting_lines)) == ((1, 0) if complete else (0, 1))
+
+
+def test_says_that_it_is_connected(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with TinyLearner() as learner:
+        play(experiment(learner.address), lambda: _rows(learner, 2) > 3)
+    said = [r.message for r in caplog.records]
+    assert said.count(f"connected to learner at {learner.address}") == 1  # for both sessions
 
 
 def test_a_wrong_sequence_number_is_an_error() -> None:

@@ -48,6 +48,8 @@ def shown(records: list[dict[str, float]]) -> str:
 def test_after_the_first_updates_it_says_how_long_the_run_takes() -> None:
     first = [{"updates": i, "seconds": 10.0 * i} for i in range(1, 6)]
     assert shown(first).splitlines() == ["this run takes about 2.8 hours"]
+    slow_start = [{"updates": 100 * i, "seconds": 100.0 + 30 * i} for i in range(1, 6)]
+    assert shown(slow_start).splitlines() == ["this run takes about 7 minutes"]
     resumed = [{"updates": 500 + i, "seconds": 5000.0 + 10 * i} for i in range(5)]
     assert shown(resumed).splitlines() == ["the rest of this run takes about 83 minutes"]
     assert shown([{"updates": 200 * i, "seconds": 25.0 * i} for i in range(1, 4)]) == ""

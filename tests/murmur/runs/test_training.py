@@ -101,8 +101,30 @@ def test_until_rows_come_it_says_that_environments_start(
         before = screen.getvalue()
         view.update({**RECORD, "rows_received": 64})
     after = screen.getvalue().removeprefix(before)
-    assert before.startswith("1:15  environments start; compiling may take minutes")
+    assert before == "1:15  environments start; compiling may take minutes\n"
     assert after.startswith("1:15  62 %")
+
+
+def test_a_replay_that_catches_up_is_seen_to_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rows come while updates that are due are made."""
+    monkeypatch.setattr(LiveView, "line_every_s", 0.0)
+    made, screen = console(80, terminal=False)
+    still = {**RECORD, "agent_steps_per_s": 0.0}
+    with TrainingView(RunConfig(name="demo", max_updates=200_000), made) as view:
+        view.update(RECORD)
+        view.update(still | {"updates": RECORD["updates"] + 50, "seconds": RECORD["seconds"] + 10})
+        assert "0.000 agent-steps/s  5.000 updates/s" in screen.getvalue()
+        before = screen.getvalue()
+        view.update(still | {"updates": RECORD["updates"] + 50, "seconds": RECORD["seconds"] + 20})
+    assert "updates/s" not in screen.getvalue().removeprefix(before)
+
+
+def test_a_run_at_its_limit_is_said_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LiveView, "line_every_s", 0.0)
+    made, screen = console(80, terminal=False)
+    with TrainingView(RunConfig(name="demo", max_updates=RECORD["updates"]), made) as view:
+        view.update(RECORD)
+    assert screen.getvalue().startswith("1:15  100 %, ending  updates")
 
 
 LOG = Path("runs/demo/logs/env-server.log")
