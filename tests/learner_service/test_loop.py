@@ -445,7 +445,7 @@ def test_a_lockstep_run_resumes_to_the_bit(tmp_path: Path, recurrent: int) -> No
     ("name", "cell"),
     [("sac", "lstm"), pytest.param("matd3", "gru", marks=pytest.mark.long)],
 )
-def test_a_lockstep_run_with_memory_from_a_replay_resumes_to_the_bit(
+def test_lockstep_with_memory_off_policy_resumes_to_the_bit(
     tmp_path: Path, name: str, cell: str
 ) -> None:
     replay = {"capacity_rows": 400, "start_rows": 16, "batch_size": 16, "unroll_steps": 4}
