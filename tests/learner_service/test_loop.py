@@ -400,7 +400,7 @@ def sync_run(
 ) -> Any:
     """Two sessions of two environments; four updates to a rollout; stops at `updates`."""
     network = {"recurrent": recurrent, "recurrent_cell": cell}
-    sections = {"run": {"max_updates": updates}, "network": network, **SYNC}
+    sections: dict[str, Any] = {"run": {"max_updates": updates}, "network": network, **SYNC}
     if "name" in algorithm:
         others = experiment(**sections).model_dump(exclude={"algorithm"})
         config = validate(ExperimentConfig, {**others, "algorithm": algorithm})
@@ -452,7 +452,7 @@ def test_lockstep_with_memory_off_policy_resumes_to_the_bit(
     options: dict[str, Any] = {"name": name, "replay": {**replay, "update_interval": 8}}
     if name == "matd3":
         options["target_noise"] = 0.0  # actions are discrete
-    how = {"recurrent": 5, "cell": cell, **options}
+    how: dict[str, Any] = {"recurrent": 5, "cell": cell, **options}
     whole = sync_run(tmp_path / "whole", 8, slots=(0, 2), **how)
     half = sync_run(tmp_path / "parts", 4, slots=(0, 2), **how)
     width = 10 if cell == "lstm" else 5
