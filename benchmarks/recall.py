@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Train every case from three seeds, one after the other on one core."""
-    updates = effort.choose(2, 1500, 1500)
+    updates = effort.choose(2, 2000, 2000)
     seeds = effort.choose((1,), (1,), (1, 2, 3))
     names = effort.choose(["masac, GRU"], list(CASES), list(CASES))
     before = torch.get_num_threads()

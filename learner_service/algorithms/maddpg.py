@@ -316,8 +316,9 @@ class Maddpg(OffPolicyAlgorithm):
         """[B, A] reward + discount * Q'(x', u'); who is dead then has nothing to come."""
         # 1. y = r + gamma^n min Q'(x', mu'(o')) by the lesser of twins (Lowe et al., equation 6).
         c, next_obs, reward = self._config, observed(rows, NEXT), rows["reward"]
+        state: RecurrentState | None = None  # of the critic before the row
         if sequences is None:
-            out, state = self._act(self.target_actor, next_obs), None  # [B, A, U or K]
+            out = self._act(self.target_actor, next_obs)  # [B, A, U or K]
         else:
             out = sequences.following(self._act(self.target_actor, sequences.obs, sequences.hidden))
             _, states = sequences.values(self.target_critic, played, self._precision)
@@ -374,8 +375,9 @@ class Maddpg(OffPolicyAlgorithm):
         of_agents: OfAgents,
     ) -> dict[str, Tensor]:
         # 3. J = E[Q(x, u)], u_a = mu_a(o_a), the others' of the batch (Lowe et al., equation 5).
+        state: RecurrentState | None = None  # of the critic before the row
         if sequences is None:
-            out, state = self._act(self.actor, obs), None  # [B, A, U or K]
+            out = self._act(self.actor, obs)  # [B, A, U or K]
         else:
             out = sequences.now(self._act(self.actor, sequences.obs, sequences.hidden))
             with torch.no_grad():

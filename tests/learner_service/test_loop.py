@@ -400,7 +400,7 @@ def sync_run(
 ) -> Any:
     """Two sessions of two environments; four updates to a rollout; stops at `updates`."""
     network = {"recurrent": recurrent, "recurrent_cell": cell}
-    sections = {"run": {"max_updates": updates}, "network": network, **SYNC}
+    sections: dict[str, Any] = {"run": {"max_updates": updates}, "network": network, **SYNC}
     if "name" in algorithm:
         others = experiment(**sections).model_dump(exclude={"algorithm"})
         config = validate(ExperimentConfig, {**others, "algorithm": algorithm})
@@ -445,14 +445,14 @@ def test_a_lockstep_run_resumes_to_the_bit(tmp_path: Path, recurrent: int) -> No
     ("name", "cell"),
     [("sac", "lstm"), pytest.param("matd3", "gru", marks=pytest.mark.long)],
 )
-def test_a_lockstep_run_with_memory_from_a_replay_resumes_to_the_bit(
+def test_lockstep_with_memory_off_policy_resumes_to_the_bit(
     tmp_path: Path, name: str, cell: str
 ) -> None:
     replay = {"capacity_rows": 400, "start_rows": 16, "batch_size": 16, "unroll_steps": 4}
     options: dict[str, Any] = {"name": name, "replay": {**replay, "update_interval": 8}}
     if name == "matd3":
         options["target_noise"] = 0.0  # actions are discrete
-    how = {"recurrent": 5, "cell": cell, **options}
+    how: dict[str, Any] = {"recurrent": 5, "cell": cell, **options}
     whole = sync_run(tmp_path / "whole", 8, slots=(0, 2), **how)
     half = sync_run(tmp_path / "parts", 4, slots=(0, 2), **how)
     width = 10 if cell == "lstm" else 5

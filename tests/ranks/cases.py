@@ -28,6 +28,7 @@ from tests.ranks.draws import Rows
 AGENTS, LENGTH = 3, 6
 ENVS = (3, 5)  # of each rank: unrolls of a rollout
 SAMPLED = (16, 16)  # rows of each rank's batch from its replay
+SEQUENCES = (4, 4)  # sequences of each rank's batch from its replay
 _FIRST_SCALE = 2.0**16
 
 
@@ -104,11 +105,12 @@ class Case:
         """What each rank has of a batch."""
         found: list[tuple[Any, Rows]] = []
         first = 0
-        for count in ENVS if self.in_sequences else SAMPLED:
+        counts = SAMPLED if not self.in_sequences else ENVS if self.on_policy else SEQUENCES
+        for count in counts:
             rows = slice(first, first + count)
             part = _envs(batch, rows) if self.in_sequences else _sampled_rows(batch, rows)
             part = part if self.on_policy or not self.recurrent else _of_replay(part)
-            total = sum(ENVS if self.in_sequences else SAMPLED)
+            total = sum(counts)
             found.append((part, Rows(first, count, total)))
             first += count
         return found
