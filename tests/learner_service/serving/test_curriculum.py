@@ -87,7 +87,7 @@ def test_a_level_waits_for_enough_episodes_of_its_own() -> None:
     found.advance(6, 60, alone)
     assert found.current.options == {"wind": 4}  # the last
     figures = found.figures(LearnerMetrics())["curriculum"]["wind"]
-    assert figures == {"value": 4, "level": 2, "episodes": [8, 7, 4], "mean": 1.0}
+    assert figures == {"value": 4, "number": 4.0, "level": 2, "episodes": [8, 7, 4], "mean": 1.0}
 
 
 def test_learners_of_a_run_are_at_one_level() -> None:
