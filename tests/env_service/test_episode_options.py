@@ -1,4 +1,4 @@
-"""Options of episodes: given to environments of every kind, drawn by seeds, refused in words."""
+"""Options of episodes: given to environments of every kind, drawn by seeds, or refused."""
 
 from typing import Any
 
