@@ -169,7 +169,5 @@ def test_options_without_effect_are_found(factory: str, idle: list[str]) -> None
 def test_an_option_may_not_also_be_set_for_good() -> None:
     environment = {"name": "memory", "delay": 4, "randomize": {"delay": [1, 2]}}
     config = validate(ExperimentConfig, {"environment": environment})
-    with pytest.raises(
-        ConfigError, match=r"environment\.delay=4 and environment\.randomize\.delay"
-    ):
+    with pytest.raises(ConfigError, match=r"environment\.delay=4 and .*randomize\.delay"):
         resolve(config, kinds=TASK)
