@@ -48,4 +48,5 @@ class Lock(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self._observe(), float(opened), over, False, {"opened": float(opened)}
 
     def _observe(self) -> NDArray[np.float32]:
-        return (np.arange(CELLS) == self._cell).astype(np.float32)
+        seen: NDArray[np.float32] = (np.arange(CELLS) == self._cell).astype(np.float32)
+        return seen

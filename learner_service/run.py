@@ -67,7 +67,7 @@ class Run:
         scheduler: hands evaluations to evaluators.
         spec: environment's spec; None before the run is open.
         run_seed: run.seed.
-        curriculum: options of episodes that change while the run goes on; None: there are none.
+        curriculum: options of episodes that change during the run; None: there are none.
         inference: loop that acts; there once the run is open.
     """
 

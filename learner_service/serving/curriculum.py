@@ -1,4 +1,4 @@
-"""The curriculum: options of episodes that the learner changes while the run goes on."""
+"""The curriculum: options of episodes that the learner changes during the run."""
 
 import math
 from collections import deque

@@ -57,7 +57,10 @@ class Host(Protocol):
     batcher: DynamicBatcher
     scheduler: EvaluationScheduler
     spec: EnvSpec | None
-    curriculum: Curriculum | None
+
+    @property
+    def curriculum(self) -> Curriculum | None:
+        """Options of episodes that change during the run."""
 
     @property
     def policy_version(self) -> int:

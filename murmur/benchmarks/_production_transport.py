@@ -55,6 +55,7 @@ class _Host:
     """A run without a network: sessions get slots, and a thread answers with constant actions."""
 
     run_seed, policy_version = 1, 1
+    curriculum = None
 
     def __init__(self, spec: EnvSpec, num_envs: int, slow: bool) -> None:
         from murmur.learner_service.serving.batcher import DynamicBatcher

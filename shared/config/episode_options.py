@@ -156,7 +156,7 @@ class EnvironmentConfig(PluginConfig):
 
     curriculum: dict[str, dict[str, Any]] = Field(
         {},
-        description="options of an episode that the learner changes while the run goes on: "
+        description="options of an episode that the learner changes during the run: "
         "{wind: {from: 0, to: 10, over_env_steps: 100000}} or {wind: {levels: [0, 5, 10], when: "
         "{metric: return, above: 9, over_episodes: 100}}}; evaluations use the last value",
     )

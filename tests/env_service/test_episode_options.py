@@ -1,13 +1,17 @@
-"""Options of episodes: given to environments of every kind, drawn by seeds, refused in words."""
+"""Options of episodes: given to environments of every kind, drawn by seeds, or refused."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from murmur.env_service.checks import idle_options
+from murmur.env_service.environment import make_environment
 from murmur.env_service.episode_options import EpisodeOptions
 from murmur.env_service.sessions.worker import guarded_environment
 from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment
+from murmur.runs.settings import TASK, resolve
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
 from murmur.shared.process.errors import ConfigError, WireError
@@ -152,3 +156,18 @@ def test_options_of_another_curriculum_are_refused() -> None:
         WireError, match=r"\['rain'\], environment.curriculum here names \['wind'\]"
     ):
         options.set({"rain": 1.0})
+
+
+@pytest.mark.parametrize(("factory", "idle"), [("Windy", []), ("Idle", ["wind", "mass"])])
+def test_options_without_effect_are_found(factory: str, idle: list[str]) -> None:
+    environment = {"name": "gymnasium", "factory": f"{HERE}:{factory}", **OPTIONS}
+    config = validate(ExperimentConfig, {"environment": environment}).environment
+    found = idle_options(partial(make_environment, config), config)
+    assert [text.split("'")[1] for text in found] == idle
+
+
+def test_an_option_may_not_also_be_set_for_good() -> None:
+    environment = {"name": "memory", "delay": 4, "randomize": {"delay": [1, 2]}}
+    config = validate(ExperimentConfig, {"environment": environment})
+    with pytest.raises(ConfigError, match=r"environment\.delay=4 and .*randomize\.delay"):
+        resolve(config, kinds=TASK)

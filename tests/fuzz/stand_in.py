@@ -47,6 +47,7 @@ class Host:
     """Serves SPEC; sessions are open until the server ends them."""
 
     run_seed, policy_version, spec = 1, 0, SPEC
+    curriculum = None
 
     def __init__(self) -> None:
         self.batcher: Any = self

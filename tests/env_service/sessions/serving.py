@@ -33,6 +33,7 @@ class Host:
         self.batcher: Any = self
         self.scheduler: Any = self
         self.spec: EnvSpec | None = None
+        self.curriculum = None
         self.sessions: list[EnvSession] = []
         self.begun = self.opened = self.answered = 0
         self._pause_s, self._waits_for = pause_s, waits_for

@@ -1,4 +1,4 @@
-"""The curriculum on the learner: what moves a course, what sessions are told, what is saved."""
+"""The curriculum on the learner: courses, messages to sessions, checkpoints."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -62,7 +62,7 @@ def test_lines_follow_updates_or_environment_steps() -> None:
     assert found.last.options == {"wind": 10.0, "mass": 1, "maze": "b"}
     before = found.current
     found.advance(10, 1000, alone)
-    assert found.current is before  # sessions are told nothing
+    assert found.current is before  # no message carries it
 
 
 def test_a_level_waits_for_enough_episodes_of_its_own() -> None:
@@ -87,7 +87,7 @@ def test_a_level_waits_for_enough_episodes_of_its_own() -> None:
     found.advance(6, 60, alone)
     assert found.current.options == {"wind": 4}  # the last
     figures = found.figures(LearnerMetrics())["curriculum"]["wind"]
-    assert figures == {"value": 4, "level": 2, "episodes": [8, 7, 4], "mean": 1.0}
+    assert figures == {"value": 4, "number": 4.0, "level": 2, "episodes": [8, 7, 4], "mean": 1.0}
 
 
 def test_learners_of_a_run_are_at_one_level() -> None:
@@ -135,7 +135,7 @@ def rows(*kinds: StepType) -> Any:
 
 
 def test_a_resumed_episode_has_the_value_that_it_began_with() -> None:
-    """Slot 0 is in the middle of an episode of an older value; slot 1's began with what is told."""
+    """Slot 0 is in an episode of an older value, slot 1 in one of the latest but one."""
     found = curriculum(wind={"from": 0, "to": 8, "over_updates": 8})
     table = SlotTable(True, Progress(), curriculum=found)
     session, starts = table.admit(pb.Hello(worker_id="w", num_envs=2, curriculum=["wind"]), SPEC)
@@ -154,7 +154,7 @@ def test_a_resumed_episode_has_the_value_that_it_began_with() -> None:
         assert codec.options == dict(found.current.options)
 
     answer(rows(FIRST, FIRST), 1)
-    answer(rows(MID, LAST), 2)  # told 2 from here on
+    answer(rows(MID, LAST), 2)  # 2 from here on
     answer(rows(MID, FIRST), 3)
     assert [values.options["wind"] for values in session.begun] == [0, 2]
     state = table.state_dict()

@@ -121,6 +121,11 @@ def test_another_spec_is_refused_naming_the_first_difference(learner: RunningLea
     [
         ({"protocol_version": 99}, "FAILED_PRECONDITION", "protocol version 99, this learner 6"),
         ({"num_envs": 0}, "INVALID_ARGUMENT", "num_envs=0"),
+        (
+            {"curriculum": ["wind"]},
+            "FAILED_PRECONDITION",
+            "environment.curriculum names no option here, wind at worker",
+        ),
         ({"mode": pb.MODE_UNSPECIFIED}, "INVALID_ARGUMENT", "MODE_UNSPECIFIED"),
         ({"spec": pb.EnvSpec(name="x")}, "FAILED_PRECONDITION", "names no action spec"),
     ],
