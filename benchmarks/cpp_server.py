@@ -38,13 +38,13 @@ from murmur.shared.wire.spec import spec_from_proto
 
 DESCRIPTION = "environment steps of the server in C++ beside the one in Python, and a learning run"
 
-_ENVS, _SESSIONS, _TURNS, _SECONDS = (32, 256), 2, 5, 4.0
+_ENVS, _SESSIONS, _TURNS, _SECONDS = (32, 256), 2, 3, 3.0
 _CONFIG = """
 environment: {{name: spread}}
 algorithm: {{name: mappo}}
 network: {{name: mlp, hidden: [64, 64]}}
 learner: {{port: 0, metrics_port: 0}}
-evaluation: {{every_env_steps: 20000, episodes: 100}}
+evaluation: {{every_env_steps: 10000, episodes: 100}}
 run: {{seed: {seed}, max_env_steps: {steps}}}
 """
 
