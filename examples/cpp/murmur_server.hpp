@@ -252,12 +252,14 @@ class Session {
 
   // Brings every environment to where the learner has it.
   bool start(const pb::Welcome& welcome) {
-    if (welcome.slots_size() != int(n_)) return broken("a Welcome of another size");
+    if (!options_.evaluate && welcome.slots_size() != int(n_))
+      return broken("a Welcome for another number of environments");
     run_seed_ = welcome.run_seed(), first_slot_ = welcome.first_slot();
     for (uint32_t i = 0; i < n_; ++i) {
-      const std::string& actions = welcome.slots(i).actions();
+      const pb::SlotStart slot = options_.evaluate ? pb::SlotStart() : welcome.slots(i);
+      const std::string& actions = slot.actions();
       if (actions.size() % action_bytes_) return broken("a part of an action in Welcome");
-      episodes_[i] = options_.evaluate ? i : welcome.slots(i).episode(), played_[i] = 0;
+      episodes_[i] = options_.evaluate ? i : slot.episode(), played_[i] = 0;
       begin(i);
       for (size_t at = 0; at < actions.size(); at += action_bytes_) advance(i, &actions[at]);
     }

@@ -1,4 +1,4 @@
-"""The environment server in C++ keeps the contract, plays murmur's spread, and a run learns by it."""
+"""The environment server in C++ keeps the contract, plays murmur's spread, and feeds a run."""
 
 import asyncio
 import contextlib
