@@ -7,12 +7,19 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Protocol(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROTOCOL_UNSPECIFIED: _ClassVar[Protocol]
+    PROTOCOL_VERSION: _ClassVar[Protocol]
+
 class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     MODE_UNSPECIFIED: _ClassVar[Mode]
     MODE_TRAIN: _ClassVar[Mode]
     MODE_EVALUATE: _ClassVar[Mode]
     MODE_SUPPLY: _ClassVar[Mode]
+PROTOCOL_UNSPECIFIED: Protocol
+PROTOCOL_VERSION: Protocol
 MODE_UNSPECIFIED: Mode
 MODE_TRAIN: Mode
 MODE_EVALUATE: Mode

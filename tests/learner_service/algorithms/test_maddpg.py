@@ -20,8 +20,7 @@ from murmur.learner_service.learning.off_policy import rows_of
 from murmur.learner_service.storage.replay import ReplayBatch
 from murmur.learner_service.storage.storage import OBSERVATION, observed
 from murmur.shared.config import PluginConfig
-from murmur.shared.process.errors import SpecError
-from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.errors import ConfigError, SpecError
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 from tests.learner_service.toys import (
