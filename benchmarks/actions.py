@@ -160,10 +160,10 @@ class Pair(ParallelEnv[str, Any, Any]):
 
 # name -> (plug-in, factory, algorithms, environment steps)
 TASKS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
-    "hybrid": ("gymnasium", "Hybrid", ("ppo", "mappo"), 60_000),
-    "factors": ("gymnasium", "Factors", ("ppo",), 60_000),
+    "hybrid": ("gymnasium", "Hybrid", ("ppo", "mappo"), 30_000),
+    "factors": ("gymnasium", "Factors", ("ppo",), 30_000),
     "unbounded": ("gymnasium", "Unbounded", ("ppo",), 60_000),
-    "pair": ("pettingzoo", "Pair", ("mappo", "ippo"), 60_000),
+    "pair": ("pettingzoo", "Pair", ("mappo",), 30_000),
 }
 
 

@@ -53,7 +53,8 @@ def start(environment: SequentialVectorEnv, seed: int = 1) -> TimeStep:
 
 def advance(environment: SequentialVectorEnv, action: Any) -> TimeStep:
     n = environment.num_envs
-    action = np.asarray(action, np.int32).reshape(n, -1)
+    _, shape = contract.action_layout(environment.spec.action)
+    action = np.asarray(action, np.int32).reshape(n, -1, *shape)
     return environment.step(action, np.zeros(n, np.bool_), np.zeros(n, np.uint64))
 
 
