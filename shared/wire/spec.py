@@ -370,13 +370,13 @@ def _check_composite(spec: EnvSpec, action: Composite) -> None:
         SpecError: for impossible sizes, bounds or flags, or a symmetry that changes actions.
     """
     what = f"environment '{spec.name}'"
+    if any(count < 1 for count in action.factors):
+        raise SpecError(f"{what} has choices among {list(action.factors)}; each needs 1 or more")
     if not action.size and sum(action.factors) == len(action.factors):
         raise SpecError(
             f"{what} has choices among {list(action.factors)} alternatives and no number: nothing "
             "to learn; give it a choice among 2 or more"
         )
-    if any(count < 1 for count in action.factors):
-        raise SpecError(f"{what} has choices among {list(action.factors)}; each needs 1 or more")
     # What a policy computes: all choices with as many alternatives as the largest.
     if len(action.factors) * max(action.factors, default=0) > MAX_ACTIONS:
         raise SpecError(

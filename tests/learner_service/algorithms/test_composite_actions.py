@@ -207,5 +207,7 @@ def test_an_algorithm_of_one_choice_refuses_several(name: str) -> None:
 
 
 def test_numbers_without_bounds_are_refused_where_they_are_scaled() -> None:
-    with pytest.raises(SpecError, match="needs actions with finite bounds.*use mappo, ippo or ppo"):
+    with pytest.raises(
+        SpecError, match=r"needs actions with finite bounds.*use mappo, ippo or ppo"
+    ):
         algorithm_for("masac", Continuous(1, -math.inf, math.inf))
