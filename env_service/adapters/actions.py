@@ -267,7 +267,7 @@ def _own(agent: str, space: Space) -> _Own:
     """
     own = _Own(space, [], [])
 
-    def visit(space: Space, path: str) -> None:
+    def take_apart(space: Space, path: str) -> None:
         if isinstance(space, spaces.Discrete):
             own.factors.append(int(space.n))
         elif isinstance(space, spaces.MultiDiscrete):
@@ -278,7 +278,7 @@ def _own(agent: str, space: Space) -> _Own:
             own.boxes.append(space)
         elif isinstance(space, spaces.Tuple | spaces.Dict):
             for key, part in _parts(space):
-                visit(part, f"{path}.{key}" if path else str(key))
+                take_apart(part, f"{path}.{key}" if path else str(key))
         else:
             at = f" at '{path}'" if path else ""
             raise ConfigError(
@@ -287,7 +287,7 @@ def _own(agent: str, space: Space) -> _Own:
                 "environment in a factory of your own"
             )
 
-    visit(space, "")
+    take_apart(space, "")
     return own
 
 
