@@ -91,7 +91,7 @@ class Hybrid(_Cued):
 class Factors(_Cued):
     """Five choices among 8: 32,768 combinations, with a mask of each choice.
 
-    Choice f is right if it is (cue + f) modulo 8; one of the others, drawn in each step, is illegal.
+    Choice f is right if it is (cue + f) modulo 8; another one, drawn in each step, is illegal.
     """
 
     _CHOICES, _OF = 5, 8

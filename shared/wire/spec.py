@@ -207,9 +207,10 @@ class EnvSpec:
         if isinstance(self.action, Composite):
             _check_composite(self, self.action)
             actions = self.action.num_alternatives + self.action.size
+        elif isinstance(self.action, Discrete):
+            actions = self.action.num_actions
         else:
-            discrete = isinstance(self.action, Discrete)
-            actions = self.action.num_actions if discrete else self.action.size
+            actions = self.action.size
         for what, count, limit in (
             ("agents", self.num_agents, MAX_AGENTS),
             ("observations", len(self.observations), MAX_ARRAYS),
