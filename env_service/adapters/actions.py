@@ -65,7 +65,10 @@ class MaskPlace:
 
     def legal(self, mask: Array) -> Array:
         """Return a mask [..., size] with an entry for each action."""
-        return mask if self.combined is None else mask[..., self.combined].all(axis=-1)
+        if self.combined is None:
+            return mask
+        legal: NDArray[np.bool_] = np.logical_and.reduce(mask[..., self.combined], axis=-1)
+        return legal
 
 
 @dataclass
@@ -139,12 +142,12 @@ class ActionLayout:
     @property
     def masked(self) -> bool:
         """Return whether some agent lacks an alternative that another one has."""
-        return not self.legal.all()
+        return bool((self.legal == 0).any())
 
     @property
     def maskable(self) -> bool:
         """Return whether there are choices, so that the environment's masks fit."""
-        return self.legal.shape[1] > 0
+        return bool(self.legal.shape[1])
 
     def _discrete(self, agents: Mapping[str, _Own]) -> None:
         """Take one choice of each agent, or every combination of its choices."""
@@ -267,7 +270,7 @@ def _own(agent: str, space: Space) -> _Own:
     """
     own = _Own(space, [], [])
 
-    def visit(space: Space, path: str) -> None:
+    def take_apart(space: Space, path: str) -> None:
         if isinstance(space, spaces.Discrete):
             own.factors.append(int(space.n))
         elif isinstance(space, spaces.MultiDiscrete):
@@ -278,7 +281,7 @@ def _own(agent: str, space: Space) -> _Own:
             own.boxes.append(space)
         elif isinstance(space, spaces.Tuple | spaces.Dict):
             for key, part in _parts(space):
-                visit(part, f"{path}.{key}" if path else str(key))
+                take_apart(part, f"{path}.{key}" if path else str(key))
         else:
             at = f" at '{path}'" if path else ""
             raise ConfigError(
@@ -287,11 +290,11 @@ def _own(agent: str, space: Space) -> _Own:
                 "environment in a factory of your own"
             )
 
-    visit(space, "")
+    take_apart(space, "")
     return own
 
 
-def _parts(space: spaces.Tuple | spaces.Dict) -> Iterable[tuple[Any, Space]]:
+def _parts(space: spaces.Tuple[Any] | spaces.Dict) -> Iterable[tuple[Any, Space]]:
     """Return the keys and spaces of a Tuple or Dict, in order."""
     return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
 
@@ -445,8 +448,7 @@ def _joined(bounds: Sequence[Array], dtype: np.dtype[Any]) -> Array:
     found: list[Array] = [np.zeros(0, dtype)]
     for bound in bounds:
         if bound.dtype.kind == "f":
-            limits = np.finfo(bound.dtype)
-            bound = np.clip(bound, limits.min, limits.max)
+            bound = np.nan_to_num(bound)  # an infinite one becomes the type's largest
         found.append(_inside(bound, dtype).ravel())
     return np.concatenate(found)
 

@@ -210,9 +210,10 @@ class EnvSpec:
         if isinstance(self.action, Composite):
             _check_composite(self, self.action)
             actions = self.action.num_alternatives + self.action.size
+        elif isinstance(self.action, Discrete):
+            actions = self.action.num_actions
         else:
-            discrete = isinstance(self.action, Discrete)
-            actions = self.action.num_actions if discrete else self.action.size
+            actions = self.action.size
         for what, count, limit in (
             ("agents", self.num_agents, MAX_AGENTS),
             ("observations", len(self.observations), MAX_ARRAYS),
@@ -384,13 +385,13 @@ def _check_composite(spec: EnvSpec, action: Composite) -> None:
         SpecError: for impossible sizes, bounds or flags, or a symmetry that changes actions.
     """
     what = f"environment '{spec.name}'"
+    if any(count < 1 for count in action.factors):
+        raise SpecError(f"{what} has choices among {list(action.factors)}; each needs 1 or more")
     if not action.size and sum(action.factors) == len(action.factors):
         raise SpecError(
             f"{what} has choices among {list(action.factors)} alternatives and no number: nothing "
             "to learn; give it a choice among 2 or more"
         )
-    if any(count < 1 for count in action.factors):
-        raise SpecError(f"{what} has choices among {list(action.factors)}; each needs 1 or more")
     # What a policy computes: all choices with as many alternatives as the largest.
     if len(action.factors) * max(action.factors, default=0) > MAX_ACTIONS:
         raise SpecError(

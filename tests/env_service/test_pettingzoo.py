@@ -53,7 +53,8 @@ def start(environment: SequentialVectorEnv, seed: int = 1) -> TimeStep:
 
 def advance(environment: SequentialVectorEnv, action: Any) -> TimeStep:
     n = environment.num_envs
-    action = np.asarray(action, np.int32).reshape(n, -1)
+    _, shape = contract.action_layout(environment.spec.action)
+    action = np.asarray(action, np.int32).reshape(n, -1, *shape)
     return environment.step(action, np.zeros(n, np.bool_), np.zeros(n, np.uint64))
 
 
@@ -457,7 +458,7 @@ class Combined(Toy):
 
 
 def test_combinations_become_discrete_actions() -> None:
-    environment = build("Combined")
+    environment = build("Combined", joint_actions=True)
     assert environment.spec.action == contract.Discrete(6)
     mask = start(environment).observation[ACTION_MASK][0].tolist()
     assert mask == [[1] * 6, [1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0]]
@@ -466,6 +467,17 @@ def test_combinations_become_discrete_actions() -> None:
     row = advance(environment, [0, 0, 0])  # "a" is gone
     assert row.observation[ACTION_MASK][0].tolist() == [[1] + [0] * 5, mask[1], mask[2]]
     assert start(environment).observation[ACTION_MASK][0].tolist() == mask
+
+
+def test_choices_keep_their_masks() -> None:
+    environment = build("Combined")
+    assert environment.spec.action == contract.Composite((2, 3))
+    mask = start(environment).observation[ACTION_MASK][0].tolist()
+    assert mask == [[1] * 5, [1, 1, 1, 1, 0], [1, 1, 1, 1, 0]]
+    advance(environment, [[1, 2], [1, 0], [0, 0]])
+    assert environment._environments[0].taken == {"a": [1, 3], "b": [1, 0], "c": [0, 0]}
+    row = advance(environment, [[0, 0]] * 3)  # "a" is gone
+    assert row.observation[ACTION_MASK][0].tolist() == [[1, 0, 1, 0, 0], mask[1], mask[2]]
 
 
 class LateCombined(Combined, Coming):
@@ -477,7 +489,7 @@ def test_who_comes_may_do_what_its_space_holds(
     monkeypatch: pytest.MonkeyPatch, comes: int, there: bool
 ) -> None:
     monkeypatch.setattr(LateCombined, "comes", comes)
-    environment = build("LateCombined")
+    environment = build("LateCombined", joint_actions=True)
     assert start(environment).observation[ACTION_MASK][0, 2].tolist() == [1, 0, 0, 0, 0, 0]
     row = [advance(environment, [0, 0, 0]) for _ in range(comes)][-1]
     assert row.observation[AGENT_MASK][0].tolist() == [there, 1, 1]
@@ -623,9 +635,8 @@ VARIANTS: dict[str, tuple[type[Toy], dict[str, Any]]] = {
         Toy,
         {"action_space": lambda toy, own, agent: Box(-1, 1, (2,)) if agent == "b" else Discrete(2)},
     ),
-    "unbounded": (Toy, {"action": Box(-np.inf, np.inf, (2,))}),
-    "masked combinations": (MasksInInfos, {"action": MultiDiscrete([2, 3])}),
-    "seen mask of combinations": (Masked, {"action": MultiDiscrete([2, 3])}),
+    "masked numbers": (MasksInInfos, {"action": Box(-1, 1, (2,))}),
+    "seen mask of numbers": (Masked, {"action": Box(-1, 1, (2,))}),
     "text": (Toy, {"observation": Text(5)}),
     "blind": (
         Toy,
@@ -922,10 +933,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "mixed": (
         f"{__name__}:flawed",
-        {"arguments": {"flaw": "mixed"}},
-        "agents 'b' have continuous actions, 'a', 'c' discrete",
+        {"arguments": {"flaw": "mixed"}, "joint_actions": True},
+        "agents 'b' have continuous actions, 'a', 'c' discrete ones; only mappo, ippo and ppo take",
     ),
-    "unbounded": (f"{__name__}:flawed", {"arguments": {"flaw": "unbounded"}}, "no bounds to scale"),
     "text": (
         f"{__name__}:flawed",
         {"arguments": {"flaw": "text"}},
@@ -957,15 +967,15 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         r"reading possible_agents raised TypeError: .*; set self\.possible_agents",
     ),
-    "masked combinations": (
+    "masked numbers": (
         f"{__name__}:flawed",
-        {"arguments": {"flaw": "masked combinations"}},
-        "gives an 'action_mask', but its actions are not Discrete; take the mask away in a factory",
+        {"arguments": {"flaw": "masked numbers"}},
+        "gives an 'action_mask', but its actions are numbers, of which none can be illegal",
     ),
-    "seen mask of combinations": (
+    "seen mask of numbers": (
         f"{__name__}:flawed",
-        {"arguments": {"flaw": "seen mask of combinations"}},
-        "gives an 'action_mask', but its actions are not Discrete",
+        {"arguments": {"flaw": "seen mask of numbers"}},
+        "gives an 'action_mask', but its actions are numbers, of which none can be illegal",
     ),
     "info": (
         f"{__name__}:flawed",

@@ -35,6 +35,7 @@ ELSEWHERE = {  # checked there for what comes of it, too
 }
 # Nine to fifteen seconds each: processes of their own.
 SLOW = (
+    "actions",
     "defaults",
     "doctor",
     "doctor_loaded",
