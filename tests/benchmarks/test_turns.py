@@ -13,10 +13,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API
 
 def test_perfect_play_draws_and_takes_what_is_given() -> None:
     assert value((0,) * 9, 1) == 0
-    # X holds 0 and 1, O 3 and 4: whoever moves completes a row.
+    # X holds 0 and 1, O 3 and 4: X completes a row, O completes one or blocks and then wins.
     board = (1, 1, 0, 2, 2, 0, 0, 0, 0)
     assert perfect_moves(board, 1) == [2]
-    assert perfect_moves(board, 2) == [5]
+    assert perfect_moves(board, 2) == [2, 5]
     # A corner is answered in the center alone.
     assert perfect_moves((1, *(0,) * 8), 2) == [4]
     assert legal_moves(board, 1) == [2, 5, 6, 7, 8]
