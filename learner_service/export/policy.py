@@ -341,7 +341,7 @@ def _compare(
             index = got["action"][..., None].astype(np.int64)
             best = wanted["logits"].max(-1, keepdims=True)
             pairs["action"] = best, np.take_along_axis(wanted["logits"], index, -1)
-            if TURN_MASK in given:  # whoever waits has action 0
+            if TURN_MASK in given:  # agents that wait have action 0
                 turn = given[TURN_MASK].numpy()[..., None] != 0
                 pairs["action"] = best * turn, pairs["action"][1] * turn
         for name, (ours, theirs) in pairs.items():

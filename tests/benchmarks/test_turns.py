@@ -23,7 +23,7 @@ def test_perfect_play_draws_and_takes_what_is_given() -> None:
 
 
 @pytest.mark.long
-def test_a_policy_that_plays_both_sides_loses_no_line_of_a_perfect_player(tmp_path: Path) -> None:
+def test_tic_tac_toe_is_learned_from_both_sides(tmp_path: Path) -> None:
     policy, _ = train("tictactoe", 1, 0, tmp_path)
     for side in (0, 1):
         found = play_lines(policy, side, perfect_moves)
