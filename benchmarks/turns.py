@@ -34,7 +34,7 @@ _PORTS = ("learner.port=0", "learner.metrics_port=0", "env_server.metrics_port=0
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """Train and play; return what came of the games, by configuration and seed."""
+    """Train and play; return the results of the games, by configuration and seed."""
     seeds = effort.choose((1,), (1,), (1, 2, 3))
     moves = effort.choose(4_000, 0, 0)
     result: dict[str, Any] = {"load_average": psutil.getloadavg()[0]}
@@ -149,10 +149,10 @@ def positions(lines: list[tuple[int, ...]]) -> TimeStep:
     """Return the time step after each of some lines of equally many moves."""
     config = load_config("tictactoe")
     environment = make_environment(config.environment, len(lines))
-    seeds, goes_on = np.zeros(len(lines), np.uint64), np.zeros(len(lines), np.bool_)
+    seeds, no_restart = np.zeros(len(lines), np.uint64), np.zeros(len(lines), np.bool_)
     timestep = environment.reset(seeds)
     for moves in np.array(lines, np.int32).reshape(len(lines), -1).T:
-        timestep = environment.step(np.repeat(moves[:, None], 2, 1), goes_on, seeds)
+        timestep = environment.step(np.repeat(moves[:, None], 2, 1), no_restart, seeds)
     return timestep
 
 

@@ -17,7 +17,7 @@ SCRIPTS: dict[str, list[Move]] = {
         ("a", {}, {}),
         ("b", {"a": 5, "b": 7}, {"a": "terminated", "b": "terminated"}),
     ],
-    # b loses by a's move, and leaves; a and c go on.
+    # b loses by a's move, and leaves; a and c continue.
     "leaves": [
         ("a", {}, {}),
         ("b", {"b": 1}, {}),

@@ -7,7 +7,7 @@ from typing import Any
 class TurnByTurn:
     """An AEC environment with the interface of a parallel one: a step is the move of one agent.
 
-    When its turn comes an agent is told what `last()` returns: its observation, the rewards since
+    When its turn comes an agent gets what `last()` returns: its observation, the rewards since
     its last move, whether it is done, and its info. The other agents are given None as observation,
     0 as reward and no info. An agent that is done is reported once its last turn, in which it can
     only leave, has come; then it is no longer among `agents`.

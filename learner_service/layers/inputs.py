@@ -473,7 +473,7 @@ class CriticInputs(ActorInputs):
     observes maps and says where each agent stands on them (`agent_cell`): (action + 1) / K at each
     other agent's cell. Elsewhere as one-hot vectors, the own one zero. Where the environment gives
     no `state`, the vectors that all agents observe stand for it (but not their images). If agents
-    take turns it is told whose turn it is.
+    take turns it sees whose turn it is.
     """
 
     def __init__(self, spec: EnvSpec, options: InputOptions, *, actions: bool = True) -> None:

@@ -135,8 +135,8 @@ def transitions(batch: Rollout) -> Transitions:
     turn = batch.arrays.get(OBSERVATION + TURN_MASK)
     if turn is None:
         return Transitions(reward, discount, next_is_last, valid, weight)
-    goes_on = (step_type[1:] < int(StepType.LAST)).unsqueeze(-1)
-    waits = goes_on & (turn[1:] == 0)
+    lasts = (step_type[1:] < int(StepType.LAST)).unsqueeze(-1)
+    waits = lasts & (turn[1:] == 0)
     if alive is not None:
         waits = waits & (alive[1:] != 0)
     unfinished = _unfinished(waits, next_is_last)

@@ -56,7 +56,7 @@ def column(steps: list[TimeStep], name: str) -> list[Any]:
     return [t.observation[name][0].tolist() for t in steps]
 
 
-def test_the_agent_with_the_turn_alone_sees_acts_and_is_paid_for_all_since_its_last() -> None:
+def test_only_the_agent_with_the_turn_sees_acts_and_is_paid() -> None:
     environment = game()
     steps = episode(environment)
     assert column(steps, TURN_MASK) == [[1, 0], [1, 0], [0, 1], [1, 0], [0, 1], [0, 0]]
@@ -89,7 +89,7 @@ def test_the_agent_with_the_turn_alone_sees_acts_and_is_paid_for_all_since_its_l
     assert [agent for agent, _ in taken] == [agent for agent, _, _ in SCRIPTS["twice"]]
 
 
-def test_an_agent_that_leaves_is_paid_and_never_has_the_turn_again() -> None:
+def test_an_agent_that_leaves_is_paid_and_acts_no_more() -> None:
     steps = episode(game(script="leaves"))
     assert column(steps, AGENT_MASK) == [[1, 1, 1]] * 4 + [[1, 0, 1]] * 3
     assert [row.index(1) for row in column(steps, TURN_MASK)[:-1]] == [0, 1, 2, 0, 2, 0]
@@ -148,7 +148,7 @@ def test_games_of_turns_keep_the_contract(script: str, masks: bool) -> None:
 def test_an_episode_may_be_cut_by_its_number_of_moves() -> None:
     steps = episode(game(options={"max_episode_steps": 2}))
     assert [t.reward[0].tolist() for t in steps] == [[0, 0], [1, 0], [0, 30]]
-    # Before its next turn a is told what it would be told there.
+    # An agent that waits gets what it would get at its next turn.
     steps = episode(game(options={"max_episode_steps": 1}))
     assert [t.reward[0].tolist() for t in steps] == [[0, 0], [1, 10]]
     assert steps[-1].discount[0] == 1

@@ -189,7 +189,7 @@ def test_returns_of_an_agent_that_leaves_by_hand() -> None:
     assert target[weight > 0].tolist() == [3, -3, 5, 6, 10, 6]
 
 
-def test_a_truncated_game_ends_with_the_value_of_what_is_seen_last() -> None:
+def test_a_truncated_game_ends_with_the_value_seen_last() -> None:
     spec, arrays = played("truncated")  # turns: a, b
     value = torch.full_like(arrays["reward"], 10)
     target, weight = learned(Batch(arrays, [0]), value, spec)
@@ -213,9 +213,7 @@ def test_a_move_is_learned_from_if_its_result_is_in_the_rollout() -> None:
 
 @pytest.mark.parametrize("name", ["mappo", "ippo"])
 @pytest.mark.parametrize("recurrent", [0, 8])
-def test_what_agents_do_and_see_while_they_wait_changes_no_weight(
-    name: str, recurrent: int
-) -> None:
+def test_actions_while_agents_wait_change_no_weight(name: str, recurrent: int) -> None:
     network = PluginConfig.model_validate({"name": "mlp", "hidden": [8], "recurrent": recurrent})
     after = []
     for noise in (0, 1):
@@ -253,7 +251,7 @@ def test_updates_count_an_agents_turns_alone() -> None:
     storage = algorithm("mappo", batch_size=60, batch_number=1, unroll_steps=20).make_storage(
         SPEC, 1
     )
-    assert storage.envs_per_update == 3  # 20 moves an unroll, whoever makes them
+    assert storage.envs_per_update == 3  # 20 moves an unroll, of all agents together
 
 
 def test_a_policy_acts_for_the_agent_with_the_turn_alone() -> None:
