@@ -63,6 +63,10 @@ def find_config(name: str, beside: Path | None = None) -> Path:
 def _why_none(name: str) -> str:
     """Explain why a name is no configuration, and what to give instead."""
     with contextlib.suppress(OSError, ValueError):
+        try:
+            Path(name).stat()
+        except PermissionError:
+            return "this user may not look into its folder; `chmod a+rX FOLDER` lets all read it"
         if (Path(name) / "config.yaml").is_file():
             return (
                 "it is the folder of a run; `murmur train --resume --run FOLDER` continues it, "

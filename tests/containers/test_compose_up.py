@@ -62,8 +62,10 @@ class Stack:
         """With other variables of docker-compose.yml."""
         before = self._environment
         self._environment = before | changes
-        yield
-        self._environment = before
+        try:
+            yield
+        finally:
+            self._environment = before
 
     def docker(
         self, *arguments: str, check: bool = True, input: str | None = None
@@ -356,6 +358,7 @@ def test_pixel_tasks_run_with_further_extras(stack: Stack) -> None:
 
 def test_an_environment_outside_the_repository(stack: Stack, tmp_path: Path) -> None:
     """docs/own-environment.md: its files beside code and configuration in another folder."""
+    tmp_path.chmod(0o755)  # the containers' user is another one
     page = (ROOT / "docs/your-environment.md").read_text()
     for language, name in (("python", "meet.py"), ("yaml", "meet.yaml")):
         found = re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import time
 from enum import Enum
 from pathlib import Path
@@ -303,6 +304,23 @@ def test_a_name_of_no_configuration_says_what_it_is(
     (tmp_path / "folder/run/config.yaml").touch()
     with pytest.raises(ConfigError, match=words):
         load(name)
+
+
+def test_a_folder_that_may_not_be_read_is_named_as_that(tmp_path: Path) -> None:
+    folder = tmp_path / "private"
+    folder.mkdir()
+    file = write(folder, MINIMAL)
+    tmp_path.chmod(0o755)
+    folder.chmod(0)
+    user = os.geteuid()
+    if user == 0:  # whom no mode keeps out
+        os.seteuid(65534)
+    try:
+        with pytest.raises(ConfigError, match="may not look into its folder; `chmod a\\+rX"):
+            load(file)
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o700)
 
 
 @pytest.mark.parametrize(
