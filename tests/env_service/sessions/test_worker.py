@@ -291,7 +291,7 @@ def test_gives_up_in_the_end(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_says_whether_the_run_is_complete_and_waits_for_another_learner(
+def test_says_whether_the_run_is_complete_and_waits_on(
     complete: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
