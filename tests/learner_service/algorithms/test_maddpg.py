@@ -481,7 +481,7 @@ def test_target_noise_is_refused_for_discrete_actions() -> None:
         make(vector_spec(), target_noise=0.2)
 
 
-def test_target_noise_of_a_preset_is_for_continuous_actions_alone() -> None:
+def test_a_presets_target_noise_is_for_continuous_actions() -> None:
     assert make(spec_of("continuous"), target_noise=None)._target_noise == 0.2
     assert make(vector_spec(), target_noise=None)._target_noise == 0.0
 
