@@ -65,7 +65,8 @@ class _Cued(gymnasium.Env[Any, Any]):
 
     def _shown(self) -> NDArray[np.float32]:
         self._cue = int(self.np_random.integers(_CUES))
-        return np.eye(_CUES, dtype=np.float32)[self._cue]
+        shown: NDArray[np.float32] = np.eye(_CUES, dtype=np.float32)[self._cue]
+        return shown
 
     def _info(self) -> dict[str, Any]:
         return {}
@@ -85,7 +86,7 @@ class Hybrid(_Cued):
     def _reward(self, action: Any) -> float:
         arm, best = action["arm"], (self._cue + 2 * action["arm"]) / 5 - 0.9
         worth = 1.0 if arm == self._cue else 0.5
-        return worth - abs(float(action["parameter"][0]) - best)
+        return worth - abs(float(action["parameter"][0]) - float(best))
 
 
 class Factors(_Cued):
@@ -119,7 +120,7 @@ class Unbounded(_Cued):
         return 1 - abs(float(action[0]) - (3 * self._cue - 5)) / 4
 
 
-class Pair(ParallelEnv[str, Any, Any]):
+class Pair(ParallelEnv[str, Any, Any]):  # type: ignore[misc]
     """One agent chooses among four, the other gives two numbers; each is paid for its own."""
 
     metadata: dict[str, Any] = {"name": "pair"}  # noqa: RUF012 - PettingZoo's own

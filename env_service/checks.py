@@ -534,7 +534,8 @@ def _described(action: ActionSpec) -> str:
         return f"{action.size} numbers from {action.low:g} to {action.high:g}"
     choices = ", ".join(map(str, action.factors[:_SHOWN]))
     more = f" and {len(action.factors) - _SHOWN} more" if len(action.factors) > _SHOWN else ""
-    parts = [f"a choice each among {choices}{more} actions"] if action.factors else []
+    several = "one" if len(action.factors) == 1 else "a choice each, one"
+    parts = [f"{several} of {choices}{more} actions"] if action.factors else []
     bounds = Counter(zip(action.low, action.high, strict=True)).items()
     parts += [f"{count} numbers from {low:g} to {high:g}" for (low, high), count in bounds]
     return " and ".join(parts)

@@ -132,7 +132,8 @@ class Gymnasium(SequentialVectorEnv):
             )
             for name in ("observation_space", "action_space")
         )
-        own, own_actions = getattr(seen, "spaces", None), getattr(acting, "spaces", None)
+        own: Any = getattr(seen, "spaces", None)
+        own_actions: Any = getattr(acting, "spaces", None)
         entries = (
             isinstance(own, tuple)
             and isinstance(own_actions, tuple)

@@ -98,8 +98,9 @@ def _marked(
     """Actions [B, A, ...], -1 or NaN in rows with NaN, infinity or an agent without an action."""
     possible = [x.isfinite() for x in observation.values() if x.is_floating_point()]
     if (mask := observation.get(ACTION_MASK)) is not None:
-        choices = mask.split(factors, -1) if factors else (mask,)
-        possible += [(choice != 0).any(-1) for choice in choices]
+        factors = factors or (mask.shape[-1],)
+        for start, count in zip(factor_starts(factors), factors, strict=True):
+            possible.append((mask[..., start : start + count] != 0).any(-1))
     if not possible:
         return action
     rows = torch.stack([p.flatten(1).all(1) for p in possible]).all(0)

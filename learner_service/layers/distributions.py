@@ -277,7 +277,7 @@ class Choices(nn.Module):
         """Lay logits [..., K] out as [..., F, largest]."""
         if not self.even:
             logits = F.pad(logits, (0, 1), value=ILLEGAL).index_select(-1, self.index)
-        return logits.unflatten(-1, (len(self.factors), -1))
+        return logits.reshape(*logits.shape[:-1], len(self.factors), max(self.factors))
 
     def flat(self, rows: Tensor) -> Tensor:
         """Lay [..., F, largest] out as [..., K]."""
@@ -336,16 +336,15 @@ class CompositeDistribution(ActionDistribution):
 
     def sample(self, generator: torch.Generator) -> Tensor:
         """[..., F] int64, or [..., F + U]."""
-        return self._joined(
-            self._choices and self._choices.sample(generator),
-            self._normal and self._normal.sample(generator),
-        )
+        chosen = None if self._choices is None else self._choices.sample(generator)
+        numbers = None if self._normal is None else self._normal.sample(generator)
+        return self._joined(chosen, numbers)
 
     def mode(self) -> Tensor:
         """[..., F] int64, or [..., F + U]."""
-        return self._joined(
-            self._choices and self._choices.mode(), self._normal and self._normal.mode()
-        )
+        chosen = None if self._choices is None else self._choices.mode()
+        numbers = None if self._normal is None else self._normal.mode()
+        return self._joined(chosen, numbers)
 
     def greedy_by(self) -> dict[str, Tensor]:
         """Return logits [..., K] and means [..., U], where there are such."""
@@ -378,9 +377,9 @@ class CompositeDistribution(ActionDistribution):
         chosen, numbers = self._split(action)
         terms = []
         if self._choices is not None:
-            weights = (x if x is None else x.unsqueeze(-1) for x in (of_log_prob, of_order))
-            by_choice = [x if x is None else x.expand_as(chosen) for x in weights]
-            terms += self._choices.gradient(chosen, *by_choice)
+            weight = of_log_prob.unsqueeze(-1).expand_as(chosen)
+            order = None if of_order is None else of_order.unsqueeze(-1).expand_as(chosen)
+            terms += self._choices.gradient(chosen, weight, order)
         if self._normal is not None:
             terms += self._normal.gradient(numbers, of_log_prob, of_order)
         return terms
