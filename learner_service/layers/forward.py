@@ -77,12 +77,12 @@ def forward(
             return out, memory
         assert hidden is not None
         out, memory = network.remember(_features(network, inputs, twins), hidden)
-        return out.unflatten(1, (-1, twins)).flatten(2), memory
+        return _joined_outputs(out, twins), memory
     if twins == 1:
         return network(inputs.image, inputs.vector), None
     network, inputs = _side_by_side(network, inputs, twins)
     out = network(inputs.image, inputs.vector)
-    return out.unflatten(1, (-1, twins)).flatten(2), None
+    return _joined_outputs(out, twins), None
 
 
 def forward_history(
@@ -107,14 +107,20 @@ def forward_history(
         start = torch.zeros(shape, device=first.device)
         out, states = network.unroll(features, RecurrentState(start, first))
     every = torch.cat([start.unsqueeze(0), states.view(-1, *shape)])
-    return out.float().unflatten(1, (-1, twins)).flatten(2), every
+    return _joined_outputs(out.float(), twins), every
+
+
+def _joined_outputs(out: Tensor, twins: int) -> Tensor:
+    """Lay outputs [B, A * twins, K] out as [B, A, twins * K]."""
+    rows, networks, size = out.shape
+    return out.reshape(rows, networks // twins, twins * size)
 
 
 def _features(network: Recurrent, inputs: Inputs, twins: int) -> Tensor:
     """[B, A * twins, H] that the recurrent units of twins are fed."""
     if isinstance(network.body, Twins):
         each: Tensor = network.body(inputs.image, inputs.vector)  # [B, A, twins * H]
-        return each.unflatten(2, (twins, -1)).flatten(1, 2)
+        return each.reshape(each.shape[0], each.shape[1] * twins, -1)
     body, inputs = _side_by_side(network.body, inputs, twins)
     out: Tensor = body(inputs.image, inputs.vector)
     return out
@@ -171,7 +177,7 @@ def forward_twice(
             first = network(inputs.image, inputs.vector)
             with frozen(network):
                 second = network(inputs.image, inputs.vector + F.pad(change, (same, 0)))
-    first, second = (x.float().unflatten(1, (-1, twins)).flatten(2) for x in (first, second))
+    first, second = (_joined_outputs(x.float(), twins) for x in (first, second))
     return first, second
 
 
