@@ -121,6 +121,8 @@ class Session {
 
     const size_t agents = spec.num_agents();
     const auto& kind = spec.action();
+    if (!kind.has_discrete() && !kind.has_continuous())
+      throw std::runtime_error("action: discrete or continuous; composite ones are not written here");
     action_bytes_ = 4 * agents * (kind.has_discrete() ? 1 : kind.continuous().size());
     const auto add = [&](size_t row_bytes, bool blank = false) {
       arrays_.push_back({std::vector<char>(n_ * row_bytes), row_bytes, blank});
