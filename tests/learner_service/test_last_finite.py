@@ -25,6 +25,8 @@ def poisoned(batch: Any, poison: str) -> Any:
         batch.arrays[OBSERVATION + "view"][1, 0] = POISONS[poison]
     elif isinstance(batch, Batch):
         batch.arrays["reward"][2:, 0, 0] = POISONS[poison]
+    elif "memory" in batch.arrays:  # sequences, whose first rewards came before them
+        batch.arrays["reward"][1:, 0, 0] = POISONS[poison]
     else:
         batch.reward[0, 0] = POISONS[poison]
     return batch

@@ -256,8 +256,8 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
     at = run.updates()
     run.until(lambda: run.updates() > at + 10)
     after = _scrape(port)
-    # Of a GPU, fp16, a replay, samples, trackers elsewhere: not in this run.
-    rooms = ("gpu_", "graph_", "tracker_", "sample", "epoch")
+    # Of a GPU, fp16, a replay, samples, trackers elsewhere, a curriculum: not in this run.
+    rooms = ("gpu_", "graph_", "tracker_", "sample", "epoch", "curriculum_")
     silent = {m.name for m in LEARNER_METRICS if m.name.startswith(rooms)}
     silent |= {"rows_inserted"}
     silent |= {"eager_calls", "eager_seconds"}

@@ -9,7 +9,7 @@ from murmur.env_service.adapters.factory import read_info
 from murmur.env_service.adapters.teams import TeamReturns, teams_of
 from murmur.env_service.environment import RandomPolicy, VectorEnvironment, make_environment
 from murmur.env_service.sessions.evaluate import run_baseline
-from murmur.shared.config import PluginConfig
+from murmur.shared.config.episode_options import EnvironmentConfig
 from murmur.shared.config.files import load
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.timestep import StepType
@@ -48,8 +48,10 @@ def test_a_team_return_is_the_sum_over_its_agents_and_steps() -> None:
     assert metrics["return/a"].tolist() == [0, 8]
 
 
-def tag(**options: Any) -> PluginConfig:
-    return PluginConfig(name="pettingzoo", factory=FACTORY, arguments={"max_cycles": 25}, **options)
+def tag(**options: Any) -> EnvironmentConfig:
+    return EnvironmentConfig(
+        name="pettingzoo", factory=FACTORY, arguments={"max_cycles": 25}, **options
+    )
 
 
 def episodes(environment: VectorEnvironment) -> tuple[np.ndarray, dict[str, np.ndarray]]:

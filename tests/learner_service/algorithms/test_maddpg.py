@@ -109,10 +109,10 @@ def test_targets_by_hand() -> None:
     one = make(spec)
     constant(one.target_critic, [10.0])
     # 1 + 5; the second agent will be dead: 2; 3 + 5.
-    assert one._target(rows_of(batch)).tolist() == [[6.0, 2.0, 8.0], [1.0, 2.0, 3.0]]
+    assert one._target(rows_of(batch), None, None).tolist() == [[6.0, 2.0, 8.0], [1.0, 2.0, 3.0]]
     twin = make(spec, twin_critics=True)
     constant(twin.target_critic, [10.0, 4.0])  # the lesser counts
-    assert twin._target(rows_of(batch)).tolist() == [[3.0, 2.0, 5.0], [1.0, 2.0, 3.0]]
+    assert twin._target(rows_of(batch), None, None).tolist() == [[3.0, 2.0, 5.0], [1.0, 2.0, 3.0]]
 
 
 def test_noise_on_target_actions_is_clipped() -> None:
@@ -126,13 +126,15 @@ def test_noise_on_target_actions_is_clipped() -> None:
         first[0, 4, 0], second[0, 0, 0] = 1.0, 1.0
     batch = random_transitions(spec, 4000)
     batch.reward, batch.discount = torch.zeros(4000, 3), torch.ones(4000, 1)
-    moved = maddpg._target(rows_of(batch)) - torch.tensor(0.1).tanh()
+    moved = maddpg._target(rows_of(batch), None, None) - torch.tensor(0.1).tanh()
     # tanh 0.1 = 0.0997; noise of deviation 0.2, cut at 0.3; the ReLU hides what is below zero.
     assert float(moved.max()) == pytest.approx(0.3, abs=1e-5)
     assert float((moved > 0.2999).float().mean()) == pytest.approx(0.0668, abs=0.01)  # beyond 1.5
     assert not torch.equal(moved[:, 0], moved[:, 1])  # each agent's is its own
     constant(maddpg.target_actor, [9.0, -5.0])
-    assert float(maddpg._target(rows_of(batch)).max()) == 1.0  # no action is out of range
+    assert (
+        float(maddpg._target(rows_of(batch), None, None).max()) == 1.0
+    )  # no action is out of range
 
 
 def test_discrete_target_actions_are_samples_without_noise() -> None:
@@ -140,7 +142,8 @@ def test_discrete_target_actions_are_samples_without_noise() -> None:
     targets = []
     for noise in (0.0, None):
         maddpg = make(spec_of("masked"), target_noise=noise, twin_critics=True)
-        targets.append(maddpg._target(rows_of(random_transitions(spec_of("masked"), 50))))
+        rows = rows_of(random_transitions(spec_of("masked"), 50))
+        targets.append(maddpg._target(rows, None, None))
     torch.testing.assert_close(targets[0], targets[1], rtol=0, atol=0)
 
 

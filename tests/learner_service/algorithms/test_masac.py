@@ -405,7 +405,7 @@ def test_discrete_values_by_hand() -> None:
     seen, share = (now, later), torch.ones(1, 2)
     inputs = masac._actor_inputs(now), masac._actor_inputs(later)
     q, value, terms, next_value, order, wanted = masac._discrete(
-        action, seen, inputs, (out, out_after), alpha, share
+        action, seen, inputs, (out, out_after), alpha, share, None
     )
     # The first agent sees the other do 1: 100 more; the other sees 0. Taken are 0 and 1.
     assert q.tolist() == [[[110.0, 140.0], [20.0, 5.0]]]

@@ -41,7 +41,7 @@ RECURRENT = {
 }
 
 LSTM = {
-    **RECURRENT,
+    "environment": {**FEED_FORWARD["environment"], "continuous": True},
     "algorithm": {"name": "sac"},
     "network": {**RECURRENT["network"], "recurrent_cell": "lstm"},
 }
