@@ -201,9 +201,9 @@ def test_an_update_of_maddpg_equals_a_plain_one(
     counted, onward = masks(batch)
     with torch.no_grad():
         out = policy_outputs(plain, plain.target_actor, batch)[1:]
-        if c.target_noise:
+        if plain._target_noise:
             noise = torch.empty(LENGTH * ENVS, AGENTS, 2).normal_(generator=generator)
-            noise = (noise * c.target_noise).clamp(-c.target_noise_clip, c.target_noise_clip)
+            noise = (noise * plain._target_noise).clamp(-c.target_noise_clip, c.target_noise_clip)
             following = (out.tanh() + noise.view(out.shape)).clamp(-1, 1)
         else:
             following = chosen(out)
