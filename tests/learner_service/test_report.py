@@ -1,4 +1,4 @@
-"""What a report tells of a run that does not learn: the share of actions at their bounds."""
+"""Figures of a report: the share of actions at their bounds."""
 
 import math
 

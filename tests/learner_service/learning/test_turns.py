@@ -1,4 +1,4 @@
-"""Where agents take turns the returns that are learned from are those of an agent's own moves."""
+"""Returns of an agent in games of turns are those of its own moves."""
 
 from typing import Any
 
