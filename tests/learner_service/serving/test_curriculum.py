@@ -175,7 +175,7 @@ def test_a_resumed_episode_has_the_value_that_it_began_with() -> None:
     assert [options_from_proto(start.options)["wind"] for start in starts] == [0, 2]
 
 
-def test_a_resumed_episode_has_the_options_of_a_changed_curriculum() -> None:
+def test_a_resumed_episode_follows_a_changed_curriculum() -> None:
     """An option that the curriculum no longer names is dropped, an added one is current."""
     line = {"from": 1, "to": 9, "over_updates": 8}
     found = curriculum(wind=line, sun=line)
