@@ -254,6 +254,12 @@ def test_updates_count_an_agents_turns_alone() -> None:
     assert storage.envs_per_update == 3  # 20 moves an unroll, of all agents together
 
 
+def test_graphs_are_fed_a_minibatch_of_turns_at_once() -> None:
+    mappo = algorithm("mappo", batch_size=60, batch_number=1)
+    mappo._static = True  # as on a GPU
+    assert mappo._rows_at_once >= 60
+
+
 def test_a_policy_acts_for_the_agent_with_the_turn_alone() -> None:
     for action in (Discrete(3), Continuous(2)):
         arrays = tuple(o for o in SPEC.observations if o.name != ACTION_MASK)
