@@ -43,7 +43,14 @@ from murmur.shared.process.host_cpu import machine_busy_seconds
 from murmur.shared.process.ledger import enter
 from murmur.shared.process.process import logger
 from murmur.shared.wire.notices import Notice
-from murmur.shared.wire.spec import Continuous
+from murmur.shared.wire.spec import (
+    TURN_MASK,
+    Composite,
+    Discrete,
+    EnvSpec,
+    action_bounds,
+    action_factors,
+)
 
 _NVML_EVERY_S = 5.0  # asking takes milliseconds
 _LOOKS = 20  # lines of the log over which losses are averaged, to judge a run
@@ -346,7 +353,7 @@ class Report:
                     if isinstance(part, nn.Module)
                     for w in part.parameters()
                 ),
-                at_bounds=_share_at_bounds(batch, self.storage),
+                at_bounds=_share_at_bounds(batch, getattr(self.storage, "spec", None)),
                 constant=_constant(batch),
             )
         )
@@ -472,16 +479,29 @@ def _constant(batch: Batch) -> bool:
     return bool(rows) and all(bool((x == x[:1]).all()) for x in rows)
 
 
-def _share_at_bounds(batch: Batch, storage: Storage[Any]) -> float | None:
-    """Return the share of continuous actions at their bounds; None where there are none."""
-    action, spec = batch.arrays.get("action"), getattr(storage, "spec", None)
-    if action is None or spec is None or not isinstance(spec.action, Continuous):
+def _share_at_bounds(batch: Batch, spec: EnvSpec | None) -> float | None:
+    """Return the share of actions' numbers at their bounds; None where actions hold no numbers.
+
+    Numbers of agents that wait for their turn, or that have no use for them, do not count.
+
+    Args:
+        batch: rows of an update.
+        spec: spec of the environment; None: there is none.
+    """
+    action = batch.arrays.get("action")
+    if action is None or spec is None or isinstance(spec.action, Discrete) or not spec.action.size:
         return None
-    low, high = spec.action.low, spec.action.high
-    if not math.isfinite(high - low):
-        return None
-    margin = _MARGIN * (high - low)
-    return float(((action <= low + margin) | (action >= high - margin)).float().mean())
+    choices = len(action_factors(spec.action))
+    low, high = torch.tensor(action_bounds(spec.action), device=action.device)[:, choices:]
+    size, numbers = high - low, action[..., choices:]
+    margin = torch.where(size.isfinite(), _MARGIN * size, 0)  # [U]
+    at_bounds = (numbers <= low + margin) | (numbers >= high - margin)
+    counted = torch.ones_like(at_bounds)
+    if isinstance(spec.action, Composite) and spec.action.idle:
+        counted &= ~torch.tensor(spec.action.idle, dtype=torch.bool, device=action.device)
+    if (turn := batch.arrays.get(OBSERVATION + TURN_MASK)) is not None:
+        counted &= (turn != 0).unsqueeze(-1)
+    return float((at_bounds & counted).sum() / counted.sum().clamp_min(1))
 
 
 def _largest_observation(arrays: Mapping[str, Tensor]) -> str:

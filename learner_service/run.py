@@ -206,9 +206,9 @@ class Run:
                 "the seed, so this run differs from one that continued there"
             )
         context.progress.load_state_dict(state["progress"])
-        self._slots.load_state_dict(state)
         if self.curriculum is not None and "curriculum" in state:
             self.curriculum.load_state_dict(state["curriculum"])
+        self._slots.load_state_dict(state)
         # Who only serves plays against league.checkpoints; a run may have had no league so far.
         if "league" in state and not serve_only:
             self._league.load_state_dict(state["league"], load_opponent)

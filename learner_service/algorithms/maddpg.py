@@ -283,12 +283,7 @@ class Maddpg(OffPolicyAlgorithm):
 
     def _learn(self, rows: Mapping[str, Tensor], *, moves_policies: bool) -> dict[str, Tensor]:
         """The update, on the device from end to end; with and without the policies' turn."""
-        sequences = None
-        if self.memory_size:
-            sequences = Sequences.of(rows, self._config.gamma)
-            rows = sequences.rows
-        elif self.transforms.draws:
-            rows = self.transforms.draw(rows, self._generator)
+        rows, sequences = self._transitions(rows)
         tau = self._config.target_tau
         obs = observed(rows)  # o: name -> [B, A, ...] or [B, ...]
         alive = self._counted(rows)  # [B, A], or None

@@ -319,12 +319,7 @@ class Masac(OffPolicyAlgorithm):
 
     def _learn(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The update, on the device from end to end: static shapes, no synchronisation."""
-        sequences = None
-        if self.memory_size:
-            sequences = Sequences.of(rows, self._config.gamma)
-            rows = sequences.rows
-        elif self.transforms.draws:
-            rows = self.transforms.draw(rows, self._generator)
+        rows, sequences = self._transitions(rows)
         c = self._config
         obs, next_obs = observed(rows), observed(rows, NEXT)  # name -> [B, A, ...] or [B, ...]
         reward, discount = rows["reward"], rows["discount"]  # [B, A], and gamma^n: [B, A] or [B, 1]

@@ -153,9 +153,16 @@ class ActorCritic(Algorithm[B], Generic[B]):
     ) -> nn.Module:
         """Build `number` critics for each agent, side by side as slices."""
         twins = tuple(number * s + twin for s in slices for twin in range(number))
-        network = self._critic_network
-        how = network, shape, num_outputs, self._slices, twins, number, encoder
-        return build_twins(*how, may_remember=self.REMEMBERS).to(self._device)
+        return build_twins(
+            self._critic_network,
+            shape,
+            num_outputs,
+            self._slices,
+            twins,
+            number,
+            encoder,
+            may_remember=self.REMEMBERS,
+        ).to(self._device)
 
     def _shared_encoder(self, critic: InputShape) -> Encoder | None:
         """The convolutions that actor and critic have in common, if share_encoder is set."""

@@ -21,6 +21,7 @@ from murmur.learner_service.learning.options import (
     SharingConfig,
 )
 from murmur.learner_service.learning.returns import annealed, mean_over
+from murmur.learner_service.learning.sequences import Sequences
 from murmur.learner_service.ranks.group import Group
 from murmur.learner_service.storage.replay import (
     ReplayBatch,
@@ -202,6 +203,21 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         outputs = self._learn({k: x for k, x in rows.items() if k != PRIORITY}, **turn)
         rows[PRIORITY].copy_(outputs.pop(PRIORITY))
         return outputs
+
+    def _transitions(
+        self, rows: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Tensor], Sequences | None]:
+        """Return a batch's transitions, augmented, and its sequences if networks remember.
+
+        Args:
+            rows: transitions as `rows_of` names them, or arrays of SequenceReplay.
+        """
+        if self.memory_size:  # sequences are not augmented: see `make_storage`
+            sequences = Sequences.of(rows, self._config.gamma)
+            return sequences.rows, sequences
+        if self.transforms.draws:
+            rows = self.transforms.draw(rows, self._generator)
+        return rows, None
 
     def _counted(self, rows: Mapping[str, Tensor]) -> Tensor | None:
         """Return [B, A] 1 where an agent lives and, in a sequence, the row is a transition.

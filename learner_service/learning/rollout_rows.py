@@ -127,7 +127,7 @@ class RolloutRows(ActorCritic[Batch]):
         if self.memory_size:
             return self._width
         agents, width = self._spec.num_agents, self._width
-        joint = width / agents if self._single else width
+        joint = width / self._spec.acting_agents if self._single else width
         whole = math.ceil(joint * self._config.batch_number * 9 / 8)  # with unrolls' last rows
         shapes = self._actor_inputs.shape.image, self._critic_inputs.shape.image
         most = min(chunk_of(image, self._device) for image in shapes)

@@ -56,7 +56,7 @@ class Evidence:
         competing: whether agents are rewarded at each other's expense.
         fine_tuned: whether the run began with a trained policy.
         frozen: whether no weight is trained.
-        at_bounds: share of continuous actions at their bounds; None: actions are discrete.
+        at_bounds: share of actions' numbers at their bounds; None: actions hold no numbers.
         constant: whether all observations of an update were the same.
     """
 

@@ -222,6 +222,14 @@ class Curriculum:
                 self._windows[name].extend(state["windows"].get(name, ()))
         self.current = Values(options, levels)
 
+    def completed(self, values: Values) -> Values:
+        """Return older values for the options of this curriculum; those it adds are current."""
+        now, levels = self.current, values.levels
+        return Values(
+            {name: values.options.get(name, value) for name, value in now.options.items()},
+            {name: levels.get(name, level) for name, level in now.levels.items()},
+        )
+
 
 def values_to_state(values: Values) -> dict[str, Any]:
     """Return values as a checkpoint keeps them."""

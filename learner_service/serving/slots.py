@@ -175,7 +175,7 @@ class SlotTable:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
+        """Continue from a checkpoint; a curriculum is loaded before."""
         self._first_episode = state.get("first_episode", 0)
         for slot, episode, actions in state["slots"]:
             # Only the sync pipeline can continue in the middle of an episode.
@@ -189,7 +189,10 @@ class SlotTable:
             self._again = set(state.get("again", ()))
             if self._curriculum is not None:
                 for slot, (begun, told) in state.get("values", {}).items():
-                    self._values[slot] = values_from_state(begun), values_from_state(told)
+                    self._values[slot] = (
+                        self._curriculum.completed(values_from_state(begun)),
+                        self._curriculum.completed(values_from_state(told)),
+                    )
 
     def _free_slots(self, n: int, wanted: int | None) -> int:
         taken = sorted((s.first_slot, s.first_slot + s.num_envs) for s in self._sessions)

@@ -1,4 +1,4 @@
-"""Where agents take turns the returns that are learned from are those of an agent's own moves."""
+"""Returns of an agent in games of turns are those of its own moves."""
 
 from typing import Any
 
@@ -252,6 +252,12 @@ def test_updates_count_an_agents_turns_alone() -> None:
         SPEC, 1
     )
     assert storage.envs_per_update == 3  # 20 moves an unroll, of all agents together
+
+
+def test_graphs_are_fed_a_minibatch_of_turns_at_once() -> None:
+    mappo = algorithm("mappo", batch_size=60, batch_number=1)
+    mappo._static = True  # as on a GPU
+    assert mappo._rows_at_once >= 60
 
 
 def test_a_policy_acts_for_the_agent_with_the_turn_alone() -> None:

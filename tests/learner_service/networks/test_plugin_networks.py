@@ -94,8 +94,7 @@ def test_twins_of_a_plug_in_remember_side_by_side(
     monkeypatch.syspath_prepend(str(install(tmp_path, "remembering", source)))
     config = PluginConfig(name="remembering", width=8, recurrent=5)
     shared, twins = (0, 0, 0), (0, 1, 0, 1, 0, 1)
-    how = config, InputShape(None, 4), 2, shared, twins, 2
-    network = build_twins(*how, may_remember=True)
+    network = build_twins(config, InputShape(None, 4), 2, shared, twins, 2, may_remember=True)
     first = torch.rand(4, 2) < 0.3
     inputs = Inputs(None, torch.randn(8, 3, 4))
     assert_history_is_steps(network, inputs, first)
@@ -109,7 +108,7 @@ def test_twins_of_a_plug_in_remember_side_by_side(
     torch.testing.assert_close(whole[:, 0], other[:, 0], rtol=0, atol=0)
     assert not torch.equal(whole[..., :2], whole[..., 2:])
     with pytest.raises(ConfigError, match=r"network\.recurrent = 5, but this algorithm learns"):
-        build_twins(*how)
+        build_twins(config, InputShape(None, 4), 2, shared, twins, 2)
 
 
 @pytest.mark.usefixtures("attention")

@@ -173,3 +173,21 @@ def test_a_resumed_episode_has_the_value_that_it_began_with() -> None:
     third.end(left)
     _, starts = third.admit(pb.Hello(worker_id="w", num_envs=2, curriculum=["wind"]), SPEC)
     assert [options_from_proto(start.options)["wind"] for start in starts] == [0, 2]
+
+
+def test_a_resumed_episode_follows_a_changed_curriculum() -> None:
+    """An option that the curriculum no longer names is dropped, an added one is current."""
+    line = {"from": 1, "to": 9, "over_updates": 8}
+    found = curriculum(wind=line, sun=line)
+    table = SlotTable(True, Progress(), curriculum=found)
+    session, _ = table.admit(pb.Hello(worker_id="w", num_envs=1), SPEC)
+    session.observe(rows(FIRST))
+    session.taken.append(np.zeros((1, 1), np.int32))
+    changed = curriculum(wind=line, maze={"levels": ["a", "b"], "over_updates": 4})
+    again = SlotTable(True, Progress(), curriculum=changed)
+    again.load_state_dict(table.state_dict())
+    resumed, starts = again.admit(pb.Hello(worker_id="w", num_envs=1), SPEC)
+    assert options_from_proto(starts[0].options) == {"wind": 1.0, "maze": "a"}
+    assert resumed.values is not None
+    assert resumed.values.options == {"wind": 1.0, "maze": "a"}
+    assert resumed.begun[0].levels == {"maze": 0}
