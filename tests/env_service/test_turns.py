@@ -14,7 +14,7 @@ from murmur.shared.process.errors import ConfigError, SpecError
 from murmur.shared.wire.codec import RowCheck
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, TURN_MASK, ArraySpec, Discrete, EnvSpec
 from murmur.shared.wire.timestep import StepType, TimeStep
-from tests.turns import SCRIPTS
+from tests.turns import SCRIPTS, Scripted
 
 # PettingZoo's own, of the way in which its classic games are named.
 pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API")
@@ -218,6 +218,19 @@ class TwoAtOnce(VectorEnvironment):
 def test_one_agent_has_the_turn_while_an_episode_lasts(turns: int, problem: str) -> None:
     found = check_environment(lambda n: TwoAtOnce(n, turns), 4)
     assert [problem in said for said in found] == [True] * bool(problem)
+
+
+class Cycles(Scripted):
+    """Says its longest episode in cycles, as PettingZoo does: a turn of each agent."""
+
+    max_cycles = 3
+
+
+def test_a_cycle_is_a_step_of_each_agent() -> None:
+    environment = make_environment(plugin(f"{__name__}:Cycles"), 1)
+    assert environment.spec.max_episode_steps == 6
+    episode(environment)
+    assert environment.notices.pending == []
 
 
 def test_rows_that_give_two_agents_the_turn_are_refused() -> None:
