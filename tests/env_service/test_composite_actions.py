@@ -195,6 +195,23 @@ def test_masks_are_told_as_sample_takes_them(space: Any, mask: Any, read: list[i
     assert timestep.observation[ACTION_MASK][0, 0].tolist() == read
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "actions"),
+    [
+        ("mappo", Composite((3, 2))),
+        ("", Composite((3, 2))),
+        ("qmix", contract.Discrete(6)),
+        ("mine:Algorithm", contract.Discrete(6)),
+    ],
+)
+def test_algorithms_of_your_own_get_combinations(
+    algorithm: str, actions: contract.ActionSpec
+) -> None:
+    arguments = {"space": MultiDiscrete([3, 2]), "mask": (_A, _B)}
+    plugin = PluginConfig(name="gymnasium", factory=f"{__name__}:Masked", arguments=arguments)
+    assert make_environment(plugin, 1, algorithm).spec.action == actions
+
+
 @pytest.mark.parametrize("task", ["Hybrid", "Factors", "Unbounded", "Pair"])
 def test_environments_with_such_actions_keep_the_contract(task: str) -> None:
     name = "pettingzoo" if task == "Pair" else "gymnasium"
