@@ -67,8 +67,6 @@ class MaskPlace:
 
     def read(self, mask: Any) -> Array:  # noqa: ANN401 - whatever an environment gives
         """Return a mask whose parts, as a Tuple's or Dict's sample() takes them, are joined."""
-        if isinstance(mask, np.ndarray):
-            return mask
         entries = _mask_entries(self.space, mask)
         return np.concatenate(entries) if entries else np.zeros(0)
 

@@ -497,7 +497,8 @@ class SequentialVectorEnv(VectorEnvironment):
             return
         self._masking.add(agent)
         place = self._mask_places[agent]
-        mask = place.read(mask)
+        if not isinstance(mask, np.ndarray):
+            mask = place.read(mask)
         if mask.shape != (place.size,):
             raise self._fault(
                 i,

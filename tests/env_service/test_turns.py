@@ -241,8 +241,18 @@ def test_rows_that_give_two_agents_the_turn_are_refused() -> None:
     t.observation[TURN_MASK][1] = 1
     assert not check.passes(t)
     assert check.broken(t) == {
-        1: "a turn_mask that gives agent 'a' and agent 'b' the turn, where one agent acts"
+        1: "a turn_mask that gives agent 'a' and agent 'b' the turn, where one agent acts on FIRST"
     }
+    t.observation[TURN_MASK][1] = 0
+    t.step_type[0] = LAST
+    assert not check.passes(t)
+    assert check.broken(t) == {
+        0: "a turn_mask that gives agent 'a' the turn, where no agent acts on LAST",
+        1: "a turn_mask that gives no agent the turn, where one agent acts on FIRST",
+    }
+    t.step_type[1] = StepType.ABORTED
+    t.observation[TURN_MASK][:] = 0
+    assert check.passes(t)
 
 
 def test_a_turn_mask_of_another_layout_is_refused() -> None:

@@ -71,7 +71,7 @@ class Case:
 
     @property
     def in_sequences(self) -> bool:
-        """Whether batches hold sequences of environments: rollouts, or of a replay."""
+        """Return whether batches hold sequences of environments: rollouts, or of a replay."""
         return self.on_policy or self.recurrent > 0
 
     @property

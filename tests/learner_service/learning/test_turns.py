@@ -1,4 +1,4 @@
-"""Where agents take turns the returns that are learned from are those of an agent's own moves."""
+"""Returns of agents that take turns: they are learned from an agent's own moves alone."""
 
 from typing import Any
 
