@@ -313,8 +313,10 @@ def _mask_entries(space: Space, mask: Any) -> list[Array]:  # noqa: ANN401
     if isinstance(space, spaces.Dict) and isinstance(mask, Mapping):
         own = [(part, mask.get(key)) for key, part in _parts(space)]
     elif isinstance(mask, tuple | list):
-        each = isinstance(space, spaces.Tuple) and len(space.spaces) == len(mask)
-        own = [(space.spaces[k] if each else space, part) for k, part in enumerate(mask)]
+        parts: Sequence[Space] = space.spaces if isinstance(space, spaces.Tuple) else ()
+        if len(parts) != len(mask):  # of one space, or of choices that are not parts alone
+            parts = [space] * len(mask)
+        own = list(zip(parts, mask, strict=True))
     else:
         return [np.atleast_1d(mask)]
     return [entry for part, of_part in own for entry in _mask_entries(part, of_part)]
