@@ -29,7 +29,6 @@ from murmur.shared.wire.seeding import episode_seeds, uniform
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_MASK,
-    TURN_MASK,
     ActionSpec,
     Continuous,
     Discrete,
@@ -485,12 +484,9 @@ class _Check:
                 self._problem(f"step returned {what}", row)
         last, discount = timestep.step_type == StepType.LAST, timestep.discount
         limit = 0 if self.longer else self.max_episode_steps
-        turns = timestep.observation[TURN_MASK].any(1) if self.spec.takes_turns else ~last
         for bad, problem in (
             ((discount != 0) & (discount != 1), "discount is neither 0 nor 1"),
             (~last & (discount != 1), "discount is not 1 on a row that is not LAST"),
-            (~last & ~turns, f"{TURN_MASK} gives no agent the turn on a row that is not LAST"),
-            (last & turns, f"{TURN_MASK} gives an agent the turn on LAST"),
             (
                 (limit > 0) & (ages >= limit) & ~last,
                 f"the episode continues after max_episode_steps = {limit}",

@@ -43,10 +43,9 @@ from murmur.shared.wire.spec import (
 )
 from murmur.shared.wire.timestep import Array, TimeStep
 
-# Algorithms of murmur that make one choice at a time: they take combinations of several.
-ONE_CHOICE = frozenset(
-    ("coma", "ddpg", "iql", "maddpg", "masac", "matd3", "qmix", "sac", "td3", "vdn")
-)
+# Algorithms that take several choices and numbers at once; all others, an algorithm of your own
+# too, get every combination as one choice, unless environment.joint_actions says otherwise.
+SEVERAL_PARTS = frozenset(("mappo", "ippo", "ppo"))
 
 
 class VectorEnvironment(ABC):
@@ -290,7 +289,8 @@ def make_environment(plugin: PluginConfig, num_envs: int, algorithm: str = "") -
     module = environment_module(name)
     config = validate(module.Config, plugin.options, where="environment")
     if getattr(config, "joint_actions", False) is None:
-        config = config.model_copy(update={"joint_actions": algorithm in ONE_CHOICE})
+        joint = bool(algorithm) and algorithm not in SEVERAL_PARTS
+        config = config.model_copy(update={"joint_actions": joint})
     if ":" not in name:
         environment: VectorEnvironment = module.make(config, num_envs)
         return environment

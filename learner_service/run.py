@@ -452,12 +452,11 @@ class Run:
         """Return a training session's place, and where its environments start.
 
         Raises:
-            ConfigError: if this learner only evaluates, or the session has another curriculum.
+            ConfigError: if this learner only evaluates.
             ResourceError: if the configuration cannot be written.
         """
         if self.context.serve_only:
             raise ConfigError("this learner serves evaluations only; it does not train")
-        self._require_curriculum(hello)
         self.context.begin()
         assert self.spec is not None
         if not self.spec.agents:  # of a checkpoint of 0.2, or of another worker: from now on known
@@ -465,20 +464,6 @@ class Run:
         session, starts = self._slots.admit(hello, spec)
         self._count_environments()
         return session, starts
-
-    def _require_curriculum(self, hello: pb.Hello) -> None:
-        """Refuse a session whose environments would not follow the run's curriculum.
-
-        Raises:
-            ConfigError: if the options that it takes are others.
-        """
-        here, there = sorted(self.context.config.environment.courses), sorted(hello.curriculum)
-        if here != there:
-            raise ConfigError(
-                f"environment.curriculum names {', '.join(here) or 'no option'} here, "
-                f"{', '.join(there)[:200] or 'no option'} at worker '{hello.worker_id}': start the "
-                "environment server with the run's configuration"
-            )
 
     def end(self, session: EnvSession) -> None:
         """Free the slots of a session whose stream is gone, and drop what it left open."""

@@ -53,15 +53,22 @@ class MaskPlace:
     """Place of an agent's action mask among the contract's entries.
 
     Attributes:
+        space: the agent's action space.
         size: entries of the environment's mask: alternatives of the agent's choices, in order.
         place: their entries in the contract's mask.
         combined: [count, F] entries of the alternatives that each combination takes; None: an
             action is no combination.
     """
 
+    space: Space
     size: int
     place: slice | NDArray[np.intp]
     combined: NDArray[np.intp] | None = None
+
+    def read(self, mask: Any) -> Array:  # noqa: ANN401 - whatever an environment gives
+        """Return a mask whose parts, as a Tuple's or Dict's sample() takes them, are joined."""
+        entries = _mask_entries(self.space, mask)
+        return np.concatenate(entries) if entries else np.zeros(0)
 
     def legal(self, mask: Array) -> Array:
         """Return a mask [..., size] with an entry for each action."""
@@ -155,7 +162,7 @@ class ActionLayout:
         for (name, own), count in zip(agents.items(), counts, strict=True):
             convert, combined = _combinations(name, own, count)
             self.convert.append(convert)
-            self.masks.append(MaskPlace(sum(own.factors), slice(0, count), combined))
+            self.masks.append(MaskPlace(own.space, sum(own.factors), slice(0, count), combined))
         self.spec = Discrete(max(counts))
         self.first = (np.arange(max(counts)) == 0).astype(np.uint8)
         self.legal = (np.arange(max(counts)) < np.array(counts)[:, None]).astype(np.uint8)
@@ -182,7 +189,7 @@ class ActionLayout:
                 for entry in range(start, start + count)
             ]
             self.legal[a, entries] = 1
-            self.masks.append(MaskPlace(sum(one.factors), _place(entries)))
+            self.masks.append(MaskPlace(one.space, sum(one.factors), _place(entries)))
             read = self._reader(one.space, columns[a])
             self.convert.append(_checked(name, one.factors, read) if one.factors else read)
         if not factors and len(set(bounds)) == 1 and bounds[0] in (_SCALED, _FREE):
@@ -297,6 +304,22 @@ def _own(agent: str, space: Space) -> _Own:
 def _parts(space: spaces.Tuple[Any] | spaces.Dict) -> Iterable[tuple[Any, Space]]:
     """Return the keys and spaces of a Tuple or Dict, in order."""
     return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+
+
+def _mask_entries(space: Space, mask: Any) -> list[Array]:  # noqa: ANN401
+    """Return the masks of a space's choices, in their order; numbers have None."""
+    if mask is None:
+        return []
+    if isinstance(space, spaces.Dict) and isinstance(mask, Mapping):
+        own = [(part, mask.get(key)) for key, part in _parts(space)]
+    elif isinstance(mask, tuple | list):
+        parts: Sequence[Space] = space.spaces if isinstance(space, spaces.Tuple) else ()
+        if len(parts) != len(mask):  # of one space, or of choices that are not parts alone
+            parts = [space] * len(mask)
+        own = list(zip(parts, mask, strict=True))
+    else:
+        return [np.atleast_1d(mask)]
+    return [entry for part, of_part in own for entry in _mask_entries(part, of_part)]
 
 
 def _require_one_kind(agents: Mapping[str, _Own]) -> None:

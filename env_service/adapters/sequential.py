@@ -482,11 +482,7 @@ class SequentialVectorEnv(VectorEnvironment):
         if not self._masks_given:
             return
         assert self._masks is not None
-        row, own, place = (
-            self._mask_rows[i][agent],
-            self._own_entries[agent],
-            self._mask_places[agent],
-        )
+        row, own = self._mask_rows[i][agent], self._own_entries[agent]
         if mask is None:
             row[own] = 1
             missed = not over and agent in self._masking
@@ -500,8 +496,9 @@ class SequentialVectorEnv(VectorEnvironment):
                 )
             return
         self._masking.add(agent)
-        # A Tuple's sample() takes a mask of each choice, others one of all.
-        mask = np.concatenate(mask) if isinstance(mask, tuple) else np.asarray(mask)
+        place = self._mask_places[agent]
+        if not isinstance(mask, np.ndarray):
+            mask = place.read(mask)
         if mask.shape != (place.size,):
             raise self._fault(
                 i,

@@ -76,6 +76,8 @@ class PettingZoo(SequentialVectorEnv):
         doubts = [(GUESSED, STATE, f"'{STATE}': {doubt}")] if doubt else []
         if not told and not any(seen.masks_seen):
             doubts += unread_masks(first, infos, list(observed.values()))
+        turns = isinstance(first, TurnByTurn)
+        cycles = hint_of(getattr(getattr(first, "unwrapped", first), "max_cycles", 0))
         interface = Interface(
             str((getattr(first, "metadata", None) or {}).get("name") or config.factory),
             [str(agent) for agent in agents],
@@ -83,10 +85,10 @@ class PettingZoo(SequentialVectorEnv):
             actions,
             masks_told=told,
             agents_can_die=config.agents_can_die and len(agents) > 1,
-            takes_turns=isinstance(first, TurnByTurn),
+            takes_turns=turns,
             state=state,
-            max_episode_steps=hint_of(getattr(getattr(first, "unwrapped", first), "max_cycles", 0)),
-            hint="its attribute max_cycles",
+            max_episode_steps=hint_of(cycles * len(agents) if turns else cycles),
+            hint="its attribute max_cycles" + " for each agent" * turns,
             doubts=tuple(doubts),
             sharing=config.reward_sharing,
         )

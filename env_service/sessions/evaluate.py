@@ -450,11 +450,13 @@ class _Evaluator:
             return Stream(channel, expert.spec, size, self._metrics)
 
         def greet(stream: Stream) -> Coroutine[None, None, pb.Welcome]:
-            return stream.open(self._name, pb.MODE_EVALUATE, episodes=len(seeds))
+            return stream.open(
+                self._name, pb.MODE_EVALUATE, episodes=len(seeds), options=environment.options
+            )
 
         async with choice.stream(connect, greet) as (stream, welcome):
-            if environment.options is not None and welcome.options:
-                environment.options.set(options_from_proto(welcome.options))
+            if welcome.options:
+                environment.set_options(options_from_proto(welcome.options))
             play = _Episodes(environment, seeds, on_row, self._limit_key)
             environment.notices.repeat()
             while True:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,7 +73,7 @@ class Stream(Call):
         mode: pb.Mode,
         preferred_first_slot: int | None = None,
         episodes: int = 0,
-        curriculum: Sequence[str] = (),
+        options: EpisodeOptions | None = None,
     ) -> pb.Welcome:
         """Send Hello and wait for Welcome, without a timeout.
 
@@ -82,7 +82,7 @@ class Stream(Call):
             mode: MODE_TRAIN or MODE_EVALUATE.
             preferred_first_slot: wanted slot of the first environment.
             episodes: number of episodes of an evaluation.
-            curriculum: names of the options that the learner may change.
+            options: options that differ between episodes; None: there are none.
 
         Raises:
             Disconnected: if the learner is not reachable, refuses or disconnects.
@@ -96,7 +96,7 @@ class Stream(Call):
             spec=spec_to_proto(self._spec),
             preferred_first_slot=preferred_first_slot,
             episodes=episodes,
-            curriculum=curriculum,
+            curriculum=options.curriculum if options is not None else (),
         )
         welcome = await self.greet(hello)
         if mode == pb.MODE_TRAIN and len(welcome.slots) != self._num_envs:
@@ -175,12 +175,11 @@ class WorkerSession:
             return Stream(channel, self._expert.spec, self._environment.num_envs, metrics)
 
         def greet(stream: Stream) -> Coroutine[None, None, pb.Welcome]:
-            options = self._environment.options
             return stream.open(
                 self._worker_id,
                 pb.MODE_TRAIN,
                 self._preferred_first_slot,
-                curriculum=options.curriculum if options is not None else (),
+                options=self._environment.options,
             )
 
         while not self._stop.is_set():
@@ -214,20 +213,9 @@ class WorkerSession:
             metrics.enter("step")
             self._expert.updates = stream.updates
             if stream.options:
-                self._set_options(stream.options)
+                environment.set_options(stream.options)
             ended = np.flatnonzero(environment.over) if over else None
             timestep = self._step(action, environment.over, ended)
-
-    def _set_options(self, values: Mapping[str, Value]) -> None:
-        """Use values of the curriculum for episodes that begin from now on.
-
-        Raises:
-            WireError: if there is no such curriculum here.
-        """
-        options = self._environment.options
-        if options is None:
-            raise WireError(f"the learner sent the options {sorted(values)}, which no Hello named")
-        options.set(values)
 
     def _step(
         self,
@@ -272,7 +260,7 @@ class WorkerSession:
         self._episodes = np.array([slot.episode for slot in welcome.slots], np.uint64)
         environment.seeds[:] = episode_seeds(self._run_seed, self._slots, self._episodes)
         if welcome.options:
-            self._set_options(options_from_proto(welcome.options))
+            environment.set_options(options_from_proto(welcome.options))
         if environment.options is not None:
             own = [options_from_proto(slot.options) for slot in welcome.slots]
             environment.options.resume(own)

@@ -29,9 +29,9 @@ from murmur.env_service.environment import (
     named_arrays,
     shape_errors,
 )
-from murmur.env_service.episode_options import EpisodeOptions
+from murmur.env_service.episode_options import EpisodeOptions, Options
 from murmur.env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
-from murmur.shared.process.errors import EnvironmentFault
+from murmur.shared.process.errors import EnvironmentFault, WireError
 from murmur.shared.wire.codec import RowCheck
 from murmur.shared.wire.notices import Notices
 from murmur.shared.wire.spec import ACTION_MASK, action_layout
@@ -154,6 +154,16 @@ class GuardedEnvironment:
         self._check = RowCheck(self.spec, n, max_abs_reward, received=False)
         self._failed: list[Fault] = []
         self.num_aborted = 0
+
+    def set_options(self, values: Options) -> None:
+        """Use values of the curriculum for episodes that begin from now on.
+
+        Raises:
+            WireError: if there is no such curriculum here.
+        """
+        if self.options is None:
+            raise WireError(f"the learner sent the options {sorted(values)}, which no Hello named")
+        self.options.set(values)
 
     def step(self, action: Array, restart: NDArray[np.bool_]) -> TimeStep:
         """Step the copies; restarts use `seeds`. A fault gives ABORTED rows and does not raise.

@@ -134,8 +134,9 @@ class Curriculum:
                 levels[name] = course.level_at(share)
                 if levels[name] != self.current.levels[name]:
                     self._say(name, course, levels[name], f"{updates} updates", env_steps)
-        if options != self.current.options:
-            self.current = Values(options, levels)
+        new = Values(options, levels)
+        if new != self.current:  # two levels may have one value
+            self.current = new
 
     def _means(self, agree: Agree) -> dict[str, float]:
         """Return the mean of each metric over the episodes of all learners, once there are enough.

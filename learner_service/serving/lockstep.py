@@ -24,7 +24,7 @@ from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.learner import LearnerConfig
-from murmur.shared.process.errors import MurmurError, SpecError, WireError
+from murmur.shared.process.errors import ConfigError, MurmurError, SpecError, WireError
 from murmur.shared.process.process import logger
 from murmur.shared.rpc import PROTOCOL_VERSION
 from murmur.shared.rpc import rollout_pb2 as pb
@@ -187,6 +187,21 @@ def in_order(spec: EnvSpec, known: EnvSpec | None, config: ExperimentConfig) -> 
     return replace(spec, agents=known.agents) if may_be_put else spec
 
 
+def _require_curriculum(hello: pb.Hello, curriculum: Curriculum | None) -> None:
+    """Refuse a session whose environments would not follow the run's curriculum.
+
+    Raises:
+        ConfigError: if the options that it takes are others.
+    """
+    here, there = sorted(curriculum.courses if curriculum else ()), sorted(hello.curriculum)
+    if here != there:
+        raise ConfigError(
+            f"environment.curriculum names {', '.join(here) or 'no option'} here, "
+            f"{', '.join(there)[:200] or 'no option'} at worker '{hello.worker_id}': start the "
+            "environment server with the run's configuration"
+        )
+
+
 class EnvSessions:
     """Serves the sessions of environments. All methods run on the event loop."""
 
@@ -252,6 +267,7 @@ class EnvSessions:
             spec = spec_from_proto(hello.spec)
             check_size(spec, hello.num_envs)
             stream.reserve(message_bytes(spec, hello.num_envs))
+            _require_curriculum(hello, self._host.curriculum)
             team = await self._agree(hello, spec, stream.admission)
         except MurmurError as error:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "spec", str(error)) from None

@@ -83,6 +83,9 @@ class Course(Section):
             raise ValueError(f"levels={list(self.levels)}: a course has at least two")
         for level in self.levels:
             _check_value(level)
+        for end in (self.from_, self.to):
+            if self.whole and end is not None:
+                _check_value(round(end))
         return self
 
     @property
@@ -132,8 +135,9 @@ class Range(Section):
             raise ValueError(f"low={low:g}: with log it must be more than 0")
         if self.whole and (self.log or not low.is_integer() or not high.is_integer()):
             raise ValueError("whole takes whole bounds, and no log")
-        if self.whole and max(-low, high) > _EXACT:
-            raise ValueError(f"whole numbers beyond {_EXACT} are not exact")
+        if self.whole:
+            _check_value(int(low))
+            _check_value(int(high))
         return self
 
     def draw(self, chance: float) -> Value:

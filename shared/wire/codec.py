@@ -549,8 +549,10 @@ class RowCheck:
                     return False
             elif not _within(flags, 0, 1):
                 return False
-        if self._takes_turns and t.observation[TURN_MASK].sum(1).max() > 1:
-            return False
+        if self._takes_turns:
+            num_turns = t.observation[TURN_MASK].sum(1)
+            if np.count_nonzero(num_turns != (kind < _LAST)):
+                return False
         if self._num_actions and not _within(
             t.observation[EXPERT_ACTION], -1, self._num_actions - 1
         ):
@@ -646,10 +648,12 @@ class RowCheck:
                 value = flags[(env, agent, *rest)]
                 yield env, f"{value} in {name} of {self._agent(agent)}, where 0 or 1 must be"
         if self._takes_turns:
-            turns = t.observation[TURN_MASK] != 0
-            for env in np.flatnonzero(turns.sum(1) > 1).tolist():
+            turns, playing = t.observation[TURN_MASK] != 0, t.step_type < _LAST
+            for env in np.flatnonzero(turns.sum(1) != playing).tolist():
                 names = " and ".join(self._agent(a) for a in np.flatnonzero(turns[env])[:2])
-                yield env, f"a {TURN_MASK} that gives {names} the turn, where one agent acts"
+                kind = StepType(t.step_type[env]).name
+                acts = f"{'one' if playing[env] else 'no'} agent acts on {kind}"
+                yield env, f"a {TURN_MASK} that gives {names or 'no agent'} the turn, where {acts}"
         if ACTION_MASK in self._flags:
             flags = np.maximum.reduceat(t.observation[ACTION_MASK], self._starts, axis=-1)
             for env, agent, factor in np.argwhere(flags == 0).tolist():

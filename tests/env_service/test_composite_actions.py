@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
@@ -153,6 +154,62 @@ def test_each_choice_needs_a_legal_alternative() -> None:
 def test_impossible_actions_are_refused(action: Composite, words: str) -> None:
     with pytest.raises(SpecError, match=words):
         EnvSpec("some", 2, SEEN, action)
+
+
+class Masked(gymnasium.Env):  # type: ignore[misc]
+    """Tells an action mask in its infos."""
+
+    def __init__(self, space: Any, mask: Any) -> None:
+        self.observation_space, self.action_space, self.mask = Box(0, 1, (1,)), space, mask
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {"action_mask": self.mask}
+
+
+_A, _B = np.array([0, 1, 1], np.int8), np.array([1, 0], np.int8)
+
+
+@pytest.mark.parametrize(
+    ("space", "mask", "read"),
+    [
+        (Discrete(3), (0, 1, 1), [0, 1, 1]),
+        (Discrete(3), [0, 1, 1], [0, 1, 1]),
+        (MultiDiscrete([3, 2]), (_A, _B), [0, 1, 1, 1, 0]),
+        (MultiDiscrete([3, 2]), [_A, _B], [0, 1, 1, 1, 0]),
+        (Tuple((Discrete(3), Box(0, 1), Discrete(2))), (_A, None, _B), [0, 1, 1, 1, 0]),
+        (Dict({"z": Discrete(3), "b": Discrete(2)}), {"z": _A, "b": _B}, [1, 0, 0, 1, 1]),
+        (
+            Tuple((Discrete(3), Dict({"x": Discrete(2), "y": Box(0, 1)}))),
+            (_A, {"x": _B, "y": None}),
+            [0, 1, 1, 1, 0],
+        ),
+    ],
+)
+def test_masks_are_told_as_sample_takes_them(space: Any, mask: Any, read: list[int]) -> None:
+    factory = f"{__name__}:Masked"
+    plugin = PluginConfig(
+        name="gymnasium", factory=factory, arguments={"space": space, "mask": mask}
+    )
+    timestep = make_environment(plugin, 1).reset(np.zeros(1, np.uint64))
+    assert timestep.observation[ACTION_MASK][0, 0].tolist() == read
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "actions"),
+    [
+        ("mappo", Composite((3, 2))),
+        ("", Composite((3, 2))),
+        ("qmix", contract.Discrete(6)),
+        ("mine:Algorithm", contract.Discrete(6)),
+    ],
+)
+def test_algorithms_of_your_own_get_combinations(
+    algorithm: str, actions: contract.ActionSpec
+) -> None:
+    arguments = {"space": MultiDiscrete([3, 2]), "mask": (_A, _B)}
+    plugin = PluginConfig(name="gymnasium", factory=f"{__name__}:Masked", arguments=arguments)
+    assert make_environment(plugin, 1, algorithm).spec.action == actions
 
 
 @pytest.mark.parametrize("task", ["Hybrid", "Factors", "Unbounded", "Pair"])

@@ -14,7 +14,7 @@ from murmur.shared.process.errors import ConfigError, SpecError
 from murmur.shared.wire.codec import RowCheck
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, TURN_MASK, ArraySpec, Discrete, EnvSpec
 from murmur.shared.wire.timestep import StepType, TimeStep
-from tests.turns import SCRIPTS
+from tests.turns import SCRIPTS, Scripted
 
 # PettingZoo's own, of the way in which its classic games are named.
 pytestmark = pytest.mark.filterwarnings("ignore:The old environment creation API")
@@ -220,6 +220,19 @@ def test_one_agent_has_the_turn_while_an_episode_lasts(turns: int, problem: str)
     assert [problem in said for said in found] == [True] * bool(problem)
 
 
+class Cycles(Scripted):
+    """Says its longest episode in cycles, as PettingZoo does: a turn of each agent."""
+
+    max_cycles = 3
+
+
+def test_a_cycle_is_a_step_of_each_agent() -> None:
+    environment = make_environment(plugin(f"{__name__}:Cycles"), 1)
+    assert environment.spec.max_episode_steps == 6
+    episode(environment)
+    assert environment.notices.pending == []
+
+
 def test_rows_that_give_two_agents_the_turn_are_refused() -> None:
     environment = game(2)
     t = environment.reset(np.zeros(2, np.uint64))
@@ -228,8 +241,18 @@ def test_rows_that_give_two_agents_the_turn_are_refused() -> None:
     t.observation[TURN_MASK][1] = 1
     assert not check.passes(t)
     assert check.broken(t) == {
-        1: "a turn_mask that gives agent 'a' and agent 'b' the turn, where one agent acts"
+        1: "a turn_mask that gives agent 'a' and agent 'b' the turn, where one agent acts on FIRST"
     }
+    t.observation[TURN_MASK][1] = 0
+    t.step_type[0] = LAST
+    assert not check.passes(t)
+    assert check.broken(t) == {
+        0: "a turn_mask that gives agent 'a' the turn, where no agent acts on LAST",
+        1: "a turn_mask that gives no agent the turn, where one agent acts on FIRST",
+    }
+    t.step_type[1] = StepType.ABORTED
+    t.observation[TURN_MASK][:] = 0
+    assert check.passes(t)
 
 
 def test_a_turn_mask_of_another_layout_is_refused() -> None:

@@ -73,6 +73,8 @@ def test_evaluations_have_the_last_value_and_ranges_of_their_own() -> None:
         ({"randomize": {"m": [1, 2, 3]}}, r"write \[low, high\]"),
         ({"randomize": {"m": {"low": 0, "high": 1, "log": True}}}, "it must be more than 0"),
         ({"randomize": {"m": {"low": 0.5, "high": 1, "whole": True}}}, "whole bounds"),
+        ({"randomize": {"m": {"low": 0, "high": 1e17, "whole": True}}}, "is beyond"),
+        ({"curriculum": {"wind": {**WIND, "to": 1e17, "whole": True}}}, "is beyond"),
         ({"randomize": {"m": {"choices": []}}}, r"write \[low, high\]"),
         ({"randomize": {"m": [True, 2]}}, "'m.low' = True"),
     ],

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from murmur.env_service.environment import named_arrays, random_action
 from murmur.kit.conformance.checklist import Checklist
 from murmur.shared.wire.codec import RowCheck
-from murmur.shared.wire.spec import ACTION_MASK, TURN_MASK, EnvSpec
+from murmur.shared.wire.spec import ACTION_MASK, EnvSpec
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 _FIRST, _LAST, _ABORTED = int(StepType.FIRST), int(StepType.LAST), int(StepType.ABORTED)
@@ -48,7 +48,7 @@ class RowRules:
         """Check N rows by every rule."""
         self._row += 1
         self._age = np.where(t.step_type == _FIRST, 0, self._age + 1)
-        self._hold("rows", self._broken(t) or self._turns(t))
+        self._hold("rows", self._broken(t))
         self._hold("length", self._length(t))
         self._hold("discount", _discount(t))
         if (t.step_type == _ABORTED).any():
@@ -61,16 +61,6 @@ class RowRules:
     def _broken(self, t: TimeStep) -> str | None:
         for env, what in self._check.broken(t, self._ended).items():
             return f"environment {env} returned {what}"
-        return None
-
-    def _turns(self, t: TimeStep) -> str | None:
-        if not self.spec.takes_turns:
-            return None
-        wrong = t.observation[TURN_MASK].any(1) != (t.step_type < _LAST)
-        for i in np.flatnonzero(wrong).tolist():
-            kind = _name(t.step_type[i])
-            who = "no agent" if t.step_type[i] < _LAST else "an agent"
-            return f"environment {i} gives {who} the turn on {kind} ({TURN_MASK})"
         return None
 
     def _length(self, t: TimeStep) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
-from murmur.env_service.environment import ONE_CHOICE
+from murmur.env_service.environment import SEVERAL_PARTS
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.export.policy import (
     _compare,
@@ -197,7 +197,7 @@ def test_a_choice_without_a_legal_alternative_is_marked() -> None:
 
 @pytest.mark.parametrize("name", [n for n in plugin_names("algorithm") if n != "segmentation"])
 def test_an_algorithm_of_one_choice_refuses_several(name: str) -> None:
-    if name not in ONE_CHOICE:
+    if name in SEVERAL_PARTS:
         assert algorithm_for(name, HYBRID).extras["raw_action"] == (4,)
         return
     with pytest.raises(SpecError, match=r"among \[2, 3\] and 2 numbers .* use mappo, ippo or ppo$"):

@@ -90,6 +90,14 @@ def test_a_level_waits_for_enough_episodes_of_its_own() -> None:
     assert figures == {"value": 4, "number": 4.0, "level": 2, "episodes": [8, 7, 4], "mean": 1.0}
 
 
+def test_levels_of_one_value_are_passed() -> None:
+    found = curriculum(wind={**LEVELS, "levels": [1, 1, 2]})
+    for update, level in enumerate((1, 2)):
+        finish(found, 1, 1, 1, 1)
+        found.advance(update, 10 * update, alone)
+        assert found.current.levels == {"wind": level}
+
+
 def test_learners_of_a_run_are_at_one_level() -> None:
     """Neither has enough episodes alone, and one of them is below the threshold."""
     ranks = [curriculum(2, wind=LEVELS) for _ in range(2)]

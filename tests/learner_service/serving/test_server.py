@@ -126,6 +126,11 @@ def test_another_spec_is_refused_naming_the_first_difference(learner: RunningLea
             "FAILED_PRECONDITION",
             "environment.curriculum names no option here, wind at worker",
         ),
+        (
+            {"curriculum": ["wind"], "mode": pb.MODE_EVALUATE, "episodes": 1},
+            "FAILED_PRECONDITION",
+            "environment.curriculum names no option here, wind at worker",
+        ),
         ({"mode": pb.MODE_UNSPECIFIED}, "INVALID_ARGUMENT", "MODE_UNSPECIFIED"),
         ({"spec": pb.EnvSpec(name="x")}, "FAILED_PRECONDITION", "names no action spec"),
     ],
