@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,8 @@ from murmur.shared.wire.credentials import CredentialFolder
 from murmur.shared.wire.spec import EnvSpec, action_layout
 from tests.waiting import wait_until
 
+_DRAIN_S = 0.5
+
 
 class Host:
     """Takes every environment; counts the sessions and where they sit."""
@@ -37,6 +40,7 @@ class Host:
         self.sessions: list[EnvSession] = []
         self.begun = self.opened = self.answered = 0
         self._pause_s, self._waits_for = pause_s, waits_for
+        self.draining, self.waiting = False, 0
 
     def open(self, spec: EnvSpec) -> None:
         """In a thread of its own; Welcome comes when it has returned."""
@@ -62,6 +66,9 @@ class Host:
 
     def submit(self, *requests: Request) -> None:
         loop = asyncio.get_running_loop()
+        if self.draining:
+            self.waiting += len(requests)
+            return
         for request in requests:
             loop.call_later(self._pause_s, self._answer, request)
 
@@ -139,6 +146,10 @@ class ServingLearner:
         self._ready.set()
         await self._stop.wait()
         admission.stopping = self._ends_with
+        # As Run.drain: what ends while a worker writes has no status that the worker could read.
+        self.host.draining, drained = True, time.monotonic() + _DRAIN_S
+        while self.host.waiting < len(self.host.sessions) and time.monotonic() < drained:
+            await asyncio.sleep(0.01)
         await server.stop(self._ends_with)
 
 

@@ -81,6 +81,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], object]] = {
         if name not in ELSEWHERE
     ],
 )
+@pytest.mark.filterwarnings("ignore:The old environment creation API")  # of PettingZoo
 def test_a_benchmark_runs_and_its_result_is_kept(name: str, tmp_path: Path) -> None:
     if missing := topics()[name].missing():
         pytest.skip(missing)

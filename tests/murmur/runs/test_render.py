@@ -220,6 +220,7 @@ def test_a_frame_comes_only_where_it_was_asked_for() -> None:
         environment.render_state(0)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the writer
 def test_a_movie_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     with small_disk(folder) as disk:
