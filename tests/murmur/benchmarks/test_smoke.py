@@ -36,6 +36,7 @@ ELSEWHERE = {  # checked there for what comes of it, too
 # Nine to fifteen seconds each: processes of their own.
 SLOW = (
     "actions",
+    "curriculum",
     "defaults",
     "doctor",
     "doctor_loaded",
@@ -48,6 +49,7 @@ SLOW = (
     "sessions",
     "training_rate",
     "transport",
+    "turns",
     "update_interval",
     "vmas",
 )
