@@ -1,12 +1,20 @@
-"""Trainings of benchmarks that take hours: a stop reaches them, and they save first."""
+"""Trainings of benchmarks: a stop reaches those that take hours, and they save first."""
 
 import resource
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, Any
 
 from murmur.runs.interrupts import stopped_by_signals
+
+SYNC_LEARNER: dict[str, Any] = {  # section `learner` of a training that repeats on one core
+    "pipeline": "sync",
+    "device": "cpu",
+    "num_threads": 1,
+    "port": 0,
+    "metrics_port": 0,
+}
 
 
 def run_training(command: Sequence[str], output: IO[str] | None = None) -> None:

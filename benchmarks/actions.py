@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
 import murmur
+from benchmarks._trainings import SYNC_LEARNER
 from murmur.benchmarks.effort import Effort
 from murmur.env_service.environment import (
     RandomPolicy,
@@ -187,13 +188,7 @@ def configuration(task: str, algorithm: str, seed: int, steps: int) -> dict[str,
         },
         "algorithm": {"name": algorithm, "actor_lr": 2e-3, "critic_lr": 2e-3, "gamma": 0.0},
         "network": {"name": "mlp", "hidden": [64]},
-        "learner": {
-            "pipeline": "sync",
-            "device": "cpu",
-            "num_threads": 1,
-            "port": 0,
-            "metrics_port": 0,
-        },
+        "learner": SYNC_LEARNER,
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 import murmur
+from benchmarks._trainings import SYNC_LEARNER
 from benchmarks.combination_lock import CELLS
 from murmur.benchmarks.effort import Effort
 
@@ -45,14 +46,7 @@ def configuration(*, curriculum: bool, env_steps: int, seed: int) -> dict[str, A
             "entropy_weight": 0.01,
         },
         "network": {"name": "mlp", "hidden": [64]},
-        "learner": {
-            "pipeline": "sync",
-            "device": "cpu",
-            "num_threads": 1,
-            "port": 0,
-            "metrics_port": 0,
-            "log_every_s": 0.5,
-        },
+        "learner": SYNC_LEARNER | {"log_every_s": 0.5},
     }
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import yaml
 
+from benchmarks._trainings import SYNC_LEARNER
 from murmur.benchmarks.effort import Effort
 from murmur.learner_service.learning.stagnation import KIND
 from murmur.results import provenance, require_clean_source, run_command, save_result
@@ -119,14 +120,7 @@ def train(planted: str, folder: Path) -> str:
         },
         "algorithm": algorithm,
         "network": {"name": "mlp", "hidden": [16]},
-        "learner": {
-            "pipeline": "sync",
-            "device": "cpu",
-            "num_threads": 1,
-            "port": 0,
-            "metrics_port": 0,
-            "log_every_s": 0.2,
-        },
+        "learner": SYNC_LEARNER | {"log_every_s": 0.2},
     }
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(config))

@@ -74,7 +74,8 @@ class GreedyPolicy(nn.Module):
             factors: number of alternatives of each choice of an action; empty: masks are of one.
         """
         super().__init__()
-        self._policy, self._marks, self._factors = policy, marks, factors
+        self._policy = policy
+        self._marks, self._factors = marks, factors
         for name, part in vars(policy).items():
             if isinstance(part, nn.Module):  # registered, so that tracing finds its parameters
                 self.add_module(name, part)

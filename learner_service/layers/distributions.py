@@ -310,7 +310,7 @@ class CompositeDistribution(ActionDistribution):
             logits: [..., K] of all choices.
             normal: the U variables; None: there are none.
             mask: [..., K] 1 = legal, or None if all alternatives are.
-            illegal: see Categorical.
+            illegal: scalar ILLEGAL, if there is one already; the mask is then of bytes 0 and 1.
         """
         self._layout, self._normal = choices, normal
         self._num_choices = len(choices.factors)

@@ -160,7 +160,8 @@ class Masked(gymnasium.Env):  # type: ignore[misc]
     """Tells an action mask in its infos."""
 
     def __init__(self, space: Any, mask: Any) -> None:
-        self.observation_space, self.action_space, self.mask = Box(0, 1, (1,)), space, mask
+        self.observation_space, self.action_space = Box(0, 1, (1,)), space
+        self.mask = mask
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
