@@ -319,7 +319,7 @@ class InferenceLoop:
                 session.unroll.act(version, None if memory is None else memory[start:stop])
                 if self.learn is not None:
                     session.taken.append(action.copy())
-                message = session.pack(request.sequence, version, action)
+                message = session.codec.pack(request.sequence, version, action)
                 if values is not None and session.values is not values:
                     message = session.tell(message, values)
                 replies.append((request, message))
@@ -393,7 +393,8 @@ class InferenceLoop:
                 others = self._league.play([request], policy, sampling, staging, None)
                 action = np.concatenate([action, others[session]], axis=1)
         enter("reply")
-        deliver([(request, session.pack(request.sequence, evaluation.updates, action))])
+        message = session.codec.pack(request.sequence, evaluation.updates, action)
+        deliver([(request, message)])
         if complete and not session.complete:
             session.complete = True
             self._scheduler.finished(evaluation)

@@ -336,7 +336,7 @@ class EnvSessions:
         dtype, shape = action_layout(session.spec.action)
         for start in starts:
             taken = np.frombuffer(start.actions, dtype).reshape(-1, session.spec.num_agents, *shape)
-            start.actions = session.to_worker(taken).tobytes()
+            start.actions = taken[:, np.argsort(order)].tobytes()
         return starts
 
     async def _evaluation(self, hello: pb.Hello, spec: EnvSpec) -> EnvSession:

@@ -104,29 +104,15 @@ class EnvSession:
         return np.arange(self.first_slot, self.first_slot + self.num_envs)
 
     @cached_property
-    def _codec(self) -> ActionCodec:
-        return ActionCodec(self.spec, self.num_envs)
-
-    @cached_property
-    def _agent_of_row(self) -> NDArray[np.intp]:
-        """Index of the run's agent in each row of the worker, [A]."""
-        assert self.order is not None
-        return np.argsort(self.order)
-
-    def pack(self, sequence: int, policy_version: int, action: Array) -> bytes:
-        """Return the message that answers with these actions, [n, A] or [n, A, U]."""
-        if self.order is not None:
-            action = self.to_worker(action)
-        return self._codec.pack(sequence, policy_version, action)
+    def codec(self) -> ActionCodec:
+        """Codec of its answers; `order` is known when the first one is packed."""
+        agents = None if self.order is None else np.argsort(self.order)
+        return ActionCodec(self.spec, self.num_envs, agents)
 
     def tell(self, message: bytes, values: Values) -> bytes:
         """Return a packed answer that also tells the worker other values of the curriculum."""
         self.values = values
-        return self._codec.with_options(message, values.options)
-
-    def to_worker(self, action: Array) -> Array:
-        """Put actions [n, A, ...] in the worker's order of agents."""
-        return action[:, self._agent_of_row]
+        return self.codec.with_options(message, values.options)
 
     def of_agents(self, timestep: TimeStep, agents: NDArray[np.intp] | slice) -> TimeStep:
         """Return a time step of some agents, or of all in another order."""

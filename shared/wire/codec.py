@@ -371,10 +371,20 @@ class ActionCodec:
         options: options of episodes that came with the last message unpacked; empty: none.
     """
 
-    def __init__(self, spec: EnvSpec, num_envs: int) -> None:
-        """Prepare the frame for sessions of `num_envs` environments of this spec."""
+    def __init__(
+        self, spec: EnvSpec, num_envs: int, agents: NDArray[np.intp] | None = None
+    ) -> None:
+        """Prepare the frame for sessions of `num_envs` environments of this spec.
+
+        Args:
+            spec: spec of the session.
+            num_envs: number of environments N.
+            agents: [A] column of packed actions for each agent of the spec; None: both have one
+                order.
+        """
         layout = action_array_layout(spec, num_envs)
         self._frame = Frame(pb.LearnerMessage, "action", ("sequence", "policy_version"), layout)
+        self._agents = agents
         self._spec = spec.action
         # Without bounds any number but infinity.
         low, high = np.clip(np.array(action_bounds(spec.action), np.float32), -_LARGEST, _LARGEST)
@@ -385,6 +395,8 @@ class ActionCodec:
 
     def pack(self, sequence: int, policy_version: int, action: Array) -> bytes:
         """Encode actions [N, A] or [N, A, ...], see ActionSpec, as a message."""
+        if self._agents is not None:
+            action = action[:, self._agents]
         return self._frame.pack((sequence, policy_version), (action,))
 
     def with_options(self, message: bytes, options: Mapping[str, Value]) -> bytes:

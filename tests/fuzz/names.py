@@ -58,7 +58,7 @@ class _Host(Host):
         for request in requests:
             seen = request.timestep.observation["x"]
             self.seen.append(seen[0].tolist())
-            reply = request.session.pack(request.sequence, 0, seen.astype(np.int32))
+            reply = request.session.codec.pack(request.sequence, 0, seen.astype(np.int32))
             request.reply.set_result(reply)
 
 

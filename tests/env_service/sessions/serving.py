@@ -78,7 +78,7 @@ class Host:
         action = np.zeros((session.num_envs, session.spec.num_agents, *shape), dtype)
         self.answered += 1
         if not request.reply.done():
-            request.reply.set_result(session.pack(request.sequence, 0, action))
+            request.reply.set_result(session.codec.pack(request.sequence, 0, action))
 
 
 class ServingLearner:

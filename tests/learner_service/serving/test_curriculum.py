@@ -155,7 +155,7 @@ def test_a_resumed_episode_has_the_value_that_it_began_with() -> None:
         session.observe(kinds)
         found.advance(updates, 0, alone)
         session.taken.append(action)
-        message = session.pack(1, updates, action)
+        message = session.codec.pack(1, updates, action)
         if session.values is not found.current:
             message = session.tell(message, found.current)
         codec.unpack(message)
