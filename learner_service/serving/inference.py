@@ -119,14 +119,13 @@ class ServingStats:
         for latency in latencies:
             acting.observe(latency)
 
-    def count(self, session: EnvSession, timestep: TimeStep) -> None:
-        """Count the steps, episodes and results of rows that a session sent."""
+    def count(self, session: EnvSession, timestep: TimeStep, all_mid: bool) -> None:
+        """Count the steps, episodes and results of rows that a session sent; `all_mid`: all MID."""
         step_type = timestep.step_type
         self._rows.inc(session.num_envs)
         if session.resumed and session.messages == 1:
             return
         self.progress.rows_received += session.num_envs
-        all_mid = step_type.tobytes() == session.all_mid  # as most rows are
         acted = len(step_type)
         if not all_mid:
             acted = int(((step_type == _MID) | (step_type == _LAST)).sum())
@@ -337,13 +336,13 @@ class InferenceLoop:
         target = None  # where the rows are acted on
         if not request.stored:
             request.stored = session.waiting = True
-            session.observe(timestep.step_type)
+            all_mid = session.observe(timestep.step_type)
             if session.messages == 1:
                 if self._staging.memory is not None:
                     self._staging.memory.admit(session)
                 self._environments += session.num_envs
                 self._storage.connect(self._environments)
-            self._stats.count(session, timestep)
+            self._stats.count(session, timestep, all_mid)
             # The transition before these rows has ended: they are the next ones of its unroll. Of a
             # full unroll they are the last ones, and not acted on there.
             if unroll is not None:

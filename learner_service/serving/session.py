@@ -127,19 +127,23 @@ class EnvSession:
             },
         )
 
-    def observe(self, step_type: NDArray[np.uint8]) -> None:
+    def observe(self, step_type: NDArray[np.uint8]) -> bool:
         """Note which episodes begin with these rows; those of its first rows were agreed on.
 
         An episode whose FIRST row is ABORTED has begun and failed: it has a number like any other.
+
+        Returns:
+            whether all rows are MID, as most are.
         """
         self.messages += 1
-        if self.going_on and step_type.tobytes() == self.all_mid:
-            return  # the usual rows
+        all_mid = step_type.tobytes() == self.all_mid
+        if self.going_on and all_mid:
+            return True
         begins = (step_type == _FIRST) | self.over
         self.over = step_type >= _LAST
         self.going_on = not self.over.any()
         if not begins.any():
-            return
+            return all_mid
         if self.messages > 1:
             self.episode += begins
         self.begun[begins] = self.values
@@ -149,6 +153,7 @@ class EnvSession:
         if oldest:
             del self.taken[:oldest]
             self.started -= oldest
+        return all_mid
 
     def open_actions(self, index: int) -> bytes:
         """Return the actions of an environment's episode under way, as sent over the wire."""

@@ -487,9 +487,9 @@ class RowCheck:
         self._max_square = min(max_abs_reward * max_abs_reward, _LARGEST)
         self._ones = np.ones(num_envs, np.float32).tobytes()
         self._mids = bytes([_MID]) * num_envs
-        self._flags = tuple(
-            o.name for o in spec.observations if o.name in (ACTION_MASK, AGENT_MASK, TURN_MASK)
-        )
+        named = [o.name for o in spec.observations]
+        self._flags = tuple(n for n in named if n in (ACTION_MASK, AGENT_MASK, TURN_MASK))
+        self._floats = tuple(o.name for o in spec.observations if np.dtype(o.dtype).kind == "f")
         self._takes_turns = spec.takes_turns
         self._starts = factor_starts(action_factors(spec.action))  # of choices in an action mask
         self._agent = spec.agent_label
@@ -498,6 +498,10 @@ class RowCheck:
         self._num_actions = 0  # of an expert's actions; 0: it says none
         if spec.observation(EXPERT_ACTION) and isinstance(spec.action, Discrete):
             self._num_actions = spec.action.num_actions
+        # Lowest and highest number of what counts as a flag or an index; but action masks' 1.
+        self._ranges = [(name, 0, 1) for name in self._flags if name != ACTION_MASK]
+        if self._num_actions:
+            self._ranges.append((EXPERT_ACTION, -1, self._num_actions - 1))
         maps = next((o for o in spec.observations if o.per_agent and len(o.shape) == 3), None)
         self._map_size: tuple[int, ...] = ()  # (rows, columns); empty: nothing to check
         if maps and spec.observation(AGENT_CELL):
@@ -542,33 +546,27 @@ class RowCheck:
                 for metric in t.metrics.values():
                     if not math.isfinite(np.vdot(metric, metric)):
                         return False
-        for array in t.observation.values():
+        for name in self._floats:
+            array = t.observation[name]
             # A sum of squares bounds each number, in one pass by BLAS.
-            quick = array.dtype.kind != "f" or (
-                array.dtype.itemsize > _HALF and np.vdot(array, array) <= _MAX_SQUARE  # type: ignore[arg-type]
-            )
+            quick = array.dtype.itemsize > _HALF and np.vdot(array, array) <= _MAX_SQUARE  # type: ignore[arg-type]
             if not quick and not _possible(array):
                 return False
-        for name in self._flags:
-            flags: Array = t.observation[name]
-            if name == ACTION_MASK and flags.dtype == np.uint8:
-                # 1 where one action at least is legal
-                if len(self._starts) == 1:
-                    flags = np.maximum.reduce(flags, axis=-1)
-                else:
-                    flags = np.maximum.reduceat(flags, self._starts, axis=-1)
-                if not _within(flags, 1, 1):
-                    return False
-            elif not _within(flags, 0, 1):
+        if ACTION_MASK in self._flags:
+            legal: Array = t.observation[ACTION_MASK]  # of each choice: 1 where any action is
+            if len(self._starts) == 1:
+                legal = np.maximum.reduce(legal, axis=-1)
+            else:
+                legal = np.maximum.reduceat(legal, self._starts, axis=-1)
+            if not _within(legal, 1, 1):
+                return False
+        for name, low, high in self._ranges:
+            if not _within(t.observation[name], low, high):
                 return False
         if self._takes_turns:
             num_turns = t.observation[TURN_MASK].sum(1)
             if np.count_nonzero(num_turns != (kind < _LAST)):
                 return False
-        if self._num_actions and not _within(
-            t.observation[EXPERT_ACTION], -1, self._num_actions - 1
-        ):
-            return False
         return not self._map_size or bool(self._on_maps(t.observation[AGENT_CELL]).all())
 
     def broken(
