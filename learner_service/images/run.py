@@ -114,7 +114,7 @@ class EndEpoch:
     def _evaluate(self) -> None:
         """Score the network on the validation split, once all of it is here."""
         enter("wait_rows")
-        while not self._ready_to_evaluate():
+        while not self.context.group.all_ranks(self.store.valid_ready(_WAIT_S)):
             if self.context.group.any_rank(self.context.stop.is_set()):
                 return
         self._survey()
@@ -169,10 +169,6 @@ class EndEpoch:
         """Draw what the algorithm makes of the first images of the validation split."""
         image, mask = next(self.store.valid())
         return self.algorithm.figures(image[:_DRAWN], mask[:_DRAWN])
-
-    def _ready_to_evaluate(self) -> bool:
-        """Wait a little; return whether every rank has its share of the validation split."""
-        return self.context.group.all_ranks(self.store.valid_ready(_WAIT_S))
 
 
 class SupervisedRun:

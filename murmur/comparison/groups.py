@@ -104,15 +104,13 @@ def make_groups(runs: Sequence[ComparedRun], by: Sequence[str] = ()) -> list[Gro
         Group(
             _name(members[0].config | members[0].task, naming),
             members,
-            {key: _of_all(members, key) for key in differ},
+            {
+                key: "; ".join(dict.fromkeys(_shown(run.config, key) for run in members))
+                for key in differ
+            },
         )
         for members in found.values()
     ]
-
-
-def _of_all(runs: Sequence[ComparedRun], key: str) -> str:
-    """Return the values of a key in some runs, each once."""
-    return "; ".join(dict.fromkeys(_shown(run.config, key) for run in runs))
 
 
 def make_tasks(groups: Sequence[Group]) -> list[Task]:

@@ -22,7 +22,7 @@ def json_schema() -> dict[str, Any]:
     schema = _schema_of(ExperimentConfig)
     definitions = schema["$defs"]
     for kind in KINDS:
-        models = {name: _model(kind, name) for name in plugin_names(kind)}
+        models = {n: plugin_model(kind, PluginConfig(name=n)) for n in plugin_names(kind)}
         section: dict[str, Any] = {"type": "object", "properties": {"name": {}}, "allOf": []}
         for name, model in models.items():
             if model is None:
@@ -50,10 +50,6 @@ def json_schema() -> dict[str, Any]:
         **schema,
         "title": "murmur configuration",
     }
-
-
-def _model(kind: str, name: str) -> type[BaseModel] | None:
-    return plugin_model(kind, PluginConfig(name=name))
 
 
 def _schema_of(model: type[BaseModel]) -> dict[str, Any]:

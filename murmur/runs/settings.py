@@ -368,7 +368,8 @@ def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
         if kind == "environment":
             rows += [
                 (f"{kind}.{key}", values[kind].get(key, {}), {}, field.description or "")
-                for key, field in own_fields()
+                for key, field in fields(EnvironmentConfig)
+                if key != "name"
             ]
         for key, field in fields(model) if model is not None else ():
             value = _at(values[kind], key)
@@ -384,11 +385,6 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
             yield from fields(kind, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field
-
-
-def own_fields() -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the options that every environment has beside its own."""
-    return ((key, field) for key, field in fields(EnvironmentConfig) if key != "name")
 
 
 def default_of(field: FieldInfo) -> Any:  # noqa: ANN401 - a YAML value

@@ -110,7 +110,7 @@ def with_workers(config: ExperimentConfig, learners: int = 1) -> ExperimentConfi
     server = config.env_server
     if server.num_workers:
         return config
-    alone = not _on_this_machine(server.learner)
+    alone = not any(map(is_loopback, learner_addresses(server.learner)))
     choice = choose(config, available_cores(), alone=alone, learners=learners)
     return config.changed({"env_server.num_workers": choice.num_workers})
 
@@ -128,8 +128,3 @@ def with_threads(config: ExperimentConfig, learners: int = 1) -> ExperimentConfi
     if not learner.num_threads:
         config = config.changed({"learner.num_threads": choice.num_threads})
     return with_workers(config, learners) if learner.pipeline == "sync" else config
-
-
-def _on_this_machine(learners: str) -> bool:
-    """Return whether one of the learners has a loopback address."""
-    return any(is_loopback(address) for address in learner_addresses(learners))
