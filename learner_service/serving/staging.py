@@ -31,7 +31,6 @@ class SlotMemory:
 
     Attributes:
         table: [1 + slots, A, H]; row 0 belongs to no slot.
-        grown: number of times that the table was moved.
     """
 
     def __init__(self, num_agents: int, size: int, device: torch.device) -> None:
@@ -43,7 +42,6 @@ class SlotMemory:
             device: device of the table.
         """
         self.table = torch.zeros((1, num_agents, size), device=device)
-        self.grown = 0
         self._sessions: list[EnvSession] = []
 
     def admit(self, session: EnvSession) -> None:
@@ -81,7 +79,6 @@ class SlotMemory:
         old = self.table
         self.table = old.new_zeros((max(at_least, 2 * len(old)), *old.shape[1:]))
         self.table[: len(old)] = old
-        self.grown += 1
         for session in self._sessions:
             session.memory = self._rows(session)
 

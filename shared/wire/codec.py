@@ -201,16 +201,11 @@ class Frame:
         except TypeError:  # an array that is not contiguous, such as one with agents reordered
             return b"".join((head, *map(np.ascontiguousarray, arrays)))  # type: ignore[arg-type]
 
-    def unpack(self, message: bytes) -> tuple[Sequence[int], list[Array]]:
-        """Decode numbers and arrays, which are read-only views, of a message.
-
-        Raises:
-            WireError: if the message is another one, or has the wrong number of bytes.
-        """
-        return self.match(message) or self.read(self.parse(message))
-
     def match(self, message: bytes) -> tuple[Sequence[int], list[Array]] | None:
-        """Return the same for a message of exactly this framing, else None."""
+        """Decode a message of exactly this framing: numbers, and arrays as read-only views.
+
+        None for any other message, which `parse` and `read` decode if its encoding is valid.
+        """
         if len(message) == self._length:
             values = self._head.unpack_from(message)
             if values[::2] == self._common:
@@ -318,7 +313,8 @@ class ObservationCodec:
                 the part that comes next.
         """
         if not self._part_frames:
-            (sequence,), arrays = self._frame.unpack(message)
+            frame = self._frame
+            (sequence,), arrays = frame.match(message) or frame.read(frame.parse(message))
         else:
             whole = self._assembly.add(message)
             if whole is None:
