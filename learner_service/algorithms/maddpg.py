@@ -283,10 +283,9 @@ class Maddpg(OffPolicyAlgorithm):
 
     def _learn(self, rows: Mapping[str, Tensor], *, moves_policies: bool) -> dict[str, Tensor]:
         """The update, on the device from end to end; with and without the policies' turn."""
-        rows, sequences = self._transitions(rows)
+        rows, alive, sequences = self._transitions(rows)  # alive: [B, A], or None
         tau = self._config.target_tau
         obs = observed(rows)  # o: name -> [B, A, ...] or [B, ...]
-        alive = self._counted(rows)  # [B, A], or None
         counted = None
         if alive is not None:
             counted = alive_rows(alive, obs, self._group, masked=sequences is not None)
@@ -316,8 +315,7 @@ class Maddpg(OffPolicyAlgorithm):
             out = self._act(self.target_actor, next_obs)  # [B, A, U or K]
         else:
             out = sequences.following(self._act(self.target_actor, sequences.obs, sequences.hidden))
-            _, states = sequences.values(self.target_critic, played, self._precision)
-            state = sequences.state_following(states)
+            state = sequences.next_state(self.target_critic, played, self._precision)
         if self._target_noise:  # TD3, section 5.3
             noise = torch.empty_like(out).normal_(generator=self._generator) * self._target_noise
             noise = noise.clamp(-c.target_noise_clip, c.target_noise_clip)

@@ -319,13 +319,12 @@ class Masac(OffPolicyAlgorithm):
 
     def _learn(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The update, on the device from end to end: static shapes, no synchronisation."""
-        rows, sequences = self._transitions(rows)
+        rows, alive, sequences = self._transitions(rows)
         c = self._config
         obs, next_obs = observed(rows), observed(rows, NEXT)  # name -> [B, A, ...] or [B, ...]
         reward, discount = rows["reward"], rows["discount"]  # [B, A], and gamma^n: [B, A] or [B, 1]
         # What each row counts for: each parameter group is to get the mean over its agents' rows.
         share = (self._shares / reward.shape[0]).expand_as(reward)
-        alive = self._counted(rows)
         if alive is not None:
             masked = sequences is not None
             share = alive * (self._shares / alive_rows(alive, obs, self._group, masked=masked))
@@ -420,7 +419,7 @@ class Masac(OffPolicyAlgorithm):
         joint = self._joint_inputs(seen[0], action, inputs[0], whole=True)
         with torch.no_grad():
             following = self._joint_inputs(seen[1], next_action, inputs[1], whole=True)
-            state = self._next_state(sequences, joint)
+            state = sequences and sequences.next_state(self.target, joint, self._precision)
             next_q = self._critics(self.target, following, state)
             next_value = soft_value(next_q.squeeze(-1).amin(2), next_log_prob, temperature)
         # The actor's loss moves no critic.
@@ -459,14 +458,14 @@ class Masac(OffPolicyAlgorithm):
         with torch.no_grad():
             drawn = one_hot(next_pi.sample(self._generator), k)
             following = self._joint_inputs(seen[1], drawn, inputs[1])
-            state = self._next_state(sequences, joint)
+            state = sequences and sequences.next_state(self.target, joint, self._precision)
             next_q = self._critics(self.target, following, state).amin(2)
             next_value = expected_soft_value(next_q, next_pi.logits, temperature)
         if sequences is None:
             every = self._critics(self.critic, joint)
         else:
             q, _ = sequences.values(self.critic, joint, self._precision)
-            every = self._by_critic(q)
+            every = torch.unflatten(q, -1, (2, -1))
         taken = action[..., None, None].expand(*action.shape, 2, 1)
         q = every.gather(-1, taken).squeeze(-1)
         value = expected_soft_value(every.detach().amin(2), pi.logits, temperature)
@@ -475,22 +474,12 @@ class Masac(OffPolicyAlgorithm):
         terms = [(value, -share)]
         return Found(q, value.detach(), terms, next_value, -pi.entropy().detach(), wanted)
 
-    def _next_state(self, sequences: Sequences | None, played: Inputs) -> RecurrentState | None:
-        """Return the target critics' state before the next rows; None: they do not remember."""
-        if sequences is None:
-            return None
-        _, states = sequences.values(self.target, played, self._precision)
-        return sequences.state_following(states)
-
     def _critics(
         self, network: nn.Module, inputs: Inputs, state: RecurrentState | None = None
     ) -> Tensor:
         """[B, A, 2, outputs] values by both critics of inputs [B, A, ...]."""
-        return self._by_critic(forward(network, inputs, state, self._precision)[0])
-
-    def _by_critic(self, q: Tensor) -> Tensor:
-        """[B, A, 2, outputs] of [B, A, 2 * outputs]."""
-        return q.view(-1, self._spec.num_agents, 2, self._num_outputs)
+        q, _ = forward(network, inputs, state, self._precision)
+        return torch.unflatten(q, -1, (2, -1))
 
 
 def _log_legal(mask: Tensor | None, num_actions: int) -> Tensor | float:

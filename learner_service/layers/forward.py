@@ -77,12 +77,12 @@ def forward(
             return out, memory
         assert hidden is not None
         out, memory = network.remember(_features(network, inputs, twins), hidden)
-        return _joined_outputs(out, twins), memory
+        return torch.unflatten(out, 1, (-1, twins)).flatten(2), memory
     if twins == 1:
         return network(inputs.image, inputs.vector), None
     network, inputs = _side_by_side(network, inputs, twins)
     out = network(inputs.image, inputs.vector)
-    return _joined_outputs(out, twins), None
+    return torch.unflatten(out, 1, (-1, twins)).flatten(2), None  # [B, A, twins * outputs]
 
 
 def forward_history(
@@ -107,13 +107,7 @@ def forward_history(
         start = torch.zeros(shape, device=first.device)
         out, states = network.unroll(features, RecurrentState(start, first))
     every = torch.cat([start.unsqueeze(0), states.view(-1, *shape)])
-    return _joined_outputs(out.float(), twins), every
-
-
-def _joined_outputs(out: Tensor, twins: int) -> Tensor:
-    """Lay outputs [B, A * twins, K] out as [B, A, twins * K]."""
-    rows, networks, size = out.shape
-    return out.reshape(rows, networks // twins, twins * size)
+    return torch.unflatten(out.float(), 1, (-1, twins)).flatten(2), every
 
 
 def _features(network: Recurrent, inputs: Inputs, twins: int) -> Tensor:
@@ -177,7 +171,7 @@ def forward_twice(
             first = network(inputs.image, inputs.vector)
             with frozen(network):
                 second = network(inputs.image, inputs.vector + F.pad(change, (same, 0)))
-    first, second = (_joined_outputs(x.float(), twins) for x in (first, second))
+    first, second = (torch.unflatten(x.float(), 1, (-1, twins)).flatten(2) for x in (first, second))
     return first, second
 
 

@@ -206,32 +206,26 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
 
     def _transitions(
         self, rows: Mapping[str, Tensor]
-    ) -> tuple[Mapping[str, Tensor], Sequences | None]:
-        """Return a batch's transitions, augmented, and its sequences if networks remember.
+    ) -> tuple[Mapping[str, Tensor], Tensor | None, Sequences | None]:
+        """Return a batch's transitions, augmented, and which of them count.
 
         Args:
             rows: transitions as `rows_of` names them, or arrays of SequenceReplay.
-        """
-        if self.memory_size:  # sequences are not augmented: see `make_storage`
-            sequences = Sequences.of(rows, self._config.gamma)
-            return sequences.rows, sequences
-        if self.transforms.draws:
-            rows = self.transforms.draw(rows, self._generator)
-        return rows, None
-
-    def _counted(self, rows: Mapping[str, Tensor]) -> Tensor | None:
-        """Return [B, A] 1 where an agent lives and, in a sequence, the row is a transition.
-
-        Args:
-            rows: transitions as `rows_of` or Sequences name them.
 
         Returns:
-            the mask, or None: all count.
+            transitions by name; [B, A] mask, 1 where an agent lives and, in a sequence, the row is
+            a transition, or None: all count; and the sequences, None if networks do not remember.
         """
-        alive = alive_mask(observed(rows))
-        if not self.memory_size:
-            return alive
-        return of_alive(rows["weight"].unsqueeze(1).expand_as(rows["reward"]), alive)
+        sequences = None
+        if self.memory_size:  # sequences are not augmented: see `make_storage`
+            sequences = Sequences.of(rows, self._config.gamma)
+            rows = sequences.rows
+        elif self.transforms.draws:
+            rows = self.transforms.draw(rows, self._generator)
+        counted = alive_mask(observed(rows))
+        if sequences is not None:
+            counted = of_alive(rows["weight"].unsqueeze(1).expand_as(rows["reward"]), counted)
+        return rows, counted, sequences
 
     def _turn(self) -> dict[str, bool]:
         """Return arguments of `_learn` that choose the networks to move; empty: all move."""

@@ -89,8 +89,9 @@ class Sequences:
         """
         return RecurrentState.of_rows(states[:-1], self._first[:-1])
 
-    def state_following(self, states: Tensor) -> RecurrentState:
-        """Return a critic's state before the row at t + 1; see `state_now`."""
+    def next_state(self, critic: nn.Module, played: Inputs, precision: Precision) -> RecurrentState:
+        """Return a critic's state before the row at t + 1; arguments are those of `values`."""
+        _, states = self.values(critic, played, precision)
         return RecurrentState.of_rows(states[1:], self._first[1:])
 
     @property
