@@ -205,8 +205,8 @@ def _metrics() -> str:
         (m.name + "_total" * (m.kind == "counter"), m.kind, m.labels, m.meaning, m.remedy)
         for m in LEARNER_METRICS
     )
-    parts = [_METRICS, "## Learner", table("murmur_learner_", learner)]
-    return _page("Metrics", *parts, "## Environment server", table("", ENV_METRICS))
+    of_learner, of_server = table("murmur_learner_", learner), table("", ENV_METRICS)
+    return _page("Metrics", _METRICS, "## Learner", of_learner, "## Environment server", of_server)
 
 
 def _alerts() -> str:

@@ -198,8 +198,8 @@ class Gymnasium(SequentialVectorEnv):
         if isinstance(terminated, _FLAG) and isinstance(truncated, _FLAG):
             outcome = TERMINATED if terminated else TRUNCATED if truncated else MID
         else:
-            flags = self._flags(i, "terminated", terminated), self._flags(i, "truncated", truncated)
-            outcome = self._outcome_of(i, *flags)
+            ended = self._flags(i, "terminated", terminated)
+            outcome = self._outcome_of(i, ended, self._flags(i, "truncated", truncated))
         self._see(i, observation, info, over=outcome != MID)
         if outcome == TERMINATED and info and info.get(_OLD_TRUNCATION):
             self.notices.say(

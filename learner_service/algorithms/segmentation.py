@@ -260,8 +260,8 @@ class Segmentation(SupervisedNetwork):
 
     def figures(self, image: Tensor, mask: Tensor) -> Figures:
         """Return images with their masks and the predicted ones, and the confusion matrix."""
-        shown = to_host((image, mask, self._predict(image).to(torch.uint8)))
-        return of_masks(*shown, self._latest, self._spec.classes)
+        image, mask, guess = to_host((image, mask, self._predict(image).to(torch.uint8)))
+        return of_masks(image, mask, guess, self._latest, self._spec.classes)
 
     @torch.inference_mode()
     def _predict(self, image: Tensor) -> Tensor:

@@ -83,8 +83,8 @@ class GreedyPolicy(nn.Module):
     def forward(self, observation: dict[str, Tensor]) -> dict[str, Tensor]:
         """One step of every row; `observation` holds "memory" too if the policy remembers."""
         given = dict(observation)
-        memory = {MEMORY: given.pop(MEMORY)} if MEMORY in given else {}
-        acted = self._policy.act(given, None, **memory)
+        memory = given.pop(MEMORY, None)
+        acted = self._policy.act(given, None, memory)
         if self._marks:
             marked = _marked(acted["action"], observation, self._factors)
             acted = {**acted, "action": marked}

@@ -122,8 +122,8 @@ class UnrolledGRU(torch.autograd.Function):
             for t in range(len(x)):
                 h = h if by_inputs else h * keep[t]
                 s = from_state[t].baddbmm_(h, weight)
-                flat = s.view(-1, 3 * width), h.view(-1, width)
-                after, cell = gru_cell(gates[t].view(-1, 3 * width), *flat)
+                from_input = gates[t].view(-1, 3 * width)
+                after, cell = gru_cell(from_input, s.view(-1, 3 * width), h.view(-1, width))
                 h = after.view(sets, rows, width)
                 states.append(h)
                 cells.append(cell)

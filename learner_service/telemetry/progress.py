@@ -190,32 +190,29 @@ class Progress:
 
 def share_of_budget(limits: RunConfig, progress: Progress) -> tuple[float | None, str]:
     """Return the largest share that is spent of a run's limits, and that limit; None: no limit."""
-    p, found = progress, [(0.0, "")]
-    for name, done, limit in (
-        ("max_updates", p.updates, limits.max_updates),
-        ("max_env_steps", p.all_env_steps, limits.max_env_steps),
-        ("max_episodes", p.episodes, limits.max_episodes),
-        ("max_minutes", p.seconds / 60, limits.max_minutes),
-    ):
-        if limit:
-            found.append((done / limit, f"run.{name}={limit:,}"))
-    share, budget = max(found)
-    return (share if budget else None), budget
+    p = progress
+    spent = _spent(limits, p.updates, p.all_env_steps, p.seconds, p.episodes)
+    return max(
+        ((done / limit, f"run.{name}={limit:,}") for name, done, limit in spent), default=(None, "")
+    )
 
 
 def reached_limit(
     limits: RunConfig, updates: int, env_steps: int, seconds: float, episodes: int
 ) -> str:
     """The limit of a run that so much has reached, as it is configured; "" if none."""
-    for name, done, limit in (
-        ("max_updates", updates, limits.max_updates),
-        ("max_env_steps", env_steps, limits.max_env_steps),
-        ("max_minutes", seconds / 60, limits.max_minutes),
-        ("max_episodes", episodes, limits.max_episodes),
-    ):
-        if limit and done >= limit:
-            return f"run.{name}={limit}"
-    return ""
+    spent = _spent(limits, updates, env_steps, seconds, episodes)
+    return next((f"run.{name}={limit}" for name, done, limit in spent if done >= limit), "")
+
+
+def _spent(
+    limits: RunConfig, updates: int, env_steps: int, seconds: float, episodes: int
+) -> Iterator[tuple[str, float, float]]:
+    """Yield name, amount so far and bound of each limit that a run has."""
+    so_far = (("updates", updates), ("env_steps", env_steps), ("minutes", seconds / 60))
+    for name, done in (*so_far, ("episodes", episodes)):
+        if limit := getattr(limits, f"max_{name}"):
+            yield f"max_{name}", done, limit
 
 
 class ProgressLog:

@@ -91,8 +91,8 @@ def _asker(
 
 def _handlers(play: Any, protobuf: bool) -> "tuple[grpc.GenericRpcHandler[Any, Any]]":  # noqa: ANN401
     if protobuf:
-        codec = (pb.WorkerMessage.FromString, pb.LearnerMessage.SerializeToString)
-        return (stream_handler(play, *codec),)
+        read, write = pb.WorkerMessage.FromString, pb.LearnerMessage.SerializeToString
+        return (stream_handler(play, read, write),)
     return (stream_handler(play),)
 
 

@@ -256,8 +256,9 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
     )
     if evaluations and evaluations[0]["updates"] != evaluations[-1]["updates"]:
         first, newest = evaluations[0], evaluations[-1]
-        headings = (f"evaluated after {number(e['updates'])} updates" for e in (first, newest))
-        table = Table("metric", *headings, box=None, padding=(0, 3, 0, 0))
+        table = Table("metric", box=None, padding=(0, 3, 0, 0))
+        for evaluation in (first, newest):
+            table.add_column(f"evaluated after {number(evaluation['updates'])} updates")
         for name, result in newest["metrics"].items():
             before = first["metrics"].get(name, {}).get("mean")
             table.add_row(plain(name), plain(number(before)), plain(number(result["mean"])))

@@ -63,8 +63,8 @@ def end_table(sweep: SweepFolder, metric: Metric) -> Table:
         sweep: the sweep.
         metric: metric that judges its runs.
     """
-    names = (f"last {metric.name}", f"best {metric.name}")
-    table = screen_table("run", "state", "env steps", *names, "time")
+    last, best = f"last {metric.name}", f"best {metric.name}"
+    table = screen_table("run", "state", "env steps", last, best, "time")
     for run in sorted(sweep.runs, key=lambda run: _rank(run, metric)):
         table.add_row(
             plain(run.name),

@@ -205,8 +205,8 @@ class SampleAugment(Augment):
             image = flip_image(image, flip)
             mask = None if mask is None else flip_mask(mask, flip, self._classes)
         if "brightness" in drawn:
-            factors = drawn["brightness"], drawn["contrast"], drawn["saturation"]
-            image = photometry.jitter(image, *factors)
+            brightness, contrast = drawn["brightness"], drawn["contrast"]
+            image = photometry.jitter(image, brightness, contrast, drawn["saturation"])
         if "sigma" in drawn:
             image = photometry.blur(image, drawn["sigma"])
         return {**batch, IMAGE: image, **({} if mask is None else {MASK: mask})}
