@@ -120,7 +120,13 @@ class ServingStats:
             acting.observe(latency)
 
     def count(self, session: EnvSession, timestep: TimeStep, all_mid: bool) -> None:
-        """Count the steps, episodes and results of rows that a session sent; `all_mid`: all MID."""
+        """Count the steps, episodes and results of rows that a session sent.
+
+        Args:
+            session: session of the rows, which has observed them.
+            timestep: [n, ...] rows.
+            all_mid: whether all rows are MID.
+        """
         step_type = timestep.step_type
         self._rows.inc(session.num_envs)
         if session.resumed and session.messages == 1:
@@ -152,14 +158,12 @@ class ServingStats:
             self.progress.finish_returns(session.episode_return[last], session.untrained[last])
             if self.curriculum is not None:
                 self.curriculum.note(session.begun, last, session.episode_return, timestep.metrics)
-            session.episode_return[last], session.untrained[last] = 0, untrained
             for name, values in timestep.metrics.items():
                 if name != "return":
                     self.progress.finish_episode(name, values[last])
-        aborted = step_type == _ABORTED
-        if aborted.any():
-            self.metrics.counter("episodes_dropped", reason="environment").inc(int(aborted.sum()))
-            session.episode_return[aborted], session.untrained[aborted] = 0, untrained
+        if aborted := int((step_type == _ABORTED).sum()):
+            self.metrics.counter("episodes_dropped", reason="environment").inc(aborted)
+        session.episode_return[session.over], session.untrained[session.over] = 0, untrained
 
     def _compare(self, reward: Array) -> None:
         """Count rows [n, A] that reward one agent and punish another: such agents compete."""
