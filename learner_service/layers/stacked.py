@@ -132,7 +132,7 @@ class StackedLinear(nn.Module):
         narrow = on_cpu and 1 < self.weight.shape[2] < _WIDE
         if len(self.weight) == 1:
             weight, bias = self.weight.squeeze(0), self.bias.view(-1)
-            if relu and _fuses_relu(x, weight):
+            if relu and not on_cpu and _fuses_relu(x, weight):
                 return linear_relu(x, weight, bias)
             if narrow:
                 out = torch.addmm(bias.unsqueeze(1), weight.T.contiguous(), x.T).T.contiguous()
