@@ -483,9 +483,9 @@ class RowCheck:
         self._max_square = min(max_abs_reward * max_abs_reward, _LARGEST)
         self._ones = np.ones(num_envs, np.float32).tobytes()
         self._mids = bytes([_MID]) * num_envs
-        named = [o.name for o in spec.observations]
-        self._flags = tuple(n for n in named if n in (ACTION_MASK, AGENT_MASK, TURN_MASK))
-        self._floats = tuple(o.name for o in spec.observations if np.dtype(o.dtype).kind == "f")
+        self._flags = tuple(
+            o.name for o in spec.observations if o.name in (ACTION_MASK, AGENT_MASK, TURN_MASK)
+        )
         self._takes_turns = spec.takes_turns
         self._starts = factor_starts(action_factors(spec.action))  # of choices in an action mask
         self._agent = spec.agent_label
@@ -542,10 +542,11 @@ class RowCheck:
                 for metric in t.metrics.values():
                     if not math.isfinite(np.vdot(metric, metric)):
                         return False
-        for name in self._floats:
-            array = t.observation[name]
+        for array in t.observation.values():
             # A sum of squares bounds each number, in one pass by BLAS.
-            quick = array.dtype.itemsize > _HALF and np.vdot(array, array) <= _MAX_SQUARE  # type: ignore[arg-type]
+            quick = array.dtype.kind != "f" or (
+                array.dtype.itemsize > _HALF and np.vdot(array, array) <= _MAX_SQUARE  # type: ignore[arg-type]
+            )
             if not quick and not _possible(array):
                 return False
         if ACTION_MASK in self._flags:
