@@ -494,7 +494,7 @@ class RowCheck:
         self._num_actions = 0  # of an expert's actions; 0: it says none
         if spec.observation(EXPERT_ACTION) and isinstance(spec.action, Discrete):
             self._num_actions = spec.action.num_actions
-        # Lowest and highest number of what counts as a flag or an index; but action masks' 1.
+        # Observations that are flags or indices, with the lowest and highest number they may hold.
         self._ranges = [(name, 0, 1) for name in self._flags if name != ACTION_MASK]
         if self._num_actions:
             self._ranges.append((EXPERT_ACTION, -1, self._num_actions - 1))
