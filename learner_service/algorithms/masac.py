@@ -419,7 +419,9 @@ class Masac(OffPolicyAlgorithm):
         joint = self._joint_inputs(seen[0], action, inputs[0], whole=True)
         with torch.no_grad():
             following = self._joint_inputs(seen[1], next_action, inputs[1], whole=True)
-            state = sequences and sequences.next_state(self.target, joint, self._precision)
+            state = None
+            if sequences is not None:
+                state = sequences.next_state(self.target, joint, self._precision)
             next_q = self._critics(self.target, following, state)
             next_value = soft_value(next_q.squeeze(-1).amin(2), next_log_prob, temperature)
         # The actor's loss moves no critic.
@@ -458,7 +460,9 @@ class Masac(OffPolicyAlgorithm):
         with torch.no_grad():
             drawn = one_hot(next_pi.sample(self._generator), k)
             following = self._joint_inputs(seen[1], drawn, inputs[1])
-            state = sequences and sequences.next_state(self.target, joint, self._precision)
+            state = None
+            if sequences is not None:
+                state = sequences.next_state(self.target, joint, self._precision)
             next_q = self._critics(self.target, following, state).amin(2)
             next_value = expected_soft_value(next_q, next_pi.logits, temperature)
         if sequences is None:
