@@ -21,6 +21,7 @@ from murmur.shared.wire.spec import (
     ArraySpec,
     Composite,
     Discrete,
+    EnvSpec,
 )
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
@@ -68,8 +69,7 @@ class Expert:
             )
         if asked:
             self._make = find_baseline(config.environment, self._name)
-        advice = ArraySpec(EXPERT_ACTION, "int32", ())
-        self.spec = replace(self.spec, observations=(*self.spec.observations, advice))
+        self.spec = with_expert(self.spec)
 
     def begin(self, updates: int) -> None:
         """Begin a stream with new episodes: the baseline is made again at its next call.
@@ -168,3 +168,8 @@ class Expert:
                 f"imitation.baseline={self._name} gave action {action[env, agent]} for agent "
                 f"{agent}, which has {self.spec.action.num_actions} actions"
             )
+
+
+def with_expert(spec: EnvSpec) -> EnvSpec:
+    """Return the spec with the observation `expert_action`."""
+    return replace(spec, observations=(*spec.observations, ArraySpec(EXPERT_ACTION, "int32", ())))
