@@ -180,6 +180,7 @@ def in_order(spec: EnvSpec, known: EnvSpec | None, config: ExperimentConfig) -> 
     options = algorithm_config(config.algorithm)
     may_be_put = (
         isinstance(options, SharingConfig)
+        and not getattr(options, "teams", None)
         and len(set(options.slices(spec.num_agents))) == 1
         and all(o.per_agent for o in spec.observations)
         and not config.league.on
