@@ -533,9 +533,7 @@ def _build_teams(
         # Agent-transitions of all teams: each learns from its own in as many minibatches.
         size = getattr(own.options, "batch_size", 0) * len(numbers)
         changes["batch_size"] = math.ceil(size / spec.num_agents)
-        view = View.of(
-            team, numbers, spec, centralized=getattr(own.options, "centralized", False)
-        )
+        view = View.of(team, numbers, spec, centralized=getattr(own.options, "centralized", False))
         built = build_algorithm(
             PluginConfig(name=plugin.name, **plain_data(own.options.changed(changes))),
             view.spec,

@@ -217,9 +217,9 @@ class TeamsConfig(SharingConfig):
 
     teams: dict[str, dict[str, Any]] = Field(
         {},
-        description="options of teams that are trained apart, by the team's name: `agents`, numbers "
-        "or names (left out: those named after the team), `network`, options that differ from the "
-        "section network, and options of the algorithm; see docs/networks.md",
+        description="options of teams that are trained apart, by the team's name: `agents`, "
+        "numbers or names (left out: those named after the team), `network`, options that differ "
+        "from the section network, and options of the algorithm; see docs/networks.md",
     )
 
     @model_validator(mode="after")
@@ -250,15 +250,12 @@ class TeamsConfig(SharingConfig):
             raise ConfigError(f"'{where}.network' = {network!r}: it holds keys, network.KEY=VALUE")
         if isinstance(agents, int | str):
             agents = (agents,)
-        if agents is not None and not (
-            isinstance(agents, list | tuple) and agents and all(isinstance(a, int | str) for a in agents)
-        ):
+        listed = isinstance(agents, list | tuple) and agents
+        if agents is not None and not (listed and all(isinstance(a, int | str) for a in agents)):
             raise ConfigError(f"'{where}.agents' = {agents!r}: give numbers or names of agents")
         of_all = self.model_dump(exclude={"teams"})
         options = validate(type(self), {**of_all, **own}, where)
-        return TeamOptions(
-            options, agents and tuple(agents), network, "share_parameters" in own
-        )
+        return TeamOptions(options, agents and tuple(agents), network, "share_parameters" in own)
 
 
 class CriticConfig(SharingConfig):

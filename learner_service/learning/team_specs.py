@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"[_\-. ]?\d+$")  # as in environment.teams
 
 @dataclass(frozen=True)
 class View:
-    """The part of an environment that a team is trained in: the others belong to the world.
+    """The part of an environment that some of its agents see: the others belong to the world.
 
     Attributes:
         name: name of the team.
@@ -73,7 +73,6 @@ class View:
             agents=names,
             action=action,
             observations=tuple(shown),
-            symmetries=(),
         )
         return cls(name, agents, own, others)
 
@@ -121,46 +120,51 @@ def agents_of_teams(options: TeamsConfig, spec: EnvSpec) -> dict[str, tuple[int,
     Raises:
         ConfigError: if an agent is unknown, or in no team or several.
     """
-    numbers = {name: number for number, name in enumerate(spec.agent_names)}
     found, team_of = dict[str, tuple[int, ...]](), dict[int, str]()
     for team in options.teams:
         where, given = f"{_OPTION}.{team}", options.of_team(team).agents
-        if given is None:
-            agents = [a for name, a in numbers.items() if (_NUMBER.sub("", name) or name) == team]
-            if not agents:
+        found[team] = agent_numbers((team,) if given is None else given, spec, f"{where}.agents")
+        for agent in found[team]:
+            other = team_of.setdefault(agent, team)
+            if other != team:
                 raise ConfigError(
-                    f"{where}: '{spec.name}' has no agents named {team}_0, {team}_1, …; its agents "
-                    f"are {shown_agents(spec.agent_names)}; say which are meant by {where}.agents"
+                    f"{where}: {spec.agent_label(agent)} is in team '{other}' already; each agent "
+                    "belongs to one team"
                 )
-        else:
-            agents = [_number(agent, numbers, f"{where}.agents") for agent in given]
-        for agent in agents:
-            if agent in team_of:
-                raise ConfigError(
-                    f"{where}: {spec.agent_label(agent)} is in team '{team_of[agent]}' already; "
-                    "each agent belongs to one team"
-                )
-            team_of[agent] = team
-        found[team] = tuple(sorted(agents))
-    if missing := tuple(n for n, a in numbers.items() if a not in team_of):
+    names = spec.agent_names
+    if missing := tuple(names[a] for a in range(spec.num_agents) if a not in team_of):
         raise ConfigError(
             f"{_OPTION}: no team has {shown_agents(missing)} of '{spec.name}'; add one that does"
         )
     return found
 
 
-def _number(agent: int | str, numbers: Mapping[str, int], where: str) -> int:
-    """Return an agent's number, given as that or by its name.
+def agent_numbers(given: Iterable[int | str], spec: EnvSpec, where: str) -> tuple[int, ...]:
+    """Return the numbers of agents, in ascending order.
+
+    Args:
+        given: numbers, names, or names without the number at their end, for all agents named so.
+        spec: spec of the environment.
+        where: key of the option, for messages.
 
     Raises:
         ConfigError: if there is no such agent.
     """
-    if isinstance(agent, str) and agent in numbers:
-        return numbers[agent]
-    if isinstance(agent, int) and 0 <= agent < len(numbers):
-        return agent
-    hint = known_names(agent, numbers) if isinstance(agent, str) else "they are numbered from 0"
-    raise ConfigError(f"{where}: no agent {agent!r}; the environment has {len(numbers)}; {hint}")
+    known: dict[str, list[int]] = {name: [a] for a, name in enumerate(spec.agent_names)}
+    for agent, name in enumerate(spec.agent_names):
+        if (kind := _NUMBER.sub("", name)) and kind != name:
+            known.setdefault(kind, []).append(agent)
+    found = set[int]()
+    for entry in given:
+        if isinstance(entry, str) and entry in known:
+            found.update(known[entry])
+        elif isinstance(entry, int) and 0 <= entry < spec.num_agents:
+            found.add(entry)
+        else:
+            named = isinstance(entry, str)
+            hint = known_names(entry, known) if named else f"0 to {spec.num_agents - 1} are there"
+            raise ConfigError(f"{where}: '{spec.name}' has no agent {entry!r}; {hint}")
+    return tuple(sorted(found))
 
 
 def shared_within(slices: Iterable[int], agents: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -207,7 +211,10 @@ def network_of_team(
     if not changes:
         return network
     name = str(changes.get("name", network.name))
-    kind = load_plugin("network", resolved_name(PluginConfig(name=name), image)).Config
+    try:
+        kind = load_plugin("network", resolved_name(PluginConfig(name=name), image)).Config
+    except ConfigError as error:
+        raise ConfigError(f"'{where}.name' = {name}: {error}") from None
     own = with_new_names(kind, {k: x for k, x in changes.items() if k != "name"}, where)
     options = {**(network.options if name == network.name else {}), **own}
     validate(kind, options, where)

@@ -399,11 +399,10 @@ class EnvSessions:
         other = None
         if session.order is not None:
             timestep = session.of_agents(timestep, session.order)
-        if session.pairing is not None:
-            half = session.spec.num_agents // 2  # in a league the spec is that of both teams
-            both = timestep
-            timestep = session.of_agents(both, slice(half))
-            other = session.of_agents(both, slice(half, None))
+        if session.game is not None:  # in a league the spec is that of all agents
+            game, every = session.game, timestep
+            timestep = session.of_agents(every, game.own_rows)
+            other = every if game.told_all else session.of_agents(every, game.other_rows)
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._arrived.append(Request(session, sequence, timestep, reply, other))
         if len(self._arrived) == 1:
