@@ -35,6 +35,7 @@ from murmur.shared.wire.notices import GIVEN_UP, NOTICES_TAG, unpack_notices
 from murmur.shared.wire.spec import (
     MAX_ENVS,
     MAX_NAME_CHARACTERS,
+    STATE,
     EnvSpec,
     action_layout,
     agent_order,
@@ -183,6 +184,7 @@ def in_order(spec: EnvSpec, known: EnvSpec | None, config: ExperimentConfig) -> 
         and not getattr(options, "teams", None)
         and len(set(options.slices(spec.num_agents))) == 1
         and all(o.per_agent for o in spec.observations)
+        and not spec.observation(STATE)
         and not config.league.on
     )
     return replace(spec, agents=known.agents) if may_be_put else spec

@@ -25,7 +25,7 @@ MAX_AGENT_NAME_BYTES = 262_144  # of all agents together, in UTF-8: they travel 
 MAX_EPISODE_STEPS = 10_000_000
 
 # Names with a fixed meaning; every other observation name is the environment's own.
-STATE = "state"  # [N, ...] global state, for centralized critics only
+STATE = "state"  # [N, ...] global, or [N, A, ...] each agent's, for centralized critics only
 ACTION_MASK = "action_mask"  # [N, A, K] uint8, 1 = legal
 AGENT_MASK = "agent_mask"  # [N, A] uint8, 1 = this agent is alive
 AGENT_CELL = "agent_cell"  # [N, A, 2] int32, the (row, column) of each agent on its [C, H, W] maps
@@ -301,8 +301,7 @@ def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
     Raises:
         SpecError: for a wrong layout, naming it and the required one.
     """
-    layouts: dict[str, tuple[bool, tuple[str, ...], tuple[int, ...] | None]] = {
-        STATE: (False, WIRE_DTYPES, None),
+    layouts: dict[str, tuple[bool, tuple[str, ...], tuple[int, ...]]] = {
         AGENT_MASK: (True, ("uint8",), ()),
         TURN_MASK: (True, ("uint8",), ()),
         AGENT_CELL: (True, ("int32",), (2,)),
@@ -322,14 +321,13 @@ def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
         return
     per_agent, dtypes, shape = layouts[observation.name]
     o = observation
-    fits = o.per_agent == per_agent and o.dtype in dtypes and shape in (None, o.shape)
+    fits = o.per_agent == per_agent and o.dtype in dtypes and shape == o.shape
     if not fits:
         whose = {True: "of each agent", False: "of all agents together"}
-        wanted = f"{dtypes[0] if len(dtypes) == 1 else 'any dtype'}"
         raise SpecError(
             f"environment '{spec.name}' declares '{o.name}' as {o.dtype} {o.shape} "
-            f"{whose[o.per_agent]}; the name is reserved for {wanted} "
-            f"{'of any shape' if shape is None else shape} {whose[per_agent]}: declare it so "
+            f"{whose[o.per_agent]}; the name is reserved for {dtypes[0]} {shape} "
+            f"{whose[per_agent]}: declare it so "
             f"(per_agent={per_agent}) or rename it"
         )
 
