@@ -150,7 +150,7 @@ class Side(VectorEnvironment):
         opponents: Sequence[tuple[Policy, View | None]],
         seed: int,
     ) -> None:
-        """Seat the opponents.
+        """Assign the opponents.
 
         Args:
             environment: environment of all agents.
@@ -165,7 +165,7 @@ class Side(VectorEnvironment):
         self.spec = self._game.team.spec
         self._league = League(config, seed, _CPU)
         for file, (policy, view) in zip(files, opponents, strict=True):
-            self._league.add(file, self._game.seat(policy, view))
+            self._league.add(file, self._game.assign(policy, view))
         self._pairing, self._slots = Pairing.of(self.num_envs), np.arange(self.num_envs)
         self._episodes: NDArray[np.int64] = np.zeros(self.num_envs, np.int64)
         self._generator = torch.Generator().manual_seed(seed)

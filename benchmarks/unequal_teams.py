@@ -137,9 +137,9 @@ class Hiding(_Episodes):
 class Loads(_Episodes):
     """Each of two agents is paid the load that it draws, of which it sees nothing; one step.
 
-    Loads are uniform in [-1, 1]; action 1 adds 0.01. A critic that is told each agent's load
-    explains all of the rewards' variance. One that is told both loads but not which is whose, for
-    agents alike, expects their mean: half of it. Without a state nothing can be explained.
+    Loads are uniform in [-1, 1]; action 1 adds 0.01. A critic that sees each agent's load explains
+    all of the rewards' variance. One that sees both loads but not which is whose, for agents alike,
+    expects their mean: half of it. Without a state nothing can be explained.
     """
 
     def __init__(self, num_envs: int, state: str = "own") -> None:

@@ -200,7 +200,7 @@ class Run:
             else:
                 check_opponent(path, state, spec)
             policy = saved_policy(str(path), state, precision, context.device)[0]
-            return policy if game is None else game.seat(policy, view)
+            return policy if game is None else game.assign(policy, view)
 
         for file in self._opponents:
             self._league.add(file, load_opponent(file))

@@ -1,7 +1,6 @@
 """Teams of a run: agents that are trained apart from the others, with options of their own."""
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from murmur.learner_service.storage.rollout import Batch
 from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.plugins import load_plugin
-from murmur.shared.config.section import known_names, validate, with_new_names
+from murmur.shared.config.section import validate, with_new_names
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import (
     NO_INPUTS,
@@ -23,12 +22,12 @@ from murmur.shared.wire.spec import (
     ArraySpec,
     Composite,
     EnvSpec,
+    agent_numbers,
     shown_agents,
 )
 
 OTHERS = "others/"  # prefix of what a centralized critic is shown of the other teams
 _OPTION = "algorithm.teams"
-_NUMBER = re.compile(r"[_\-. ]?\d+$")  # as in environment.teams
 
 
 @dataclass(frozen=True)
@@ -137,34 +136,6 @@ def agents_of_teams(options: TeamsConfig, spec: EnvSpec) -> dict[str, tuple[int,
             f"{_OPTION}: no team has {shown_agents(missing)} of '{spec.name}'; add one that does"
         )
     return found
-
-
-def agent_numbers(given: Iterable[int | str], spec: EnvSpec, where: str) -> tuple[int, ...]:
-    """Return the numbers of agents, in ascending order.
-
-    Args:
-        given: numbers, names, or names without the number at their end, for all agents named so.
-        spec: spec of the environment.
-        where: key of the option, for messages.
-
-    Raises:
-        ConfigError: if there is no such agent.
-    """
-    known: dict[str, list[int]] = {name: [a] for a, name in enumerate(spec.agent_names)}
-    for agent, name in enumerate(spec.agent_names):
-        if (kind := _NUMBER.sub("", name)) and kind != name:
-            known.setdefault(kind, []).append(agent)
-    found = set[int]()
-    for entry in given:
-        if isinstance(entry, str) and entry in known:
-            found.update(known[entry])
-        elif isinstance(entry, int) and 0 <= entry < spec.num_agents:
-            found.add(entry)
-        else:
-            named = isinstance(entry, str)
-            hint = known_names(entry, known) if named else f"0 to {spec.num_agents - 1} are there"
-            raise ConfigError(f"{where}: '{spec.name}' has no agent {entry!r}; {hint}")
-    return tuple(sorted(found))
 
 
 def shared_within(slices: Iterable[int], agents: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

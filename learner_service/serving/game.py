@@ -8,11 +8,17 @@ from typing import Any
 
 from murmur.learner_service.checkpoint import saved_spec
 from murmur.learner_service.learning.base import Policy
-from murmur.learner_service.learning.team_specs import View, agent_numbers
+from murmur.learner_service.learning.team_specs import View
 from murmur.learner_service.serving.opponents import SeatedPolicy
 from murmur.shared.config.experiment import LeagueConfig
 from murmur.shared.process.errors import CheckpointError, SpecError
-from murmur.shared.wire.spec import EnvSpec, first_difference, shown_agents, without_expert
+from murmur.shared.wire.spec import (
+    EnvSpec,
+    agent_numbers,
+    first_difference,
+    shown_agents,
+    without_expert,
+)
 
 
 def require_no_turns(spec: EnvSpec) -> None:
@@ -110,7 +116,7 @@ class Game:
         rows = [*self.team.agents, *self.others.agents]
         return None if rows == sorted(rows) else [rows.index(a) for a in range(len(rows))]
 
-    def seat(self, policy: Policy, view: View | None = None) -> Policy:
+    def assign(self, policy: Policy, view: View | None = None) -> Policy:
         """Return a policy that plays the others, as this game shows them to it.
 
         Args:

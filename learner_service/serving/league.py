@@ -47,7 +47,7 @@ class League:
     they share are replaced whole, and a lock is held where one of them changes points.
 
     Attributes:
-        game: both sides of the games; None: no session has told of them yet.
+        game: both sides of the games; None: no session has named them yet.
     """
 
     game: Game | None = None
@@ -101,7 +101,7 @@ class League:
         self._kept.mark()
         self._acted.wait()
         if self.game is not None:
-            policy = self.game.seat(policy)
+            policy = self.game.assign(policy)
         self._past_policies = (*self._past_policies, Opponent(file, policy))[-self._config.size :]
 
     def share_points(self, updates: int) -> None:
@@ -207,7 +207,7 @@ class League:
         """
         games, game = [], self.game
         assert game is not None
-        latest = game.seat(latest)
+        latest = game.assign(latest)
         for request in requests:
             session, other = request.session, request.other
             assert session.pairing is not None

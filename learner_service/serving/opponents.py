@@ -57,7 +57,7 @@ class SeatedPolicy(Policy):
     """
 
     def __init__(self, policy: Policy, view: View, plays: tuple[int, ...]) -> None:
-        """Seat a policy.
+        """Assign a policy to its agents.
 
         Args:
             policy: policy for the agents of the view.

@@ -1,14 +1,17 @@
 """Specs of an environment's observations, actions and metrics; the handshake compares them."""
 
+import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 
 import numpy as np
 
 from murmur.shared.config.derived import Channel, DerivedMap, check_derived
+from murmur.shared.config.section import known_names
 from murmur.shared.config.symmetry import MAX_SYMMETRIES, ArrayChange, Symmetry, check_symmetry
-from murmur.shared.process.errors import SpecError
+from murmur.shared.process.errors import ConfigError, SpecError
 from murmur.shared.rpc import rollout_pb2 as pb
 
 WIRE_DTYPES = ("uint8", "int32", "float16", "float32")
@@ -37,6 +40,7 @@ NO_INPUTS = (ACTION_MASK, AGENT_CELL, AGENT_MASK, EXPERT_ACTION, TURN_MASK)
 _UNCHANGED = (ACTION_MASK, AGENT_MASK, EXPERT_ACTION, TURN_MASK)
 # Of agents' names in a message, which gRPC may blow up twelvefold and limits to 8 KiB.
 _SHOWN_AGENTS, _SHOWN_CHARACTERS, _SHOWN_TOGETHER = 8, 40, 160
+_NUMBER = re.compile(r"[_\-. ]?\d+$")  # at the end of an agent's name, as in environment.teams
 _COMPARED_FIRST = ("name", "num_agents", "agents")
 _SAME_ORDER = (
     "list the agents in one order in every process, such as "
@@ -454,6 +458,34 @@ def shown_agents(agents: tuple[str, ...], start: int = 0) -> str:
         shown.append(short)
     left_out = start + len(shown) < len(agents)
     return ", ".join(["..."] * (start > 0) + shown + ["..."] * left_out)
+
+
+def agent_numbers(given: Iterable[int | str], spec: EnvSpec, where: str) -> tuple[int, ...]:
+    """Return the numbers of agents, in ascending order.
+
+    Args:
+        given: numbers, names, or names without the number at their end, for all agents named so.
+        spec: spec of the environment.
+        where: key of the option, for messages.
+
+    Raises:
+        ConfigError: if there is no such agent.
+    """
+    known: dict[str, list[int]] = {name: [a] for a, name in enumerate(spec.agent_names)}
+    for agent, name in enumerate(spec.agent_names):
+        if (kind := _NUMBER.sub("", name)) and kind != name:
+            known.setdefault(kind, []).append(agent)
+    found = set[int]()
+    for entry in given:
+        if isinstance(entry, str) and entry in known:
+            found.update(known[entry])
+        elif isinstance(entry, int) and 0 <= entry < spec.num_agents:
+            found.add(entry)
+        else:
+            named = isinstance(entry, str)
+            hint = known_names(entry, known) if named else f"0 to {spec.num_agents - 1} are there"
+            raise ConfigError(f"{where}: '{spec.name}' has no agent {entry!r}; {hint}")
+    return tuple(sorted(found))
 
 
 def check_name(what: str, name: str) -> None:

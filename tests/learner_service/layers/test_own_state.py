@@ -47,7 +47,7 @@ def test_a_critic_sees_the_state_of_its_agent_alone() -> None:
     assert again.tolist() == [[[1, 3, 4], [2, 5, 6]]]  # type: ignore[union-attr]
 
 
-def test_a_critic_of_joint_actions_sees_it_beside_the_others_actions() -> None:
+def test_a_critic_of_joint_actions_sees_it_beside_actions() -> None:
     action = torch.tensor([[[1.0, 0, 0], [0, 1.0, 0]]])
     for centralized, wanted in (
         (True, [[[1, 3, 4, 0, 1, 0], [2, 5, 6, 1, 0, 0]]]),

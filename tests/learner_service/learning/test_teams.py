@@ -95,7 +95,7 @@ def test_teams_keep_the_contract_of_an_algorithm() -> None:
     assert_algorithm("ippo", teams=teams, normalize_rewards=True)
 
 
-def test_a_frozen_team_stays_and_an_undone_update_leaves_no_trace() -> None:
+def test_a_frozen_team_stays_and_an_update_is_undone() -> None:
     algorithm = build(teams=TEAMS, frozen_agents=(1,))
     before, last = weights(algorithm), LastFinite(algorithm)
     last.keep()

@@ -90,7 +90,7 @@ class Sums(Policy):
 @pytest.mark.parametrize("told", [(1,), (0, 1, 2)])
 def test_a_seated_policy_plays_its_agents_and_remembers(told: tuple[int, ...]) -> None:
     tag = game("hunter")
-    policy = tag.seat(Sums(), View.of("", told, TAG, centralized=False))
+    policy = tag.assign(Sums(), View.of("", told, TAG, centralized=False))
     view = torch.tensor([[[1.0, 1.0], [2.0, 3.0], [4.0, 0.0]]])
     memory = torch.zeros(1, 3, 1)
     for total in (5, 10):  # of 2 + 3
