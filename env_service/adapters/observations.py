@@ -222,24 +222,23 @@ def _states_layout(layouts: Sequence[StateLayout], agents: Sequence[str]) -> Sta
     Raises:
         ConfigError: if they are not alike.
     """
-    specs = {spec for spec, *_ in layouts}
+    specs = {layout[0] for layout in layouts}
     if len(specs) > 1:
-        shapes = ", ".join(f"{o.dtype} {o.shape}" for o in sorted(specs, key=lambda o: o.shape))
+        shapes = ", ".join(sorted(f"{spec.dtype} {spec.shape}" for spec in specs))
         raise ConfigError(
             f"state() gives agents states of different shapes, {shapes}; give all one shape, or "
             "set environment.state: false"
         )
-    spec, *_, doubt = layouts[0]
 
-    def write(places: Any, states: Mapping[str, Any]) -> None:  # noqa: ANN401 - views of a row
-        for agent, place, (_, write_one, *_) in zip(agents, places, layouts, strict=True):
+    def write(places: Sequence[Array], states: Mapping[str, Any]) -> None:
+        for agent, place, layout in zip(agents, places, layouts, strict=True):
             if agent in states:
-                write_one(place, states[agent])
+                layout[1](place, states[agent])
 
     def view(row: Array) -> list[Array]:
-        return [view_one(x) for x, (_, _, view_one, _) in zip(row, layouts, strict=True)]
+        return [layout[2](own) for own, layout in zip(row, layouts, strict=True)]
 
-    return replace(spec, per_agent=True), write, view, doubt
+    return replace(layouts[0][0], per_agent=True), write, view, layouts[0][3]
 
 
 def _leaves(space: Space, path: Path, agent: str, config: AdapterConfig) -> Iterator[_Leaf]:

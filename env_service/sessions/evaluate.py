@@ -429,7 +429,9 @@ class _Evaluator:
         self._limit_key = _limit_key(config)
         # In a league opponents play the others.
         named, spec = config.league.agents, self.environment.spec
-        self._learns = agent_numbers(named, spec, "league.agents") if named else slice(None)
+        self._learns: Sequence[int] | slice = slice(None)
+        if named:
+            self._learns = agent_numbers(named, spec, "league.agents")
 
     async def session(
         self, choice: LearnerChoice, seeds: _Seeds, on_row: OnRow | None = None

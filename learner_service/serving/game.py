@@ -97,8 +97,8 @@ class Game:
                 f"acts for {len(own)} agents of '{spec.name}' and cannot play the other "
                 f"{len(rest)}; set both to 0 and league.checkpoints to policies that do"
             )
-        sides = (View.of(name, x, spec, centralized=False) for name, x in (("", own), ("", rest)))
-        return cls(spec, *sides, told_all)
+        team, others = (View.of("", side, spec, centralized=False) for side in (own, rest))
+        return cls(spec, team, others, told_all)
 
     @functools.cached_property
     def own_rows(self) -> slice | list[int]:

@@ -482,8 +482,9 @@ def agent_numbers(given: Iterable[int | str], spec: EnvSpec, where: str) -> tupl
         elif isinstance(entry, int) and 0 <= entry < spec.num_agents:
             found.add(entry)
         else:
-            named = isinstance(entry, str)
-            hint = known_names(entry, known) if named else f"0 to {spec.num_agents - 1} are there"
+            hint = f"0 to {spec.num_agents - 1} are there"
+            if isinstance(entry, str):
+                hint = known_names(entry, known)
             raise ConfigError(f"{where}: '{spec.name}' has no agent {entry!r}; {hint}")
     return tuple(sorted(found))
 
