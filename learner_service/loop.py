@@ -68,7 +68,7 @@ class LastFinite:
         for momentum in self._momenta():
             if id(momentum) not in kept:  # made by the update itself, its first
                 momentum.zero_()  # as Adam's begin
-        self._algorithm.counts.update(self._counts)
+        self._algorithm.restore_counts(self._counts)
 
     def _weights(self) -> Iterator[Tensor]:
         """Parameters and buffers of all networks."""

@@ -11,6 +11,7 @@ from murmur.learner_service.after_update import Evaluate, KeepOpponents, MoveCur
 from murmur.learner_service.checkpoint import (
     check_spec,
     load_algorithm,
+    saved_game,
     saved_policy,
     saved_spec,
     spec_text,
@@ -30,8 +31,9 @@ from murmur.learner_service.serving.evaluation import (
     EvaluationScheduler,
     check_best_metric,
 )
+from murmur.learner_service.serving.game import Game, check_opponent, opponent_view
 from murmur.learner_service.serving.inference import InferenceLoop, ServingStats
-from murmur.learner_service.serving.league import League, check_opponent, team_spec
+from murmur.learner_service.serving.league import League
 from murmur.learner_service.serving.lockstep import EnvSessions, in_order
 from murmur.learner_service.serving.opponents import Pairing
 from murmur.learner_service.serving.packed import make_staging
@@ -99,7 +101,6 @@ class Run:
         )
         self.sessions = EnvSessions(self, config.learner, context.metrics)
         self.spec: EnvSpec | None = None
-        self._both_teams: EnvSpec | None = None  # of a league
         self._flight: Flight | None = None
         courses = config.environment.courses
         self.curriculum = Curriculum(courses, group.size) if courses else None
@@ -112,6 +113,8 @@ class Run:
         self._opponents = [str(path.resolve()) for path in opponents]
         context.folder.completed = lambda: resolve(context.config, self.spec, self._flight)
         if context.loaded:
+            if config.league.agents:
+                self._league.game = Game.of(saved_game(*context.loaded), config.league)
             with limited(config.learner.memory_limit_gib):
                 self._open(saved_spec(context.loaded[1]))
 
@@ -189,8 +192,15 @@ class Run:
         def load_opponent(file: str) -> Policy:
             path = checkpoints.path / file
             state = checkpoints.load(path)
-            check_opponent(path, state, spec)
-            return saved_policy(str(path), state, precision, context.device)[0]
+            game, view = self._league.game, None
+            if game is not None and game.told_all:
+                league = context.config.league
+                itself = bool(league.latest or league.size)
+                view = opponent_view(path, state, game, plays_itself=itself)
+            else:
+                check_opponent(path, state, spec)
+            policy = saved_policy(str(path), state, precision, context.device)[0]
+            return policy if game is None else game.assign(policy, view)
 
         for file in self._opponents:
             self._league.add(file, load_opponent(file))
@@ -326,6 +336,7 @@ class Run:
         text = to_yaml(config)
 
         def full_state() -> dict[str, Any]:
+            game = self._league.game
             return {
                 "spec": spec_text(self.spec or spec),
                 "config": text,
@@ -333,6 +344,7 @@ class Run:
                 "generator": generator.get_state(),
                 "progress": context.progress.state_dict(),
                 **({"league": self._league.state_dict()} if config.league.on else {}),
+                **({"game": spec_text(game.spec)} if game and game.told_all else {}),
                 **({"curriculum": curriculum.state_dict()} if curriculum is not None else {}),
                 **self._slots.state_dict(),
             }
@@ -422,18 +434,17 @@ class Run:
         return team
 
     def _first_team(self, spec: EnvSpec) -> EnvSpec:
-        """Return the learning team of a league's games; the first session names both teams.
+        """Return the learning team of a league's games; the first session names all agents.
 
         Raises:
-            SpecError: if there are no two equal teams, or another session has other ones.
+            MurmurError: if there are no two teams, or another session has other ones.
         """
-        team = team_spec(spec)
-        if self.spec is not None:
-            self._both_teams = self._both_teams or spec
-            difference = first_difference(self._both_teams, spec)
-            if difference:
-                raise SpecError(f"a league's games have the same agents everywhere: {difference}")
-        return team
+        game = Game.of(spec, self.context.config.league)
+        if self.spec is None or self._league.game is None:
+            self._league.game = game
+        elif difference := first_difference(self._league.game.spec, spec):
+            raise SpecError(f"a league's games have the same agents everywhere: {difference}")
+        return game.team.spec
 
     def _known_spec(self) -> EnvSpec | None:
         """Return the spec of the run, or of the checkpoint that it comes from, if there is one."""
@@ -445,7 +456,7 @@ class Run:
 
     def pair(self, session: EnvSession) -> None:
         """Let the league play the other team in a session."""
-        n = session.num_envs
+        n, session.game = session.num_envs, self._league.game
         session.pairing = Pairing.of(n) if session.evaluating else self._league.pair(session.slots)
 
     def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[EnvSession, list[pb.SlotStart]]:
@@ -460,7 +471,7 @@ class Run:
         self.context.begin()
         assert self.spec is not None
         if not self.spec.agents:  # of a checkpoint of 0.2, or of another worker: from now on known
-            self.spec = replace(self.spec, agents=spec.agents[: self.spec.num_agents])
+            self.spec = replace(self.spec, agents=self.team(spec, training=True).agents)
         session, starts = self._slots.admit(hello, spec)
         self._count_environments()
         return session, starts

@@ -4,8 +4,8 @@ Needs gymnasium; plug-ins import this module when they make an environment.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -187,24 +187,58 @@ class ObservationLayout:
                 start += size
 
 
-def state_layout(
-    space: Space, config: AdapterConfig
-) -> tuple[ArraySpec, Write, Callable[[Array], Array], str]:
-    """Lay out the global state.
+# Spec, writer, function from the state's place to the writer's view, sentence about a guess.
+StateLayout = tuple[ArraySpec, Callable[[Any, Any], None], Callable[[Array], Any], str]
+
+
+def state_layout(space: Space, config: AdapterConfig, agents: Sequence[str] = ()) -> StateLayout:
+    """Lay out the global state, or a Dict of the agents' states.
+
+    Args:
+        space: space of the state.
+        config: options of the adapter.
+        agents: names of the agents, in the order of their rows.
 
     Returns:
         (spec, writer, function from the state's place to the writer's view, sentence about a guess
         of its meaning or "").
 
     Raises:
-        ConfigError: if the state is no plain vector or image.
+        ConfigError: if the state, or an agent's, is no plain vector or image.
     """
+    if isinstance(space, spaces.Dict) and set(space) == set(agents):
+        return _states_layout([state_layout(space[agent], config) for agent in agents], agents)
     leaves = list(_leaves(space, (), STATE, config))
     if len(leaves) != 1 or leaves[0].path:
         raise ConfigError(f"state() gives a {space}; set environment.state: false")
     leaf = leaves[0]
     shape, dtype = leaf.image or ((math.prod(leaf.shape),), "float32")
     return ArraySpec(STATE, dtype, shape, per_agent=False), leaf.write, leaf.view, leaf.doubt
+
+
+def _states_layout(layouts: Sequence[StateLayout], agents: Sequence[str]) -> StateLayout:
+    """Lay out states of the agents, one beside the other; see `state_layout`.
+
+    Raises:
+        ConfigError: if they are not alike.
+    """
+    specs = {layout[0] for layout in layouts}
+    if len(specs) > 1:
+        shapes = ", ".join(sorted(f"{spec.dtype} {spec.shape}" for spec in specs))
+        raise ConfigError(
+            f"state() gives agents states of different shapes, {shapes}; give all one shape, or "
+            "set environment.state: false"
+        )
+
+    def write(places: Sequence[Array], states: Mapping[str, Any]) -> None:
+        for agent, place, layout in zip(agents, places, layouts, strict=True):
+            if agent in states:
+                layout[1](place, states[agent])
+
+    def view(row: Array) -> list[Array]:
+        return [layout[2](own) for own, layout in zip(row, layouts, strict=True)]
+
+    return replace(layouts[0][0], per_agent=True), write, view, layouts[0][3]
 
 
 def _leaves(space: Space, path: Path, agent: str, config: AdapterConfig) -> Iterator[_Leaf]:

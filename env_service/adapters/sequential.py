@@ -595,8 +595,10 @@ class SequentialVectorEnv(VectorEnvironment):
             for name, array in self._arrays.items()
             if array.dtype.kind == "f"
         }
+        state = self.spec.observation(STATE)
+        shared = state is not None and not state.per_agent
         for label, array in arrays.items():
-            agents = 1 if label.endswith(f"'{STATE}'") else len(self.agents)
+            agents = 1 if shared and label.endswith(f"'{STATE}'") else len(self.agents)
             bad = ~np.isfinite(array.reshape(self.num_envs, agents, -1)).all(axis=-1)
             for i, j in np.argwhere(bad).tolist():
                 who = "" if agents == 1 else f" of agent '{self.agents[j]}'"

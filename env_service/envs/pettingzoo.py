@@ -69,7 +69,7 @@ class PettingZoo(SequentialVectorEnv):
             _spaces(first, config.factory, "action_space", agents), joint=bool(config.joint_actions)
         )
         told, infos = _tells_masks(first, config.factory)
-        state, self._write_state, view, doubt = _state(first, config)
+        state, self._write_state, view, doubt = _state(first, config, agents)
         if state is not None:
             _require_one_order(environments, agents, config.factory)
         seen = ObservationLayout(observed, config)
@@ -431,8 +431,12 @@ def _tells_masks(environment: Any, factory: str) -> tuple[bool, list[Any]]:  # n
     return any(ACTION_MASK in info for info in given), given
 
 
-def _state(environment: Any, config: Config) -> tuple[Any, Any, Any, str]:  # noqa: ANN401
-    """Return the global state's spec, writer, view and guess; None if it is not configured.
+def _state(
+    environment: Any,  # noqa: ANN401
+    config: Config,
+    agents: list[Any],
+) -> tuple[Any, Any, Any, str]:
+    """Return the state's spec, writer, view and guess; None if it is not configured.
 
     Raises:
         ConfigError: if the environment has none.
@@ -448,7 +452,7 @@ def _state(environment: Any, config: Config) -> tuple[Any, Any, Any, str]:  # no
     if space is None:
         example = _example_state(environment, config.factory)
         space = spaces.Box(-float("inf"), float("inf"), example.shape, example.dtype.type)
-    return state_layout(space, config)
+    return state_layout(space, config, agents)
 
 
 def _spaces(

@@ -18,7 +18,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -50,6 +50,7 @@ from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.credentials import Role
 from murmur.shared.wire.episode_options import options_from_proto
 from murmur.shared.wire.notices import GIVEN_UP, Notice, pack_notices
+from murmur.shared.wire.spec import agent_numbers
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 logger = logging.getLogger("murmur")
@@ -107,6 +108,7 @@ class _Episodes:
         seeds: NDArray[np.uint64],
         on_row: OnRow | None,
         limit_key: str = "",
+        learns: Sequence[int] | slice = slice(None),
     ) -> None:
         """Start all copies.
 
@@ -115,6 +117,7 @@ class _Episodes:
             seeds: [E] seeds of the episodes.
             on_row: callback for every row of episode 0.
             limit_key: configuration key of the environment's time limit; empty: it has none.
+            learns: rows of the agents whose rewards are the return.
 
         Raises:
             _Dropped: if one of them fails.
@@ -122,7 +125,7 @@ class _Episodes:
         n = environment.num_envs
         self._environment = environment
         self._on_row = on_row
-        self._limit_key = limit_key
+        self._limit_key, self._learns = limit_key, learns
         self._seeds, self._episode = seeds, np.arange(n)  # [n] under way; E and more: unseen
         self._counts = self._episode < len(seeds)
         self._return = np.zeros(n)
@@ -199,7 +202,8 @@ class _Episodes:
         failed = counts & (timestep.step_type == StepType.ABORTED)
         if failed.any():
             raise _Dropped(self._episode[failed])
-        self._return += np.where(counts, timestep.reward.sum(axis=1, dtype=np.float64), 0)
+        reward = timestep.reward[:, self._learns]
+        self._return += np.where(counts, reward.sum(axis=1, dtype=np.float64), 0)
         for name in self._rows:
             value = self._return if name == "return" else timestep.metrics[name]
             self._rows[name].append(np.where(counts, value, np.nan).astype(np.float64))
@@ -423,6 +427,11 @@ class _Evaluator:
         self._expert = Expert(config, self.environment, asked=False)
         self._name = f"{socket.gethostname()}-{role}"
         self._limit_key = _limit_key(config)
+        # In a league opponents play the others.
+        named, spec = config.league.agents, self.environment.spec
+        self._learns: Sequence[int] | slice = slice(None)
+        if named:
+            self._learns = agent_numbers(named, spec, "league.agents")
 
     async def session(
         self, choice: LearnerChoice, seeds: _Seeds, on_row: OnRow | None = None
@@ -457,7 +466,7 @@ class _Evaluator:
         async with choice.stream(connect, greet) as (stream, welcome):
             if welcome.options:
                 environment.set_options(options_from_proto(welcome.options))
-            play = _Episodes(environment, seeds, on_row, self._limit_key)
+            play = _Episodes(environment, seeds, on_row, self._limit_key, self._learns)
             environment.notices.repeat()
             while True:
                 self._metrics.count_rows(size)

@@ -48,12 +48,13 @@ from murmur.learner_service.learning.returns import (
     vtrace_returns,
 )
 from murmur.learner_service.learning.rollout_rows import RecurrentStates
+from murmur.learner_service.learning.teams import Teams
 from murmur.learner_service.preprocess.running_moments import CLIPPED
 from murmur.learner_service.storage.rollout import Batch, transitions
 from murmur.shared.wire.spec import ACTION_MASK
 
 
-class Config(options.OnPolicyCriticConfig):
+class Config(options.TeamsConfig, options.OnPolicyCriticConfig):
     """Options of MAPPO.
 
     The defaults make an optimizer step of 256 rows five times for each: one step for every 51
@@ -308,3 +309,4 @@ class Mappo(OnPolicyAlgorithm):
 
 
 build = Mappo
+TEAMS = Teams

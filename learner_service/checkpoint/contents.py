@@ -64,6 +64,21 @@ def saved_spec(state: Mapping[str, Any]) -> EnvSpec:
         return spec_from_proto(pb.EnvSpec.FromString(bytes.fromhex(state["spec"])))
 
 
+def saved_game(path: Path, state: Mapping[str, Any]) -> EnvSpec:
+    """The spec of all agents of a league's games, of a checkpoint of such a run.
+
+    Raises:
+        CheckpointError: if it is of no such run.
+    """
+    if "game" not in state:
+        raise CheckpointError(
+            f"checkpoint {path} is of a run without league.agents: it does not say which agents of "
+            "a game its policy acts for; leave league.agents out"
+        )
+    with _reading("names no game"):
+        return spec_from_proto(pb.EnvSpec.FromString(bytes.fromhex(state["game"])))
+
+
 def check_spec(path: Path, state: dict[str, Any], spec: EnvSpec) -> None:
     """Compare a checkpoint's spec with an environment's.
 

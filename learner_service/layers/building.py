@@ -60,7 +60,7 @@ from murmur.learner_service.layers.stacked import MLP, LayersConfig, count_slice
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.plugins import Plugin, plugin_failures, resolve_plugin
 from murmur.shared.process.errors import ConfigError
-from murmur.shared.wire.spec import EnvSpec
+from murmur.shared.wire.spec import STATE, EnvSpec
 
 _LEAST_NATURE = 36  # pixels a side; below, its three layers leave nothing
 # Numbers that a network is fed, in one row and in a whole pass, from which it is weighed.
@@ -93,7 +93,8 @@ def resolved_name(config: PluginConfig, image: ImageShape) -> str:
 def observed_image(spec: EnvSpec) -> ImageShape:
     """The shape of the first image that each agent observes."""
     arrays = [*map(spec.derived_array, spec.derived), *spec.observations]
-    return next((a.shape for a in arrays if a.per_agent and len(a.shape) == 3), None)
+    seen = (a for a in arrays if a.per_agent and a.name != STATE)  # a state is critics' alone
+    return next((a.shape for a in seen if len(a.shape) == 3), None)
 
 
 @dataclass(frozen=True)

@@ -305,8 +305,12 @@ def _pixels(x: Tensor) -> Tensor:
 
 
 def _split(spec: EnvSpec, *, per_agent: bool) -> tuple[list[ArraySpec], list[ArraySpec]]:
-    """Images and everything else of what each agent observes, or of what all of them share."""
-    known = [o for o in spec.observations if o.per_agent == per_agent and o.name not in NO_INPUTS]
+    """Images and everything else of what each agent observes, or of what all of them share.
+
+    A state of each agent is neither: see `own_state`.
+    """
+    left_out = (*NO_INPUTS, STATE) if per_agent else NO_INPUTS
+    known = [o for o in spec.observations if o.per_agent == per_agent and o.name not in left_out]
     return [o for o in known if len(o.shape) == 3], [o for o in known if len(o.shape) != 3]
 
 
@@ -326,8 +330,16 @@ def _joined_shape(
     return (own[0] + state[0], *own[1:])
 
 
+def own_state(spec: EnvSpec) -> ArraySpec | None:
+    """Return the state that the environment gives each agent; None: it gives none of that kind."""
+    state = spec.observation(STATE)
+    return state if state is not None and state.per_agent else None
+
+
 class StateInputs:
     """Inputs of a mixing network: the global state as one vector, images flattened.
+
+    Where each agent has a state of its own, those of all agents.
 
     Where the environment gives no `state`, all that all agents observe stands for it.
 
@@ -339,7 +351,7 @@ class StateInputs:
         """Decide what goes in."""
         self._derive, spec = derivation(spec)
         known = [o for o in spec.observations if o.name not in NO_INPUTS]
-        shared = [o for o in known if not o.per_agent]
+        shared = [o for o in known if o.name == STATE or not o.per_agent]
         self._arrays = shared if spec.observation(STATE) else known
         self.size = sum(
             math.prod(o.shape) * (spec.num_agents if o.per_agent else 1) for o in self._arrays
@@ -382,6 +394,7 @@ class ActorInputs:
         # What all agents share; of those without shape [C, H, W] all numbers go to each agent.
         self._shared_images: list[ArraySpec] = []
         self._shared: list[ArraySpec] = []
+        self._own_state: ArraySpec | None = None
         self._centred_state: tuple[int, ...] = ()
         self._sees_others = False
         self._sees_turns = False
@@ -428,7 +441,13 @@ class ActorInputs:
         else:
             images = [] if own.stored is None else [own.stored]
             vectors = [] if own.vector is None else [own.vector]
-        # 2. What all agents share.
+        # 2. Each agent's state, and what all agents share.
+        if self._own_state is not None:
+            own_state = observation[STATE]
+            if len(self._own_state.shape) == 3:
+                images.append(_pixels(own_state))
+            else:
+                vectors.append(to_float(own_state, 2))
         if self._shared_images:
             state = _cat([_pixels(observation[i.name]) for i in self._shared_images], 1)
             assert state is not None
@@ -457,6 +476,16 @@ class ActorInputs:
         """Return what agents are shown of the others, [B, A, 1, H, W] or [B, A, F]."""
         raise NotImplementedError
 
+    def _with_own_state(self, spec: EnvSpec) -> InputShape:
+        """Add the state that each agent has, if it has one; return the shape with it."""
+        state, image, vector = own_state(spec), self.shape.image, self.shape.vector
+        self._own_state = state
+        if state is None:
+            return self.shape
+        if len(state.shape) == 3:
+            return InputShape(_joined_shape(image, stacked_shape([state])), vector)
+        return InputShape(image, vector + _width([state]))
+
     def _agent_numbers(self, thread: int, device: torch.device) -> Tensor:
         """Make one-hot numbers [A, A]; a copy for each thread, which has a stream of its own."""
         with torch.inference_mode(False):
@@ -467,8 +496,9 @@ class ActorInputs:
 
 
 class CriticInputs(ActorInputs):
-    """Inputs of a centralized critic for each agent: own inputs, global state, others' actions.
+    """Inputs of a centralized critic for each agent: own inputs, state, others' actions.
 
+    The state is one for all agents, or each one's own ("agent-specific" in Yu et al. 2022).
     The joint action is [B, A] int64. The others' actions come as a map where the environment
     observes maps and says where each agent stands on them (`agent_cell`): (action + 1) / K at each
     other agent's cell. Elsewhere as one-hot vectors, the own one zero. Where the environment gives
@@ -496,7 +526,7 @@ class CriticInputs(ActorInputs):
             if not isinstance(spec.action, Discrete):
                 raise SpecError("a critic over counterfactual actions needs discrete actions")
             self._num_actions = spec.action.num_actions
-        own, num_agents = self.shape, spec.num_agents
+        own, num_agents = self._with_own_state(spec), spec.num_agents
         self._shared_images, self._shared = _split(spec, per_agent=False)
         standing = own.image is not None and spec.observation(AGENT_CELL) is not None
         self._action_map = actions and standing
@@ -568,7 +598,8 @@ class JointInputs(ActorInputs):
         _, spec = derivation(spec)
         self._sees_others = centralized and spec.num_agents > 1
         size = spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
-        image, vector = self.shape.image, self.shape.vector
+        own = self._with_own_state(spec) if centralized else self.shape
+        image, vector = own.image, own.vector
         self._others: list[ArraySpec] = [] if spec.observation(STATE) else self.vectors
         if centralized:
             self._shared_images, self._shared = _split(spec, per_agent=False)

@@ -24,22 +24,35 @@ from murmur.learner_service.device.device import restore_generator
 from murmur.learner_service.device.memory import learning_from
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.building import observed_image, resolve_network
-from murmur.learner_service.learning.options import About, OnPolicyConfig, SharingConfig
+from murmur.learner_service.learning.options import (
+    About,
+    OnPolicyConfig,
+    SharingConfig,
+    TeamsConfig,
+)
 from murmur.learner_service.learning.options import AlgorithmConfig as AlgorithmConfig
+from murmur.learner_service.learning.team_specs import (
+    View,
+    agents_of_teams,
+    network_of_team,
+    shared_within,
+)
 from murmur.learner_service.preprocess.building import build_transforms
+from murmur.learner_service.preprocess.frozen import learning_agents
 from murmur.learner_service.preprocess.transform import Transforms
 from murmur.learner_service.storage.frames import Frames
 from murmur.learner_service.storage.rollout import RolloutStorage
 from murmur.learner_service.storage.storage import Batch, UnrollStorage
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import AugmentConfig, ExperimentConfig, ImitationConfig
-from murmur.shared.config.plugins import plugin_failures, resolve_plugin
+from murmur.shared.config.plugins import Plugin, plugin_failures, resolve_plugin
 from murmur.shared.config.text import plain_data
 from murmur.shared.process.errors import ConfigError, SpecError
 from murmur.shared.wire.spec import EXPERT_ACTION, Composite, Continuous, Discrete, EnvSpec
 
 B = TypeVar("B", bound=Batch)
 _SCALER = "scaler"
+_SEEDS_APART = 1009  # between teams; an algorithm draws by a few seeds from its own on
 # Of an optimiser: the configuration's and the device's, not the state's.
 _HOW_IT_STEPS = ("lr", "fused", "foreach", "capturable")
 _HOW_IT_SCALES = ("growth_factor", "backoff_factor", "growth_interval")  # of a loss scaler, as well
@@ -176,6 +189,10 @@ class Algorithm(ABC, Generic[B]):
     def counts(self) -> dict[str, float]:
         """All numbers that an update changes."""
         return self._counts
+
+    def restore_counts(self, counts: Mapping[str, float]) -> None:
+        """Set the numbers back to those of a copy of `counts`."""
+        self._counts.update(counts)
 
     def keep(self, **parts: Stateful) -> None:
         """Hold networks and optimisers in checkpoints, by these names."""
@@ -431,6 +448,9 @@ def build_algorithm(
     """
     plugin = resolve_plugin("algorithm", config)
     options: Any = plugin.options
+    if isinstance(options, TeamsConfig) and options.teams:
+        rest = precision, device, seed, augment, imitation
+        return _build_teams(plugin, spec, network, *rest)
     shared = options if isinstance(options, SharingConfig) else SharingConfig()
     agents = spec.num_agents
     transforms = build_transforms(
@@ -469,6 +489,64 @@ def build_algorithm(
     algorithm.transforms, algorithm.frames = transforms, transforms.frames
     algorithm.keep(**transforms.state())
     return algorithm
+
+
+def _build_teams(
+    plugin: Plugin,
+    spec: EnvSpec,
+    network: PluginConfig,
+    precision: Precision,
+    device: torch.device,
+    seed: int,
+    augment: AugmentConfig | None,
+    imitation: ImitationConfig | None,
+) -> Algorithm[Any]:
+    """Build an algorithm for each team, and one that holds them all; see `build_algorithm`.
+
+    Raises:
+        ConfigError: if an option does not fit its team, naming it.
+    """
+    options: TeamsConfig = plugin.options
+    if spec.takes_turns:
+        raise ConfigError(
+            f"algorithm.teams: in '{spec.name}' agents take turns, and one policy plays all sides; "
+            "leave teams out"
+        )
+    if augment is not None and augment.preset == "symmetry":
+        raise ConfigError(
+            "augment.preset=symmetry mirrors the observations of all agents together, and "
+            "algorithm.teams trains teams apart; leave one of them out"
+        )
+    agents, image = agents_of_teams(options, spec), observed_image(spec)
+    sharing = {}
+    if isinstance(options.share_parameters, tuple):
+        sharing = shared_within(options.slices(spec.num_agents), agents)
+    learning_agents(options.frozen_agents, spec.num_agents)
+    members = []
+    for number, (team, numbers) in enumerate(agents.items()):
+        own, where = options.of_team(team), f"algorithm.teams.{team}"
+        frozen = tuple(i for i, agent in enumerate(numbers) if agent in options.frozen_agents)
+        learns = len(frozen) < len(numbers)
+        changes: dict[str, Any] = {"frozen_agents": frozen if learns else ()}
+        if team in sharing and not own.share_parameters:
+            changes["share_parameters"] = sharing[team]
+        # Agent-transitions of all teams: each learns from its own in as many minibatches.
+        size = getattr(own.options, "batch_size", 0) * len(numbers)
+        changes["batch_size"] = math.ceil(size / spec.num_agents)
+        view = View.of(team, numbers, spec, centralized=getattr(own.options, "centralized", False))
+        built = build_algorithm(
+            PluginConfig(name=plugin.name, **plain_data(own.options.changed(changes))),
+            view.spec,
+            network_of_team(network, own.network, image, f"{where}.network"),
+            precision,
+            device,
+            seed + _SEEDS_APART * number,
+            augment,
+            imitation,
+        )
+        members.append((view, built, learns))
+    teams: Algorithm[Any] = plugin.module.TEAMS(options, members, precision, device, seed)
+    return teams
 
 
 def _require_turns(name: str, algorithm: Any, spec: EnvSpec) -> None:  # noqa: ANN401

@@ -1,12 +1,13 @@
 """Options that several algorithms have, and what others ask of them."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from murmur.learner_service.layers.building import RESERVED
@@ -16,7 +17,7 @@ from murmur.learner_service.preprocess.frozen import SHARING as SHARING
 from murmur.learner_service.storage.flight import Demand, Flight, transitions_in, unmeasured
 from murmur.shared.config import PluginConfig, Section
 from murmur.shared.config.plugins import load_plugin
-from murmur.shared.config.section import with_new_names
+from murmur.shared.config.section import known_names, validate, with_new_names
 from murmur.shared.process.errors import ConfigError
 
 
@@ -175,6 +176,86 @@ class SharingConfig(Section):
     def reward_sets(self, num_agents: int) -> tuple[int, ...]:
         """The set of each agent whose rewards are normalised together: that of its networks."""
         return self.slices(num_agents)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _trains_teams_apart(cls, data: Any) -> Any:  # noqa: ANN401 - pydantic's
+        if isinstance(data, dict) and data.get("teams") and "teams" not in cls.model_fields:
+            raise ValueError(
+                "teams: this algorithm trains all agents together, from one replay or by critics "
+                "that see what all of them do; set algorithm.name to mappo, ippo or ppo, or leave "
+                "teams out: share_parameters gives agents networks of their own"
+            )
+        return data
+
+
+class TeamOptions(NamedTuple):
+    """Options of one team.
+
+    Attributes:
+        options: options of its algorithm.
+        agents: numbers or names of its agents; None: those named after the team.
+        network: options of its network that differ from the run's.
+        share_parameters: whether it has a share_parameters of its own.
+    """
+
+    options: Any
+    agents: tuple[int | str, ...] | None
+    network: dict[str, Any]
+    share_parameters: bool
+
+
+# Options that all teams have in common: of the rows of an update, and of agents by number.
+_OF_ALL_TEAMS = (
+    *("batch_size", "batch_number", "max_batch_size", "unroll_steps", "unrolls_per_update"),
+    *("frozen_agents", "teams"),
+)
+
+
+class TeamsConfig(SharingConfig):
+    """Options of algorithms that train teams of agents apart."""
+
+    teams: dict[str, dict[str, Any]] = Field(
+        {},
+        description="options of teams that are trained apart, by the team's name: `agents`, "
+        "numbers or names (left out: those named after the team), `network`, options that differ "
+        "from the section network, and options of the algorithm; see docs/networks.md",
+    )
+
+    @model_validator(mode="after")
+    def _teams_fit(self) -> Self:
+        for team in self.teams:
+            self.of_team(team)
+        return self
+
+    def of_team(self, team: str) -> TeamOptions:
+        """Return the options of a team: those of all teams with its changes.
+
+        Raises:
+            ConfigError: for an unknown option or a wrong value, naming the team.
+        """
+        where = f"algorithm.teams.{team}"
+        if not re.fullmatch(r"\w[\w-]*", team):
+            raise ConfigError(f"'{where}': a team's name has letters, digits, - and _ alone")
+        own = with_new_names(type(self), self.teams[team], where)
+        fields = [key for key in type(self).model_fields if key not in _OF_ALL_TEAMS]
+        known = ("agents", "network", *fields)
+        for key in own:
+            if key in _OF_ALL_TEAMS:
+                raise ConfigError(f"'{where}.{key}' is of all teams together; set algorithm.{key}")
+            if key not in known:
+                raise ConfigError(f"unknown key '{where}.{key}'; {known_names(key, known)}")
+        agents, network = own.pop("agents", None), own.pop("network", {})
+        if not isinstance(network, dict):
+            raise ConfigError(f"'{where}.network' = {network!r}: it holds keys, network.KEY=VALUE")
+        if isinstance(agents, int | str):
+            agents = (agents,)
+        listed = isinstance(agents, list | tuple) and agents
+        if agents is not None and not (listed and all(isinstance(a, int | str) for a in agents)):
+            raise ConfigError(f"'{where}.agents' = {agents!r}: give numbers or names of agents")
+        of_all = self.model_dump(exclude={"teams"})
+        options = validate(type(self), {**of_all, **own}, where)
+        return TeamOptions(options, agents and tuple(agents), network, "share_parameters" in own)
 
 
 class CriticConfig(SharingConfig):
@@ -347,6 +428,11 @@ class OnPolicyConfig(AlgorithmConfig):
         if growth > 1:
             by = math.sqrt(growth)
             grown |= {name: by * getattr(self, name) for name in self.RATES}
+            if isinstance(self, TeamsConfig):
+                grown["teams"] = {
+                    team: own | {name: by * own[name] for name in self.RATES if name in own}
+                    for team, own in self.teams.items()
+                }
         return self.model_copy(update=grown)
 
 

@@ -46,14 +46,7 @@ class HideFrozen(Transform):
         """
         agents = len(slices)
         option = f"{FROZEN} = {list(frozen)}"
-        if unknown := sorted({agent for agent in frozen if not 0 <= agent < agents}):
-            raise ConfigError(
-                f"{option}: there is no agent {unknown[0]}; the environment has {agents}, numbered "
-                "from 0"
-            )
-        learning = [agent for agent in range(agents) if agent not in frozen]
-        if not learning:
-            raise ConfigError(f"{option}: no agent is left to learn; leave one out of the list")
+        learning = learning_agents(frozen, agents)
         for agent in frozen:
             others = [other for other in learning if slices[other] == slices[agent]]
             if others:
@@ -74,6 +67,24 @@ class HideFrozen(Transform):
             return {**arrays, _MASK: shown.to(torch.uint8)}
 
         return with_reward(with_arrays(batch, hidden), reward * self._learns)
+
+
+def learning_agents(frozen: tuple[int, ...], num_agents: int) -> list[int]:
+    """Return the numbers of the agents that are not frozen.
+
+    Raises:
+        ConfigError: for an agent that there is not, or if none is left to learn.
+    """
+    option = f"{FROZEN} = {list(frozen)}"
+    if unknown := sorted({agent for agent in frozen if not 0 <= agent < num_agents}):
+        raise ConfigError(
+            f"{option}: there is no agent {unknown[0]}; the environment has {num_agents}, numbered "
+            "from 0"
+        )
+    learning = [agent for agent in range(num_agents) if agent not in frozen]
+    if not learning:
+        raise ConfigError(f"{option}: no agent is left to learn; leave one out of the list")
+    return learning
 
 
 def apart_slices(slices: tuple[int, ...], frozen: tuple[int, ...]) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from murmur.learner_service.device.streams import enter_stream
@@ -317,7 +316,7 @@ class InferenceLoop:
                 start, stop = stop, stop + session.num_envs
                 action = actions[start:stop]  # [n, A] or [n, A, U]
                 if session in others:
-                    action = np.concatenate([action, others[session]], axis=1)
+                    action = session.of_game(action, others[session])
                 assert session.unroll is not None
                 session.unroll.act(version, None if memory is None else memory[start:stop])
                 if self.learn is not None:
@@ -394,7 +393,7 @@ class InferenceLoop:
             if request.other is not None:
                 action = action.copy()  # the other team's actions may overwrite it
                 others = self._league.play([request], policy, sampling, staging, None)
-                action = np.concatenate([action, others[session]], axis=1)
+                action = session.of_game(action, others[session])
         enter("reply")
         message = session.codec.pack(request.sequence, evaluation.updates, action)
         deliver([(request, message)])

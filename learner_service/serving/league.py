@@ -1,11 +1,11 @@
 """The league: games of two teams, one that learns, the other played by opponents.
 
-Half of such an environment's agents learn, the first ones; what they see and do is all that the
-algorithm, the storage and the checkpoints know of. The other half is played, in each episode, by
-the policy as it is now or by one from the past (Bansal et al. 2018, "Emergent Complexity via
-Multi-Agent Competition", section 3.2), those that are hard to beat more often than others
-(prioritized fictitious self-play: Vinyals et al. 2019, "Grandmaster level in StarCraft II using
-multi-agent reinforcement learning", methods).
+One team of such an environment's agents learns; what they see and do is all that the algorithm, the
+storage and the checkpoints know of. The other agents are played, in each episode, by a policy of
+another run or, if the teams are equal, by the policy as it is now or by one from the past (Bansal
+et al. 2018, "Emergent Complexity via Multi-Agent Competition", section 3.2), those that are hard to
+beat more often than others (prioritized fictitious self-play: Vinyals et al. 2019, "Grandmaster
+level in StarCraft II using multi-agent reinforcement learning", methods).
 """
 
 import dataclasses
@@ -20,19 +20,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from murmur.learner_service.checkpoint import saved_spec
 from murmur.learner_service.device.readback import to_host
 from murmur.learner_service.device.streams import Fence
 from murmur.learner_service.learning.base import Policy
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.serving.batcher import Request
+from murmur.learner_service.serving.game import Game
 from murmur.learner_service.serving.opponents import EPISODES, Opponent, Pairing
 from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.serving.staging import ForwardRows, Staging
 from murmur.shared.config.experiment import LeagueConfig
-from murmur.shared.process.errors import CheckpointError, SpecError
 from murmur.shared.wire.seeding import episode_seeds, uniform
-from murmur.shared.wire.spec import EnvSpec, first_difference, without_expert
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 # NumPy compares with ints faster.
@@ -42,48 +40,17 @@ _LEVEL = 1e-4  # no lead, but rounding: thirds of a reward do not add up to it
 Points = Callable[[str, NDArray[np.float64]], None]
 
 
-def team_spec(spec: EnvSpec) -> EnvSpec:
-    """Return the spec of one of two equal teams: half of the agents, all else alike.
-
-    Raises:
-        SpecError: if the agents are no two equal teams.
-    """
-    if spec.takes_turns:
-        raise SpecError(
-            f"a league gives opponents to one half of the agents, and in '{spec.name}' agents take "
-            "turns: one policy learns for all of them; set league.size=0 and league.checkpoints=[]"
-        )
-    if spec.num_agents % 2:
-        raise SpecError(
-            f"a league plays two equal teams, environment '{spec.name}' has {spec.num_agents} "
-            "agents: let the learner act for both (in snakes: environment.control=both), or set "
-            "league.size=0 and league.checkpoints=[]"
-        )
-    half = spec.num_agents // 2
-    return dataclasses.replace(spec, num_agents=half, agents=spec.agents[:half])
-
-
-def check_opponent(path: Path, state: Mapping[str, Any], spec: EnvSpec) -> None:
-    """Refuse an opponent that never saw this game, or saw it otherwise.
-
-    Raises:
-        CheckpointError: naming the first difference.
-    """
-    difference = first_difference(without_expert(spec), without_expert(saved_spec(state)))
-    if difference:
-        raise CheckpointError(
-            f"opponent {path} was trained on something else than this run's team: {difference}; "
-            "name a checkpoint of the same environment with the same observations, or take it out "
-            "of league.checkpoints"
-        )
-
-
 class League:
     """Draws opponents and acts for them.
 
     The inference thread plays, the thread that learns adds (sync: the same one); the tuples that
     they share are replaced whole, and a lock is held where one of them changes points.
+
+    Attributes:
+        game: both sides of the games; None: no session has named them yet.
     """
+
+    game: Game | None = None
 
     def __init__(
         self,
@@ -133,6 +100,8 @@ class League:
         """
         self._kept.mark()
         self._acted.wait()
+        if self.game is not None:
+            policy = self.game.assign(policy)
         self._past_policies = (*self._past_policies, Opponent(file, policy))[-self._config.size :]
 
     def share_points(self, updates: int) -> None:
@@ -163,6 +132,9 @@ class League:
         for env, slot in enumerate(slots.tolist()):
             none = None, 0.0, None
             assignment = self._open.pop(slot, none)
+            if assignment[0] is None and self._config.agents and not self._config.latest:
+                # An opponent that has left; the policy itself may act for other agents.
+                assignment = self.opponents[0], *assignment[1:]
             pairing.opponents[env], pairing.lead[env], pairing.memory[env] = assignment
             self._assigned[slot] = pairing, env
         return pairing
@@ -233,14 +205,20 @@ class League:
         Returns:
             session -> [n, A] or [n, A, U] on the host.
         """
-        games = []
+        games, game = [], self.game
+        assert game is not None
+        latest = game.assign(latest)
         for request in requests:
             session, other = request.session, request.other
             assert session.pairing is not None
             assert other is not None
             slots = np.arange(session.num_envs) if session.evaluating else session.slots
             self.draw(session.pairing, other.step_type == _FIRST, slots, session.episode)
-            self.score(session.pairing, request.timestep, other, note)
+            theirs = other
+            if game.told_all:
+                rewards = other.reward[:, game.other_rows]
+                theirs = dataclasses.replace(other, reward=rewards)
+            self.score(session.pairing, request.timestep, theirs, note)
             games.append((session.pairing, other))
         actions = self.act(games, latest, generator, staging)
         sessions = [request.session for request in requests]

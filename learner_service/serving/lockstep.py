@@ -35,6 +35,7 @@ from murmur.shared.wire.notices import GIVEN_UP, NOTICES_TAG, unpack_notices
 from murmur.shared.wire.spec import (
     MAX_ENVS,
     MAX_NAME_CHARACTERS,
+    STATE,
     EnvSpec,
     action_layout,
     agent_order,
@@ -180,8 +181,10 @@ def in_order(spec: EnvSpec, known: EnvSpec | None, config: ExperimentConfig) -> 
     options = algorithm_config(config.algorithm)
     may_be_put = (
         isinstance(options, SharingConfig)
+        and not getattr(options, "teams", None)
         and len(set(options.slices(spec.num_agents))) == 1
         and all(o.per_agent for o in spec.observations)
+        and not spec.observation(STATE)
         and not config.league.on
     )
     return replace(spec, agents=known.agents) if may_be_put else spec
@@ -398,11 +401,10 @@ class EnvSessions:
         other = None
         if session.order is not None:
             timestep = session.of_agents(timestep, session.order)
-        if session.pairing is not None:
-            half = session.spec.num_agents // 2  # in a league the spec is that of both teams
-            both = timestep
-            timestep = session.of_agents(both, slice(half))
-            other = session.of_agents(both, slice(half, None))
+        if session.game is not None:  # in a league the spec is that of all agents
+            game, every = session.game, timestep
+            timestep = session.of_agents(every, game.own_rows)
+            other = every if game.told_all else session.of_agents(every, game.other_rows)
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._arrived.append(Request(session, sequence, timestep, reply, other))
         if len(self._arrived) == 1:

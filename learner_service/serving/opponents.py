@@ -1,12 +1,16 @@
 """Opponents of a league, and their assignment to the environments of a session."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from murmur.learner_service.learning.base import Policy
+from murmur.learner_service.learning.team_specs import View
 
 EPISODES = 50.0  # against an opponent that its score is made of, roughly
 _LEAST = 0.05  # weight of an opponent that is always beaten
@@ -44,6 +48,42 @@ class Opponent:
         """
         self.points += (points - self.points) / memory
         self.episodes += 1
+
+
+class SeatedPolicy(Policy):
+    """A policy that plays some agents of a game and is shown the rows of all of them.
+
+    Its memory has a row for each agent of the game, zero where it sees none.
+    """
+
+    def __init__(self, policy: Policy, view: View, plays: tuple[int, ...]) -> None:
+        """Assign a policy to its agents.
+
+        Args:
+            policy: policy for the agents of the view.
+            view: agents whose rows the policy takes, those that it plays among them.
+            plays: numbers of the agents that it plays.
+        """
+        self._policy, self._view = policy, view
+        self._rows = [view.agents.index(agent) for agent in plays]
+        self.memory_size = policy.memory_size
+
+    @torch.inference_mode()
+    @override
+    def act(
+        self,
+        observation: Mapping[str, Tensor],
+        generator: torch.Generator | None,
+        memory: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        view = self._view
+        own = None if memory is None else view.rows(memory, 1)
+        acted = self._policy.act(view.observation(observation), generator, own)
+        found = {"action": acted["action"][:, self._rows]}
+        if memory is not None:
+            found["memory"] = torch.zeros_like(memory)
+            found["memory"][:, list(view.agents)] = acted["memory"]
+        return found
 
 
 @dataclass(eq=False)

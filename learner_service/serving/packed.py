@@ -271,8 +271,21 @@ class PackedStaging(Staging):
 
     @override
     def _gather(self, rows: Sequence[TimeStep]) -> tuple[dict[str, Tensor], Tensor]:
+        if rows[0].reward.shape[1] != self._storage.spec.num_agents:
+            return self._gather_game(rows)
         packet = self._send([RowTarget(row) for row in rows])
         return self._observation(packet), self._record.fields["step_type"].of(packet.records)
+
+    def _gather_game(self, rows: Sequence[TimeStep]) -> tuple[dict[str, Tensor], Tensor]:
+        """Copy rows of all agents of a league's game, which are no records of the run."""
+        arrays = {
+            name: np.concatenate([row.observation[name] for row in rows])
+            for name in rows[0].observation
+        }
+        step_type = np.concatenate([row.step_type for row in rows])
+        self._copied.to_device += step_type.nbytes + sum(x.nbytes for x in arrays.values())
+        observation = {name: torch.from_numpy(x).to(self._device) for name, x in arrays.items()}
+        return observation, torch.from_numpy(step_type).to(self._device)
 
     @override
     def _to_host(self, action: Tensor) -> Array:

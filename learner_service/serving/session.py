@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from murmur.learner_service.serving.evaluation import Evaluation
+from murmur.learner_service.serving.game import Game
 from murmur.learner_service.serving.opponents import Pairing
 from murmur.learner_service.storage.storage import Unroll
 from murmur.shared.config.episode_options import Values
@@ -51,6 +52,7 @@ class EnvSession:
         evaluation: the evaluation it carries out, if it evaluates.
         memory: [n, A, H] recurrent state of the episodes under way; None: the policy has none.
         pairing: opponents that play the other team; None: there is none.
+        game: both sides of a league's games; None: there is no league.
         order: [A] the worker's row of each agent of the run; None: both have one order.
         values: values of the curriculum that the worker was told last; None: there is none.
         begun: [n] values that the episode under way in each slot began with.
@@ -80,6 +82,7 @@ class EnvSession:
     evaluation: Evaluation | None = None
     memory: Tensor | None = None
     pairing: Pairing | None = None
+    game: Game | None = None
     order: NDArray[np.intp] | None = None
     values: Values | None = None
     begun: NDArray[Any] = field(init=False)
@@ -114,7 +117,15 @@ class EnvSession:
         self.values = values
         return self.codec.with_options(message, values.options)
 
-    def of_agents(self, timestep: TimeStep, agents: NDArray[np.intp] | slice) -> TimeStep:
+    def of_game(self, own: Array, others: Array) -> Array:
+        """Return the actions [n, A, ...] of a league's game, of its team and of the others."""
+        assert self.game is not None
+        action = np.concatenate([own, others], axis=1)
+        return action if self.game.order is None else action[:, self.game.order]
+
+    def of_agents(
+        self, timestep: TimeStep, agents: NDArray[np.intp] | list[int] | slice
+    ) -> TimeStep:
         """Return a time step of some agents, or of all in another order."""
         return replace(
             timestep,

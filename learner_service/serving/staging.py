@@ -230,8 +230,9 @@ class HostStaging(Staging):
         super().__init__(generator, memory, graphs)
         self._acting: Sequence[RowTarget] = ()
         self._actions: Array | None = None
-        # Name -> [rows, ...] of the largest batch so far, as a tensor and for NumPy.
-        self._gathered: dict[str, tuple[Tensor, Array]] = {}
+        # Name and shape of a row -> [rows, ...] of the largest batch so far, as a tensor and for
+        # NumPy: opponents may be shown more agents than the run's policy.
+        self._gathered: dict[tuple[str, tuple[int, ...]], tuple[Tensor, Array]] = {}
 
     def prepare(self, policy: Policy) -> None:
         """Do nothing: acting on the host needs no preparation."""
@@ -287,10 +288,11 @@ class HostStaging(Staging):
         step_type = np.concatenate([row.step_type for row in rows])
         total, observation = len(step_type), {}
         for name, first in rows[0].observation.items():
-            known = self._gathered.get(name)
+            key = name, first.shape[1:]
+            known = self._gathered.get(key)
             if known is None or len(known[0]) < total:
                 tensor = torch.empty((total, *first.shape[1:]), dtype=DTYPES[first.dtype.name])
-                known = self._gathered[name] = tensor, tensor.numpy()
+                known = self._gathered[key] = tensor, tensor.numpy()
             tensor, array = known
             np.concatenate([row.observation[name] for row in rows], out=array[:total])
             observation[name] = tensor[:total]

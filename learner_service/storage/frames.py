@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from murmur.shared.wire.spec import ArraySpec, EnvSpec
+from murmur.shared.wire.spec import STATE, ArraySpec, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
 _FIRST = int(StepType.FIRST)
@@ -122,6 +122,7 @@ def _gathered(frames: Tensor, index: Tensor, leading: tuple[int, ...]) -> Tensor
 def find_frames(depth: int, spec: EnvSpec) -> Frames | None:
     """Find the images that each agent observes, to be stacked; None if none are."""
     sources = {source for derived in spec.derived for source in derived.sources}
-    seen = [o for o in spec.observations if o.per_agent and len(o.shape) == 3]
+    own = [o for o in spec.observations if o.per_agent and o.name != STATE]
+    seen = [o for o in own if len(o.shape) == 3]
     images = tuple(o for o in seen if o.name not in sources)
     return Frames(depth, images) if depth > 1 and images else None

@@ -504,7 +504,13 @@ class ImitationConfig(Section):
 
 
 class LeagueConfig(Section):
-    """Opponents in games of two teams: the first half of the agents learns against them."""
+    """Opponents in games of two teams, one of which learns."""
+
+    agents: tuple[int | str, ...] = Field(
+        (),
+        description="agents that learn, by number or name, or all agents of a name but for the "
+        "number at its end; opponents play the others; empty: the first half, of two equal teams",
+    )
 
     size: int = Field(
         0, ge=0, description="past policies of this run that are kept as opponents, the latest ones"
@@ -517,8 +523,20 @@ class LeagueConfig(Section):
         0.5,
         ge=0,
         le=1,
-        description="share of episodes against the policy as it is now",
+        description="share of episodes against the policy as it is now; if `agents` is given, 0 "
+        "unless it says otherwise",
     )
+
+    @model_validator(mode="after")
+    def _has_opponents(self) -> Self:
+        if self.agents and not self.on:
+            raise ValueError(
+                f"agents={list(self.agents)}: the other agents need opponents; set checkpoints, or "
+                "leave agents out"
+            )
+        if self.agents and "latest" not in self.model_fields_set:  # so that config.yaml says it
+            object.__setattr__(self, "latest", 0.0)
+        return self
 
     @property
     def on(self) -> bool:

@@ -1,14 +1,17 @@
 """Specs of an environment's observations, actions and metrics; the handshake compares them."""
 
+import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 
 import numpy as np
 
 from murmur.shared.config.derived import Channel, DerivedMap, check_derived
+from murmur.shared.config.section import known_names
 from murmur.shared.config.symmetry import MAX_SYMMETRIES, ArrayChange, Symmetry, check_symmetry
-from murmur.shared.process.errors import SpecError
+from murmur.shared.process.errors import ConfigError, SpecError
 from murmur.shared.rpc import rollout_pb2 as pb
 
 WIRE_DTYPES = ("uint8", "int32", "float16", "float32")
@@ -25,7 +28,7 @@ MAX_AGENT_NAME_BYTES = 262_144  # of all agents together, in UTF-8: they travel 
 MAX_EPISODE_STEPS = 10_000_000
 
 # Names with a fixed meaning; every other observation name is the environment's own.
-STATE = "state"  # [N, ...] global state, for centralized critics only
+STATE = "state"  # [N, ...] global, or [N, A, ...] each agent's, for centralized critics only
 ACTION_MASK = "action_mask"  # [N, A, K] uint8, 1 = legal
 AGENT_MASK = "agent_mask"  # [N, A] uint8, 1 = this agent is alive
 AGENT_CELL = "agent_cell"  # [N, A, 2] int32, the (row, column) of each agent on its [C, H, W] maps
@@ -37,6 +40,7 @@ NO_INPUTS = (ACTION_MASK, AGENT_CELL, AGENT_MASK, EXPERT_ACTION, TURN_MASK)
 _UNCHANGED = (ACTION_MASK, AGENT_MASK, EXPERT_ACTION, TURN_MASK)
 # Of agents' names in a message, which gRPC may blow up twelvefold and limits to 8 KiB.
 _SHOWN_AGENTS, _SHOWN_CHARACTERS, _SHOWN_TOGETHER = 8, 40, 160
+_NUMBER = re.compile(r"[_\-. ]?\d+$")  # at the end of an agent's name, as in environment.teams
 _COMPARED_FIRST = ("name", "num_agents", "agents")
 _SAME_ORDER = (
     "list the agents in one order in every process, such as "
@@ -301,8 +305,7 @@ def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
     Raises:
         SpecError: for a wrong layout, naming it and the required one.
     """
-    layouts: dict[str, tuple[bool, tuple[str, ...], tuple[int, ...] | None]] = {
-        STATE: (False, WIRE_DTYPES, None),
+    layouts: dict[str, tuple[bool, tuple[str, ...], tuple[int, ...]]] = {
         AGENT_MASK: (True, ("uint8",), ()),
         TURN_MASK: (True, ("uint8",), ()),
         AGENT_CELL: (True, ("int32",), (2,)),
@@ -322,14 +325,13 @@ def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
         return
     per_agent, dtypes, shape = layouts[observation.name]
     o = observation
-    fits = o.per_agent == per_agent and o.dtype in dtypes and shape in (None, o.shape)
+    fits = o.per_agent == per_agent and o.dtype in dtypes and shape == o.shape
     if not fits:
         whose = {True: "of each agent", False: "of all agents together"}
-        wanted = f"{dtypes[0] if len(dtypes) == 1 else 'any dtype'}"
         raise SpecError(
             f"environment '{spec.name}' declares '{o.name}' as {o.dtype} {o.shape} "
-            f"{whose[o.per_agent]}; the name is reserved for {wanted} "
-            f"{'of any shape' if shape is None else shape} {whose[per_agent]}: declare it so "
+            f"{whose[o.per_agent]}; the name is reserved for {dtypes[0]} {shape} "
+            f"{whose[per_agent]}: declare it so "
             f"(per_agent={per_agent}) or rename it"
         )
 
@@ -456,6 +458,35 @@ def shown_agents(agents: tuple[str, ...], start: int = 0) -> str:
         shown.append(short)
     left_out = start + len(shown) < len(agents)
     return ", ".join(["..."] * (start > 0) + shown + ["..."] * left_out)
+
+
+def agent_numbers(given: Iterable[int | str], spec: EnvSpec, where: str) -> tuple[int, ...]:
+    """Return the numbers of agents, in ascending order.
+
+    Args:
+        given: numbers, names, or names without the number at their end, for all agents named so.
+        spec: spec of the environment.
+        where: key of the option, for messages.
+
+    Raises:
+        ConfigError: if there is no such agent.
+    """
+    known: dict[str, list[int]] = {name: [a] for a, name in enumerate(spec.agent_names)}
+    for agent, name in enumerate(spec.agent_names):
+        if (kind := _NUMBER.sub("", name)) and kind != name:
+            known.setdefault(kind, []).append(agent)
+    found = set[int]()
+    for entry in given:
+        if isinstance(entry, str) and entry in known:
+            found.update(known[entry])
+        elif isinstance(entry, int) and 0 <= entry < spec.num_agents:
+            found.add(entry)
+        else:
+            hint = f"0 to {spec.num_agents - 1} are there"
+            if isinstance(entry, str):
+                hint = known_names(entry, known)
+            raise ConfigError(f"{where}: '{spec.name}' has no agent {entry!r}; {hint}")
+    return tuple(sorted(found))
 
 
 def check_name(what: str, name: str) -> None:

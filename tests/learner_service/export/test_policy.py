@@ -90,6 +90,18 @@ CASES: dict[str, tuple[EnvSpec, dict[str, Any], dict[str, Any], list[str]]] = {
         {**MLP, "agent_id": False},
         ["near", "view", "far", ACTION_MASK],
     ),
+    "mappo, teams": (
+        DISCRETE,
+        {
+            "name": "mappo",
+            "teams": {
+                "outer": {"agents": ["a", "c"], "network": {"normalize_observations": True}},
+                "inner": {"agents": ["b"], "network": {"hidden": [4]}},
+            },
+        },
+        MLP,
+        ["near", "view", "far", ACTION_MASK],
+    ),
     "mappo, continuous": (CONTINUOUS, {"name": "mappo"}, MLP, ["near"]),
     "mappo, continuous, per agent": (
         CONTINUOUS,

@@ -11,7 +11,7 @@ from murmur.env_service.environment import make_environment
 from murmur.learner_service.algorithms.mappo import Mappo
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import build_algorithm
-from murmur.learner_service.serving.league import team_spec
+from murmur.learner_service.serving.game import team_spec
 from murmur.learner_service.storage.rollout import Batch, transitions
 from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import murmur
-from murmur.learner_service.serving.league import team_spec
+from murmur.learner_service.serving.game import team_spec
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import load
 from murmur.shared.rpc import rollout_pb2 as pb

@@ -47,6 +47,7 @@ SLOW = (
     "remedies",
     "security",
     "sessions",
+    "teams",
     "training_rate",
     "transport",
     "turns",

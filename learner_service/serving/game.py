@@ -1,0 +1,175 @@
+"""Games of a league: which agents learn, which are played by opponents, and who may play them."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from murmur.learner_service.checkpoint import saved_spec
+from murmur.learner_service.learning.base import Policy
+from murmur.learner_service.learning.team_specs import View
+from murmur.learner_service.serving.opponents import SeatedPolicy
+from murmur.shared.config.experiment import LeagueConfig
+from murmur.shared.process.errors import CheckpointError, SpecError
+from murmur.shared.wire.spec import (
+    EnvSpec,
+    agent_numbers,
+    first_difference,
+    shown_agents,
+    without_expert,
+)
+
+
+def require_no_turns(spec: EnvSpec) -> None:
+    """Check that all agents act in every step.
+
+    Raises:
+        SpecError: if they take turns.
+    """
+    if spec.takes_turns:
+        raise SpecError(
+            f"a league gives opponents to one part of the agents, and in '{spec.name}' agents take "
+            "turns: one policy learns for all of them; set league.size=0 and league.checkpoints=[]"
+        )
+
+
+def team_spec(spec: EnvSpec) -> EnvSpec:
+    """Return the spec of one of two equal teams: half of the agents, all else alike.
+
+    Raises:
+        SpecError: if the agents are no two equal teams.
+    """
+    require_no_turns(spec)
+    if spec.num_agents % 2:
+        raise SpecError(
+            f"a league plays two equal teams, environment '{spec.name}' has {spec.num_agents} "
+            "agents: let the learner act for both (in snakes: environment.control=both), name the "
+            "agents that learn by league.agents, or set league.size=0 and league.checkpoints=[]"
+        )
+    half = spec.num_agents // 2
+    return dataclasses.replace(spec, num_agents=half, agents=spec.agents[:half])
+
+
+@dataclasses.dataclass(frozen=True)
+class Game:
+    """Both sides of a league's games.
+
+    Attributes:
+        spec: spec of the environment, with all agents.
+        team: agents that learn.
+        others: agents that opponents play.
+        told_all: whether opponents are shown the rows of all agents; else those of `others`.
+    """
+
+    spec: EnvSpec
+    team: View
+    others: View
+    told_all: bool
+
+    @classmethod
+    def of(cls, spec: EnvSpec, config: LeagueConfig) -> "Game":
+        """Return the game of a league in an environment.
+
+        Args:
+            spec: spec of the environment, with all agents.
+            config: section league.
+
+        Raises:
+            SpecError: if the agents cannot be divided so, or the policy cannot play itself.
+            ConfigError: if there is no such agent.
+        """
+        told_all = bool(config.agents)
+        if told_all:
+            require_no_turns(spec)
+            own = agent_numbers(config.agents, spec, "league.agents")
+        else:
+            own = tuple(range(team_spec(spec).num_agents))
+        rest = tuple(a for a in range(spec.num_agents) if a not in own)
+        if not rest:
+            raise SpecError(
+                f"league.agents={list(config.agents)} are all agents of '{spec.name}': none is "
+                "left for opponents to play; leave some out, or set league.checkpoints=[]"
+            )
+        if len(own) != len(rest) and (config.latest or config.size):
+            raise SpecError(
+                f"league.latest={config.latest:g} and league.size={config.size}: this run's policy "
+                f"acts for {len(own)} agents of '{spec.name}' and cannot play the other "
+                f"{len(rest)}; set both to 0 and league.checkpoints to policies that do"
+            )
+        team, others = (View.of("", side, spec, centralized=False) for side in (own, rest))
+        return cls(spec, team, others, told_all)
+
+    @functools.cached_property
+    def own_rows(self) -> slice | list[int]:
+        """Rows of the team's agents in a time step."""
+        return _rows_of(self.team.agents)
+
+    @functools.cached_property
+    def other_rows(self) -> slice | list[int]:
+        """Rows of the other agents in a time step."""
+        return _rows_of(self.others.agents)
+
+    @functools.cached_property
+    def order(self) -> list[int] | None:
+        """Row of each agent where those of the team come first; None: they do already."""
+        rows = [*self.team.agents, *self.others.agents]
+        return None if rows == sorted(rows) else [rows.index(a) for a in range(len(rows))]
+
+    def assign(self, policy: Policy, view: View | None = None) -> Policy:
+        """Return a policy that plays the others, as this game shows them to it.
+
+        Args:
+            policy: policy for the agents of the view.
+            view: agents that the policy acts for, the others among them; None: the others alone.
+        """
+        if not self.told_all:
+            return policy
+        return SeatedPolicy(policy, view or self.others, self.others.agents)
+
+
+def opponent_view(path: Path, state: Mapping[str, Any], game: Game, *, plays_itself: bool) -> View:
+    """Return the agents that an opponent's policy acts for, of a league with `league.agents`.
+
+    Args:
+        path: file of the opponent.
+        state: its contents.
+        game: game that it plays.
+        plays_itself: whether policies of the learning team may play the others.
+
+    Raises:
+        CheckpointError: if it was trained on other agents, or saw them otherwise.
+    """
+    whole = View.of("", tuple(range(game.spec.num_agents)), game.spec, centralized=False)
+    saved = without_expert(saved_spec(state))
+    for view in (game.others, whole, *([game.team] if plays_itself else [])):
+        if not first_difference(without_expert(view.spec), saved):
+            return game.others if view is game.team else view
+    near = game.others if saved.num_agents == game.others.spec.num_agents else whole
+    raise CheckpointError(
+        f"opponent {path} was trained on something else than what league.agents leaves to "
+        f"opponents: {first_difference(without_expert(near.spec), saved)}; name a checkpoint of a "
+        f"run that acts for {shown_agents(game.others.spec.agent_names)}, or for all agents, or "
+        "take it out of league.checkpoints"
+    )
+
+
+def check_opponent(path: Path, state: Mapping[str, Any], spec: EnvSpec) -> None:
+    """Refuse an opponent that never saw this game, or saw it otherwise.
+
+    Raises:
+        CheckpointError: naming the first difference.
+    """
+    difference = first_difference(without_expert(spec), without_expert(saved_spec(state)))
+    if difference:
+        raise CheckpointError(
+            f"opponent {path} was trained on something else than this run's team: {difference}; "
+            "name a checkpoint of the same environment with the same observations, or take it out "
+            "of league.checkpoints"
+        )
+
+
+def _rows_of(agents: tuple[int, ...]) -> slice | list[int]:
+    """Return an index of rows, a slice where they are side by side: that copies nothing."""
+    start, stop = agents[0], agents[-1] + 1
+    return slice(start, stop) if len(agents) == stop - start else list(agents)
