@@ -320,8 +320,8 @@ def _write_flags(place: Array, value: Any) -> None:  # noqa: ANN401
         ValueError: for a value beside 0 and 1, or another shape.
     """
     given = np.asarray(value)
-    if not np.isin(given, (0, 1)).all():
-        raise ValueError(f"holds {given[~np.isin(given, (0, 1))][0]}, where 0 or 1 must be")
+    if len(wrong := given[(given != 0) & (given != 1)]):
+        raise ValueError(f"holds {wrong[0]}, where 0 or 1 must be")
     write_box(place, given)
 
 

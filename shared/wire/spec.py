@@ -30,8 +30,8 @@ ACTION_MASK = "action_mask"  # [N, A, K] uint8, 1 = legal
 AGENT_MASK = "agent_mask"  # [N, A] uint8, 1 = this agent is alive
 AGENT_CELL = "agent_cell"  # [N, A, 2] int32, the (row, column) of each agent on its [C, H, W] maps
 TURN_MASK = "turn_mask"  # [N, A] uint8, 1 = it is this agent's turn; one agent on FIRST and MID
-# [N, A, A] uint8, 1 = the agent of the row hears the one of the column. Of another dtype or shape an
-# array of this name is an ordinary observation.
+# [N, A, A] uint8, 1 = the row's agent hears the column's. With another dtype or shape an array of
+# this name is an ordinary observation.
 ADJACENCY = "adjacency"
 EXPERT_ACTION = "expert_action"  # [N, A] int32, what a baseline would do here; -1: not told
 # What no network is fed as it is.
