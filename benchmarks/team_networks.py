@@ -10,23 +10,23 @@ in any order, and must name the kind of the strongest; places without an entity 
 
 Every step is a task of its own, worth 1 for an agent; a score is the share that the greedy policy
 earns in 64 episodes that no training saw. Policies are trained with 3 agents and play with 3 and 5.
+All runs in one process, on one core, without environment servers.
 """
 
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from torch import Tensor
 from typing_extensions import override
 
-import murmur
-from benchmarks._trainings import SYNC_LEARNER
-from benchmarks.actions import play
+from benchmarks.actions import Greedy, play
 from murmur.benchmarks.effort import Effort
 from murmur.env_service.environment import (
     BaselineFactory,
@@ -34,8 +34,15 @@ from murmur.env_service.environment import (
     VectorEnvironment,
     make_environment,
 )
+from murmur.learner_service.checkpoint import saved_policy, spec_text
+from murmur.learner_service.checkpoint.resize import with_agents
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import Policy, build_algorithm
+from murmur.learner_service.storage.rollout import Rollout
+from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.results import provenance, require_clean_source, save_result
 from murmur.shared.config import PluginConfig, Section
+from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.wire.seeding import uniform
 from murmur.shared.wire.spec import ADJACENCY, ArraySpec, Discrete, EnvSpec
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
@@ -170,24 +177,41 @@ class Strongest(_Tasks):
         return seen, np.take_along_axis(kinds, best[..., None], -1)[..., 0]
 
 
-_GRAPH = {"name": "graph", "width": 32, "hidden": [32]}
-_OVER_AGENTS = {"name": "attention", "width": 32, "hidden": [32]}
-_OVER_AGENTS |= {"communication": True, "rounds": 2}
-_ENTITY = {"name": "attention", "width": 32, "hidden": [32]}
-_MLP = {"name": "mlp", "hidden": [64, 64], "agent_id": False}
+_GRAPH = {"name": "graph", "width": 32, "hidden": (32,)}
+_ATTENTION = {"name": "attention", "width": 32, "hidden": (32,)}
+_MLP = {"name": "mlp", "hidden": (64, 64), "agent_id": False}
 # case -> (environment, algorithm, network)
 CASES: dict[str, tuple[type[_Tasks], str, dict[str, Any]]] = {
     "relay, graph, mappo": (Relay, "mappo", _GRAPH),
     "relay, graph, ippo": (Relay, "ippo", _GRAPH),
-    "relay, attention with communication, mappo": (Relay, "mappo", _OVER_AGENTS),
+    "relay, attention with communication, mappo": (
+        *(Relay, "mappo"),
+        _ATTENTION | {"communication": True, "rounds": 2},
+    ),
     "relay, mlp, mappo": (Relay, "mappo", _MLP),
-    "strongest, attention, mappo": (Strongest, "mappo", _ENTITY),
-    "strongest, attention, ippo": (Strongest, "ippo", _ENTITY),
+    "strongest, attention, mappo": (Strongest, "mappo", _ATTENTION),
     "strongest, mlp, mappo": (Strongest, "mappo", _MLP),
 }
-_ENV_STEPS = 60_000
-# The best score, and what is reached without messages, or without a look at the entities.
+# The best score, and the best without messages; by the commonest kind.
 BOUNDS = {"relay": (1.0, 1 / _NUMBERS), "strongest": (1.0, 1 / _KINDS)}
+_ENVS, _UPDATES = 128, 100
+_MINIBATCHES, _PASSES = 4, 4
+_CPU = torch.device("cpu")
+
+
+def configuration(case: str, seed: int) -> ExperimentConfig:
+    """Return the configuration of a training with three agents."""
+    kind, algorithm, network = CASES[case]
+    options = {"actor_lr": 3e-3, "critic_lr": 3e-3, "gamma": 0.0, "data_passes": _PASSES}
+    options |= {"batch_size": _ENVS * _STEPS * 3 // _MINIBATCHES, "batch_number": _MINIBATCHES}
+    return ExperimentConfig.model_validate(
+        {
+            "run": {"seed": seed},
+            "environment": environment_of(kind),
+            "algorithm": {"name": algorithm, **options},
+            "network": network,
+        }
+    )
 
 
 def environment_of(kind: type[_Tasks], num_agents: int = 3) -> dict[str, Any]:
@@ -195,53 +219,76 @@ def environment_of(kind: type[_Tasks], num_agents: int = 3) -> dict[str, Any]:
     return {"name": f"benchmarks.team_networks:{kind.__name__}", "num_agents": num_agents}
 
 
-def configuration(case: str, seed: int, steps: int) -> dict[str, Any]:
-    """Return the configuration of a training with three agents."""
-    kind, algorithm, network = CASES[case]
+def episodes(
+    environment: VectorEnvironment, policy: Policy, generator: torch.Generator, first_seed: int
+) -> Rollout:
+    """Play one episode in each copy, as a rollout."""
+    seeds = np.arange(environment.num_envs, dtype=np.uint64) + np.uint64(first_seed)
+    running, timestep = np.zeros(len(seeds), np.bool_), environment.reset(seeds)
+    rows: dict[str, list[Tensor]] = {}
+    for t in range(_STEPS + 1):
+        seen = {name: torch.tensor(x) for name, x in timestep.observation.items()}
+        row = policy.act(seen, generator) | {OBSERVATION + name: x for name, x in seen.items()}
+        for name in ("step_type", "reward", "discount"):
+            row[name] = torch.tensor(getattr(timestep, name))
+        for name, x in row.items():
+            rows.setdefault(name, []).append(x.clone())
+        if t < _STEPS:
+            timestep = environment.step(row["action"].numpy(), running, seeds)
+    return Rollout({name: torch.stack(x) for name, x in rows.items()}, [0] * len(seeds))
+
+
+def train(config: ExperimentConfig, updates: int) -> dict[str, Any]:
+    """Train in this process; return what a checkpoint holds of the policy."""
+    seed = config.run.seed
+    environment = make_environment(config.environment, _ENVS)
+    algorithm = build_algorithm(
+        *(config.algorithm, environment.spec, config.network),
+        *(Precision("fp32", _CPU), _CPU, seed),
+    )
+    policy, generator = algorithm.snapshot(), torch.Generator().manual_seed(seed)
+    for update in range(updates):
+        first_seed = (seed * updates + update) * _ENVS
+        algorithm.update(episodes(environment, policy, generator, first_seed))
+        algorithm.refresh(policy)
     return {
-        "run": {"seed": seed, "max_env_steps": steps},
-        "environment": environment_of(kind),
-        "env_server": {
-            "num_workers": 1,
-            "envs_per_worker": 32,
-            "sessions_per_worker": 1,
-            "metrics_port": 0,
-        },
-        "algorithm": {"name": algorithm, "actor_lr": 1e-3, "critic_lr": 1e-3, "gamma": 0.0},
-        "network": network,
-        "learner": SYNC_LEARNER,
+        "spec": spec_text(environment.spec),
+        "config": config.model_dump_json(),
+        "algorithm": algorithm.state_dict(),
     }
 
 
-def measure(case: str, seed: int, steps: int) -> dict[str, float]:
-    """Train once; return the greedy policy's scores by number of agents, and seconds."""
+def measure(case: str, seed: int, updates: int) -> dict[str, float]:
+    """Train once; return the greedy policy's scores by number of agents, and CPU-seconds."""
     kind, _, network = CASES[case]
-    started, scores = time.monotonic(), dict[str, float]()
-    with tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder:
-        run = murmur.train(
-            configuration(case, seed, steps), run=Path(folder) / "run", progress=False
-        )
-        scores["seconds"] = time.monotonic() - started
-        # A network that flattens the adjacency cannot act for another number of agents.
-        for agents in (3,) if kind is Relay and network is _MLP else (3, 5):
-            plugin = PluginConfig.model_validate(environment_of(kind, agents))
-            environment = make_environment(plugin, _EPISODES)
-            policy = murmur.load(run.latest(), num_agents=agents)
-            scores[f"{agents} agents"] = play(environment, policy)
-            environment.close()
-    return scores
+    started = time.process_time()
+    state = train(configuration(case, seed), updates)
+    result = {"CPU-s": time.process_time() - started}
+    # A network that flattens the adjacency cannot act for another number of agents.
+    for agents in (3,) if kind is Relay and network is _MLP else (3, 5):
+        plugin = PluginConfig.model_validate(environment_of(kind, agents))
+        environment = make_environment(plugin, _EPISODES)
+        resized = with_agents(state, case, agents)
+        policy, _ = saved_policy(case, resized, Precision("fp32", _CPU), _CPU)
+        result[f"{agents} agents"] = play(environment, Greedy(policy))
+    return result
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Train all cases; return each seed's scores beside the optimum."""
-    seeds, steps = effort.choose((1,), (1,), (1, 2, 3)), effort.choose(1000, _ENV_STEPS, _ENV_STEPS)
-    result: dict[str, Any] = {"environment steps": steps}
+    seeds, updates = effort.choose((1,), (1,), (1, 2, 3)), effort.choose(2, _UPDATES, _UPDATES)
+    result: dict[str, Any] = {"updates": updates, "load_average": psutil.getloadavg()[0]}
     for name, (best, blind) in BOUNDS.items():
-        result[f"{name}, bounds"] = {"optimum": best, "without": blind}
-    for case in list(CASES)[: effort.choose(1, len(CASES), len(CASES))]:
-        runs = [measure(case, seed, steps) for seed in seeds]
-        result[case] = {name: [round(one[name], 4) for one in runs] for name in runs[0]}
-        print(f"{case}: {result[case]}", file=sys.stderr, flush=True)
+        result[f"{name}, bounds"] = {"optimum": best, "blind": round(blind, 4)}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for case in CASES:
+            runs = [measure(case, seed, updates) for seed in seeds]
+            result[case] = {name: [round(one[name], 4) for one in runs] for name in runs[0]}
+            print(f"{case}: {result[case]}", file=sys.stderr, flush=True)
+    finally:
+        torch.set_num_threads(threads)
     return result
 
 
@@ -249,7 +296,7 @@ def main() -> int:
     """Run all and save the result; cases as arguments: only those, without saving."""
     if chosen := sys.argv[1:]:
         for case in chosen:
-            print(case, measure(case, 1, _ENV_STEPS))
+            print(case, measure(case, 1, _UPDATES))
         return 0
     require_clean_source(dirty=False)
     origin = provenance("benchmarks.team_networks")

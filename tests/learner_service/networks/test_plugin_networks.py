@@ -119,7 +119,7 @@ def test_own_weights_need_a_network_that_has_them() -> None:
 
 @pytest.mark.usefixtures("attention")
 def test_one_trunk_needs_a_network_that_keeps_agents_apart() -> None:
-    with pytest.raises(ConfigError, match=r"share_trunk = true: network 'attention' mixes agents"):
+    with pytest.raises(ConfigError, match=r"share_trunk = true: network 'listening' mixes agents"):
         build("ippo", "discrete", share_trunk=True)
 
 

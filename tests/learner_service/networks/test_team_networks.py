@@ -227,7 +227,7 @@ def test_every_algorithm_learns_with_agents_that_hear_each_other(name: str) -> N
     )
     batch = entry.batch(algorithm, of, 0, ALIVE)
     log = [numbers(algorithm.update(copy.deepcopy(batch))) for _ in range(12)]
-    assert log[-1][entry.loss] < 0.9 * log[0][entry.loss]
+    assert log[-1][entry.loss] < 0.95 * log[0][entry.loss]
 
 
 @pytest.mark.parametrize("name", ["mappo", "ippo", "ippo, one trunk"])
@@ -240,7 +240,7 @@ def test_entities_are_learned_from_by_actor_and_critic(name: str) -> None:
     )
     batch = entry.batch(algorithm, of, 0, ALIVE)
     log = [numbers(algorithm.update(copy.deepcopy(batch))) for _ in range(12)]
-    assert log[-1][entry.loss] < 0.9 * log[0][entry.loss]
+    assert log[-1][entry.loss] < 0.95 * log[0][entry.loss]
 
 
 def test_a_critic_that_hears_gives_the_policy_the_mask_too() -> None:

@@ -47,7 +47,6 @@ SLOW = (
     "remedies",
     "security",
     "sessions",
-    "team_networks",
     "training_rate",
     "transport",
     "turns",
