@@ -5,7 +5,7 @@
 
 relay: agents stand in a ring that is drawn in every step; each sees a number of its own, and must
 name that of the agent one or two places before it. What an agent sees says nothing of it: without
-messages no policy is right more often than once in K. strongest: each agent sees up to six entities
+messages no policy is right more often than once in K. strongest: each agent sees up to four entities
 in any order, and must name the kind of the strongest; places without an entity hold stronger ones.
 
 Every step is a task of its own, worth 1 for an agent; a score is the share that the greedy policy
@@ -51,7 +51,7 @@ DESCRIPTION = "messages along a graph and attention over entities: learned, besi
 
 _STEPS = 8  # of an episode, as benchmarks.actions plays them
 _EPISODES = 64
-_NUMBERS, _ENTITIES, _KINDS = 4, 6, 3
+_NUMBERS, _ENTITIES, _KINDS = 4, 4, 3
 
 
 class _Tasks(VectorEnvironment):
@@ -146,7 +146,7 @@ class Relay(_Tasks):
 
 
 class Strongest(_Tasks):
-    """Name the kind of the strongest entity of those that are there, one to six.
+    """Name the kind of the strongest entity of those that are there, one to four.
 
     An entity is its strength in [0, 1) and its kind, one-hot. Places without one hold a strength in
     [1, 2) and any kind.
@@ -179,6 +179,7 @@ class Strongest(_Tasks):
 
 _GRAPH = {"name": "graph", "width": 32, "hidden": (32,)}
 _ATTENTION = {"name": "attention", "width": 32, "hidden": (32,)}
+_ENTITY = {"name": "attention", "width": 16, "hidden": (32,)}
 _MLP = {"name": "mlp", "hidden": (64, 64), "agent_id": False}
 # case -> (environment, algorithm, network)
 CASES: dict[str, tuple[type[_Tasks], str, dict[str, Any]]] = {
@@ -189,12 +190,12 @@ CASES: dict[str, tuple[type[_Tasks], str, dict[str, Any]]] = {
         _ATTENTION | {"communication": True, "rounds": 2},
     ),
     "relay, mlp, mappo": (Relay, "mappo", _MLP),
-    "strongest, attention, mappo": (Strongest, "mappo", _ATTENTION),
+    "strongest, attention, mappo": (Strongest, "mappo", _ENTITY),
     "strongest, mlp, mappo": (Strongest, "mappo", _MLP),
 }
 # The best score, and the best without messages; by the commonest kind.
 BOUNDS = {"relay": (1.0, 1 / _NUMBERS), "strongest": (1.0, 1 / _KINDS)}
-_ENVS, _UPDATES = 128, 100
+_ENVS, _UPDATES = 64, 60
 _MINIBATCHES, _PASSES = 4, 4
 _CPU = torch.device("cpu")
 
