@@ -5,8 +5,9 @@
 
 relay: agents stand in a ring that is drawn in every step; each sees a number of its own, and must
 name that of the agent one or two places before it. What an agent sees says nothing of it: without
-messages no policy is right more often than once in K. strongest: each agent sees up to four entities
-in any order, and must name the kind of the strongest; places without an entity hold stronger ones.
+messages no policy is right more often than once in K. strongest: each agent sees up to four
+entities in any order, and must name the kind of the strongest; places without one hold stronger
+ones.
 
 Every step is a task of its own, worth 1 for an agent; a score is the share that the greedy policy
 earns in 64 episodes that no training saw. Policies are trained with 3 agents and play with 3 and 5.
