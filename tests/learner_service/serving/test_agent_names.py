@@ -140,7 +140,7 @@ HEARS = (ArraySpec(ADJACENCY, "uint8", (3,)),)  # its columns are agents, too
         ({}, {}, ("uav_0", "uav_1", "uav_3"), "uav_0, uav_1, uav_3 there; give the agents"),
         ({}, {}, (*NAMES, "uav_3"), "num_agents: 3 here, 4 there"),
     ],
-    ids=["own", "groups", "state", "other names", "one other name", "one more"],
+    ids=["own", "groups", "state", "adjacency", "other names", "one other name", "one more"],
 )
 def test_other_agents_are_refused_by_name(
     algorithm: dict[str, Any],
