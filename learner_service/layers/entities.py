@@ -58,36 +58,37 @@ class VectorLayout:
         Raises:
             ConfigError: for a set that is not observed, or that has a mask of another size.
         """
-        ends, at = {}, 0
+        known: dict[str, tuple[ArraySpec, int]] = {}  # observations with their first numbers
+        at = 0
         for array in shape.arrays:
-            ends[array.name] = array, at
+            known[array.name] = array, at
             at += math.prod(array.shape)
         taken: list[tuple[int, int]] = []  # (start, stop) of what is not plain
 
         def take(name: str) -> int:
-            array, start = ends[name]
+            array, start = known[name]
             taken.append((start, start + math.prod(array.shape)))
             return start
 
         found = []
         for name in entities:
-            array = ends[name][0] if name in ends else None
-            if array is None or len(array.shape) != 2:
+            dimensions = known[name][0].shape if name in known else ()
+            if len(dimensions) != 2:
+                what = f"of shape {dimensions}" if name in known else "not observed"
                 raise ConfigError(
-                    f"network.entities names '{name}', which is "
-                    f"{'not observed' if array is None else f'of shape {array.shape}'}; a set of "
-                    f"entities is an observation [E, D] of each agent, here {sets_of(shape)}"
+                    f"network.entities names '{name}', which is {what}; a set of entities is an "
+                    f"observation [E, D] of each agent, here {sets_of(shape)}"
                 )
-            mask, (count, width) = f"{name}_mask", array.shape
-            if mask in ends and ends[mask][0].shape != (count,):
+            mask, (count, width) = f"{name}_mask", dimensions
+            if mask in known and known[mask][0].shape != (count,):
                 raise ConfigError(
-                    f"observation '{mask}' has shape {ends[mask][0].shape}; '{name}' has {count} "
+                    f"observation '{mask}' has shape {known[mask][0].shape}; '{name}' has {count} "
                     f"entities, so it must be ({count},): 1 for each that is there, else 0"
                 )
-            found.append(EntitySet(take(name), count, width, take(mask) if mask in ends else None))
+            found.append(EntitySet(take(name), count, width, take(mask) if mask in known else None))
         self.sets = tuple(found)
-        self._alive = take(AGENT_MASK) if hears and AGENT_MASK in ends else None
-        self._adjacency = take(ADJACENCY) if hears and ADJACENCY in ends else None
+        self._alive = take(AGENT_MASK) if hears and AGENT_MASK in known else None
+        self._adjacency = take(ADJACENCY) if hears and ADJACENCY in known else None
         bounds = [0, *(x for place in sorted(taken) for x in place), shape.vector]
         self._plain = [(a, b) for a, b in zip(bounds[::2], bounds[1::2], strict=True) if a < b]
         self.width = sum(b - a for a, b in self._plain) or 1
@@ -144,8 +145,8 @@ def require_adjacency(array: ArraySpec | None, agents: int, network: str) -> Non
     if array is None:
         raise ConfigError(
             f"network '{network}' needs an environment that gives '{ADJACENCY}', uint8 [A] of each "
-            "agent, 1 for an agent that it hears; network attention with communication=true lets "
-            "all hear each other"
+            "agent, 1 for an agent that it hears (of PettingZoo named in environment.arrays); "
+            "network attention with communication=true lets all hear each other"
         )
     if array.dtype != "uint8" or len(array.shape) != 1 or (agents > 1 and array.shape[0] != agents):
         raise ConfigError(

@@ -59,10 +59,11 @@ def evaluate_run(
         MurmurError: if the checkpoint cannot be used or the learner cannot be reached.
     """
     config = run.config(overrides).model_copy(update={"security": SecurityConfig()})
-    config = with_frames(config) if drawn else config
+    trained, played = (c.for_evaluation().environment for c in (run.config(), config))
     with tempfile.TemporaryDirectory(prefix="murmur-resized-") as folder:
-        if config.for_evaluation().environment != run.config().for_evaluation().environment:
+        if played != trained:
             checkpoint = _for_environment(config, checkpoint, Path(folder))
+        config = with_frames(config) if drawn else config
         with _serving_learner(run, config, checkpoint, say) as address:
             return run_policy(config, address, episodes, first_seed, on_row)
 
