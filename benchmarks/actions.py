@@ -192,7 +192,7 @@ def configuration(task: str, algorithm: str, seed: int, steps: int) -> dict[str,
     }
 
 
-class _Greedy:
+class Greedy:
     """A trained policy, played greedily."""
 
     def __init__(self, policy: Policy) -> None:
@@ -230,7 +230,7 @@ def measure(task: str, algorithm: str, seed: int, steps: int) -> dict[str, float
         policy, _, _ = load_policy(CheckpointFolder(latest.parent, 1).load(latest))
     environment = make_environment(plugin, _EPISODES, algorithm)
     try:
-        return {"score": play(environment, _Greedy(policy)), "seconds": seconds}
+        return {"score": play(environment, Greedy(policy)), "seconds": seconds}
     finally:
         environment.close()
 

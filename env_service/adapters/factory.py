@@ -73,6 +73,11 @@ class AdapterConfig(Section):
         "is one action, at most 4096; null: only for algorithms that make one choice, which are "
         "all but mappo, ippo and ppo",
     )
+    arrays: tuple[str, ...] = Field(
+        (),
+        description="keys of Dict observations that stay arrays of their own, such as sets of "
+        "entities [E, D], their masks `<key>_mask` and `adjacency`; the rest is flattened",
+    )
     gray: bool = Field(False, description="images of bytes travel in gray: a third of the bytes")
 
     @property

@@ -47,6 +47,7 @@ class _Leaf:
         image: (shape [C, H, W], dtype) of an image as sent; None if it is no image.
         channels_last: true if `shape` has an image's channels at its end.
         doubt: sentence about a guess of its meaning; empty if there was none.
+        named: true if it is an array of its own, but no image; `image` is then its layout.
         reduced: true if `write` makes an image smaller; it then writes [C, H, W].
     """
 
@@ -57,10 +58,13 @@ class _Leaf:
     channels_last: bool = False
     reduced: bool = False
     doubt: str = ""
+    named: bool = False
 
     @property
     def name(self) -> str:
-        """Return the name of an image's array."""
+        """Return the name of its array, if that is not the vector."""
+        if self.named:
+            return self.subject
         keys = [str(key) for key in self.path if key != VECTOR]
         return ".".join([_IMAGE, *keys])
 
@@ -71,7 +75,7 @@ class _Leaf:
 
     def view(self, place: Array) -> Array:
         """Return this part's place, of one copy or of all, as a view in the environment's shape."""
-        if self.reduced:
+        if self.reduced or self.named:
             return place
         if self.image is None:
             return place.reshape(*place.shape[:-1], *self.shape)
@@ -110,6 +114,7 @@ class ObservationLayout:
         own = {name: _without_mask(space) for name, space in agents.items()}
         self.masks_seen = [own[name] is not space for name, space in agents.items()]
         self._leaves = [list(_leaves(space, (), name, config)) for name, space in own.items()]
+        _require_arrays(config.arrays, [leaf for leaves in self._leaves for leaf in leaves])
         found = self._images(agents)
         smaller = [leaf for leaves in self._leaves for leaf in leaves if leaf.reduced]
         self.reduced = sorted(
@@ -152,10 +157,16 @@ class ObservationLayout:
                     )
             for leaf in leaves:
                 if leaf.image and found.setdefault(leaf.name, leaf.image) != leaf.image:
+                    fix = (
+                        "give them one shape, with absent entities masked, or leave it out of "
+                        "environment.arrays"
+                        if leaf.named
+                        else "set environment.resize to one size for all, or environment.images: "
+                        "none to flatten them"
+                    )
                     raise ConfigError(
                         f"agent '{agent}' sees '{leaf.name}' as {_image_text(leaf.image)}, another "
-                        f"agent as {_image_text(found[leaf.name])}; set environment.resize to one "
-                        "size for all, or environment.images: none to flatten them"
+                        f"agent as {_image_text(found[leaf.name])}; {fix}"
                     )
         return found
 
@@ -251,6 +262,8 @@ def _leaves(space: Space, path: Path, agent: str, config: AdapterConfig) -> Iter
         inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, part in inner:
             yield from _leaves(part, (*path, key), agent, config)
+    elif subject_of(path) in config.arrays:
+        yield _named(space, path)
     elif isinstance(space, spaces.Discrete):
         n = int(space.n)
         yield _Leaf(path, _one_hot(n, int(space.start)), (n,))
@@ -296,6 +309,54 @@ def _leaves(space: Space, path: Path, agent: str, config: AdapterConfig) -> Iter
             "Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them: wrap the "
             "environment in a factory of your own"
         )
+
+
+def _require_arrays(names: tuple[str, ...], leaves: list[_Leaf]) -> None:
+    """Refuse a name in environment.arrays that no agent observes.
+
+    Raises:
+        ConfigError: for such a name, with those that there are.
+    """
+    there = {leaf.subject for leaf in leaves}
+    for name in names:
+        if name not in there or name == VECTOR:
+            known = ", ".join(f"'{key}'" for key in sorted(there - {VECTOR}))
+            raise ConfigError(
+                f"environment.arrays names '{name}', which no agent observes; "
+                f"{f'a Dict observation here has {known}' if known else 'there is no Dict here'}"
+            )
+
+
+def _named(space: Space, path: Path) -> _Leaf:
+    """Return a part that stays an array of its own: bytes if it holds flags, else float32.
+
+    Raises:
+        ConfigError: for a space without a shape.
+    """
+    if not isinstance(space, spaces.Box | spaces.MultiBinary):
+        raise ConfigError(
+            f"environment.arrays names '{subject_of(path)}', a {type(space).__name__} space; "
+            "only a Box or MultiBinary stays an array"
+        )
+    shape = tuple(space.shape)
+    flags = isinstance(space, spaces.MultiBinary) or (
+        space.dtype.kind in "biu" and bool((space.low >= 0).all() and (space.high <= 1).all())
+    )
+    if flags:
+        return _Leaf(path, _write_flags, shape, (shape, "uint8"), named=True)
+    return _Leaf(path, write_box, shape, (shape, "float32"), named=True)
+
+
+def _write_flags(place: Array, value: Any) -> None:  # noqa: ANN401
+    """Write flags as bytes.
+
+    Raises:
+        ValueError: for a value beside 0 and 1, or another shape.
+    """
+    given = np.asarray(value)
+    if len(wrong := given[(given != 0) & (given != 1)]):
+        raise ValueError(f"holds {wrong[0]}, where 0 or 1 must be")
+    write_box(place, given)
 
 
 def _is_image(space: spaces.Box, images: str) -> bool:

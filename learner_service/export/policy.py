@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from murmur.learner_service.checkpoint import saved_policy, saved_spec
 from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.layers.building import observed_image, resolve_network
 from murmur.learner_service.learning.base import Policy
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError, ResourceError
@@ -138,6 +139,17 @@ def load_policy(
     return policy, without_expert(saved_spec(state)), config
 
 
+def execution(config: ExperimentConfig, spec: EnvSpec) -> Literal["centralized", "decentralized"]:
+    """Return "centralized" if an agent's action may depend on what other agents observe.
+
+    Args:
+        config: configuration of the run.
+        spec: spec of its environment.
+    """
+    mixes = resolve_network(config.network, observed_image(spec)).mixes and spec.num_agents > 1
+    return "centralized" if mixes else "decentralized"
+
+
 def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: str) -> Exported:
     """Write a checkpoint's policy, read the file back, and compare what both do.
 
@@ -164,6 +176,7 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
         "algorithm": config.algorithm.name,
         "checkpoint": source,
         "updates": state["progress"]["updates"],
+        "execution": execution(config, spec),
         "spec": {
             **asdict(spec),
             "action": _described(spec.action),

@@ -33,6 +33,10 @@ is one parameter group, and the slices repeat along it. Without that promise all
 parameter group, and critics that must not see another agent's inputs are fed each agent's row
 alone, with A = 1.
 
+A Config with an attribute `communicates` (bool) says whether agents hear each other. If it is true
+and some agents may be absent, `agent_mask` is the last of `shape.arrays`: above 0 for an agent that
+is there. An absent agent must send and get nothing.
+
 It may have a method twice(image, vector, change), which saves work where rows are valued for two
 actions: see `forward_twice`, which does without, too.
 
@@ -107,7 +111,8 @@ class Network(Plugin):
         normalizes: whether its observations are normalized.
         recurrent: width of its recurrent unit; 0: none.
         recurrent_cell: kind of its recurrent unit.
-        stacked: whether it keeps agents apart.
+        stacked: whether it keeps agents apart and may have a parameter group for each.
+        mixes: whether an agent's output may depend on what other agents observe.
     """
 
     inputs: InputOptions
@@ -116,6 +121,7 @@ class Network(Plugin):
     recurrent: int
     recurrent_cell: CellKind
     stacked: bool
+    mixes: bool
 
 
 def resolve_network(config: PluginConfig, image: ImageShape) -> Network:
@@ -154,14 +160,19 @@ def resolve_network(config: PluginConfig, image: ImageShape) -> Network:
             f"network.recurrent_cell={cell} has no effect with network.recurrent=0; set "
             "network.recurrent to the unit's width, such as 64"
         )
+    stacked = bool(getattr(plugin.module, "STACKED", False))
+    hears = getattr(options, "communicates", None)
     return Network(
         *("network", name, plugin.module, options),
-        InputOptions(given["agent_id"], given["centered"], given["centered_state"]),
+        InputOptions(
+            *(given["agent_id"], given["centered"], given["centered_state"]), alive=hears is True
+        ),
         given["frame_stack"] if hasattr(options, "frame_stack") else 1,
         given["normalize_observations"],
         given["recurrent"],
         cell,
-        bool(getattr(plugin.module, "STACKED", False)),
+        stacked,
+        mixes=hears if isinstance(hears, bool) else not stacked,
     )
 
 
@@ -224,14 +235,15 @@ def _body(
 ) -> nn.Module:
     """Build the plug-in's own network, without memory; see `build_network`."""
     name = net.name
-    seen = slices if net.stacked or not apart else (0,)
+    alone = apart and net.mixes
+    seen = (0,) if alone else slices
     with plugin_failures(f"network '{name}'"):
         make = partial(net.module.build, _body_options(net), shape, num_outputs, seen)
         _require_room(make, name, shape, len(seen))
         network: nn.Module = make()
         if not net.own:
             _check(network, name, shape, len(seen), num_outputs)
-    return Alone(network) if apart and not net.stacked else network
+    return Alone(network) if alone else network
 
 
 def _require_use(name: str, width: int, may_remember: bool, groups: int) -> None:

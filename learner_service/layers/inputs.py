@@ -4,7 +4,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import torch
@@ -17,6 +17,7 @@ from murmur.shared.config.derived import Channel, DerivedMap
 from murmur.shared.process.errors import ConfigError, SpecError
 from murmur.shared.wire.spec import (
     AGENT_CELL,
+    AGENT_MASK,
     NO_INPUTS,
     STATE,
     TURN_MASK,
@@ -233,10 +234,12 @@ class InputShape:
     Attributes:
         image: (C, H, W), or None.
         vector: F, may be 0.
+        arrays: observations that the vector begins with, in their order, each flattened.
     """
 
     image: tuple[int, int, int] | None
     vector: int
+    arrays: tuple[ArraySpec, ...] = field(default=(), compare=False)
 
 
 @dataclass
@@ -280,11 +283,13 @@ class InputOptions:
         agent_id: append the agent's number as a one-hot vector (for shared parameters).
         centered: channels of the agents' maps that are given once more, agent in the middle.
         centered_state: channels of the state's maps that the critic gets once more, centered.
+        alive: append whether the agent is there, for networks that let agents hear each other.
     """
 
     agent_id: bool = False
     centered: tuple[int, ...] = ()
     centered_state: tuple[int, ...] = ()
+    alive: bool = False
 
 
 def to_float(x: Tensor, leading: int | None = None) -> Tensor:
@@ -388,6 +393,8 @@ class ActorInputs:
         """
         self._derive, spec = derivation(spec)
         self._images, self.vectors = _split(spec, per_agent=True)
+        if options.alive and (mask := spec.observation(AGENT_MASK)):
+            self.vectors.append(mask)
         self._num_agents = spec.num_agents
         self._agent_id = options.agent_id and spec.num_agents > 1
         self._numbers: dict[tuple[int, torch.device], Tensor] = {}
@@ -404,7 +411,7 @@ class ActorInputs:
         check_centred("centered", options.centered, image, spec)
         if image is not None:
             image = (image[0] + len(self._centred), *image[1:])
-        self.shape = InputShape(image, vector)
+        self.shape = InputShape(image, vector, tuple(self.vectors))
 
     def __call__(
         self,
@@ -545,7 +552,7 @@ class CriticInputs(ActorInputs):
         self._sees_turns = spec.takes_turns
         vector += num_agents if self._sees_turns else 0
         vector += 0 if self._action_map else num_agents * self._num_actions
-        self.shape = InputShape(image, vector)
+        self.shape = InputShape(image, vector, own.arrays)
 
     @override
     def _of_others(self, observation: Mapping[str, Tensor], action: Tensor) -> Tensor:
@@ -606,8 +613,9 @@ class JointInputs(ActorInputs):
             image = _joined_shape(image, stacked_shape(self._shared_images))
             vector += _width(self._shared)
             vector += (spec.num_agents - 1) * (size + _width(self._others))
-        self.shape = InputShape(image, vector)
-        self.with_action_shape = InputShape(image, vector + size)
+        own = self.shape.arrays
+        self.shape = InputShape(image, vector, own)
+        self.with_action_shape = InputShape(image, vector + size, own)
 
     @override
     def _of_others(self, observation: Mapping[str, Tensor], action: Tensor) -> Tensor:

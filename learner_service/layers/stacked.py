@@ -318,8 +318,8 @@ class LayersConfig(Section):
     )
 
 
-class NetworkConfig(LayersConfig):
-    """Those, and options of what such a network is fed and remembers."""
+class RecurrentConfig(LayersConfig):
+    """Those, and what the network remembers, and whether it tells agents apart."""
 
     recurrent: int = Field(
         0,
@@ -329,6 +329,11 @@ class NetworkConfig(LayersConfig):
     )
     recurrent_cell: Literal["gru", "lstm"] = Field("gru", description="kind of the recurrent unit")
     agent_id: bool = Field(False, description="feed the agent's number as a one-hot vector")
+
+
+class NetworkConfig(RecurrentConfig):
+    """Those, and whether what the network is fed is normalized."""
+
     normalize_observations: bool = Field(
         False,
         description="bring all observations that are no images to mean 0 and variance 1 by "

@@ -5,6 +5,7 @@ OffPolicyAlgorithm add what a rollout and what a replay ask for.
 """
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 import torch
@@ -84,7 +85,9 @@ class ActorCritic(Algorithm[B], Generic[B]):
         self._slices = config.slices(spec.num_agents)
         self._sharing = sharing_agents(self._slices, device)  # [S, A]
         self._num_slices = count_slices(self._slices)
-        self._options = resolve_network(network, observed_image(spec)).inputs
+        used = (network, self._critic_network)
+        fed = [resolve_network(of, observed_image(spec)).inputs for of in used]
+        self._options = replace(fed[0], alive=any(options.alive for options in fed))
         self._actor_inputs = ActorInputs(spec, self._options)
         # Optimisers with what they train, in the order of `_adam`.
         self._learned: list[tuple[Adam, nn.Module]] = []

@@ -260,10 +260,10 @@ def require_one_trunk(
             "policy and values come from one network; leave out algorithm.critic_network, or set "
             "share_trunk=false"
         )
-    elif not resolve_network(network, image).stacked:
+    elif resolve_network(network, image).mixes:
         problem = (
             f"network '{network.name}' mixes agents, and an agent's value must come from its own "
-            "observation; use a network that declares STACKED, or set share_trunk=false"
+            "observation; use another network, or set share_trunk=false"
         )
     if problem:
         raise ConfigError(f"algorithm.share_trunk = true: {problem}")

@@ -185,6 +185,7 @@ def in_order(spec: EnvSpec, known: EnvSpec | None, config: ExperimentConfig) -> 
         and len(set(options.slices(spec.num_agents))) == 1
         and all(o.per_agent for o in spec.observations)
         and not spec.observation(STATE)
+        and not spec.gives_adjacency
         and not config.league.on
     )
     return replace(spec, agents=known.agents) if may_be_put else spec

@@ -128,6 +128,12 @@ def export(
     output: Annotated[
         Path | None, typer.Option(help="The file; default: policy.onnx or policy.pt2 in the run.")
     ] = None,
+    agents: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Agents to act for, if nothing observed depends on it; 0: as trained."
+        ),
+    ] = 0,
 ) -> None:
     """Write a trained policy as one file that runs without murmur, and check that it does the same.
 
@@ -144,6 +150,7 @@ def export(
       murmur export runs/spread-20260101-120000 --format torch-export --output spread.pt2
     """
     from murmur.learner_service.checkpoint import CheckpointFolder
+    from murmur.learner_service.checkpoint.resize import with_agents
     from murmur.learner_service.export.policy import SUFFIX, export_policy
     from murmur.runs.card import model_card
     from murmur.shared.process.files import write_output
@@ -155,10 +162,13 @@ def export(
         raise ConfigError(f"--output {file}: a {format_} file ends in {SUFFIX[format_]}")
     state = CheckpointFolder(run.path, 1).load(weights)
     if run.config().supervised:
+        if agents:
+            raise ConfigError(f"--agents {agents}: a run with a source has no agents")
         from murmur.learner_service.export.segmentation import export_segmentation
 
         done = export_segmentation(state, format_, file, weights.name)
     else:
+        state = with_agents(state, weights.name, agents)
         done = export_policy(state, format_, file, weights.name)
     console = Console(highlight=False, soft_wrap=True)
     for array in done.about["inputs"]:

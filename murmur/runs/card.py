@@ -56,6 +56,11 @@ def model_card(run: RunFolder, file: str, about: Mapping[str, Any]) -> str:
         *_results(run, about["updates"]),
         "## Use",
         f"```python\n{_USES['.' + file.rpartition('.')[2]].format(file=file)}\n```",
+        *(
+            ["Agents hear each other: run all of them in one place, or send messages."]
+            if about.get("execution") == "centralized"
+            else []
+        ),
         "Actions are the best ones, not drawn. It has seen only the environment below; of others, "
         "and of changed options, nothing is known.",
         "| | name | shape, rows first | type |\n|---|---|---|---|\n"

@@ -4,7 +4,7 @@ import json
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from murmur.env_service.adapters.frames import with_frames
-from murmur.env_service.environment import VectorEnvironment, baselines
+from murmur.env_service.environment import VectorEnvironment, baselines, make_environment
 from murmur.env_service.sessions.evaluate import OnRow, run_policy
 from murmur.env_service.sessions.evaluation_result import EvaluationResult
 from murmur.runs.child import Child, murmur_command
@@ -59,9 +59,38 @@ def evaluate_run(
         MurmurError: if the checkpoint cannot be used or the learner cannot be reached.
     """
     config = run.config(overrides).model_copy(update={"security": SecurityConfig()})
-    config = with_frames(config) if drawn else config
-    with _serving_learner(run, config, checkpoint, say) as address:
-        return run_policy(config, address, episodes, first_seed, on_row)
+    trained, played = (c.for_evaluation().environment for c in (run.config(), config))
+    with tempfile.TemporaryDirectory(prefix="murmur-resized-") as folder:
+        if played != trained:
+            checkpoint = _for_environment(config, checkpoint, Path(folder))
+        config = with_frames(config) if drawn else config
+        with _serving_learner(run, config, checkpoint, say) as address:
+            return run_policy(config, address, episodes, first_seed, on_row)
+
+
+def _for_environment(config: ExperimentConfig, checkpoint: Path, folder: Path) -> Path:
+    """Return a checkpoint of the same policy, for the number of agents of an environment.
+
+    Args:
+        config: configuration with the environment.
+        checkpoint: file of the weights.
+        folder: folder for another checkpoint.
+
+    Raises:
+        MurmurError: if the policy depends on the number of agents, which differs.
+    """
+    from murmur.learner_service.checkpoint import CheckpointFolder, files, saved_spec
+    from murmur.learner_service.checkpoint.resize import resize_checkpoint
+
+    plugin = config.for_evaluation().environment
+    with closing(make_environment(plugin, 1, config.algorithm.name)) as environment:
+        spec = environment.spec
+    state = CheckpointFolder(checkpoint.parent, 1).load(checkpoint)
+    if config.league.on or saved_spec(state).num_agents == spec.num_agents:
+        return checkpoint
+    resized = folder / checkpoint.name
+    files.write(resize_checkpoint(state, checkpoint.name, spec), resized)
+    return resized
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from murmur.learner_service.checkpoint import CheckpointFolder, saved_policy, saved_spec
+from murmur.learner_service.checkpoint.resize import with_agents
 from murmur.learner_service.device.precision import Precision
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.config.section import known_names
@@ -37,19 +38,21 @@ class Policy:
         recurrent: True if it has recurrent state.
     """
 
-    def __init__(self, checkpoint: Path, device: str = "cpu") -> None:
+    def __init__(self, checkpoint: Path, device: str = "cpu", num_agents: int = 0) -> None:
         """Load a checkpoint.
 
         Args:
             checkpoint: file of the checkpoint.
             device: device to act on, by torch's name.
+            num_agents: number of agents to act for; 0: as trained.
 
         Raises:
-            CheckpointError: if the file cannot be read or holds no policy.
+            CheckpointError: if the file cannot be read, holds no policy, or none for this number.
             ConfigError: if the device cannot be used.
         """
         self._device = _device(device)
         state = CheckpointFolder(checkpoint.parent, 1).load(checkpoint)
+        state = with_agents(state, checkpoint.name, num_agents)
         precision = Precision("fp32", self._device)
         self.spec = without_expert(saved_spec(state))
         self.agents = self.spec.agent_names
@@ -185,7 +188,7 @@ class Policy:
                 )
             observation = {name: observation for name in wanted}
         for name in observation:
-            if name not in wanted and name != EXPERT_ACTION:
+            if name not in wanted and name not in (EXPERT_ACTION, STATE):
                 names = known_names(str(name), wanted)
                 raise ConfigError(f"'{self.spec.name}' has no observation '{name}'; {names}")
         missing = [name for name in wanted if name not in observation and name != STATE]
@@ -242,7 +245,11 @@ class Policy:
 
 
 def load(
-    run: str | PathLike[str], checkpoint: str | PathLike[str] = "best", *, device: str = "cpu"
+    run: str | PathLike[str],
+    checkpoint: str | PathLike[str] = "best",
+    *,
+    device: str = "cpu",
+    num_agents: int = 0,
 ) -> Policy:
     """Load the trained policy of a run or a checkpoint.
 
@@ -251,20 +258,23 @@ def load(
         checkpoint: checkpoint of the run: "best" (the latest if there was no evaluation), "latest"
             or a file.
         device: device to act on, by torch's name.
+        num_agents: number of agents to act for, if nothing that the policy is fed depends on it;
+            0: as trained.
 
     Raises:
-        MurmurError: if there is no such run or checkpoint, or it holds no policy.
+        MurmurError: if there is no such run or checkpoint, it holds no policy, or none for this
+            number of agents.
     """
     path = Path(fspath(run))
     if path.is_file():
-        return Policy(path, device)
+        return Policy(path, device, num_agents)
     folder = RunFolder.open(path)
     if folder.config().supervised:
         raise ConfigError(
             f"run '{path}' learned from a source and has no policy; `murmur evaluate {path} "
             "--folder PICTURES` predicts masks"
         )
-    return Policy(folder.checkpoint(fspath(checkpoint)), device)
+    return Policy(folder.checkpoint(fspath(checkpoint)), device, num_agents)
 
 
 def _device(name: str) -> torch.device:

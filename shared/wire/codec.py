@@ -30,6 +30,7 @@ from murmur.shared.wire.episode_options import (
 from murmur.shared.wire.framing import Assembly, parse, part_frames, split, varint
 from murmur.shared.wire.spec import (
     ACTION_MASK,
+    ADJACENCY,
     AGENT_CELL,
     AGENT_MASK,
     EXPERT_ACTION,
@@ -486,6 +487,7 @@ class RowCheck:
         self._flags = tuple(
             o.name for o in spec.observations if o.name in (ACTION_MASK, AGENT_MASK, TURN_MASK)
         )
+        self._flags += (ADJACENCY,) * spec.gives_adjacency
         self._takes_turns = spec.takes_turns
         self._starts = factor_starts(action_factors(spec.action))  # of choices in an action mask
         self._agent = spec.agent_label

@@ -33,6 +33,9 @@ ACTION_MASK = "action_mask"  # [N, A, K] uint8, 1 = legal
 AGENT_MASK = "agent_mask"  # [N, A] uint8, 1 = this agent is alive
 AGENT_CELL = "agent_cell"  # [N, A, 2] int32, the (row, column) of each agent on its [C, H, W] maps
 TURN_MASK = "turn_mask"  # [N, A] uint8, 1 = it is this agent's turn; one agent on FIRST and MID
+# [N, A, A] uint8, 1 = the row's agent hears the column's. With another dtype or shape an array of
+# this name is an ordinary observation.
+ADJACENCY = "adjacency"
 EXPERT_ACTION = "expert_action"  # [N, A] int32, what a baseline would do here; -1: not told
 # What no network is fed as it is.
 NO_INPUTS = (ACTION_MASK, AGENT_CELL, AGENT_MASK, EXPERT_ACTION, TURN_MASK)
@@ -269,6 +272,12 @@ class EnvSpec:
     def takes_turns(self) -> bool:
         """Return whether one agent acts at a time, told by TURN_MASK."""
         return self.observation(TURN_MASK) is not None
+
+    @property
+    def gives_adjacency(self) -> bool:
+        """Return whether the environment says in each step which agents hear each other."""
+        o = self.observation(ADJACENCY)
+        return o is not None and o == ArraySpec(ADJACENCY, "uint8", (self.num_agents,))
 
     @property
     def acting_agents(self) -> int:

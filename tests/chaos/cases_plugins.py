@@ -169,7 +169,7 @@ def plugins_that_fail(folder: Path, *, short: bool = False) -> dict[str, Any]:
 
     short: one plug-in of the learner and one environment.
     """
-    install(folder, "attention", ATTENTION)
+    install(folder, "listening", ATTENTION)
     lost = "def build(*_):\n    raise KeyError('lost')\n"
     model = "from pydantic import BaseModel\nclass Config(BaseModel, frozen=True):\n    pass\n"
     install(folder, "lost_network", model + lost)
@@ -191,7 +191,7 @@ def plugins_that_fail(folder: Path, *, short: bool = False) -> dict[str, Any]:
         assert "starting it again" not in output, output
         slowest = max(slowest, took)
     if not short:
-        code, output, _ = _train(folder, "attention", network={"name": "attention"})
+        code, output, _ = _train(folder, "attention", network={"name": "listening"})
         assert code == 0, output
     return {"ended_s": slowest}
 

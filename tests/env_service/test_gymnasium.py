@@ -171,6 +171,62 @@ def test_a_picture_as_state() -> None:
     assert place[1, 2, 3] == 2 * 15 + 3 * 3 + 1
 
 
+def test_named_parts_stay_arrays() -> None:
+    space = Dict(
+        {
+            "adjacency": MultiBinary(2),
+            "foes": Box(-1, 1, (3, 2)),
+            "foes_mask": Box(0, 1, (3,), np.int8),
+            "own": Box(-1, 1, (2,)),
+            "sensors": Dict({"rays": Box(0, 1, (4, 1))}),
+        }
+    )
+    names = ("adjacency", "foes", "foes_mask", "sensors.rays")
+    config = CONFIG.model_copy(update={"arrays": names})
+    layout = ObservationLayout({"a": space, "b": space}, config)
+    assert {o.name: (o.shape, o.dtype) for o in layout.arrays} == {
+        "observation": ((2,), "float32"),
+        "adjacency": ((2,), "uint8"),
+        "foes": ((3, 2), "float32"),
+        "foes_mask": ((3,), "uint8"),
+        "sensors.rays": ((4, 1), "float32"),
+    }
+    arrays = {o.name: np.zeros((1, 2, *o.shape), o.dtype) for o in layout.arrays}
+    given = space.sample()
+    for path, write, place in layout.parts(arrays, 0, 1):
+        value = given
+        for key in path:
+            value = value[key]
+        write(place, value)
+        if path[0] in ("adjacency", "foes_mask"):
+            with pytest.raises(ValueError, match="holds 2, where 0 or 1 must be"):
+                write(place, np.full(value.shape, 2))
+    np.testing.assert_array_equal(arrays["foes"][0, 1], given["foes"])
+    np.testing.assert_array_equal(arrays["adjacency"][0, 1], given["adjacency"])
+    assert not arrays["foes"][0, 0].any()
+
+
+@pytest.mark.parametrize(
+    ("spaces", "names", "words"),
+    [
+        ({"a": Dict({"x": Box(0, 1, (2, 1))})}, ("y",), "names 'y', which no agent .* has 'x'"),
+        ({"a": Box(0, 1, (2, 1))}, ("observation",), "there is no Dict here"),
+        ({"a": Dict({"x": Discrete(3)})}, ("x",), "names 'x', a Discrete space"),
+        (
+            {"a": Dict({"x": Box(0, 1, (2, 1))}), "b": Dict({"x": Box(0, 1, (3, 1))})},
+            ("x",),
+            r"'b' sees 'x' as float32 \[3, 1\], .*give them one shape, with absent",
+        ),
+    ],
+)
+def test_named_parts_that_cannot_be_arrays(
+    spaces: dict[str, Any], names: tuple[str, ...], words: str
+) -> None:
+    config = CONFIG.model_copy(update={"arrays": names})
+    with pytest.raises(ConfigError, match=words):
+        ObservationLayout(spaces, config)
+
+
 def test_2d_bytes_are_a_picture_only_with_bound_255() -> None:
     (board,) = ObservationLayout({"agent": Box(0, 4, (8, 9), np.uint8)}, CONFIG).arrays
     assert (board.name, board.shape, board.dtype) == ("observation", (72,), "float32")

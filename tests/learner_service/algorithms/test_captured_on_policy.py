@@ -4,6 +4,7 @@ One graph of each step serves batches of any number of environments.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,9 +21,10 @@ from murmur.learner_service.preprocess.transform import Transforms
 from murmur.learner_service.storage.rollout import Batch
 from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
+from murmur.shared.wire.spec import ADJACENCY, ArraySpec
 from murmur.shared.wire.timestep import StepType
 from tests.learner_service.algorithms.test_captured_updates import tensors
-from tests.learner_service.algorithms.test_contract import make_spec, rollout
+from tests.learner_service.algorithms.test_contract import AGENTS, make_spec, rollout
 from tests.learner_service.taped_graphs import taped
 from tests.learner_service.toys import CPU
 
@@ -51,6 +53,19 @@ CASES: dict[str, tuple[Any, dict[str, Any], int, str]] = {
     "coma": (make_spec("masked"), {**_COMA, **_CLIPPED}, 0, "fp32"),
     "coma-recurrent": (make_spec("masked"), {**_COMA, "target_update": "soft"}, 4, "fp32"),
     "coma-bf16": (make_spec("masked"), _COMA, 0, "bf16"),
+    "mappo-graph": (
+        replace(
+            make_spec("masked"),
+            observations=(
+                *make_spec("masked").observations,
+                ArraySpec(ADJACENCY, "uint8", (AGENTS,)),
+                ArraySpec("foes", "float32", (2, 3)),
+            ),
+        ),
+        _MAPPO,
+        0,
+        "fp32",
+    ),
     "mappo-augmented": (make_spec("masked"), {**_MAPPO, "data_passes": 3}, 0, "fp32"),
     "coma-augmented-recurrent": (make_spec("masked"), {**_COMA, "data_passes": 3}, 4, "fp32"),
 }
@@ -77,6 +92,10 @@ def build(name: str, captured: bool) -> Algorithm[Any]:
     """The algorithm as it is on a GPU: no shape depends on what rows hold."""
     spec, options, width, precision = CASES[name]
     network = PluginConfig(name="mlp", hidden=(8,), recurrent=width)
+    if "graph" in name:
+        network = PluginConfig(
+            name="attention", width=8, hidden=(8,), communication=True, recurrent=width
+        )
     algorithm = build_algorithm(
         PluginConfig(**options), spec, network, Precision(precision, CPU), CPU, 5
     )

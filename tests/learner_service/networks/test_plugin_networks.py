@@ -23,7 +23,7 @@ from tests.learner_service.networks.plugged import ATTENTION, install
 from tests.learner_service.reference_layers import assert_history_is_steps
 from tests.learner_service.toys import CPU
 
-NETWORK = PluginConfig(name="attention", width=8)
+NETWORK = PluginConfig(name="listening", width=8)
 CASES = [
     (name, space)
     for name, entry in ENTRIES.items()
@@ -34,7 +34,7 @@ CASES = [
 
 @pytest.fixture
 def attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(install(tmp_path, "attention", ATTENTION)))
+    monkeypatch.syspath_prepend(str(install(tmp_path, "listening", ATTENTION)))
 
 
 def build(name: str, space: str, network: PluginConfig = NETWORK, **options: Any) -> Any:
@@ -113,13 +113,13 @@ def test_twins_of_a_plug_in_remember_side_by_side(
 
 @pytest.mark.usefixtures("attention")
 def test_own_weights_need_a_network_that_has_them() -> None:
-    with pytest.raises(ConfigError, match=r"'attention' has one parameter group.*3 are wanted"):
+    with pytest.raises(ConfigError, match=r"'listening' has one parameter group.*3 are wanted"):
         build("mappo", "discrete", share_parameters=False)
 
 
 @pytest.mark.usefixtures("attention")
 def test_one_trunk_needs_a_network_that_keeps_agents_apart() -> None:
-    with pytest.raises(ConfigError, match=r"share_trunk = true: network 'attention' mixes agents"):
+    with pytest.raises(ConfigError, match=r"share_trunk = true: network 'listening' mixes agents"):
         build("ippo", "discrete", share_trunk=True)
 
 

@@ -15,7 +15,7 @@ from murmur.learner_service.serving.game import team_spec
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import load
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.spec import STATE, ArraySpec, EnvSpec
+from murmur.shared.wire.spec import ADJACENCY, STATE, ArraySpec, EnvSpec
 from murmur.shared.wire.timestep import Array, TimeStep
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import FIRST, MID, row, vector_spec
@@ -126,6 +126,7 @@ def test_first_session_names_the_agents_of_an_older_checkpoint(tmp_path: Path) -
 
 TOY = replace(vector_spec(num_agents=3), agents=NAMES)
 SHARED = (ArraySpec(STATE, "float32", (2,), per_agent=False),)
+HEARS = (ArraySpec(ADJACENCY, "uint8", (3,)),)  # its columns are agents, too
 
 
 @pytest.mark.parametrize(
@@ -134,11 +135,12 @@ SHARED = (ArraySpec(STATE, "float32", (2,), per_agent=False),)
         ({"share_parameters": False}, {}, OTHER, "possible_agents = sorted(...)"),
         ({"share_parameters": [0, 0, 1]}, {}, OTHER, "uav_2, uav_0, uav_1 there"),
         ({}, {"observations": TOY.observations + SHARED}, OTHER, "list the agents in one order"),
+        ({}, {"observations": TOY.observations + HEARS}, OTHER, "list the agents in one order"),
         ({}, {}, ("b_0", "b_1", "b_2"), "b_0, b_1, b_2 there; give the agents the same names"),
         ({}, {}, ("uav_0", "uav_1", "uav_3"), "uav_0, uav_1, uav_3 there; give the agents"),
         ({}, {}, (*NAMES, "uav_3"), "num_agents: 3 here, 4 there"),
     ],
-    ids=["own", "groups", "state", "other names", "one other name", "one more"],
+    ids=["own", "groups", "state", "adjacency", "other names", "one other name", "one more"],
 )
 def test_other_agents_are_refused_by_name(
     algorithm: dict[str, Any],

@@ -8,6 +8,7 @@ import pytest
 from murmur.shared.wire.codec import RowCheck
 from murmur.shared.wire.spec import (
     ACTION_MASK,
+    ADJACENCY,
     AGENT_CELL,
     AGENT_MASK,
     EXPERT_ACTION,
@@ -27,6 +28,7 @@ SPEC = EnvSpec(
         ArraySpec(AGENT_MASK, "uint8", ()),
         ArraySpec(AGENT_CELL, "int32", (2,)),
         ArraySpec(EXPERT_ACTION, "int32", ()),
+        ArraySpec(ADJACENCY, "uint8", (2,)),
     ),
     Discrete(3),
     ("score",),
@@ -81,6 +83,8 @@ CASES = [
     (EXPERT_ACTION, (1, 0), -1, ""),
     (EXPERT_ACTION, (1, 1), 3, "3 as expert_action of agent 1, which has 3 actions"),
     (EXPERT_ACTION, (1, 0), -2, "-2 as expert_action of agent 0"),
+    (ADJACENCY, (1, 0, 1), 0, ""),  # one may hear without being heard
+    (ADJACENCY, (1, 0, 1), 2, "2 in adjacency of agent 0"),
     ("score", 1, np.nan, ""),
 ]
 
