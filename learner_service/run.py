@@ -224,6 +224,8 @@ class Run:
         if isinstance(storage, ReplayStorage):
             context.metrics.watch(storage.graphs)
             logger.info(storage.pace)
+            if not context.loaded:  # else the checkpoint has its rows
+                storage.fill()
         if isinstance(storage, RolloutStorage):
             storage.expect(self._environments)
             self._require_room(spec, algorithm, storage)

@@ -213,6 +213,10 @@ class Dataset:
             f"{self.folder} ({source})"
         )
 
+    def columns(self, steps: int) -> int:
+        """Return how many stretches of this number of steps its rows take, file by file."""
+        return sum(-(-(file.rows - 1) // steps) for file in self._files)
+
     def parts(self) -> Iterator[Episodes]:
         """Yield the episodes of one file after the other, checked.
 
@@ -279,7 +283,7 @@ def _unpacked(raw: bytes, file: _File, spec: EnvSpec) -> Episodes:
 
 
 def first_breach(episodes: Episodes, spec: EnvSpec) -> str:
-    """Describe the first row that an environment of this spec cannot send, or action it cannot take.
+    """Describe the first row that no environment of this spec sends, or action that it refuses.
 
     Args:
         episodes: episodes of the spec's dtypes and shapes.
