@@ -473,6 +473,11 @@ class Storage(ABC, Generic[B]):
         """Whether an update is due."""
 
     @property
+    def settled(self) -> bool:
+        """Whether a sync run that is saved here can continue exactly."""
+        return not self.ready
+
+    @property
     @abstractmethod
     def ready_rows(self) -> int:
         """Transitions there are to learn from."""

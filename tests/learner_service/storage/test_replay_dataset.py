@@ -36,7 +36,7 @@ def episode(number: int, steps: int, *, terminated: bool) -> dict[str, Array]:
     both = np.repeat(value[:, None], 2, 1)
     kinds = np.full(steps + 1, MID, np.uint8)
     kinds[0], kinds[-1] = FIRST, LAST
-    discount, reward = np.ones(steps + 1, np.float32), (both + [0, 0.5]).astype(np.float32)
+    discount, reward = np.ones(steps + 1, np.float32), (both + np.array([0, 0.5])).astype(np.float32)
     discount[-1], reward[0] = float(not terminated), 0
     return {
         "step_type": kinds,
@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         replay(dataset=folder).fill()
     replay(dataset=folder, capacity_rows=96).fill()
     other = replace(SPEC, action=Discrete(6))
-    with pytest.raises(ConfigError, match="Discrete.num_actions=6. here, Discrete.num_actions=7"):
+    with pytest.raises(ConfigError, match=r"Discrete.num_actions=6. here, Discrete.num_actions=7"):
         replay(other, dataset=folder, capacity_rows=96).fill()
     with pytest.raises(ConfigError, match="not supported with a recurrent network"):
         replay(kind=SequenceReplay, dataset=folder)
