@@ -36,7 +36,7 @@ NEEDS = ("gymnasium",)
 
 FLOOR = 0.9  # share of greedy episodes that open the lock
 MARGIN = 0.1  # of the distance between random play and the expert
-_STEPS = 4_000  # of a training from an expert's episodes, and from nothing
+_STEPS = 2_500  # of a training from an expert's episodes, and from nothing
 _EVALUATED = 64
 
 
@@ -75,12 +75,12 @@ class Chooser:
 
 # name -> (environment, expert, recorded episodes, updates)
 CLONED: dict[str, tuple[dict[str, Any], str, int, int]] = {
-    "spread": ({"name": "spread"}, "assignment", 300, 150),
+    "spread": ({"name": "spread"}, "assignment", 300, 100),
     "hybrid": (
         {"name": "gymnasium", "factory": f"{Hybrid.__module__}:Hybrid"},
         f"{__name__}:Chooser",
         50,
-        100,
+        40,
     ),
 }
 _LOCK = {"name": "gymnasium", "factory": f"{Lock.__module__}:Lock", "metrics": ["opened"]}
@@ -97,9 +97,7 @@ def _configuration(environment: dict[str, Any], **sections: dict[str, Any]) -> d
 
 def play(environment: dict[str, Any], baseline: str, episodes: int, folder: Path | None) -> float:
     """Play a baseline, and record it in a folder if one is given; return its mean return."""
-    config = validate(
-        ExperimentConfig, _configuration(environment, algorithm={"name": "mappo"})
-    )
+    config = validate(ExperimentConfig, _configuration(environment, algorithm={"name": "mappo"}))
     if folder is None:
         result = run_baseline(config, baseline, episodes, 1)
     else:

@@ -36,7 +36,10 @@ def episode(number: int, steps: int, *, terminated: bool) -> dict[str, Array]:
     both = np.repeat(value[:, None], 2, 1)
     kinds = np.full(steps + 1, MID, np.uint8)
     kinds[0], kinds[-1] = FIRST, LAST
-    discount, reward = np.ones(steps + 1, np.float32), (both + np.array([0, 0.5])).astype(np.float32)
+    discount, reward = (
+        np.ones(steps + 1, np.float32),
+        (both + np.array([0, 0.5])).astype(np.float32),
+    )
     discount[-1], reward[0] = float(not terminated), 0
     return {
         "step_type": kinds,
