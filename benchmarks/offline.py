@@ -78,7 +78,7 @@ CLONED: dict[str, tuple[dict[str, Any], str, int, int]] = {
     "spread": ({"name": "spread"}, "assignment", 300, 100),
     "hybrid": (
         {"name": "gymnasium", "factory": f"{Hybrid.__module__}:Hybrid"},
-        f"{__name__}:Chooser",
+        "benchmarks.offline:Chooser",
         50,
         40,
     ),
@@ -146,7 +146,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     result: dict[str, Any] = {"floor": FLOOR, "margin": MARGIN, "lock": {"cells": CELLS}}
     with tempfile.TemporaryDirectory(prefix="murmur-bench-") as name:
         folder = Path(name)
-        play(_LOCK, f"{__name__}:Opener", 20, folder / "lock")
+        play(_LOCK, "benchmarks.offline:Opener", 20, folder / "lock")
         steps = effort.choose(300, _STEPS, _STEPS)
         for source, dataset in (("expert", str(folder / "lock")), ("nothing", "")):
             began = time.monotonic()
