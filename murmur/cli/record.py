@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from murmur.cli.app import RESULTS, app
-from murmur.cli.evaluate import Episodes, ServingLearner
+from murmur.cli.evaluate import ServingLearner
 from murmur.cli.options import (
     BaselineName,
     Checkpoint,
@@ -22,6 +22,8 @@ from murmur.cli.target import chosen_environment, trained
 from murmur.shared.process.errors import ConfigError
 from murmur.text import print_plain, print_table
 
+_EPISODES = 100
+
 
 @app.command(rich_help_panel=RESULTS)
 def record(
@@ -30,17 +32,28 @@ def record(
         Path | None,
         typer.Option(help="The dataset's folder, a new one; default: datasets/POLICY-SEED."),
     ] = None,
-    episodes: Episodes = 100,
+    episodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Episodes to record; default: 100, of --minari all."),
+    ] = None,
     first_seed: FirstSeed = 1,
     checkpoint: Checkpoint = "best",
     baseline: BaselineName = None,
     learner: ServingLearner = None,
+    minari: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATASET",
+            help="Convert a Minari dataset instead, by its id or folder, for the environment of "
+            "--config (extra minari).",
+        ),
+    ] = None,
     config: EnvironmentConfig = None,
     set_: Set = None,
 ) -> None:
     """Write the episodes of a trained policy or a scripted baseline as a dataset.
 
-    Replays begin with it (algorithm.replay.dataset), and policies are cloned from it
+    Replays begin with it (algorithm.replay.dataset), and its actions are cloned
     (imitation.dataset).
 
     [bold]Examples[/]
@@ -50,6 +63,8 @@ def record(
       murmur record --baseline greedy --config snakes-greedy
 
       murmur record runs/spread-20260101-120000 --set evaluation.sample=true
+
+      murmur record --minari mujoco/hopper/expert-v0 --config hopper --out datasets/hopper
     """
     from murmur.env_service.sessions.evaluate import run_baseline, run_policy
     from murmur.env_service.sessions.transitions import TransitionRecorder
@@ -59,7 +74,7 @@ def record(
 
     console = Console()
     say = partial(print_plain, console)
-    run = None if baseline or learner else trained(target, config)
+    run = None if baseline or learner or minari else trained(target, config)
     source: dict[str, str | int]
     if run is not None and run.config().supervised:
         raise ConfigError(f"run '{run.path}' learned from a source: it has no episodes to record")
@@ -69,9 +84,20 @@ def record(
         title, source = run.path.name, {"run": run.path.name, "checkpoint": weights.name}
     else:
         settings = chosen_environment(target, config, set_, console)
-        title = baseline or "learner"
-        source = {"baseline": baseline} if baseline else {"learner": str(learner)}
-    source["first_seed"] = first_seed
+        named = {"baseline": baseline, "learner": learner, "minari": minari}
+        source = {kind: name for kind, name in named.items() if name}
+        if len(source) > 1:
+            raise ConfigError(f"--{' and --'.join(source)}: give one of them")
+        title = baseline or minari or "learner"
+    played = settings
+    if minari:
+        from murmur.env_service.adapters.minari import POLICY, replaying
+
+        played, total = replaying(settings, minari)
+        baseline, first_seed, episodes = POLICY, 0, min(episodes or total, total)
+    episodes = episodes or _EPISODES
+    if not minari:
+        source["first_seed"] = first_seed
     folder = out or Path("datasets") / f"{title.replace('/', '-')}-{first_seed}"
     writer = DatasetWriter(folder, source, plain_data(settings.for_evaluation().environment))
     bar = Progress(
@@ -95,7 +121,7 @@ def record(
                 recorder=recorder,
             )
         elif baseline:
-            result = run_baseline(settings, baseline, episodes, first_seed, None, recorder)
+            result = run_baseline(played, baseline, episodes, first_seed, None, recorder)
         else:
             assert learner is not None
             result = run_policy(settings, learner, episodes, first_seed, None, recorder)
