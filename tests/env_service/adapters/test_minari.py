@@ -63,7 +63,7 @@ def make(
     for number, steps in enumerate((4, 1, 6)):
         terminations = np.arange(steps) == (steps - 1 if number != 2 else -1)
         truncations = np.arange(steps) == (steps - 1 if number == 2 else -1)
-        if early is not None and number == 0:
+        if early is not None and number == 2:
             terminations[early] = True
         actions = [acting.sample() for _ in range(steps)]
         rewards = np.arange(steps) + 10.0 * number
@@ -156,7 +156,7 @@ def test_what_is_not_whole_or_not_there_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path / "minari", "numbers", monkeypatch, early=1)
-    with pytest.raises(EnvironmentFault, match="episode 0 has 4 rewards, 5 observations and 2 end"):
+    with pytest.raises(EnvironmentFault, match="episode 2 has 6 rewards, 7 observations and 2 end"):
         record("toy/numbers-v0", tmp_path / "a", algorithm={"name": "mappo"})
     assert not (tmp_path / "a").exists()
     with pytest.raises(ConfigError, match=r"--minari toy/other-v0: .*`minari download"):
