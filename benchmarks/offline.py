@@ -18,7 +18,7 @@ import numpy as np
 
 import murmur
 from benchmarks._trainings import SYNC_LEARNER
-from benchmarks.actions import Hybrid
+from benchmarks.actions import environment_of
 from benchmarks.combination_lock import CELLS, Lock
 from murmur.benchmarks.effort import Effort
 from murmur.env_service.environment import VectorEnvironment
@@ -29,6 +29,7 @@ from murmur.shared.config import Section
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
 from murmur.shared.wire.dataset import DatasetWriter
+from murmur.shared.wire.spec import Composite
 from murmur.shared.wire.timestep import Array, TimeStep
 
 DESCRIPTION = "a replay that begins with an expert's episodes, and cloned experts: 3 seeds"
@@ -37,7 +38,10 @@ NEEDS = ("gymnasium",)
 FLOOR = 0.9  # share of greedy episodes that open the lock
 MARGIN = 0.1  # of the distance between random play and the expert
 _STEPS = 2_500  # of a training from an expert's episodes, and from nothing
+_RECORDED = 50  # episodes of an expert that is cloned
+_UPDATES = 40  # of cloning
 _EVALUATED = 64
+CLONED = "hybrid", "factors", "pair"  # tasks of `benchmarks.actions`
 
 
 class Opener:
@@ -57,32 +61,32 @@ class Opener:
         return action
 
 
-class Chooser:
-    """An expert of the hybrid task: the best arm of each cue with its best parameter."""
+class Knowing:
+    """An expert of the tasks of `benchmarks.actions`: what each cue asks for."""
 
     class Config(Section):
         """No options."""
 
     def __init__(self, config: Config, environment: VectorEnvironment) -> None:
-        """Keep nothing."""
+        """Keep the kind of actions."""
+        self._action = environment.spec.action
 
     def act(self, timestep: TimeStep) -> Array:
-        """Return arm and parameter for the cue that is shown."""
+        """Return the best actions for the cues that are shown [N, A]."""
         cue = timestep.observation["observation"].argmax(-1)
-        action: Array = np.stack([cue, 3 * cue / 5 - 0.9], -1).astype(np.float32)
-        return action
+        assert isinstance(self._action, Composite)
+        if not self._action.size:  # factors: choice f is right if it is cue + f
+            several: Array = (cue[..., None] + np.arange(5)) % 8
+            return several.astype(np.int32)
+        if self._action.size == 1:  # hybrid: the best arm and its parameter
+            return np.stack([cue, 3 * cue / 5 - 0.9], -1).astype(np.float32)
+        # The pair: a choice of the first agent, numbers in [-2, 2] of the second.
+        both = np.zeros((*cue.shape, 3), np.float32)
+        both[:, 0, 0] = cue[:, 0]
+        both[:, 1, 1:] = np.stack([cue[:, 1] - 1.5, 1.5 - cue[:, 1]], -1) / 2
+        return both
 
 
-# name -> (environment, expert, recorded episodes, updates)
-CLONED: dict[str, tuple[dict[str, Any], str, int, int]] = {
-    "spread": ({"name": "spread"}, "assignment", 300, 100),
-    "hybrid": (
-        {"name": "gymnasium", "factory": f"{Hybrid.__module__}:Hybrid"},
-        "benchmarks.offline:Chooser",
-        50,
-        40,
-    ),
-}
 _LOCK = {"name": "gymnasium", "factory": f"{Lock.__module__}:Lock", "metrics": ["opened"]}
 
 
@@ -130,7 +134,7 @@ def lock(dataset: str, seed: int, steps: int) -> dict[str, Any]:
 def clone(task: str, dataset: str, seed: int, updates: int) -> float:
     """Clone an expert; return the mean return of the greedy policy."""
     config = _configuration(
-        CLONED[task][0],
+        environment_of(task),
         run={"seed": seed, "max_updates": updates},
         algorithm={"name": "mappo", "actor_lr": 2e-3, "unroll_steps": 16},
         imitation={"dataset": dataset, "updates": updates},
@@ -153,10 +157,10 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
             result["lock"][source] = [lock(dataset, seed, steps) for seed in seeds]
             print(f"lock, {source}: {result['lock'][source]}", file=sys.stderr, flush=True)
             result["lock"][f"seconds_{source}"] = time.monotonic() - began
-        for task, (environment, expert, episodes, updates) in CLONED.items():
-            updates = effort.choose(3, updates, updates)
-            best = play(environment, expert, episodes, folder / task)
-            chance = play(environment, "random", episodes, None)
+        for task in CLONED[: effort.choose(1, 3, 3)]:
+            environment, updates = environment_of(task), effort.choose(3, _UPDATES, _UPDATES)
+            best = play(environment, "benchmarks.offline:Knowing", _RECORDED, folder / task)
+            chance = play(environment, "random", _RECORDED, None)
             returns = [clone(task, str(folder / task), seed, updates) for seed in seeds]
             result[task] = {
                 "expert": best,

@@ -206,7 +206,7 @@ class Dataset:
             )
 
     def describe(self) -> str:
-        """Return source and size in words."""
+        """Return source and size."""
         source = ", ".join(f"{key} {value}" for key, value in self.source.items())
         return (
             f"{self.num_transitions:,} transitions of {self.num_episodes:,} episodes from "
@@ -276,7 +276,7 @@ def _unpacked(raw: bytes, file: _File, spec: EnvSpec) -> Episodes:
                         f"array '{name}' is {kind} {found}, the header's is {dtype} {shape}"
                     )
                 arrays[name] = np.frombuffer(member.read(), dtype).reshape(shape)
-    seed, length = arrays.pop(_SEED), arrays.pop(_LENGTH)
+    seed, length = arrays.pop(_SEED).astype(np.uint64), arrays.pop(_LENGTH).astype(np.int64)
     if (length < 2).any() or length.sum() != file.rows:
         raise ValueError(f"its episodes have {length.sum()} rows, the header says {file.rows}")
     return Episodes(arrays, length, seed)

@@ -92,7 +92,7 @@ def test_what_is_recorded_over_the_wire_is_what_was_answered(tmp_path: Path) -> 
     assert part.arrays["action"].tolist() == wanted.tolist()
 
 
-def test_a_broken_stream_and_a_failed_episode_leave_no_second_copy(tmp_path: Path) -> None:
+def test_broken_streams_and_failed_episodes_leave_no_copy(tmp_path: Path) -> None:
     with TinyLearner(end_after=4) as learner, DatasetWriter(tmp_path / "a", {}, {}) as writer:
 
         def heal(*_: Any) -> None:

@@ -92,7 +92,7 @@ def demonstrations(folder: str, spec: EnvSpec, **how: Any) -> Demonstrations:
     return Demonstrations(folder, spec=spec, device=CPU, **settings)
 
 
-def test_batches_are_stretches_of_the_episodes_and_follow_from_the_version(tmp_path: Path) -> None:
+def test_batches_are_stretches_drawn_by_the_version(tmp_path: Path) -> None:
     spec = spec_of(Discrete(CUES))
     folder = dataset(tmp_path / "data", spec)
     first, again = (

@@ -267,7 +267,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         arrays(put("episode_rows", 4, 0)),
         "its episodes have 7 rows, the header says 6",
     ),
-    "an episode that goes on": (
+    "an episode without end": (
         arrays(put("step_type", 1, 2)),
         "step_type 1, where LAST must be, in step 2 of the episode with seed 9223372036854775807",
     ),
