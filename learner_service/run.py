@@ -21,7 +21,12 @@ from murmur.learner_service.device.cuda_graph import Graphs
 from murmur.learner_service.device.device import restore_generator
 from murmur.learner_service.device.memory import limited, require_room
 from murmur.learner_service.device.precision import Precision
-from murmur.learner_service.learning.base import Algorithm, Policy, build_algorithm
+from murmur.learner_service.learning.base import (
+    Algorithm,
+    Policy,
+    algorithm_config,
+    build_algorithm,
+)
 from murmur.learner_service.loop import Step
 from murmur.learner_service.report import settle
 from murmur.learner_service.serving.batcher import DynamicBatcher
@@ -41,6 +46,8 @@ from murmur.learner_service.serving.session import EnvSession
 from murmur.learner_service.serving.slots import SlotTable
 from murmur.learner_service.serving.snapshots import Snapshots
 from murmur.learner_service.start_from import start_from
+from murmur.learner_service.storage.demonstrations import KEY as DATASET
+from murmur.learner_service.storage.demonstrations import Demonstrations
 from murmur.learner_service.storage.flight import Flight
 from murmur.learner_service.storage.replay import ReplayStorage
 from murmur.learner_service.storage.rollout import RolloutStorage
@@ -51,7 +58,13 @@ from murmur.shared.config.text import to_yaml
 from murmur.shared.process.errors import ConfigError, ResourceError, SpecError
 from murmur.shared.process.process import logger
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.spec import EXPERT_ACTION, EnvSpec, first_difference, shown_agents
+from murmur.shared.wire.spec import (
+    EXPERT_ACTION,
+    Discrete,
+    EnvSpec,
+    first_difference,
+    shown_agents,
+)
 
 # How long a stopping learner waits for the rows that environments are working on.
 _DRAIN_S = 5.0
@@ -234,11 +247,14 @@ class Run:
         if isinstance(storage, ReplayStorage):
             context.metrics.watch(storage.graphs)
             logger.info(storage.pace)
+            if not context.loaded:  # else the checkpoint has its rows
+                storage.fill()
         if isinstance(storage, RolloutStorage):
             storage.expect(self._environments)
             self._require_room(spec, algorithm, storage)
             if not self._sync:
                 check_in_flight(config, storage, self._environments)
+            storage.demonstrations = self._demonstrations(spec, algorithm)
         context.metrics.gauge("environments_limit").set(storage.environments_limit)
         if context.loaded:
             path, state = context.loaded
@@ -246,6 +262,38 @@ class Run:
             context.progress.settle(storage.waiting_rows + self._slots.num_counted)
         settle(context.metrics, context.progress, storage.waiting_rows)
         return storage
+
+    def _demonstrations(self, spec: EnvSpec, algorithm: Algorithm[Any]) -> Demonstrations | None:
+        """Read the dataset that is cloned; None if there is none, or no more of it is cloned.
+
+        Raises:
+            ConfigError: if it cannot be cloned as configured.
+        """
+        config, group = self.context.config, self.context.group
+        imitation = config.imitation
+        if not imitation.dataset or self.context.progress.updates >= imitation.updates:
+            return None
+        for key, value, why in (
+            ("network.recurrent", algorithm.memory_size, "a dataset has no recurrent states"),
+            (
+                "algorithm.vtrace_clip",
+                getattr(algorithm_config(config.algorithm), "vtrace_clip", 0),
+                "a dataset has no probabilities of its actions",
+            ),
+        ):
+            if value:
+                raise ConfigError(
+                    f"{DATASET}={imitation.dataset} and {key}={value:g}: {why}; set {key}=0"
+                )
+        return Demonstrations(
+            imitation.dataset,
+            imitation.updates,
+            spec,
+            algorithm.extras,
+            algorithm.frames,
+            self.context.device,
+            group.own_seed(config.run.seed),
+        )
 
     def _require_room(
         self, spec: EnvSpec, algorithm: Algorithm[Any], storage: RolloutStorage
@@ -368,7 +416,7 @@ class Run:
             num_agents=spec.acting_agents,
             best_metric=config.evaluation.best_metric,
             # A sync run is saved where no update is due: there it can continue exactly.
-            settled=lambda updated: not self._sync or (updated and not storage.ready),
+            settled=lambda updated: not self._sync or (updated and storage.settled),
             waits_for_sessions=not self._sync,
             figures=lambda: {} if curriculum is None else curriculum.figures(context.metrics),
             publish=lambda version: snapshots.publish(algorithm.refresh, version),
@@ -420,6 +468,11 @@ class Run:
         """
         config = self.context.config
         baseline, told = config.imitation.baseline, spec.observation(EXPERT_ACTION)
+        if training and told and not isinstance(spec.action, Discrete):
+            raise SpecError(
+                f"'{EXPERT_ACTION}' of environment '{spec.name}': advice is learned for discrete "
+                "actions alone; leave it out"
+            )
         if training and bool(baseline) != bool(told):
             sends = "sends" if told else "does not send"
             raise SpecError(

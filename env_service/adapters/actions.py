@@ -22,6 +22,7 @@ from murmur.shared.wire.spec import (
     Composite,
     Continuous,
     Discrete,
+    action_layout,
     factor_starts,
 )
 from murmur.shared.wire.timestep import Array
@@ -32,6 +33,7 @@ _NO_BOUND = 1e30  # a wider Box has no bounds that mean anything
 _MOST_JOINT_ACTIONS = 4096  # combinations of an agent's choices
 _SCALED = -1.0, 1.0  # range of the contract's numbers that have both bounds
 _FREE = -math.inf, math.inf
+_ROUNDING = 1e-5  # of a scaled number at its bound
 
 
 class _Choices(dict[int, Any]):
@@ -179,6 +181,7 @@ class ActionLayout:
         self.first[starts] = 1
         self.legal = np.tile(self.first, (len(own), 1))
         bounds, columns = _columns([one.bounds() for one in own])
+        self._columns = columns
         self._num_choices, self._width = most, most + len(bounds)
         if bounds:
             self._scale(agents, columns, len(bounds))
@@ -236,6 +239,31 @@ class ActionLayout:
         scaled += self._middle
         np.clip(scaled, self._low, self._high, out=scaled)  # rounding may step outside
         return prepared
+
+    def travelling(self, action: Any) -> Array:  # noqa: ANN401 - of any space
+        """Return an action of the first agent's space as it travels, [...] of one agent.
+
+        What `prepare` and `convert` make of it is the action again. Numbers outside of the space's
+        bounds stay outside.
+
+        Raises:
+            ValueError: if it is not of the space.
+        """
+        own, choices, numbers = self._own[0], list[int](), list[float]()
+        _take_apart(own.space, action, choices, numbers)
+        if isinstance(self.spec, Discrete):
+            return np.asarray(np.ravel_multi_index(choices, own.factors), np.int32)
+        dtype, shape = action_layout(self.spec)
+        row: Array = np.zeros(shape, dtype)
+        row[: len(choices)] = choices
+        if numbers:
+            given = np.zeros(self._half.shape[1], self._half.dtype)
+            given[self._columns[0]] = numbers
+            scaled = (given - self._middle[0]) / self._half[0]
+            within = np.clip(scaled, self._least, self._most).reshape(scaled.shape)
+            near = np.abs(scaled - within) < _ROUNDING
+            row[self._num_choices :] = np.where(near, within, scaled)
+        return row
 
     def batched(self, num_envs: int) -> Callable[[Array], Any]:
         """Return a function from actions [N, 1, ...] to a batch of one agent's actions.
@@ -299,6 +327,20 @@ def _own(agent: str, space: Space) -> _Own:
 
     take_apart(space, "")
     return own
+
+
+def _take_apart(space: Space, action: Any, choices: list[int], numbers: list[float]) -> None:  # noqa: ANN401
+    """Append the choices and numbers of a space's action, in the order of `_Own`."""
+    if isinstance(space, spaces.Tuple | spaces.Dict):
+        for key, part in _parts(space):
+            _take_apart(part, action[key], choices, numbers)
+    elif isinstance(space, spaces.Box):
+        numbers.extend(np.asarray(action, np.float64).ravel().tolist())
+    elif isinstance(space, spaces.Discrete):
+        choices.append(int(action) - int(space.start))
+    else:
+        start = np.asarray(getattr(space, "start", 0))
+        choices.extend((np.asarray(action) - start).ravel().astype(int).tolist())
 
 
 def _parts(space: spaces.Tuple[Any] | spaces.Dict) -> Iterable[tuple[Any, Space]]:

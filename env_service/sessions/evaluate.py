@@ -40,6 +40,7 @@ from murmur.env_service.sessions.expert import Expert
 from murmur.env_service.sessions.ranks import LearnerChoice, Ranks
 from murmur.env_service.sessions.reconnect import Disconnected
 from murmur.env_service.sessions.recording import EpisodeRecorder
+from murmur.env_service.sessions.transitions import TransitionRecorder
 from murmur.env_service.sessions.worker import Stream, closing_all, guarded_environment, run_until
 from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from murmur.env_service.watchdog.heartbeat import Heartbeat
@@ -108,6 +109,7 @@ class _Episodes:
         seeds: NDArray[np.uint64],
         on_row: OnRow | None,
         limit_key: str = "",
+        recorder: TransitionRecorder | None = None,
         learns: Sequence[int] | slice = slice(None),
     ) -> None:
         """Start all copies.
@@ -117,6 +119,7 @@ class _Episodes:
             seeds: [E] seeds of the episodes.
             on_row: callback for every row of episode 0.
             limit_key: configuration key of the environment's time limit; empty: it has none.
+            recorder: recorder of the episodes; None: they are not recorded.
             learns: rows of the agents whose rewards are the return.
 
         Raises:
@@ -126,6 +129,7 @@ class _Episodes:
         self._environment = environment
         self._on_row = on_row
         self._limit_key, self._learns = limit_key, learns
+        self._recorder = recorder
         self._seeds, self._episode = seeds, np.arange(n)  # [n] under way; E and more: unseen
         self._counts = self._episode < len(seeds)
         self._return = np.zeros(n)
@@ -137,6 +141,8 @@ class _Episodes:
         self._calls, self._report_after_s = 0, _REPORT_AFTER_S
         self._reported = time.monotonic()
         environment.seeds[:] = seeds[self._episode % len(seeds)]
+        if recorder is not None:
+            recorder.begin(environment.spec, seeds)
         self.timestep = self._record(environment.reset())
 
     @property
@@ -158,6 +164,8 @@ class _Episodes:
         if environment.over.any():
             self._return[environment.over] = 0
             environment.seeds[:] = self._seeds[self._episode % len(self._seeds)]
+        if self._recorder is not None:
+            self._recorder.act(action)
         self.timestep = self._record(environment.step(action, environment.over))
 
     def _look_for_endless(self) -> None:
@@ -208,6 +216,8 @@ class _Episodes:
             value = self._return if name == "return" else timestep.metrics[name]
             self._rows[name].append(np.where(counts, value, np.nan).astype(np.float64))
         self._episodes.append(np.where(counts, self._episode, -1))
+        if self._recorder is not None:
+            self._recorder.take(timestep, self._episodes[-1])
         if self._on_row and self._episode[0] == 0:
             self._on_row(self._environment.environment, timestep)
         over = self._environment.over
@@ -259,6 +269,7 @@ def run_baseline(
     episodes: int,
     first_seed: int,
     on_row: OnRow | None = None,
+    recorder: TransitionRecorder | None = None,
 ) -> EvaluationResult:
     """Evaluate a scripted baseline, without a learner.
 
@@ -268,6 +279,7 @@ def run_baseline(
         episodes: number of episodes.
         first_seed: seed of the first episode.
         on_row: callback for every row of the first episode, played in copy 0.
+        recorder: recorder of all episodes; None: they are not recorded.
 
     Raises:
         ConfigError: for an unknown environment or baseline.
@@ -288,7 +300,9 @@ def run_baseline(
             while True:
                 try:
                     parts.append(
-                        _play_baseline(environment, factory, seeds.values, watch, limit_key)
+                        _play_baseline(
+                            environment, factory, seeds.values, watch, limit_key, recorder
+                        )
                     )
                     break
                 except _Dropped as dropped:
@@ -302,14 +316,17 @@ def _play_baseline(
     seeds: NDArray[np.uint64],
     on_row: OnRow | None,
     limit_key: str,
+    recorder: TransitionRecorder | None,
 ) -> dict[str, NDArray[np.float64]]:
     """Play one episode for each seed, at most one for each copy; return their curves."""
     policy = baseline(environment.environment)
     if isinstance(policy, SeededPolicy):
         policy.seed(seeds[np.arange(environment.num_envs) % len(seeds)])
-    play = _Episodes(environment, seeds, on_row, limit_key)
+    play = _Episodes(environment, seeds, on_row, limit_key, recorder)
     while not play.done:
         play.advance(policy.act(play.timestep))
+    if recorder is not None:
+        recorder.keep()
     return play.curves()
 
 
@@ -319,6 +336,7 @@ def run_policy(
     episodes: int,
     first_seed: int,
     on_row: OnRow | None = None,
+    recorder: TransitionRecorder | None = None,
 ) -> EvaluationResult:
     """Evaluate the learner's greedy policy over gRPC.
 
@@ -328,6 +346,7 @@ def run_policy(
         episodes: number of episodes.
         first_seed: seed of the first episode.
         on_row: callback for every row of the first episode, played in copy 0.
+        recorder: recorder of all episodes; None: they are not recorded.
 
     Raises:
         MurmurError: if the learner refuses or is not reachable, environments fail too often, or
@@ -350,7 +369,7 @@ def run_policy(
                 for size in sizes:
                     seeds = _Seeds(first_seed + len(parts) * sizes[0], size, spare)
                     watch = None if parts else on_row
-                    part, version = await evaluator.session(choice, seeds, watch)
+                    part, version = await evaluator.session(choice, seeds, watch, recorder)
                     parts.append(part)
         name = evaluator.environment.spec.name
         return joined_result(name, f"learned, version {version}", first_seed, parts)
@@ -434,7 +453,11 @@ class _Evaluator:
             self._learns = agent_numbers(named, spec, "league.agents")
 
     async def session(
-        self, choice: LearnerChoice, seeds: _Seeds, on_row: OnRow | None = None
+        self,
+        choice: LearnerChoice,
+        seeds: _Seeds,
+        on_row: OnRow | None = None,
+        recorder: TransitionRecorder | None = None,
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
         """Play the episodes of one session; return their curves and the policy's version.
 
@@ -442,14 +465,18 @@ class _Evaluator:
         """
         while True:
             try:
-                return await self._play(choice, seeds.values, on_row)
+                return await self._play(choice, seeds.values, on_row, recorder)
             except Disconnected as error:
                 await asyncio.sleep(choice.pause_s(error))
             except _Dropped as dropped:
                 seeds.replace(dropped.episodes)
 
     async def _play(
-        self, choice: LearnerChoice, seeds: NDArray[np.uint64], on_row: OnRow | None
+        self,
+        choice: LearnerChoice,
+        seeds: NDArray[np.uint64],
+        on_row: OnRow | None,
+        recorder: TransitionRecorder | None,
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
         """Play `session` on one stream."""
         environment, expert = self.environment, self._expert
@@ -466,7 +493,7 @@ class _Evaluator:
         async with choice.stream(connect, greet) as (stream, welcome):
             if welcome.options:
                 environment.set_options(options_from_proto(welcome.options))
-            play = _Episodes(environment, seeds, on_row, self._limit_key, self._learns)
+            play = _Episodes(environment, seeds, on_row, self._limit_key, recorder, self._learns)
             environment.notices.repeat()
             while True:
                 self._metrics.count_rows(size)
@@ -488,4 +515,6 @@ class _Evaluator:
                     raise
             self._metrics.episodes += len(seeds)
             await stream.close()
+        if recorder is not None:
+            recorder.keep()
         return play.curves(), welcome.policy_version

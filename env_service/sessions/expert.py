@@ -18,10 +18,9 @@ from murmur.shared.wire.spec import (
     AGENT_MASK,
     EXPERT_ACTION,
     TURN_MASK,
-    ArraySpec,
     Composite,
     Discrete,
-    EnvSpec,
+    with_expert,
 )
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
@@ -168,8 +167,3 @@ class Expert:
                 f"imitation.baseline={self._name} gave action {action[env, agent]} for agent "
                 f"{agent}, which has {self.spec.action.num_actions} actions"
             )
-
-
-def with_expert(spec: EnvSpec) -> EnvSpec:
-    """Return the spec with the observation `expert_action`."""
-    return replace(spec, observations=(*spec.observations, ArraySpec(EXPERT_ACTION, "int32", ())))

@@ -286,9 +286,11 @@ class Mappo(OnPolicyAlgorithm):
         found = {name: torch.stack([of[name] for of in log]) for name in log[0]}  # [n, M, A]
         advantage = minibatches.columns["advantage"].view_as(minibatches.share)
         log_ratio, clip = found["log_ratio"], self._config.clip_ratio
+        told = [x for name, x in found.items() if name[:4] == "told"]
+        if told:  # of a dataset's rows no policy is known that acted
+            log_ratio = log_ratio.where(log_ratio > -NEVER_TAKEN / 2, 0)
         gain = clipped_surrogate(log_ratio, advantage, clip)
         entropy, error = logged_entropy(found).expand_as(gain), found["error"].square()
-        told = [x for name, x in found.items() if name[:4] == "told"]
         grown = torch.expm1(log_ratio)  # r - 1
         clipped = (grown.abs() > clip).float()
         loss = -torch.addcmul(gain, entropy, self._schedule.entropy_weight)

@@ -48,7 +48,14 @@ from murmur.shared.config.experiment import AugmentConfig, ExperimentConfig, Imi
 from murmur.shared.config.plugins import Plugin, plugin_failures, resolve_plugin
 from murmur.shared.config.text import plain_data
 from murmur.shared.process.errors import ConfigError, SpecError
-from murmur.shared.wire.spec import EXPERT_ACTION, Composite, Continuous, Discrete, EnvSpec
+from murmur.shared.wire.spec import (
+    EXPERT_ACTION,
+    Composite,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    with_expert,
+)
 
 B = TypeVar("B", bound=Batch)
 _SCALER = "scaler"
@@ -453,6 +460,8 @@ def build_algorithm(
         return _build_teams(plugin, spec, network, *rest)
     shared = options if isinstance(options, SharingConfig) else SharingConfig()
     agents = spec.num_agents
+    if imitation is not None and imitation.dataset:
+        spec = with_expert(spec)
     transforms = build_transforms(
         spec,
         resolve_network(network, observed_image(spec)),
@@ -481,8 +490,8 @@ def build_algorithm(
         )
     if spec.observation(EXPERT_ACTION) and not algorithm.IMITATES:
         raise ConfigError(
-            f"imitation.baseline: algorithm '{config.name}' does not imitate; set coma, mappo, "
-            "ippo or ppo, or leave imitation out"
+            f"imitation: algorithm '{config.name}' does not imitate; set coma, mappo, ippo or ppo, "
+            "or leave imitation out"
         )
     if spec.takes_turns:
         _require_turns(config.name, algorithm, spec)

@@ -23,13 +23,11 @@ from murmur.learner_service.layers.inputs import Inputs
 from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.returns import of_agents
 from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.storage.demonstrations import NEVER_TAKEN as NEVER_TAKEN
 from murmur.learner_service.storage.rollout import Batch
 from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
 from murmur.shared.wire.timestep import StepType
 
-# Log-probability in rows that do not count, which may be of another time: their ratio is 0, for an
-# infinite one times a weight of 0 is NaN.
-NEVER_TAKEN = 1e4
 IMITATION_LOGGED = ("imitation_loss", "imitation_share")
 
 
@@ -178,7 +176,8 @@ def told_of_rows(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if ACTION_MASK in obs:
         columns["mask"] = obs[ACTION_MASK]
     if EXPERT_ACTION in obs:
-        columns[EXPERT_ACTION] = obs[EXPERT_ACTION].long()
+        expert = obs[EXPERT_ACTION]
+        columns[EXPERT_ACTION] = expert if expert.is_floating_point() else expert.long()
     return columns
 
 
@@ -343,18 +342,23 @@ def advice(
     """Compute the imitation part of a minibatch's loss.
 
     DAgger: Ross, Gordon, Bagnell 2011, "A Reduction of Imitation Learning and Structured Prediction
-    to No-Regret Online Learning" (arXiv:1011.0686). Rows that have an expert's action raise its
-    probability, in place of the policy gradient and of the entropy; other rows learn as ever.
+    to No-Regret Online Learning" (arXiv:1011.0686); of a dataset's rows, behavior cloning. Rows
+    that have an expert's action raise its probability, in place of the policy gradient and of the
+    entropy; other rows learn as ever.
 
     Args:
         columns: columns of the minibatch, name -> [M, A, ...].
-        log_prob: log pi [M, A] of actions [M, A].
+        log_prob: log pi [M, A] of actions [M, A, ...].
         cost: [M, A] cost of the minibatch's rows; see Pass.
     """
     expert = columns.get(EXPERT_ACTION)
     if expert is None:
         return Advice([], [], None)
-    told = expert >= 0
-    found = log_prob(expert.clamp_min(0))
+    if expert.is_floating_point():
+        told, taken = ~expert[..., 0].isnan(), expert.nan_to_num(0.0)
+    else:
+        told, taken = expert >= 0, expert.clamp_min(0)
+        told = told if told.dim() == cost.dim() else told[..., 0]
+    found = log_prob(taken)
     logged = [-found.detach().masked_fill(~told, 0), told.float()]
     return Advice([(found, cost * told)], logged, told)

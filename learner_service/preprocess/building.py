@@ -21,6 +21,7 @@ from murmur.learner_service.preprocess.running_moments import RunningMoments
 from murmur.learner_service.preprocess.stack_frames import StackFrames
 from murmur.learner_service.preprocess.transform import Rows, Transform, Transforms
 from murmur.learner_service.ranks.group import Group
+from murmur.learner_service.storage.demonstrations import not_told
 from murmur.learner_service.storage.frames import find_frames
 from murmur.learner_service.storage.rollout import Rollout
 from murmur.learner_service.storage.storage import NEXT, OBSERVATION, Batch
@@ -47,6 +48,17 @@ class EndImitation(Transform):
     def batch(self, batch: B, updates: int) -> B:
         if updates >= self._updates and isinstance(batch, Rollout):
             batch.arrays[OBSERVATION + EXPERT_ACTION].fill_(_NOT_ASKED)
+        return batch
+
+
+class EndCloning(Transform):
+    """Says of rows that environments sent, and a dataset did not, that no expert acted."""
+
+    @override
+    def batch(self, batch: B, updates: int) -> B:
+        if isinstance(batch, Rollout) and OBSERVATION + EXPERT_ACTION not in batch.arrays:
+            action = batch.arrays["action"]
+            batch.arrays[OBSERVATION + EXPERT_ACTION] = torch.full_like(action, not_told(action))
         return batch
 
 
@@ -104,6 +116,8 @@ def build_transforms(
     counted = torch.tensor(learns, device=device)
     if imitation is not None and imitation.baseline:
         parts.append(EndImitation(imitation.updates))
+    if imitation is not None and imitation.dataset:
+        parts.append(EndCloning())
     frames = find_frames(network.frame_stack, spec)
     if frames is not None:
         parts.append(StackFrames(frames))

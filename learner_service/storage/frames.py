@@ -14,9 +14,12 @@ treat it as one; bytes are exact in it.
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from murmur.shared.wire.dataset import OBSERVATION, Episodes
 from murmur.shared.wire.spec import STATE, ArraySpec, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
@@ -61,6 +64,18 @@ class Frames:
             found[image.name] = previous.to(getattr(torch, image.dtype))
             start += size
         return found
+
+    def before(self, episodes: Episodes, rows: NDArray[np.int64]) -> Tensor:
+        """Memory [B, A, memory_size] of rows of a dataset's episodes, given as indices [B]."""
+        starts = np.cumsum(episodes.length) - episodes.length
+        began = starts[np.searchsorted(starts, rows, side="right") - 1]
+        back = np.arange(self.depth - 1, 0, -1)
+        index = np.maximum(rows[:, None] - back, began[:, None])  # [B, k - 1]
+        parts: list[Tensor] = []
+        for image in self.images:
+            previous = torch.from_numpy(episodes.arrays[OBSERVATION + image.name][index])
+            parts.append(previous.transpose(1, 2).flatten(2).float())
+        return torch.cat([torch.ones_like(parts[0][..., :1]), *parts], -1)
 
     def stack_unrolls(self, frames: Tensor, previous: Tensor, step_type: Tensor) -> Tensor:
         """Stacks of whole unrolls.

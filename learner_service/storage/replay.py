@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.frames import Frames
 from murmur.learner_service.storage.storage import (
     OBSERVATION,
+    Arena,
     Batch,
     SavedPart,
     Unroll,
@@ -46,6 +48,7 @@ from murmur.shared.config import Section
 from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.shared.process.ledger import enter
 from murmur.shared.process.process import logger
+from murmur.shared.wire.dataset import Dataset, Episodes
 from murmur.shared.wire.spec import AGENT_MASK, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
@@ -54,6 +57,8 @@ _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 _CHUNK_BYTES = 32 << 20  # what is saved as one file
 _MIN_PRIORITY = 1e-5
 _SHARE = 0.8  # of the memory that is free
+_COLUMNS_AT_ONCE = 256  # of a dataset
+_HOST = torch.device("cpu")
 # Tensors of a batch that a draw sets, beside its arrays.
 _DRAWN = "reward", "discount", "weight", "index", "age", "largest_weight"
 
@@ -189,6 +194,11 @@ class ReplayConfig(Section):
     )
     beta_updates: int = Field(
         100_000, ge=1, description="prioritized: updates until beta has grown to 1"
+    )
+    dataset: str = Field(
+        "",
+        description="folder of `murmur record`: a new run's replay begins with its transitions, "
+        "which count for start_rows; empty: with none",
     )
     prefetch: bool = Field(
         True, description="CUDA: gather the next batch on a second stream during an update"
@@ -492,6 +502,68 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             self._free.setdefault(n, []).append(unroll)
             self.inserted += n * unroll.transitions
             self._changed.notify_all()
+
+    def fill(self) -> None:
+        """Begin with this rank's share of the configured dataset, if one is; the replay is empty.
+
+        Its transitions are there to be drawn, and count for start_rows. Updates follow from the
+        transitions of environments alone.
+
+        Raises:
+            ConfigError: if the dataset cannot be read, is of another environment, or does not fit.
+        """
+        if not self._config.dataset:
+            return
+        key, ranks = f"{self._section}.dataset", self._group.size
+        dataset = Dataset(self._config.dataset, key)
+        dataset.require_spec(self.spec)
+        number = transitions = 0
+        for episodes in dataset.parts():
+            count = len(episodes.length)
+            own = (number + np.arange(count)) % ranks == self._group.rank
+            number += count
+            rows = int(episodes.length[own].sum())
+            if self._filled + math.ceil((rows - 1) / self.length) > self._columns:
+                raise ConfigError(
+                    f"{key}={self._config.dataset}: its {dataset.num_transitions:,} transitions of "
+                    f"{dataset.num_episodes:,} episodes do not fit into {self._section}."
+                    f"capacity_rows={self._config.capacity_rows * ranks}; set it to "
+                    f"{dataset.columns(self.length) * self.length} or more, and capacity_bytes to 0"
+                )
+            if rows:
+                self._fill_columns(episodes if own.all() else episodes.chosen(own))
+                transitions += rows - int(own.sum())
+        self.inserted = 0  # those of environments
+        self._free.clear()
+        self._first_burst = max(0, self._rate()[0] - transitions), 0
+        logger.info(
+            "replay: begins with %s; room for %s rows", dataset.describe(), f"{self.capacity:,}"
+        )
+
+    def _fill_columns(self, episodes: Episodes) -> None:
+        """Add episodes as one stream of rows, cut into columns; the last one is filled up."""
+        length, frames = self.length, self._frames
+        firsts: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        if frames is not None:
+            firsts["memory"] = (self.spec.num_agents, frames.memory_size), torch.float32
+        whole, rest = divmod(int(episodes.length.sum()) - 1, length)
+        starts = np.arange(whole + (rest > 0)) * length
+        cuts = [*range(0, whole, _COLUMNS_AT_ONCE), *([whole] if rest else [])]
+        for first, last in pairwise([*cuts, len(starts)]):
+            begins, steps = starts[first:last], length if first < whole else rest
+            arena = Arena(self._layout, firsts, _HOST, records=None)
+            unroll = arena.allocate(len(begins), length, 0)
+            rows = np.arange(steps + 1)[:, None] + begins
+            for name in self._layout:
+                unroll.arrays[name][: steps + 1] = torch.from_numpy(episodes.arrays[name][rows])
+            if frames is not None:
+                unroll.arrays["memory"][0] = frames.before(episodes, begins)
+            unroll.cursor = steps + 1
+            if not unroll.full:
+                unroll.close()
+            self._open.append(unroll)
+            self._open_envs += unroll.num_envs
+            self.add(unroll)
 
     # --- learning
 
@@ -872,6 +944,12 @@ class SequenceReplay(ReplayStorage):
             raise ConfigError(
                 "network.frame_stack and network.recurrent cannot be combined with a replay; set "
                 "one of them to its default"
+            )
+        if c.dataset:
+            raise ConfigError(
+                f"{self._section}.dataset={c.dataset} is not supported with a recurrent network: a "
+                "dataset has no recurrent states, with which sequences begin; set "
+                "network.recurrent=0, or leave it out"
             )
         super()._require_options()
 

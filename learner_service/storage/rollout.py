@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from murmur.learner_service.device.readback import to_host
 from murmur.learner_service.ranks.group import ALONE, Group
+from murmur.learner_service.storage.demonstrations import Demonstrations
 from murmur.learner_service.storage.flight import (
     Demand,
     Flight,
@@ -67,6 +68,14 @@ class Rollout(AnyBatch):
     def env_steps(self) -> Tensor:
         """Count the environment steps that it holds: a number on the device."""
         return is_transition(self.arrays["step_type"]).sum()
+
+
+class DemonstratedRollout(Rollout):
+    """A rollout that no environment of the run has played."""
+
+    @override
+    def env_steps(self) -> Tensor:
+        return torch.zeros((), dtype=torch.long, device=self.arrays["step_type"].device)
 
 
 Batch = Rollout  # the name that plug-ins import
@@ -170,9 +179,12 @@ class RolloutStorage(UnrollStorage[Rollout]):
     Attributes, beside those of an UnrollStorage:
         envs_per_update: environments whose unrolls make an update.
         learning: an update is under way.
+        demonstrations: source of the first updates, during which no environment acts; None from
+            then on, and where there is none.
     """
 
     learns_once = True
+    demonstrations: Demonstrations | None = None
 
     def __init__(
         self,
@@ -314,6 +326,8 @@ class RolloutStorage(UnrollStorage[Rollout]):
         """
         if self._max_lag is None:
             return True
+        if self.demonstrations is not None:
+            return False
         with self._changed:
             ahead = self._ready_envs + self._open_envs
             before = ahead // self.envs_per_update + int(self.learning)
@@ -338,7 +352,12 @@ class RolloutStorage(UnrollStorage[Rollout]):
     @property
     def ready(self) -> bool:
         """Whether there is enough for an update."""
-        return self._ready_envs >= self.envs_per_update
+        return self._ready_envs >= self.envs_per_update or self.demonstrations is not None
+
+    @property
+    @override
+    def settled(self) -> bool:
+        return self.demonstrations is not None or not self.ready
 
     @property
     def ready_rows(self) -> int:
@@ -353,6 +372,11 @@ class RolloutStorage(UnrollStorage[Rollout]):
 
     def due(self, version: int, timeout_s: float) -> bool:
         """Drop transitions that are too old, and wait until an update is due; see Storage."""
+        if self.demonstrations is not None:
+            if version < self.demonstrations.updates:
+                return True
+            self.demonstrations = None
+            self.on_room()
         before = self.dropped
         with self._changed:
             decided = self._due_at == version  # more environments may have connected since
@@ -380,6 +404,8 @@ class RolloutStorage(UnrollStorage[Rollout]):
         """
         if not self.due(version, timeout_s):
             return None
+        if self.demonstrations is not None:
+            return self._demonstrated(self.demonstrations, version)
         oldest = -math.inf if self._max_lag is None else version - self._max_lag
         parts: list[tuple[Unroll, int, int]] = []
         with self._changed, self.turns.take():
@@ -418,6 +444,15 @@ class RolloutStorage(UnrollStorage[Rollout]):
         self.on_room()
         batch = Rollout(arrays, versions, padding)
         batch.times = max(1.0, batch.size / self._enough)
+        return batch
+
+    def _demonstrated(self, demonstrations: Demonstrations, version: int) -> Rollout:
+        """Return a batch of demonstrations, as large as one of environments."""
+        length, envs = self.length, self.envs_per_update
+        arrays = demonstrations.sample(version, length, envs)
+        batch = DemonstratedRollout(arrays, [version] * envs)
+        batch.times = max(1.0, batch.size / self._enough)
+        self.learning = True
         return batch
 
     def done(self, batch: Rollout) -> None:

@@ -28,10 +28,10 @@ from torch import Tensor
 from murmur.learner_service.device.readback import to_host
 from murmur.learner_service.device.streams import Turns
 from murmur.learner_service.storage.frames import Frames
+from murmur.shared.wire.dataset import OBSERVATION as OBSERVATION
 from murmur.shared.wire.spec import ACTION_MASK, EnvSpec, action_layout
 from murmur.shared.wire.timestep import Array, StepType
 
-OBSERVATION = "observation/"
 NEXT = "next/"  # prefix of the arrays of row t + k, of transitions
 DTYPES = {
     "uint8": torch.uint8,
@@ -471,6 +471,11 @@ class Storage(ABC, Generic[B]):
     @abstractmethod
     def ready(self) -> bool:
         """Whether an update is due."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether a sync run that is saved here can continue exactly."""
+        return not self.ready
 
     @property
     @abstractmethod

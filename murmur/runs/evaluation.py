@@ -16,6 +16,7 @@ from murmur.env_service.adapters.frames import with_frames
 from murmur.env_service.environment import VectorEnvironment, baselines, make_environment
 from murmur.env_service.sessions.evaluate import OnRow, run_policy
 from murmur.env_service.sessions.evaluation_result import EvaluationResult
+from murmur.env_service.sessions.transitions import TransitionRecorder
 from murmur.runs.child import Child, murmur_command
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.supervisor import wait_for_port
@@ -42,6 +43,7 @@ def evaluate_run(
     on_row: OnRow | None = None,
     overrides: Overrides = (),
     drawn: bool = False,
+    recorder: TransitionRecorder | None = None,
 ) -> EvaluationResult:
     """Evaluate a run's policy: a learner process serves it, the episodes are played here.
 
@@ -54,6 +56,7 @@ def evaluate_run(
         on_row: function called with every row of the first episode.
         overrides: changes of the run's configuration for this evaluation.
         drawn: True if environments of other libraries draw themselves.
+        recorder: recorder of all episodes; None: they are not recorded.
 
     Raises:
         MurmurError: if the checkpoint cannot be used or the learner cannot be reached.
@@ -65,7 +68,7 @@ def evaluate_run(
             checkpoint = _for_environment(config, checkpoint, Path(folder))
         config = with_frames(config) if drawn else config
         with _serving_learner(run, config, checkpoint, say) as address:
-            return run_policy(config, address, episodes, first_seed, on_row)
+            return run_policy(config, address, episodes, first_seed, on_row, recorder)
 
 
 def _for_environment(config: ExperimentConfig, checkpoint: Path, folder: Path) -> Path:

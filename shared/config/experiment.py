@@ -488,19 +488,30 @@ class EvaluationConfig(Section):
 
 
 class ImitationConfig(Section):
-    """Imitation before reinforcement learning, from the advice of a baseline.
+    """Imitation before reinforcement learning, of a baseline's advice or of a dataset.
 
     DAgger (Ross, Gordon, Bagnell 2011, arXiv:1011.0686): the policy acts, and learns the actions
-    that the baseline advises in the same states. The critic learns from rewards.
+    that the baseline advises in the same states. Cloning: it learns the actions of a dataset, and
+    environments wait. The critic learns from rewards.
     """
 
     baseline: str = Field(
         "",
-        description="a baseline of the environment, or package.module:Name; empty: no imitation",
+        description="a baseline of the environment, or package.module:Name; empty: none is asked",
     )
-    updates: int = Field(
-        100, ge=1, description="first updates of the run, in which the baseline is asked"
+    dataset: str = Field(
+        "", description="folder of `murmur record` whose actions are cloned; empty: none are"
     )
+    updates: int = Field(100, ge=1, description="first updates of the run, which imitate")
+
+    @model_validator(mode="after")
+    def _has_one_expert(self) -> Self:
+        if self.baseline and self.dataset:
+            raise ValueError(
+                f"baseline={self.baseline} and dataset={self.dataset}: a run imitates one of them; "
+                "leave the other out"
+            )
+        return self
 
 
 class LeagueConfig(Section):
@@ -598,8 +609,8 @@ class ExperimentConfig(Section):
                 f"run.max_episodes={self.run.max_episodes}: a run with a source has no episodes; "
                 "set its epochs"
             )
-        if self.source.name and self.imitation.baseline:
-            raise ValueError("imitation: a run with a source has no baseline; leave it out")
+        if self.source.name and (self.imitation.baseline or self.imitation.dataset):
+            raise ValueError("imitation: a run with a source has no actions; leave it out")
         return self
 
     @model_validator(mode="after")

@@ -31,6 +31,7 @@ _MODULES = {  # extra -> modules that it installs
     "images": "cv2",
     "wandb": "wandb",
     "mlflow": "mlflow",
+    "minari": "minari h5py",
 }
 _EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules.split()}
 

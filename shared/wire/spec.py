@@ -36,7 +36,7 @@ TURN_MASK = "turn_mask"  # [N, A] uint8, 1 = it is this agent's turn; one agent 
 # [N, A, A] uint8, 1 = the row's agent hears the column's. With another dtype or shape an array of
 # this name is an ordinary observation.
 ADJACENCY = "adjacency"
-EXPERT_ACTION = "expert_action"  # [N, A] int32, what a baseline would do here; -1: not told
+EXPERT_ACTION = "expert_action"  # as an action; what an expert would do here; -1: not told
 # What no network is fed as it is.
 NO_INPUTS = (ACTION_MASK, AGENT_CELL, AGENT_MASK, EXPERT_ACTION, TURN_MASK)
 # By symmetries, or as they change actions.
@@ -322,13 +322,12 @@ def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
     factors = action_factors(spec.action)
     if factors:
         layouts[ACTION_MASK] = (True, ("uint8",), (sum(factors),))
-    if isinstance(spec.action, Discrete):
-        layouts[EXPERT_ACTION] = (True, ("int32",), ())
-    if observation.name in (ACTION_MASK, EXPERT_ACTION) and observation.name not in layouts:
-        kind = "several choices or numbers at once" if factors else "continuous"
+    dtype, size = action_layout(spec.action)
+    layouts[EXPERT_ACTION] = (True, (dtype.name,), size)
+    if observation.name == ACTION_MASK and observation.name not in layouts:
         raise SpecError(
             f"environment '{spec.name}' declares '{observation.name}', but its actions are "
-            f"{kind}; leave it out"
+            "continuous; leave it out"
         )
     if observation.name not in layouts:
         return
@@ -426,6 +425,13 @@ def _check_composite(spec: EnvSpec, action: Composite) -> None:
             f"{what} has a symmetry that changes actions of several choices or numbers; murmur "
             "changes single choices and vectors alone: leave the symmetry out"
         )
+
+
+def with_expert(spec: EnvSpec) -> EnvSpec:
+    """Return the spec with the observation `expert_action`."""
+    dtype, shape = action_layout(spec.action)
+    expert = ArraySpec(EXPERT_ACTION, dtype.name, shape)
+    return replace(spec, observations=(*spec.observations, expert))
 
 
 def without_expert(spec: EnvSpec) -> EnvSpec:

@@ -94,7 +94,7 @@ class Symmetries(Augment):
         else:
             signs = torch.tensor([s.action_signs or (1.0,) * size for s in self._group])
             self._tables |= dict.fromkeys(
-                _ACTIONS, _Table(torch.tensor(given).to(device), signs.to(device))
+                (*_ACTIONS, *self._told), _Table(torch.tensor(given).to(device), signs.to(device))
             )
 
     def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:

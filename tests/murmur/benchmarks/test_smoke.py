@@ -43,6 +43,7 @@ SLOW = (
     "faults",
     "launches",
     "memory",
+    "offline",
     "plan",
     "remedies",
     "security",

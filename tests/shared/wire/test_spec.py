@@ -11,13 +11,16 @@ from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.spec import (
     EXPERT_ACTION,
     ArraySpec,
+    Composite,
     Continuous,
     Discrete,
     EnvSpec,
+    action_layout,
     agent_order,
     first_difference,
     spec_from_proto,
     spec_to_proto,
+    with_expert,
     without_expert,
 )
 
@@ -184,7 +187,12 @@ def test_what_a_policy_acts_by_does_not_have_the_expert() -> None:
     spec = EnvSpec("toy", 2, (view, expert), Discrete(3))
     assert without_expert(spec).observations == (view,)
     assert without_expert(without_expert(spec)) == without_expert(spec)
-    with pytest.raises(SpecError, match="'expert_action', but its actions are continuous"):
+    for action in (Discrete(3), Continuous(3), Composite((2, 3)), Composite((2,), (0,), (1,))):
+        told = with_expert(EnvSpec("toy", 2, (view,), action))
+        assert without_expert(told).observations == (view,)
+        dtype, shape = action_layout(action)
+        assert told.observations[1] == ArraySpec(EXPERT_ACTION, dtype.name, shape)
+    with pytest.raises(SpecError, match=r"reserved for float32 \(3,\)"):
         EnvSpec("toy", 2, (view, expert), Continuous(3))
     with pytest.raises(SpecError, match="reserved for int32"):
         EnvSpec("toy", 2, (view, ArraySpec(EXPERT_ACTION, "float32", ())), Discrete(3))
