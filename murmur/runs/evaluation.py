@@ -87,6 +87,8 @@ def _serving_learner(
             *("--set", "learner.host=127.0.0.1"),
             *("--set", "learner.port=0"),
             *("--set", "learner.metrics_port=0"),
+            # The run may come from another machine, whose networks this one has not.
+            *("--set", "learner.metrics_host=127.0.0.1"),
         )
         log = _serve_log(run, Path(name))
         learner = Child("serving learner", lambda _: command, log)

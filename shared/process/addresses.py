@@ -47,7 +47,10 @@ def _in_network(host: str, setting: str) -> list[str]:
     ]
     inside = [address for address in own if ipaddress.ip_address(address) in network]
     if not inside:
-        raise ConfigError(f"{setting}: no address of this machine is in {host}; it has {own}")
+        raise ConfigError(
+            f"{setting}: no address of this machine is in {host}; it has {own}; "
+            "take 127.0.0.1 if nobody else needs to reach it"
+        )
     return inside
 
 
