@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from html import unescape
 from html.parser import HTMLParser
 from inspect import signature
@@ -376,6 +377,20 @@ def test_a_policy_has_one_color_in_all_charts() -> None:
     (chart,) = evaluation_charts(lines, only_random, Metric("return"))
     drawn = [line["color"] for line in hovered(chart.svg)["lines"]]
     assert drawn == [look[LEARNED].color, look["random"].color]
+
+
+@pytest.mark.parametrize(
+    "names", [("team", "random"), [f"team-{i}" for i in range(11)], ["a" * 30, *"bcdef"]], ids=len
+)
+def test_a_long_legend_covers_no_line(names: Sequence[str]) -> None:
+    svg = line_chart([Series(name, [0, 1], [i, 0]) for i, name in enumerate(names)], "x", "y")
+    _, _, width, height = (float(x) for x in re.findall('viewBox="([^"]*)"', svg)[0].split())
+    places = re.findall(r'x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]+)</text>', svg)
+    legend = {name: (float(x), float(y)) for x, y, name in places if name in names}
+    assert set(legend) == set(names)
+    below = [y > hovered(svg)["box"][3] * height for _, y in legend.values()]
+    assert set(below) == {len(names) > 4}
+    assert all(x + 5.5 * len(name) < width for name, (x, _) in legend.items())
 
 
 def test_the_untrained_policy_makes_no_wedge() -> None:
