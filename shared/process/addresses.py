@@ -49,7 +49,7 @@ def _in_network(host: str, setting: str) -> list[str]:
     if not inside:
         raise ConfigError(
             f"{setting}: no address of this machine is in {host}; it has {own}; "
-            "take 127.0.0.1 if nobody else needs to reach it"
+            "127.0.0.1 is this machine alone"
         )
     return inside
 
