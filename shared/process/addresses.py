@@ -143,7 +143,7 @@ def is_own(address: str) -> bool:
     return host in own | {socket.gethostname()}
 
 
-def port_or_any(host: str, port: int, setting: str = "host") -> int:
+def port_or_any(host: str, port: int, setting: str) -> int:
     """Return `port` if it is free on `host` now, else 0 (any free port).
 
     Args:
