@@ -31,7 +31,7 @@ from murmur.comparison.report_charts import (
 from murmur.env_service.environment import RandomPolicy, make_environment
 from murmur.env_service.pictures import DRAWN, Snapshot, find_painter
 from murmur.env_service.sessions.evaluate import run_baseline
-from murmur.runs.evaluation import Recorder, carried_forward, optimism, to_record
+from murmur.runs.evaluation import Recorder, carried_forward, caveat_of_best, to_record
 from murmur.runs.readings import DOWN, UP, best_names, direction
 from murmur.runs.render import draw_episode, write_movie
 from murmur.runs.run_folder import ProgressTail, RunFolder
@@ -142,15 +142,15 @@ def test_the_best_is_not_measured_on_the_episodes_that_chose_it(
             run.write_config(load(name, [], {}))
             played = default["episodes"].default, default["first_seed"].default
             assert default["checkpoint"].default == "best"
-            assert optimism(run, "best.pt", *played) == "", name
+            assert caveat_of_best(run, "best.pt", *played) == "", name
 
     run.write_config(load("spread", ["evaluation.first_seed=11", "evaluation.episodes=5"], {}))
-    assert "seeds 11 to 15 chose it" in optimism(run, "best.pt", 1, 15)
+    assert "seeds 11 to 15 chose it" in caveat_of_best(run, "best.pt", 1, 15)
     assert (
-        optimism(run, "best.pt", 3, 8) == optimism(run, "best.pt", 3, 16) == ""
+        caveat_of_best(run, "best.pt", 3, 8) == caveat_of_best(run, "best.pt", 3, 16) == ""
     )  # 8 to 10, 16 to 18
-    assert optimism(run, "best.pt", 4, 8) != ""
-    assert optimism(run, "update-000050.pt", 5, 11) == ""
+    assert caveat_of_best(run, "best.pt", 4, 8) != ""
+    assert caveat_of_best(run, "update-000050.pt", 5, 11) == ""
 
 
 def test_a_page_says_that_its_figures_are_optimistic(run: RunFolder, tmp_path: Path) -> None:
