@@ -44,6 +44,7 @@ from murmur.shared.process.errors import CheckpointError, ConfigError
 from murmur.shared.process.files import write_json
 from murmur.shared.wire.notices import Notice, notice_line
 from murmur.text import duration, number, short_number
+from tests.murmur.runs_on_disk import write_run
 
 
 @pytest.fixture
@@ -151,6 +152,17 @@ def test_the_best_is_not_measured_on_the_episodes_that_chose_it(
     )  # 8 to 10, 16 to 18
     assert caveat_of_best(run, "best.pt", 4, 8) != ""
     assert caveat_of_best(run, "update-000050.pt", 5, 11) == ""
+
+
+def test_a_best_policy_that_is_untrained_is_said(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [(0, -5.0)])
+    line = json.loads(run.progress_file.read_text().splitlines()[0])
+    for updates in (0, 300):
+        with run.progress_file.open("a") as file:
+            file.write(json.dumps(line | {"updates": updates}) + "\n")
+        said = caveat_of_best(run, "best.pt", 50, 1)
+        assert said.startswith("best.pt is the policy before training") == (updates == 0)
+        assert caveat_of_best(run, "update-000300.pt", 50, 1) == ""
 
 
 def test_a_page_says_that_its_figures_are_optimistic(run: RunFolder, tmp_path: Path) -> None:
