@@ -198,7 +198,7 @@ def _with_own_ports(config: ExperimentConfig, group: Group, ports_file: Path) ->
     own = {
         "port": port or port_or_any(learner.host, before.get("port", 0), "learner.host"),
         "metrics_port": metrics_port
-        or port_or_any(learner.metrics_host, before.get("metrics_port", 0), "metrics_host"),
+        or port_or_any(learner.metrics_host, before.get("metrics_port", 0), "learner.metrics_host"),
     }
     return config.changed({f"learner.{key}": value for key, value in own.items()})
 

@@ -1,6 +1,7 @@
 """Files that a run keeps: its folder with config.yaml, and checkpoints of what it has learned."""
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -54,6 +55,31 @@ class RunFolder:
         if self.group.rank:
             return
         write_whole(self.path / "config.yaml", to_yaml(self.completed()))
+
+    def keep_measured(self, given: ExperimentConfig) -> None:
+        """Write config.yaml with what was chosen by measuring, and these options to measured.json.
+
+        Runs that differ in these alone are one group for `murmur compare`: their machine was
+        differently busy.
+
+        Args:
+            given: configuration before the choice.
+
+        Raises:
+            ResourceError: if they cannot be written.
+        """
+        self.keep_config()
+        if self.group.rank:
+            return
+        chosen, before = self.completed(), given.algorithm.options
+        measured = {
+            f"algorithm.{key}": value
+            for key, value in chosen.algorithm.options.items()
+            if before.get(key) != value
+        }
+        if chosen.learner.max_policy_lag != given.learner.max_policy_lag:
+            measured["learner.max_policy_lag"] = chosen.learner.max_policy_lag
+        write_whole(self.path / "measured.json", json.dumps(measured) + "\n")
 
     def require(self) -> None:
         """Report a folder that was moved or deleted, or whose lock was; before a checkpoint.

@@ -433,10 +433,11 @@ class Run:
             return None
 
         def keep(flight: Flight) -> None:
+            given = self.context.folder.completed()
             self._flight = flight
             self.context.metrics.gauge("environments_limit").set(storage.environments_limit)
             try:
-                self.context.folder.keep_config()
+                self.context.folder.keep_measured(given)
             except ResourceError as error:
                 logger.error("%s; a resumed run chooses again", error)
 

@@ -161,6 +161,7 @@ class EvaluationScheduler:
         """
         with self._lock:
             self._running.discard(evaluation)
+            self._asked = time.monotonic()  # its evaluator was here till now and asks for the next
             if given_up and not complete:
                 if self._serving is None:
                     logger.warning(

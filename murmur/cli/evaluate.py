@@ -87,7 +87,7 @@ def evaluate(
         raise ConfigError("--folder and --out are for runs with a source, which predict masks")
     else:
         from murmur.env_service.sessions.evaluate import run_baseline, run_policy
-        from murmur.runs.evaluation import evaluate_run, optimism, result_table, to_record
+        from murmur.runs.evaluation import caveat_of_best, evaluate_run, result_table, to_record
         from murmur.text import duration
 
         note, say = "", partial(print_plain, console)
@@ -95,7 +95,7 @@ def evaluate(
             file = run.checkpoint(checkpoint)
             title = f"{run.path.name}, {file.name}"
             result = evaluate_run(run, file, episodes, first_seed, say=say, overrides=set_ or [])
-            note = optimism(run, file.name, episodes, first_seed)
+            note = caveat_of_best(run, file.name, episodes, first_seed)
         else:
             settings = chosen_environment(target, config, set_, console)
             if baseline:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ INK = "#123456"  # stands for the page's text color until the SVG is written
 _MAX_POINTS = 400
 _WIDTH = 4.0  # inches; 288 px, the narrowest that a page shows it: letters keep their size
 _LONG = 10_000  # of a y axis: from here 12000 is written 12k
+_MOST_INSIDE = 4  # names of a legend that leaves lines free; more stand below the axes
+_LETTERS = 23  # of a name that leaves room for another beside it
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,11 @@ def line_chart(
         counts: flag of an x axis of counts: 20 000 is written 20k.
         y_limits: limits of the y axis; None: the range of all lines.
     """
+    named = [line.name for line in series if line.name]
+    columns = 2 if max(map(len, named), default=0) <= _LETTERS else 1
+    rows = math.ceil(len(named) / columns) if len(named) > _MOST_INSIDE else 0  # below the axes
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(_WIDTH, 2.6), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, 2.6 + 0.19 * rows), layout="constrained")
         axis = figure.subplots()
         default = list(styles(map(str, range(len(series)))).values())[2:]  # "" and "random" first
         look = [line.style or default[i] for i, line in enumerate(series)]
@@ -127,10 +133,11 @@ def line_chart(
         if y_limits:
             axis.set_ylim(y_limits)
         furnish(axis, 6, counts=counts)
-        if any(line.name for line in series):
-            axis.legend(
-                frameon=False, loc="best", labelspacing=0.2, fontsize=10.5, handlelength=1.4
-            )
+        legend = {"frameon": False, "labelspacing": 0.2, "fontsize": 10.5, "handlelength": 1.4}
+        if rows:
+            figure.legend(loc="outside lower center", ncols=columns, columnspacing=1.0, **legend)
+        elif named:
+            axis.legend(loc="best", **legend)
         svg = svg_of(figure, f"{y_label} over {x_label}")  # lays the figure out
         left, bottom, right, top = axis.get_position().extents
         hover = {

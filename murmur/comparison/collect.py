@@ -1,6 +1,6 @@
 """Collection of the runs to compare, with their settings and scores."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def read_run(folder: RunFolder, metric: str | None) -> ComparedRun:
     curve = read_curve(folder, Metric.parse(metric or config.evaluation.best_metric))
     return ComparedRun(
         folder.path,
-        learning_settings(config),
+        learning_settings(config, folder.measured()),
         task_of(config),
         config.run.seed,
         state_of(folder, config, last),
@@ -75,15 +75,19 @@ def read_run(folder: RunFolder, metric: str | None) -> ComparedRun:
     )
 
 
-def learning_settings(config: ExperimentConfig) -> dict[str, Any]:
+def learning_settings(config: ExperimentConfig, measured: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options with influence on learning, by dotted key, without seed and task.
 
     Of its environment only those that differ from what it is evaluated on.
+
+    Args:
+        config: configuration of the run.
+        measured: options that the learner chose by its speed; they stand as "auto".
     """
     task = task_of(config)
     flat = dict(settings.flatten(settings.resolved_data(config)))
     return {
-        key: value
+        key: "auto" if key in measured and measured[key] == value else value
         for key, value in flat.items()
         if not key.startswith(_OF_THE_MACHINE) and (key not in task or task[key] != value)
     }

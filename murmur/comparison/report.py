@@ -26,8 +26,8 @@ from murmur.runs.drops import dropped_message
 from murmur.runs.evaluation import (
     Recorder,
     baseline_names,
+    caveat_of_best,
     evaluate_run,
-    optimism,
     to_record,
 )
 from murmur.runs.readings import best_names, direction
@@ -234,7 +234,7 @@ def _note(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str:
     if learned is None:
         return ""
     checkpoint = learned["key"]["checkpoint"]
-    return optimism(run, checkpoint, learned["episodes"], learned["first_seed"])
+    return caveat_of_best(run, checkpoint, learned["episodes"], learned["first_seed"])
 
 
 def _columns(results: Mapping[str, Mapping[str, Any]]) -> list[str]:

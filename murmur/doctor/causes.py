@@ -134,7 +134,7 @@ def _messages(m: Measured) -> tuple[float, str]:
         return 0.0, ""
     w = m.workers
     calls = 1.0 if m.act_computes is None else 1 - m.act_computes
-    acting = (m.act - m.act_lack - _evaluates(m)) * calls * _weight(m, "acting")
+    acting = _acts(m) * calls * _weight(m, "acting")
     of_worker = w.grpc + w.answer * calls + _on_calls(m, w)
     score = _tiny(w) * max(acting, of_worker * _weight(m, "environments"))
     return score, (
@@ -147,13 +147,23 @@ def _messages(m: Measured) -> tuple[float, str]:
 def _acting(m: Measured) -> tuple[float, str]:
     calls = 1.0 if m.act_computes is None else 1 - m.act_computes
     tiny = _tiny(m.workers) if m.workers else 0.0
-    share = max(0.0, m.act - m.act_lack - _evaluates(m)) * calls * (1 - tiny)
+    share = _acts(m) * calls * (1 - tiny)
     return _weight(m, "acting") * share, f"the inference thread works {_percent(m.act)} of the time"
 
 
+def _acts(m: Measured) -> float:
+    """Return the share of the time in which the inference thread acts for training."""
+    return max(0.0, m.act - m.act_lack - _evaluates(m))
+
+
+def _learns(m: Measured) -> float:
+    """Return the share of the time in which the thread that learns has a processor and works."""
+    return max(0.0, m.learn - m.learn_lack)
+
+
 def _large_network(m: Measured) -> tuple[float, str]:
-    learning = (m.learn - m.learn_lack) * (m.learn_computes or 0.0)
-    acting = (m.act - m.act_lack - _evaluates(m)) * (m.act_computes or 0.0)
+    learning = _learns(m) * (m.learn_computes or 0.0)
+    acting = _acts(m) * (m.act_computes or 0.0)
     score = max(learning * _weight(m, "learning"), acting * _weight(m, "acting"))
     return score, (
         f"arithmetic, which grows with network and rows, takes {_percent(learning)} of the time in "
@@ -164,7 +174,7 @@ def _large_network(m: Measured) -> tuple[float, str]:
 def _small_batches(m: Measured) -> tuple[float, str]:
     if m.learn_computes is None:
         return 0.0, ""
-    share = (m.learn - m.learn_lack) * (1 - m.learn_computes)
+    share = _learns(m) * (1 - m.learn_computes)
     each = f"; an update takes {number(1e3 * m.learn * m.span / m.updates)} ms" if m.updates else ""
     return _weight(m, "learning") * share, (
         f"calls, which cost the same for any number of rows, take {_percent(share)} of the time in "
@@ -173,7 +183,7 @@ def _small_batches(m: Measured) -> tuple[float, str]:
 
 
 def _learning(m: Measured) -> tuple[float, str]:
-    share = (m.learn - m.learn_lack) * (m.learn_computes is None)
+    share = _learns(m) * (m.learn_computes is None)
     if not m.sync and side(m) == "learning" and m.learn_computes is None:
         share = max(share, m.wait_learning)
     return _weight(m, "learning") * share, f"updates take {_percent(m.learn)} of the time"

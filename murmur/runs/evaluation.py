@@ -119,6 +119,8 @@ def _serving_learner(
             *("--set", "learner.host=127.0.0.1"),
             *("--set", "learner.port=0"),
             *("--set", "learner.metrics_port=0"),
+            # The run may come from another machine, whose networks this one has not.
+            *("--set", "learner.metrics_host=127.0.0.1"),
         )
         log = _serve_log(run, Path(name))
         learner = Child("serving learner", lambda _: command, log)
@@ -141,8 +143,11 @@ def _serve_log(run: RunFolder, elsewhere: Path) -> Path:
     return log
 
 
-def optimism(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) -> str:
-    """Return a warning if a best checkpoint is evaluated on the seeds that chose it, else "".
+def caveat_of_best(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) -> str:
+    """Return a warning about a best checkpoint, else "".
+
+    It is untrained if no later evaluation has ended; its figures are optimistic on the seeds that
+    chose it.
 
     Args:
         run: run whose evaluations during training chose the checkpoint.
@@ -150,6 +155,12 @@ def optimism(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) ->
         episodes: number of episodes played.
         first_seed: seed of the first episode.
     """
+    newest = next(run.newest_records("evaluation"), None)
+    if checkpoint == "best.pt" and newest is not None and newest["updates"] == 0:
+        return (
+            "best.pt is the policy before training: no later evaluation came to its end. Take the "
+            "latest with --checkpoint latest."
+        )
     e = run.config().evaluation
     overlap = first_seed < e.first_seed + e.episodes and e.first_seed < first_seed + episodes
     if checkpoint != "best.pt" or not overlap:

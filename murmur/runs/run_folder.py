@@ -3,6 +3,7 @@
 runs/<name>-<timestamp>/
     config.yaml         the whole configuration of the run
     resume.yaml         while a resumed run is at work: the configuration that it was given
+    measured.json       options in it that the learner chose by its speed
     command.json        how, where, when and by which process it was started
     learner.json        process id and ports of the learner; learner-<rank>.json of further ones
     started_from.json   of a fine-tuned run: the checkpoint, and the weights taken from it
@@ -41,12 +42,14 @@ from murmur.shared.process.run_lock import LOCK_FILE, RunLock
 from murmur.shared.wire.notices import FILE as NOTICES
 
 EPISODE = "episode.npz"
+_MEASURED, _PRECISION = "measured.json", "precision.json"
 # What a run that has no checkpoint may have written.
 _FILES = "config.yaml command.json learner.json progress.jsonl counters.bin batch-size.json"
 _FOLDERS = "checkpoints tensorboard tracking profile logs evaluations"
 _WRITTEN = (
     *_FILES.split(),
-    "precision.json",
+    _MEASURED,
+    _PRECISION,
     "started_from.json",
     EPISODE,
     "servers.jsonl",
@@ -57,7 +60,7 @@ _WRITTEN = (
 
 _OF_A_START = (
     *("config.yaml", "command.json", "learner*.json", "counters*.bin", "logs/*.log"),
-    *(NOTICES, LOCK_FILE),
+    *(NOTICES, LOCK_FILE, _MEASURED),
 )
 
 MOST_RECORDS = 10_000  # of progress.jsonl that are kept in memory; a run of a day has 86 400
@@ -225,6 +228,11 @@ class RunFolder:
     def read_json(self, name: str) -> dict[str, Any]:
         """Read a JSON file of the run; empty if it is missing or half written."""
         return read_json(self.path / name)
+
+    def measured(self) -> dict[str, Any]:
+        """Return the options that the learner chose by its speed, by dotted key."""
+        precision = self.read_json(_PRECISION).get("precision")
+        return self.read_json(_MEASURED) | ({"learner.precision": precision} if precision else {})
 
     def process(self, name: str) -> int | None:
         """Return the process id in a JSON file of the run, if that process is alive here.

@@ -241,14 +241,25 @@ class Supervisor:
         learner = self._config.learner
         if self._learners > 1:  # restarted ranks find the ports they had by themselves
             self._base = self._base or (
-                _first_port(learner.host, learner.port, self._learners),
-                _first_port(learner.metrics_host, learner.metrics_port, self._learners),
+                _first_port(learner.host, learner.port, "learner.host", self._learners),
+                _first_port(
+                    learner.metrics_host,
+                    learner.metrics_port,
+                    "learner.metrics_host",
+                    self._learners,
+                ),
             )
             port, metrics_port = self._base
         else:
             # After a restart the environment servers connect to the port they know.
-            port = self._ports[0] if self._ports else port_or_any(learner.host, learner.port)
-            metrics_port = port_or_any(learner.metrics_host, learner.metrics_port)
+            port = (
+                self._ports[0]
+                if self._ports
+                else port_or_any(learner.host, learner.port, "learner.host")
+            )
+            metrics_port = port_or_any(
+                learner.metrics_host, learner.metrics_port, "learner.metrics_host"
+            )
         again = "--resume" if self._run.has_checkpoint() else "--auto-resume"
         arguments = [
             self._config_file,
@@ -262,7 +273,11 @@ class Supervisor:
 
     def _env_server_command(self, _: Child, evaluate: bool = False) -> list[str]:
         server = self._config.env_server
-        port = 0 if evaluate else port_or_any(server.metrics_host, server.metrics_port)
+        port = (
+            0
+            if evaluate
+            else port_or_any(server.metrics_host, server.metrics_port, "env_server.metrics_host")
+        )
         ports = self._ports[:1] if evaluate else self._ports  # rank 0 evaluates
         host = own_client_host(self._config.learner.host)
         learners = ",".join(host_and_port(host, port) for port in ports)
@@ -280,9 +295,9 @@ class Supervisor:
         )
 
 
-def _first_port(host: str, port: int, count: int) -> int:
+def _first_port(host: str, port: int, setting: str, count: int) -> int:
     """Return `port` if it and the next ports are free, one for each learner; else 0."""
-    free = port and all(port_or_any(host, port + rank) for rank in range(count))
+    free = port and all(port_or_any(host, port + rank, setting) for rank in range(count))
     return port if free else 0
 
 

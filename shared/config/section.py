@@ -180,6 +180,9 @@ def _message(model: type[BaseModel], where: str, e: ErrorDetails) -> str:
         options = re.findall(r"'([^']*)'", e["ctx"]["expected"])
         close = nearest(e["input"], options, 1)
         message += f"; did you mean '{close[0]}'?" if close else ""
+    if e["type"] == "string_type" and not isinstance(e["input"], list | dict):
+        written = "" if e["input"] is None else e["input"]
+        message += f""": --set '{full}="{written}"', or in quotes in the file"""
     return f"'{full}' = {short(e['input'])}: {message}"
 
 

@@ -47,7 +47,10 @@ def _in_network(host: str, setting: str) -> list[str]:
     ]
     inside = [address for address in own if ipaddress.ip_address(address) in network]
     if not inside:
-        raise ConfigError(f"{setting}: no address of this machine is in {host}; it has {own}")
+        raise ConfigError(
+            f"{setting}: no address of this machine is in {host}; it has {own}; "
+            "127.0.0.1 is this machine alone"
+        )
     return inside
 
 
@@ -140,7 +143,7 @@ def is_own(address: str) -> bool:
     return host in own | {socket.gethostname()}
 
 
-def port_or_any(host: str, port: int, setting: str = "host") -> int:
+def port_or_any(host: str, port: int, setting: str) -> int:
     """Return `port` if it is free on `host` now, else 0 (any free port).
 
     Args:

@@ -154,6 +154,17 @@ def test_documents_do_not_grow_again() -> None:
         assert len((ROOT / name).read_text().splitlines()) <= 120
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_table_has_a_head_and_rows_of_equal_length(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", prose, re.MULTILINE):
+        rows = [re.sub(r"`[^`]*`", "", row) for row in table.splitlines()]
+        assert len(rows) > 2, table
+        assert re.fullmatch(r"[|:\- ]+", rows[1]), table
+        cells = {len(re.findall(r"(?<!\\)\|", row)) for row in rows}
+        assert len(cells) == 1, table
+
+
 def test_page_of_pages_names_every_page() -> None:
     listed = set(re.findall(r"\]\(([^)#]+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
     pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "reference").glob("*.md")]

@@ -138,6 +138,8 @@ def test_the_same_plugin_keeps_its_options(
             [],
             r"evaluation\.environment' = 5: it holds keys, evaluation\.environment\.KEY=VALUE",
         ),
+        ("", ["security.folder="], r"valid string: --set 'security\.folder=\"\"', or in quotes"),
+        ("", ["run.name=12"], r"'run\.name' = 12: .*: --set 'run\.name=\"12\"', or in quotes"),
         ("league: {checkpoints: a.pt}", [], r"checkpoints' = 'a\.pt': it is a list, \[a\.pt\]"),
         ("run: {seed: 1", [], "no valid YAML"),
         ("", ["learner.port"], "write it as section.key=value"),

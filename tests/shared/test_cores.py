@@ -1,6 +1,7 @@
 """How many processors there are, by mask and quota, and what is made of them."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from murmur.shared.config.cores import (
     with_workers,
 )
 from murmur.shared.config.experiment import ExperimentConfig
+from murmur.sweeps.capacity import LEARNER_GIB, PROCESS_GIB
 
 MASK = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
@@ -149,6 +151,21 @@ def test_workers_have_what_the_learner_leaves(
 ) -> None:
     assert choose(config(), cores) == Choice(workers, threads)
     assert choose(config(), cores, alone=True).num_workers == alone
+
+
+def test_sizes_of_the_deployment_page_are_what_is_chosen() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    section = page.partition("## How large")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) GiB \|$", section, re.MULTILINE)
+    assert len(rows) == 4
+    for cores, beside, alone, memory in rows:
+        workers = choose(config(), float(cores)).num_workers
+        envs = config().env_server.envs_per_worker
+        assert (int(beside), int(alone)) == (
+            workers * envs,
+            choose(config(), float(cores), alone=True).num_workers * envs,
+        )
+        assert float(memory) == pytest.approx(LEARNER_GIB + workers * PROCESS_GIB, rel=0.06)
 
 
 def test_sync_takes_nothing_from_the_machine() -> None:

@@ -83,6 +83,26 @@ def test_an_evaluation_that_is_given_up_is_not_due_again() -> None:
         assert (scheduler.start() is None) == given_up
 
 
+@pytest.mark.parametrize("complete", [True, False], ids=["complete", "cut off"])
+def test_the_end_waits_for_the_evaluator_of_a_long_evaluation(
+    complete: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(
+        "murmur.learner_service.serving.evaluation.time.monotonic", lambda: clock[0]
+    )
+    scheduler = EvaluationScheduler(lambda _: None)
+    scheduler.offer(evaluation())
+    started = scheduler.start()
+    assert started is not None
+    clock[0] += 60.0
+    scheduler.offer(evaluation())  # of the final policy
+    scheduler.end(started, complete=complete)
+    assert scheduler.busy  # its session asks again in a moment
+    clock[0] += 60.0
+    assert not scheduler.busy  # it is gone
+
+
 def test_one_episode_has_no_interval() -> None:
     e = evaluation()
     e.observe(rows([LAST], 1, [5]))

@@ -1,5 +1,6 @@
 """Groups, refusals and pages of `murmur compare`, from real run folders."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,23 @@ def test_where_runs_work_sets_no_groups_apart(tmp_path: Path) -> None:
         workers = ("env_server.num_workers=2",) * (seed - 1)
         write_run(tmp_path / name, [(1000, 1.0)], *at, *workers)
     assert [group.name for group in compare([str(tmp_path)]).groups] == ["all runs"]
+
+
+def test_what_a_learner_chose_by_its_speed_sets_no_groups_apart(tmp_path: Path) -> None:
+    for seed, (steps, lag, precision) in enumerate([(16, 1, "fp32"), (22, 2, "bf16")]):
+        measured = {"algorithm.unroll_steps": steps, "learner.max_policy_lag": lag}
+        chosen = measured | {"learner.precision": precision}
+        at = (f"run.seed={seed}", *(f"{key}={value}" for key, value in chosen.items()))
+        run = write_run(tmp_path / f"auto-{seed}", [(1000, 1.0)], *at)
+        (run.path / "measured.json").write_text(json.dumps(measured))
+        (run.path / "precision.json").write_text(json.dumps({"precision": precision}))
+    assert [group.name for group in compare([str(tmp_path)]).groups] == ["all runs"]
+    given = write_run(tmp_path / "given", [(1000, 1.0)], "algorithm.unroll_steps=16")
+    names = [group.name for group in compare([str(tmp_path)]).groups]
+    assert names == ["unroll_steps=auto", "unroll_steps=16"]
+    # A resumed run may be given other steps than those once chosen.
+    (given.path / "measured.json").write_text('{"algorithm.unroll_steps": 22}')
+    assert [group.name for group in compare([str(tmp_path)]).groups] == names
 
 
 def test_best_and_at_steps_choose_the_score(runs: Path) -> None:

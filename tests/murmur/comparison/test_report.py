@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from html import unescape
 from html.parser import HTMLParser
 from inspect import signature
@@ -30,7 +31,7 @@ from murmur.comparison.report_charts import (
 from murmur.env_service.environment import RandomPolicy, make_environment
 from murmur.env_service.pictures import DRAWN, Snapshot, find_painter
 from murmur.env_service.sessions.evaluate import run_baseline
-from murmur.runs.evaluation import Recorder, carried_forward, optimism, to_record
+from murmur.runs.evaluation import Recorder, carried_forward, caveat_of_best, to_record
 from murmur.runs.readings import DOWN, UP, best_names, direction
 from murmur.runs.render import draw_episode, write_movie
 from murmur.runs.run_folder import ProgressTail, RunFolder
@@ -43,6 +44,7 @@ from murmur.shared.process.errors import CheckpointError, ConfigError
 from murmur.shared.process.files import write_json
 from murmur.shared.wire.notices import Notice, notice_line
 from murmur.text import duration, number, short_number
+from tests.murmur.runs_on_disk import write_run
 
 
 @pytest.fixture
@@ -141,15 +143,26 @@ def test_the_best_is_not_measured_on_the_episodes_that_chose_it(
             run.write_config(load(name, [], {}))
             played = default["episodes"].default, default["first_seed"].default
             assert default["checkpoint"].default == "best"
-            assert optimism(run, "best.pt", *played) == "", name
+            assert caveat_of_best(run, "best.pt", *played) == "", name
 
     run.write_config(load("spread", ["evaluation.first_seed=11", "evaluation.episodes=5"], {}))
-    assert "seeds 11 to 15 chose it" in optimism(run, "best.pt", 1, 15)
+    assert "seeds 11 to 15 chose it" in caveat_of_best(run, "best.pt", 1, 15)
     assert (
-        optimism(run, "best.pt", 3, 8) == optimism(run, "best.pt", 3, 16) == ""
+        caveat_of_best(run, "best.pt", 3, 8) == caveat_of_best(run, "best.pt", 3, 16) == ""
     )  # 8 to 10, 16 to 18
-    assert optimism(run, "best.pt", 4, 8) != ""
-    assert optimism(run, "update-000050.pt", 5, 11) == ""
+    assert caveat_of_best(run, "best.pt", 4, 8) != ""
+    assert caveat_of_best(run, "update-000050.pt", 5, 11) == ""
+
+
+def test_a_best_policy_that_is_untrained_is_said(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [(0, -5.0)])
+    line = json.loads(run.progress_file.read_text().splitlines()[0])
+    for updates in (0, 300):
+        with run.progress_file.open("a") as file:
+            file.write(json.dumps(line | {"updates": updates}) + "\n")
+        said = caveat_of_best(run, "best.pt", 50, 1)
+        assert said.startswith("best.pt is the policy before training") == (updates == 0)
+        assert caveat_of_best(run, "update-000300.pt", 50, 1) == ""
 
 
 def test_a_page_says_that_its_figures_are_optimistic(run: RunFolder, tmp_path: Path) -> None:
@@ -376,6 +389,20 @@ def test_a_policy_has_one_color_in_all_charts() -> None:
     (chart,) = evaluation_charts(lines, only_random, Metric("return"))
     drawn = [line["color"] for line in hovered(chart.svg)["lines"]]
     assert drawn == [look[LEARNED].color, look["random"].color]
+
+
+@pytest.mark.parametrize(
+    "names", [("team", "random"), [f"team-{i}" for i in range(11)], ["a" * 30, *"bcdef"]], ids=len
+)
+def test_a_long_legend_covers_no_line(names: Sequence[str]) -> None:
+    svg = line_chart([Series(name, [0, 1], [i, 0]) for i, name in enumerate(names)], "x", "y")
+    _, _, width, height = (float(x) for x in re.findall('viewBox="([^"]*)"', svg)[0].split())
+    places = re.findall(r'x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]+)</text>', svg)
+    legend = {name: (float(x), float(y)) for x, y, name in places if name in names}
+    assert set(legend) == set(names)
+    below = [y > hovered(svg)["box"][3] * height for _, y in legend.values()]
+    assert set(below) == {len(names) > 4}
+    assert all(x + 5.5 * len(name) < width for name, (x, _) in legend.items())
 
 
 def test_the_untrained_policy_makes_no_wedge() -> None:

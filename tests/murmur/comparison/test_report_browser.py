@@ -20,7 +20,8 @@ pytestmark = pytest.mark.long
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     """A run of `spread` with a report."""
-    run = write_run(tmp_path / "run", [(0, -153.0), (100, -60.0), (200, -53.0)])
+    scores = [(0, -153.0), (100, -60.0), (200, -53.0)]
+    run = write_run(tmp_path / "run", scores, "run.name=warehouse_of_robots:TheLongestName")
     append(run, *(progress(i) for i in range(1, 10)))
     results = {
         name: table_result({"return": mean, "collisions": 1.0})

@@ -81,7 +81,10 @@ def test_every_width_and_scheme_fits(
     width: int, scheme: str, chromium: Any, run: RunFolder
 ) -> None:
     size = {"width": width, "height": 800}
+    sibling = run.path.parent / "sweep-a-name-of-some-length-20261127-134519" / "warehouse-seed-1"
+    write_run(sibling, [(1000, 1.0)])
     with opened(chromium, run, viewport=size, color_scheme=scheme) as tab:
+        assert sibling.name in (tab.text_content("#other") or "")
         for button in tab.locator("button[aria-expanded]").all():
             button.click()  # tables too
         inner, outer = tab.evaluate(

@@ -105,6 +105,18 @@ def test_policy_answers_as_a_serving_learner_to_the_bit(
     assert len({action.tobytes() for action in taken}) > 2
 
 
+def test_a_run_copied_from_another_machine_is_evaluated(tmp_path: Path) -> None:
+    elsewhere = {
+        "learner.host": "233.252.0.1",
+        "learner.metrics_host": "127.0.0.1,233.252.0.0/24",  # as docker-compose.yml sets it
+        "env_server.metrics_host": "233.252.0.0/24",
+        "security.folder": "/credentials",
+    }
+    begin(tmp_path, FEED_FORWARD, **elsewhere)
+    result = murmur.Run(tmp_path).evaluate(episodes=2)
+    assert len(result.metrics["return"]) == 2
+
+
 def test_one_environment_is_as_one_of_many(tmp_path: Path) -> None:
     config = begin(tmp_path, RECURRENT)
     many, one = murmur.load(tmp_path), murmur.load(tmp_path / "checkpoints" / "update-000007.pt")

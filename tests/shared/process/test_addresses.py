@@ -46,7 +46,7 @@ def test_metrics_are_served_on_each_address_and_no_other() -> None:
             assert urllib.request.urlopen(url, timeout=30).status == 200
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.3", server.port), timeout=5)
-        assert port_or_any("127.0.0.2,127.0.0.3", server.port) == 0
+        assert port_or_any("127.0.0.2,127.0.0.3", server.port, "learner.host") == 0
         with pytest.raises(ResourceError, match=r"cannot bind metrics port 127.0.0.2:\d+: "):
             MetricsServer("127.0.0.3,127.0.0.2", server.port, CollectorRegistry(), lambda: "")
     finally:
