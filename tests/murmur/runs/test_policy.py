@@ -14,6 +14,7 @@ from murmur.learner_service.checkpoint import CheckpointFolder, spec_text
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import build_algorithm
 from murmur.learner_service.telemetry.progress import Progress
+from murmur.runs.evaluation import run_title
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import load
@@ -103,6 +104,14 @@ def test_policy_answers_as_a_serving_learner_to_the_bit(
             seeds += np.uint64(N)
             timestep = game.step(own, timestep.step_type == murmur.StepType.LAST, seeds)
     assert len({action.tobytes() for action in taken}) > 2
+
+
+def test_an_evaluation_says_that_actions_are_sampled(tmp_path: Path) -> None:
+    begin(tmp_path, FEED_FORWARD)
+    run = RunFolder.open(tmp_path)
+    file = run.checkpoint("latest")
+    assert run_title(run, file) == f"{tmp_path.name}, {file.name}"
+    assert run_title(run, file, ["evaluation.sample=true"]).endswith(", actions sampled")
 
 
 def test_one_environment_is_as_one_of_many(tmp_path: Path) -> None:
