@@ -72,6 +72,7 @@ class Config(options.CriticConfig, OffPolicyConfig):
     actor_lr: options.ActorRate = 5e-4
     critic_lr: options.CriticRate = 1e-3
     target_tau: options.TargetTau = 0.01
+    averaged_policy: options.AveragedPolicy = False
     output_penalty: float = Field(
         1e-3, ge=0, description="weight of the policy's squared outputs, against saturation"
     )
@@ -279,6 +280,11 @@ class Maddpg(OffPolicyAlgorithm):
 
     def _turn(self) -> dict[str, bool]:
         return {"moves_policies": self._counts["updates"] % self._config.policy_delay == 0}
+
+    @property
+    @override
+    def _average(self) -> nn.Module | None:
+        return self.target_actor if self._config.averaged_policy else None
 
     def _explores(self) -> dict[str, tuple[float, float, int]]:
         c = self._config

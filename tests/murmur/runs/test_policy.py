@@ -46,6 +46,7 @@ LSTM = {
     "algorithm": {"name": "sac"},
     "network": {**RECURRENT["network"], "recurrent_cell": "lstm"},
 }
+AVERAGED = {**FEED_FORWARD, "algorithm": {"name": "qmix", "averaged_policy": True}}
 
 
 def begin(folder: Path, sections: dict[str, Any], **changes: Any) -> ExperimentConfig:
@@ -79,14 +80,16 @@ def save_untrained(folder: Path, config: ExperimentConfig, spec: EnvSpec) -> Non
 
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize(
-    "sections", [FEED_FORWARD, RECURRENT, LSTM], ids=["mlp", "recurrent", "lstm"]
+    "sections",
+    [FEED_FORWARD, RECURRENT, LSTM, AVERAGED],
+    ids=["mlp", "recurrent", "lstm", "averaged"],
 )
 def test_policy_answers_as_a_serving_learner_to_the_bit(
     sections: dict[str, Any], sample: bool, tmp_path: Path
 ) -> None:
     config = begin(tmp_path, sections, **{"evaluation.sample": sample})
     policy = murmur.load(tmp_path)
-    assert policy.recurrent == (sections is not FEED_FORWARD)
+    assert policy.recurrent == ("recurrent" in sections["network"])
     game = murmur.make_env(config, N)
     seeds = np.arange(N, dtype=np.uint64)
     taken = []
