@@ -171,7 +171,7 @@ class Evaluate:
         self._offered = p.updates
         # A copy: training continues while the evaluation lasts.
         state = copy.deepcopy(self.keeper.state())
-        policy = self.algorithm.snapshot()
+        policy = self.algorithm.evaluated()
         self.snapshots.published.mark()
         self.scheduler.offer(Evaluation(policy, p.updates, p.all_env_steps, state))
 

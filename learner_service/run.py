@@ -181,7 +181,7 @@ class Run:
             p = context.progress
             # Every evaluation session is answered at once, with the checkpoint's policy.
             self.scheduler.serve(
-                lambda: Evaluation(algorithm.snapshot(), p.updates, p.all_env_steps)
+                lambda: Evaluation(algorithm.evaluated(), p.updates, p.all_env_steps)
             )
         else:
             self._make_learner(spec, algorithm, generator, storage, snapshots)

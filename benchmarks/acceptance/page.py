@@ -70,6 +70,7 @@ def _score_table(results: dict[str, Any]) -> list[str]:
         "| each seed's mean | CPU-s a seed | |",
         "|---" * 10 + "|",
     ]
+    samples: list[str] = []
     for name, entry in results["entries"].items():
         for x in entry.get("lines", []):
             assert anchor is not None  # there is one where there are lines
@@ -82,6 +83,12 @@ def _score_table(results: dict[str, Any]) -> list[str]:
                 f"{'unknown' if None in x['cpu_s'] else format(np.mean(x['cpu_s']), '.0f')} | "
                 f"{_verdict(x['passed'])} |"
             )
+            if drawn := x.get("sampled"):
+                each = ", ".join(f"{m:.4g}" for m in drawn["means"])
+                score = with_interval(drawn["score"], drawn["low"], drawn["high"])
+                samples.append(f"{name} after {x['env_steps']:,} steps {score} (seeds {each})")
+    if samples:
+        lines += ["", f"By actions drawn from the policy, not its likeliest: {'; '.join(samples)}."]
     return lines
 
 

@@ -6,7 +6,8 @@
 A test is a file configs/acceptance/<id>.yaml: an environment, how its score is reported, and for
 each algorithm its configuration and what it has to reach after how many environment steps. Each
 seed is trained by `murmur train` in the sync pipeline, so that the same seed gives the same run; at
-every goal the policy as it is then plays greedily, over gRPC, the same fixed episodes. A run that
+every goal the policy as it is then plays greedily, over gRPC, the same fixed episodes, and where a
+test asks for it by actions drawn from the policy, too, which decides nothing. A run that
 was interrupted is resumed, one that is complete is not repeated. `--long` continues to the goals
 that take an hour.
 
@@ -35,7 +36,7 @@ import yaml
 from benchmarks._stacked import stacked_against_loop
 from benchmarks._trainings import children_cpu_s, run_training
 from benchmarks.acceptance.page import list_tasks, overview, page, write
-from benchmarks.acceptance.scores import bootstrap_interval, interquartile_mean, scores
+from benchmarks.acceptance.scores import Floats, bootstrap_interval, interquartile_mean, scores
 from benchmarks.acceptance.task import STACKED, Task, built, experiment, load_task, published
 from murmur.doctor.machine import RESULTS
 from murmur.env_service.sessions.evaluate import run_baseline
@@ -128,13 +129,18 @@ class Run:
     def _write_costs(self, costs: dict[int, Cost]) -> None:
         (self.folder.path / _COSTS).write_text(json.dumps(costs))
 
-    def evaluate(self, env_steps: int, test: Task) -> list[float]:
-        """Evaluate the policy greedily, trained to exactly this goal; return S of each episode.
+    def evaluate(self, env_steps: int, test: Task, *, sampled: bool = False) -> list[float]:
+        """Evaluate the policy, trained to exactly this goal; return S of each episode.
+
+        Args:
+            env_steps: environment steps of the goal.
+            test: test with the episodes.
+            sampled: flag to draw actions from the policy; else the likeliest are taken.
 
         Raises:
             ConfigError: if those episodes are to be played and training has continued meanwhile.
         """
-        name = f"returns-{env_steps}.json"
+        name = f"returns-{env_steps}{'-sampled' * sampled}.json"
         played = {
             "episodes": test.episodes,
             "first_seed": test.first_seed,
@@ -150,7 +156,14 @@ class Run:
                     "start a new run"
                 )
             latest = self.folder.checkpoint("latest")
-            result = evaluate_run(self.folder, latest, test.episodes, test.first_seed, say=print)
+            result = evaluate_run(
+                self.folder,
+                latest,
+                test.episodes,
+                test.first_seed,
+                say=print,
+                overrides=[f"evaluation.sample={sampled}"],
+            )
             there = {"played": played, "S": scores(result, test.score.per_steps).tolist()}
             (self.folder.path / name).write_text(json.dumps(there))
         returns: list[float] = there["S"]
@@ -170,8 +183,10 @@ def run_candidate(
     name: str, test: Task, algorithm: str, seeds: tuple[int, ...], long: bool
 ) -> list[dict[str, Any]]:
     """Train and evaluate all seeds at every goal of one algorithm; return a line for each goal."""
-    goals = [g for g in test.algorithms[algorithm].goals if long or not g.long]
+    candidate = test.algorithms[algorithm]
+    goals = [g for g in candidate.goals if long or not g.long]
     seen: dict[int, list[list[float]]] = {g.env_steps: [] for g in goals}
+    drawn: dict[int, list[list[float]]] = {g.env_steps: [] for g in goals}
     costs: dict[int, list[Cost]] = {g.env_steps: [] for g in goals}
     for seed in seeds:
         run = Run(experiment(name, test, algorithm, seed))
@@ -179,29 +194,39 @@ def run_candidate(
             costs[goal.env_steps].append(run.train(goal.env_steps))
             returns = run.evaluate(goal.env_steps, test)
             seen[goal.env_steps].append(returns)
+            if candidate.sampled:
+                drawn[goal.env_steps].append(run.evaluate(goal.env_steps, test, sampled=True))
             mean = np.mean(returns) / test.score.divisor
             print(f"{name} {algorithm} seed {seed} at {goal.env_steps}: {mean:.3f}", flush=True)
     lines = []
     for goal in goals:
         s = np.array(seen[goal.env_steps])
         published = s / test.score.divisor
-        low, high = bootstrap_interval(published)
-        lines.append(
-            {
-                "env_steps": goal.env_steps,
-                "goal": goal.text(),
-                "passed": goal.passed(published),
-                "seeds": list(seeds),
-                "score": interquartile_mean(published),
-                "low": low,
-                "high": high,
-                "S": interquartile_mean(s),
-                "means": published.mean(axis=1).tolist(),
-                "minutes": [c["minutes"] for c in costs[goal.env_steps]],
-                "cpu_s": [c["cpu_s"] for c in costs[goal.env_steps]],
-            }
-        )
+        line = {
+            "env_steps": goal.env_steps,
+            "goal": goal.text(),
+            "passed": goal.passed(published),
+            "seeds": list(seeds),
+            **_scored(published),
+            "S": interquartile_mean(s),
+            "minutes": [c["minutes"] for c in costs[goal.env_steps]],
+            "cpu_s": [c["cpu_s"] for c in costs[goal.env_steps]],
+        }
+        if samples := drawn[goal.env_steps]:
+            line["sampled"] = _scored(np.array(samples) / test.score.divisor)
+        lines.append(line)
     return lines
+
+
+def _scored(published: Floats) -> dict[str, Any]:
+    """Return the joint score of seeds, its interval and each seed's mean.
+
+    Args:
+        published: [seeds, episodes] scores in published units.
+    """
+    low, high = bootstrap_interval(published)
+    means = published.mean(axis=1).tolist()
+    return {"score": interquartile_mean(published), "low": low, "high": high, "means": means}
 
 
 def anchors(test: Task, config: ExperimentConfig) -> dict[str, float]:

@@ -91,6 +91,9 @@ class Candidate(Section):
 
     goals: tuple[Goal, ...] = Field(min_length=1)
     seeds: tuple[int, ...] = (1, 2, 3)
+    sampled: bool = Field(
+        False, description="evaluated once more by actions drawn from the policy, as elsewhere"
+    )
     config: dict[str, Any] = Field(
         default={}, description="sections of its own, over the test's: algorithm, network, ..."
     )

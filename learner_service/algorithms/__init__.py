@@ -35,6 +35,9 @@ VARIANTS = {
         "VDN: QMIX whose team value is the sum of the agents' (Sunehag et al. 2018, "
         "arXiv:1706.05296).",
         fixed={"mixer": ("vdn", "the sum of the agents' values")},
+        # A sum of values cannot take up what the state is worth, so that steps of the weights move
+        # it by more than one step of waiting costs.
+        defaults={"averaged_policy": True},
     ),
     "ddpg": Variant(
         "maddpg",

@@ -79,6 +79,11 @@ class Config(options.OnPolicyCriticConfig):
     normalize_rewards: bool = Field(
         True, description="divide rewards by their running root mean square"
     )
+    advantage: Literal["critic", "return"] = Field(
+        "critic",
+        description="worth of the action taken, less the counterfactual baseline: the critic's "
+        "value, as in the paper, or the TD(lambda) return, which has none of the critic's bias",
+    )
     td_lambda: float = Field(0.8, ge=0, le=1, description="0: one-step TD, 1: Monte Carlo")
     actor_lr: options.ActorRate = 5e-4
     critic_lr: options.CriticRate = 1e-3
@@ -114,7 +119,6 @@ class Coma(OnPolicyAlgorithm):
     """Algorithm of actors with counterfactual advantages. Used by the thread that learns."""
 
     POLICY, IMITATES = ComaPolicy, True
-    _unused = MappingProxyType({"critic": _OF_ACTOR, "actor": ("target",)})
     _OF_BATCH = 3  # mean, variance and deviation of targets
     _config: Config
     _critic_inputs: CriticInputs
@@ -141,6 +145,8 @@ class Coma(OnPolicyAlgorithm):
         self._critic_optimizer = self._adam(self.critic, c.critic_lr)
         falls = c.epsilon_start, c.epsilon_end, c.epsilon_env_steps
         self._exploration = Exploration(*falls, k).to(self._device)
+        unused = () if c.advantage == "return" else ("target",)
+        self._unused = MappingProxyType({"critic": _OF_ACTOR, "actor": unused})
         self._columns = ("target", "inverse") if c.clip_ratio else ("target",)
         self._of_steps = (*_BY_ROW, *(IMITATION_LOGGED if self._imitates else ()), *_NORMS)
         self._logged = (*self._of_steps, *_OF_THE_BATCH)
@@ -341,7 +347,7 @@ class Coma(OnPolicyAlgorithm):
             with torch.no_grad():
                 floor = columns.get("floor", self._exploration.floor)
                 softmax, pi = mixture(logits, penalty, self._exploration.keep, floor)
-                # 6. A = Q(s, u) - sum_k pi(k) Q(s, (u_others, k)) (section 4).
+                # 6. A = Q(s, u) - sum_k pi(k) Q(s, (u_others, k)) (section 4), or y in place of Q.
                 sums = (pi.unsqueeze(-2) * of_pi[i]).sum(-1)
                 advantage, ratio, of_taken = sums[..., 0], sums[..., 1], sums[..., 2]
                 found = {"pi": pi, "sums": sums}
@@ -392,7 +398,9 @@ class Coma(OnPolicyAlgorithm):
             floor = self._epsilon * uniform(mask) + LEAST
             columns |= {"penalty": penalties(mask), "floor": floor}
         action = columns["action"].view_as(share)
-        lead, of_action = taken(q, action).unsqueeze(-1) - q, torch.zeros_like(q)
+        by_return = self._config.advantage == "return"
+        worth = columns["target"].view_as(share) if by_return else taken(q, action)
+        lead, of_action = worth.unsqueeze(-1) - q, torch.zeros_like(q)
         of_taken = minibatches.cost * keep
         if self._config.clip_ratio:
             inverse = columns["inverse"].view_as(share)

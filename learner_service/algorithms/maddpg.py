@@ -11,13 +11,14 @@ actions.
 
 Continuous actions are tanh of the policy's outputs, with Gaussian noise while training. Discrete
 ones are samples of a softmax, passed to the critic as one-hot vectors, with the gradient of
-Gumbel-softmax (Jang et al. 2017, arXiv:1611.01144, section 2.2, straight-through): target actions
-are samples already, so TD3's noise is of continuous ones alone.
+Gumbel-softmax (Jang et al. 2017, arXiv:1611.01144, section 2.2, straight-through), or with that of
+the mean over all actions, which asks the critic nothing between the actions it has learned: target
+actions are samples already, so TD3's noise is of continuous ones alone.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -71,6 +72,7 @@ class Config(options.CriticConfig, OffPolicyConfig):
     actor_lr: options.ActorRate = 5e-4
     critic_lr: options.CriticRate = 1e-3
     target_tau: options.TargetTau = 0.01
+    averaged_policy: options.AveragedPolicy = False
     output_penalty: float = Field(
         1e-3, ge=0, description="weight of the policy's squared outputs, against saturation"
     )
@@ -90,6 +92,11 @@ class Config(options.CriticConfig, OffPolicyConfig):
     )
     noise_end: float = Field(0.1, ge=0, description="the deviation once annealed")
     gumbel_temperature: float = Field(1.0, gt=0, description="discrete: of the Gumbel-softmax")
+    actor_gradient: Literal["gumbel", "exact"] = Field(
+        "gumbel",
+        description="discrete: how policies climb their critics: by the critic's slope at a "
+        "Gumbel-softmax sample, or by its values of all own actions, each a pass of the critics",
+    )
     epsilon_start: options.EpsilonStart = 0.0
     epsilon_end: options.EpsilonEnd = 0.0
     exploration_env_steps: int = Field(
@@ -274,6 +281,11 @@ class Maddpg(OffPolicyAlgorithm):
     def _turn(self) -> dict[str, bool]:
         return {"moves_policies": self._counts["updates"] % self._config.policy_delay == 0}
 
+    @property
+    @override
+    def _average(self) -> nn.Module | None:
+        return self.target_actor if self._config.averaged_policy else None
+
     def _explores(self) -> dict[str, tuple[float, float, int]]:
         c = self._config
         falls = {"epsilon": (c.epsilon_start, c.epsilon_end, c.exploration_env_steps)}
@@ -376,9 +388,12 @@ class Maddpg(OffPolicyAlgorithm):
             with torch.no_grad():
                 _, states = sequences.values(self.critic, played, self._precision)
             state = sequences.state_now(states)
-        own = self._choose(out, obs)
-        with frozen(self.critic):  # only the way through it is wanted
-            q = self._q(self.critic, with_action(joint, own), state)[..., 0]  # [B, A]
+        if self._actions.discrete and self._config.actor_gradient == "exact":
+            q = self._expected(joint, out, obs, state)  # [B, A]
+        else:
+            own = self._choose(out, obs)
+            with frozen(self.critic):  # only the way through it is wanted
+                q = self._q(self.critic, with_action(joint, own), state)[..., 0]
         loss = self._config.output_penalty * out.square().mean(-1) - q
         loss = agents_loss(loss, *of_agents)
         norm = self._precision.step(
@@ -389,6 +404,19 @@ class Maddpg(OffPolicyAlgorithm):
             self._num_slices,
         )
         return {"actor_loss": loss.detach() / self._num_slices, "actor_grad_norm": norm}
+
+    def _expected(
+        self, joint: Inputs, out: Tensor, obs: Mapping[str, Tensor], state: RecurrentState | None
+    ) -> Tensor:
+        """[B, A] mean of the first critics' values over own actions, sum_k pi(k) Q(x, k)."""
+        mask = obs.get(ACTION_MASK)
+        logits = out if mask is None else out.masked_fill(mask == 0, ILLEGAL)
+        with torch.no_grad():
+            values = [
+                self._q(self.critic, with_action(joint, own.expand_as(out)), state)[..., 0]
+                for own in torch.eye(out.shape[-1], device=out.device)
+            ]
+        return (logits.softmax(-1) * torch.stack(values, -1)).sum(-1)
 
     def _act(
         self, actor: nn.Module, obs: Mapping[str, Tensor], hidden: RecurrentState | None = None

@@ -57,6 +57,7 @@ class Config(OffPolicyConfig):
     double_q: bool = Field(True, description="the online network picks what the target values")
     lr: float = Field(5e-4, gt=0, description="Adam's learning rate")
     target_tau: options.TargetTau = 0.01
+    averaged_policy: options.AveragedPolicy = False
     epsilon_start: options.EpsilonStart = 1.0
     epsilon_end: options.EpsilonEnd = 0.05
     epsilon_env_steps: int = Field(
@@ -160,6 +161,11 @@ class Qmix(OffPolicyAlgorithm):
     @property
     def _acts(self) -> nn.Module:
         return self.values.agents
+
+    @property
+    @override
+    def _average(self) -> nn.Module | None:
+        return self.target.agents if self._config.averaged_policy else None
 
     def _explores(self) -> dict[str, tuple[float, float, int]]:
         c = self._config

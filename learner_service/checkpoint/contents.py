@@ -217,7 +217,7 @@ def saved_policy(
             f"checkpoint {name} does not fit this release's '{config.algorithm.name}': {reason}; "
             "use the release it was saved by"
         ) from None
-    return algorithm.snapshot(), config
+    return algorithm.evaluated(), config
 
 
 def _differences(saved: dict[str, Any], config: ExperimentConfig) -> str:

@@ -286,6 +286,10 @@ class Algorithm(ABC, Generic[B]):
             return policy
         return TransformedPolicy(policy, self.transforms.snapshot())
 
+    def evaluated(self) -> Policy:
+        """Return a policy as `snapshot` does, to be evaluated and used, not to learn by."""
+        return self.snapshot()
+
     def refresh(self, snapshot: Policy) -> None:
         """Copy what was learned into a policy of `snapshot`; no thread may act with it now."""
         if not isinstance(snapshot, TransformedPolicy):

@@ -6,12 +6,14 @@ from typing import Any, Self
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from murmur.learner_service.device.cuda_graph import Outputs
+from murmur.learner_service.layers.casting import publish
 from murmur.learner_service.layers.stacked import count_slices
 from murmur.learner_service.learning.actor_critic import ActorCritic
+from murmur.learner_service.learning.base import Policy, TransformedPolicy
 from murmur.learner_service.learning.options import (
     About,
     AlgorithmConfig,
@@ -20,6 +22,7 @@ from murmur.learner_service.learning.options import (
     GradNorm,
     SharingConfig,
 )
+from murmur.learner_service.learning.policies import SnapshotPolicy
 from murmur.learner_service.learning.returns import annealed, mean_over
 from murmur.learner_service.learning.sequences import Sequences
 from murmur.learner_service.ranks.group import Group
@@ -230,6 +233,20 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     def _turn(self) -> dict[str, bool]:
         """Return arguments of `_learn` that choose the networks to move; empty: all move."""
         return {}
+
+    @property
+    def _average(self) -> nn.Module | None:
+        """The network by which policies act that are evaluated, if not the one that learns."""
+        return None
+
+    @override
+    def evaluated(self) -> Policy:
+        policy = self.snapshot()
+        if self._average is not None:
+            inner = policy.inner if isinstance(policy, TransformedPolicy) else policy
+            assert isinstance(inner, SnapshotPolicy)
+            publish(self._average, inner.actor)
+        return policy
 
     def _explores(self) -> dict[str, tuple[float, float, int]]:
         """Return exploration values by name: first, last, and the rows over which they fall."""

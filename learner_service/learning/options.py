@@ -64,6 +64,13 @@ TargetTau = Annotated[
     float,
     Field(gt=0, le=1, description="share by which target networks follow per update"),
 ]
+AveragedPolicy = Annotated[
+    bool,
+    Field(
+        description="what is evaluated, loaded, served or exported acts by the target network, the "
+        "mean of the weights of some 1 / target_tau updates; training acts by the latest"
+    ),
+]
 EntropyWeight = Annotated[float, Field(ge=0, description="weight of the policy's entropy, per nat")]
 GradNorm = Annotated[float, Field(ge=0, description="gradient norm is clipped; 0: never")]
 EpsilonStart = Annotated[float, Field(ge=0, le=1, description="share of uniform random actions")]

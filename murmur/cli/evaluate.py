@@ -87,13 +87,19 @@ def evaluate(
         raise ConfigError("--folder and --out are for runs with a source, which predict masks")
     else:
         from murmur.env_service.sessions.evaluate import run_baseline, run_policy
-        from murmur.runs.evaluation import caveat_of_best, evaluate_run, result_table, to_record
+        from murmur.runs.evaluation import (
+            caveat_of_best,
+            evaluate_run,
+            result_table,
+            run_title,
+            to_record,
+        )
         from murmur.text import duration
 
         note, say = "", partial(print_plain, console)
         if run is not None:
             file = run.checkpoint(checkpoint)
-            title = f"{run.path.name}, {file.name}"
+            title = run_title(run, file, set_ or [])
             result = evaluate_run(run, file, episodes, first_seed, say=say, overrides=set_ or [])
             note = caveat_of_best(run, file.name, episodes, first_seed)
         else:

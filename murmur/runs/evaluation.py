@@ -171,6 +171,12 @@ def caveat_of_best(run: RunFolder, checkpoint: str, episodes: int, first_seed: i
     )
 
 
+def run_title(run: RunFolder, checkpoint: Path, overrides: Overrides = ()) -> str:
+    """Return the title of an evaluation, which says if actions are sampled."""
+    sampled = ", actions sampled" if run.config(overrides).evaluation.sample else ""
+    return f"{run.path.name}, {checkpoint.name}{sampled}"
+
+
 def result_table(title: str, result: EvaluationResult) -> Table:
     """Return a table of mean, spread and confidence of every metric."""
     episodes = len(result.metrics["return"])

@@ -51,7 +51,12 @@ CASES: dict[str, tuple[Any, dict[str, Any], int, str]] = {
     ),
     "mappo-vtrace": (make_spec("masked"), {**_MAPPO, "vtrace_clip": 1.0}, 4, "fp32"),
     "coma": (make_spec("masked"), {**_COMA, **_CLIPPED}, 0, "fp32"),
-    "coma-recurrent": (make_spec("masked"), {**_COMA, "target_update": "soft"}, 4, "fp32"),
+    "coma-recurrent": (
+        make_spec("masked"),
+        {**_COMA, "target_update": "soft", "advantage": "return"},
+        4,
+        "fp32",
+    ),
     "coma-bf16": (make_spec("masked"), _COMA, 0, "bf16"),
     "mappo-graph": (
         replace(

@@ -74,7 +74,11 @@ CASES: dict[str, tuple[EnvSpec, dict[str, Any], str]] = {
     "qmix": (DISCRETE, {"name": "qmix"}, "fp32"),
     "qmix-fp16": (DISCRETE, {"name": "qmix"}, "fp16"),
     "vdn": (DISCRETE, {"name": "qmix", "mixer": "vdn"}, "fp32"),
-    "maddpg-bursts": (DISCRETE, {"name": "maddpg", "replay": BURSTS}, "fp32"),
+    "maddpg-bursts": (
+        DISCRETE,
+        {"name": "maddpg", "replay": BURSTS, "actor_gradient": "exact"},
+        "fp32",
+    ),
     "masac-uniform": (CONTINUOUS, {"name": "masac", "replay": REPLAY}, "fp32"),
     "maddpg-no-prefetch": (
         DISCRETE,

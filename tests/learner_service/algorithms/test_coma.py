@@ -259,7 +259,7 @@ def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Gener
         for part in minibatches:
             acted: dict[int, list[tuple[float, Tensor, Tensor, Tensor]]] = {}
             for r in part.tolist():
-                i, x, y, u, legal, _, alive = agent_rows[r]
+                i, x, y, u, legal, goal, alive = agent_rows[r]
                 if not alive:
                     continue
                 with torch.no_grad():
@@ -267,7 +267,8 @@ def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Gener
                 pi = behaviour(coma.actor(x.image, x.vector)[0, i], legal)
                 baseline = sum(p * float(v) for p, v in zip(pi.tolist(), q, strict=True))
                 entropy = -sum(p * p.log() for p in pi if p > 0)
-                row = float(q[u]) - baseline, pi[u].log(), before[r], entropy
+                worth = goal if c.advantage == "return" else float(q[u])
+                row = worth - baseline, pi[u].log(), before[r], entropy
                 acted.setdefault(i % slices, []).append(row)
             loss = torch.zeros(())
             for mine in acted.values():
@@ -303,8 +304,12 @@ def q_size(spec: EnvSpec) -> int:
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"clip_ratio": 0.02, "normalize_advantage": True, "actor_lr": 3e-3}],
-    ids=["plain", "clipped"],
+    [
+        {},
+        {"clip_ratio": 0.02, "normalize_advantage": True, "actor_lr": 3e-3},
+        {"advantage": "return"},
+    ],
+    ids=["plain", "clipped", "return"],
 )
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "own"])
 @pytest.mark.parametrize(
@@ -344,8 +349,10 @@ def test_an_update_equals_a_plain_one(
     before = parameters(fast)
     fast.update(clone(batch))
     plain_update(plain, spec, batch, torch.Generator().set_state(plain._generator.get_state()))
+    # Larger advantages cancel in some gradients, whose rounding Adam enlarges.
+    near = 5e-5 if fast._config.advantage == "return" else 1e-6
     for a, b in zip(parameters(fast), parameters(plain), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=near)
     assert any((a - b).abs().max() > 1e-3 for a, b in zip(before, parameters(fast), strict=True))
 
 

@@ -242,9 +242,21 @@ def plain_update(agents: list[PlainAgent], maddpg: Maddpg, batch: ReplayBatch) -
             torch.nn.utils.clip_grad_norm_(critic, c.max_grad_norm)
         agent.critic_optimizer.step()
     out = [mlp(agent.actor, now["view"][:, i]) for i, agent in enumerate(agents)]
-    own = choose(out, now)
+    exact = discrete and c.actor_gradient == "exact"
+    own = out if exact else choose(out, now)
     for i, agent in enumerate(agents):
-        q = mlp(agent.critics[0], see(i, now, action, own[i]))[:, 0]
+        if exact:
+            q = torch.zeros(batch.size)
+            legal = torch.ones_like(out[i])
+            if ACTION_MASK in now:
+                legal = now[ACTION_MASK][:, i].float()
+            weights = out[i].exp() * legal
+            for k, unit in enumerate(torch.eye(out[i].shape[1])):
+                x = see(i, now, action, unit.expand_as(out[i]))
+                pi = weights[:, k] / weights.sum(1)
+                q = q + pi * mlp(agent.critics[0], x)[:, 0].detach()
+        else:
+            q = mlp(agent.critics[0], see(i, now, action, own[i]))[:, 0]
         loss = c.output_penalty * out[i].square().mean(-1) - q
         agent.actor_optimizer.zero_grad()
         alive = alive_mask(now, i)
@@ -262,8 +274,12 @@ def plain_update(agents: list[PlainAgent], maddpg: Maddpg, batch: ReplayBatch) -
 
 @pytest.mark.parametrize("twin", [False, True], ids=["one critic", "twins"])
 @pytest.mark.parametrize("centralized", [True, False])
-@pytest.mark.parametrize("space", SPACES)
-def test_stacked_updates_equal_a_plain_loop(space: str, centralized: bool, twin: bool) -> None:
+@pytest.mark.parametrize(
+    ("space", "gradient"), [*((space, "gumbel") for space in SPACES), ("masked", "exact")]
+)
+def test_stacked_updates_equal_a_plain_loop(
+    space: str, gradient: str, centralized: bool, twin: bool
+) -> None:
     spec = spec_of(space)
     maddpg = make(
         spec,
@@ -272,6 +288,7 @@ def test_stacked_updates_equal_a_plain_loop(space: str, centralized: bool, twin:
         twin_critics=twin,
         max_grad_norm=0.003,  # always clips
         gumbel_temperature=0.7,
+        actor_gradient=gradient,
     )
     loop = copy.deepcopy(maddpg)
     agents = [PlainAgent(loop, i, 2 if twin else 1) for i in range(3)]

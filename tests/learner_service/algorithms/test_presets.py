@@ -15,7 +15,7 @@ DQN = {"replay": {"update_interval": 2}, "epsilon_env_steps": 10_000}
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ippo": ("mappo", ALONE),
     "ppo": ("mappo", ALONE),
-    "vdn": ("qmix", {"mixer": "vdn"}),
+    "vdn": ("qmix", {"mixer": "vdn", "averaged_policy": True}),
     "iql": ("qmix", {"mixer": "none", **DQN}),
     "ddpg": ("maddpg", {**ALONE, **AN_UPDATE_A_ROW}),
     "matd3": ("maddpg", TD3),

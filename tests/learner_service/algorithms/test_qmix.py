@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from murmur.env_service.envs.matrix import Config as MatrixConfig
 from murmur.env_service.envs.matrix import MatrixGame
+from murmur.learner_service.algorithms.maddpg import Maddpg
 from murmur.learner_service.algorithms.qmix import Config, Mixer, Qmix
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.inputs import StateInputs
+from murmur.learner_service.learning.base import build_algorithm
 from murmur.learner_service.learning.off_policy import rows_of
 from murmur.learner_service.storage.replay import ReplayBatch
 from murmur.learner_service.storage.storage import OBSERVATION, observed
@@ -510,3 +512,34 @@ def test_matrix_games_reach_their_known_answers(
     policy = play_and_learn(qmix, game, 8_000)
     acted = policy.act({"observation": torch.ones(1, 2, 1)}, None)["action"][0]
     assert round(25 * float(game.payoffs[tuple(acted.tolist())])) in goals
+
+
+# ---------------------------------------------------------------- averaged policies
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("name", ["qmix", "maddpg"])
+def test_averaged_policies_act_by_the_target_network(name: str, normalized: bool) -> None:
+    spec = vector_spec()
+    network = PluginConfig(name="mlp", hidden=(8,), normalize_observations=normalized)
+    acts = []
+    for averaged in (True, False):
+        config = PluginConfig(name=name, averaged_policy=averaged)
+        algorithm = build_algorithm(config, spec, network, Precision("fp32", CPU), CPU, 3)
+        assert isinstance(algorithm, Qmix | Maddpg)
+        generator = torch.Generator().manual_seed(1)
+        target = algorithm.target.agents if isinstance(algorithm, Qmix) else algorithm.target_actor
+        for parameter in target.parameters():
+            parameter.data.normal_(generator=generator)
+        seen = observed(random_transitions(spec, 200).arrays)
+        policies = algorithm.snapshot(), algorithm.evaluated()
+        acts += [policy.act(seen, None)["action"] for policy in policies]
+        if isinstance(algorithm, Qmix):
+            algorithm.values.agents.load_state_dict(target.state_dict())
+        else:
+            algorithm.actor.load_state_dict(target.state_dict())
+        acts.append(algorithm.snapshot().act(seen, None)["action"])
+    latest, average, by_target, *without = acts
+    assert torch.equal(average, by_target)
+    assert not torch.equal(average, latest)
+    assert torch.equal(torch.stack(without[:2]), torch.stack([latest, latest]))

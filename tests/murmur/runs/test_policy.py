@@ -14,6 +14,7 @@ from murmur.learner_service.checkpoint import CheckpointFolder, spec_text
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import build_algorithm
 from murmur.learner_service.telemetry.progress import Progress
+from murmur.runs.evaluation import run_title
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import load
@@ -45,6 +46,7 @@ LSTM = {
     "algorithm": {"name": "sac"},
     "network": {**RECURRENT["network"], "recurrent_cell": "lstm"},
 }
+AVERAGED = {**FEED_FORWARD, "algorithm": {"name": "qmix", "averaged_policy": True}}
 
 
 def begin(folder: Path, sections: dict[str, Any], **changes: Any) -> ExperimentConfig:
@@ -78,14 +80,16 @@ def save_untrained(folder: Path, config: ExperimentConfig, spec: EnvSpec) -> Non
 
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize(
-    "sections", [FEED_FORWARD, RECURRENT, LSTM], ids=["mlp", "recurrent", "lstm"]
+    "sections",
+    [FEED_FORWARD, RECURRENT, LSTM, AVERAGED],
+    ids=["mlp", "recurrent", "lstm", "averaged"],
 )
 def test_policy_answers_as_a_serving_learner_to_the_bit(
     sections: dict[str, Any], sample: bool, tmp_path: Path
 ) -> None:
     config = begin(tmp_path, sections, **{"evaluation.sample": sample})
     policy = murmur.load(tmp_path)
-    assert policy.recurrent == (sections is not FEED_FORWARD)
+    assert policy.recurrent == ("recurrent" in sections["network"])
     game = murmur.make_env(config, N)
     seeds = np.arange(N, dtype=np.uint64)
     taken = []
@@ -115,6 +119,14 @@ def test_a_run_copied_from_another_machine_is_evaluated(tmp_path: Path) -> None:
     begin(tmp_path, FEED_FORWARD, **elsewhere)
     result = murmur.Run(tmp_path).evaluate(episodes=2)
     assert len(result.metrics["return"]) == 2
+
+
+def test_an_evaluation_says_that_actions_are_sampled(tmp_path: Path) -> None:
+    begin(tmp_path, FEED_FORWARD)
+    run = RunFolder.open(tmp_path)
+    file = run.checkpoint("latest")
+    assert run_title(run, file) == f"{tmp_path.name}, {file.name}"
+    assert run_title(run, file, ["evaluation.sample=true"]).endswith(", actions sampled")
 
 
 def test_one_environment_is_as_one_of_many(tmp_path: Path) -> None:
