@@ -44,7 +44,7 @@ DESCRIPTION = "tasks of several choices and numbers at once: learned, beside the
 NEEDS = ("gymnasium", "pettingzoo")
 
 _STEPS = 8  # of an episode
-_EPISODES = 64
+EPISODES = 64
 _CUES = 4
 _FIRST_SEED = 2**40
 
@@ -228,7 +228,7 @@ def measure(task: str, algorithm: str, seed: int, steps: int) -> dict[str, float
         seconds = time.monotonic() - started
         latest = run.latest()
         policy, _, _ = load_policy(CheckpointFolder(latest.parent, 1).load(latest))
-    environment = make_environment(plugin, _EPISODES, algorithm)
+    environment = make_environment(plugin, EPISODES, algorithm)
     try:
         return {"score": play(environment, Greedy(policy)), "seconds": seconds}
     finally:
@@ -243,7 +243,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     for task in tasks:
         _, _, algorithms, steps = TASKS[task]
         environment = make_environment(
-            PluginConfig.model_validate(environment_of(task)), _EPISODES, algorithms[0]
+            PluginConfig.model_validate(environment_of(task)), EPISODES, algorithms[0]
         )
         result[task] = {"optimum": 1.0, "random": play(environment, RandomPolicy(environment))}
         environment.close()

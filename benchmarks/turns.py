@@ -29,7 +29,7 @@ NEEDS = ("pettingzoo", "pygame")
 
 Board = tuple[int, ...]  # nine cells: 0 free, 1 the first player's, 2 the second's
 _ROWS = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
-_SIDES = ("first", "second")
+SIDES = ("first", "second")
 _PORTS = ("learner.port=0", "learner.metrics_port=0", "env_server.metrics_port=0")
 
 
@@ -42,7 +42,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
         for seed in seeds:
             policy, cpu_s = train("tictactoe", seed, moves, Path(folder))
             found: dict[str, Any] = {"CPU-seconds": round(cpu_s)}
-            for side, name in enumerate(_SIDES):
+            for side, name in enumerate(SIDES):
                 found[f"{name}, perfect player"] = play_lines(policy, side, perfect_moves)
                 found[f"{name}, any player"] = play_lines(policy, side, legal_moves)
             result[f"tictactoe, seed {seed}"] = found
@@ -50,7 +50,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
             return result
         policy, cpu_s = train("connect-four", 1, moves, Path(folder))
         found = {"CPU-seconds": round(cpu_s)}
-        for side, name in enumerate(_SIDES):
+        for side, name in enumerate(SIDES):
             found[f"{name}, random moves"] = play_random(policy, side, effort.choose(0, 50, 250))
         result["connect four, seed 1"] = found
     return result

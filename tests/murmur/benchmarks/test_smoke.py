@@ -16,6 +16,7 @@ from benchmarks import (
     benchmarl,
     learning,
     ledger,
+    sb3,
     snakes_matches,
     soak,
     sweep_curves,
@@ -222,3 +223,17 @@ def test_a_run_of_benchmarl_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     benchmarl.main()
     kept = json.loads((tmp_path / "benchmarl-navigation-mappo.json").read_text())
     assert len(kept["seeds"]["1"]["returns"]["rollout"]) == 100
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("allowed")
+def test_a_run_of_stable_baselines3_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sb3_contrib", reason="sb3-contrib is not installed")
+    monkeypatch.setattr(sb3, "RESULTS", tmp_path)
+    monkeypatch.setitem(sb3.STEPS, "factors", 2048)
+    monkeypatch.setattr(sys, "argv", ["sb3", "factors", "--seeds", "1"])
+    sb3.main()
+    kept = json.loads((tmp_path / "sb3-factors.json").read_text())
+    assert 0 < kept["seeds"]["1"]["MaskablePPO"]["score"] <= 1
