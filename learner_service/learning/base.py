@@ -339,7 +339,7 @@ def require_single(algorithm: str, spec: EnvSpec) -> None:
     """
     if not isinstance(spec.action, Composite):
         return
-    advice = "use mappo, ippo or ppo"
+    advice = "use mappo, happo, ippo or ppo"
     if not spec.action.size:
         advice += (
             f", or set environment.joint_actions: true, where {math.prod(spec.action.factors)} "
@@ -363,8 +363,8 @@ def require_bounds(algorithm: str, spec: EnvSpec) -> tuple[float, float]:
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise SpecError(
             f"{algorithm} needs actions with finite bounds, low < high; '{spec.name}' has "
-            f"[{low}, {high}]; use mappo, ippo or ppo, or bound the actions in a factory of your "
-            "own, for example with gymnasium.wrappers.TransformAction"
+            f"[{low}, {high}]; use mappo, happo, ippo or ppo, or bound the actions in a factory "
+            "of your own, for example with gymnasium.wrappers.TransformAction"
         )
     return low, high
 
@@ -462,7 +462,7 @@ def build_algorithm(
     if spec.observation(EXPERT_ACTION) and not algorithm.IMITATES:
         raise ConfigError(
             f"imitation.baseline: algorithm '{config.name}' does not imitate; set coma, mappo, "
-            "ippo or ppo, or leave imitation out"
+            "happo, ippo or ppo, or leave imitation out"
         )
     if spec.takes_turns:
         _require_turns(config.name, algorithm, spec)
