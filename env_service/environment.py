@@ -45,7 +45,7 @@ from murmur.shared.wire.timestep import Array, TimeStep
 
 # Algorithms that take several choices and numbers at once; all others, an algorithm of your own
 # too, get every combination as one choice, unless environment.joint_actions says otherwise.
-SEVERAL_PARTS = frozenset(("mappo", "ippo", "ppo"))
+SEVERAL_PARTS = frozenset(("mappo", "ippo", "ppo", "happo"))
 
 
 class VectorEnvironment(ABC):

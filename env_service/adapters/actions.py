@@ -371,7 +371,7 @@ def _require_one_kind(agents: Mapping[str, _Own]) -> None:
         ConfigError: for both, naming the agents and the fix.
     """
     fix = (
-        "only mappo, ippo and ppo take both (environment.joint_actions: false); or wrap the "
+        "only mappo, happo, ippo and ppo take both (environment.joint_actions: false); or wrap the "
         "environment in a factory of your own that gives continuous actions some fixed values to "
         "choose from"
     )
@@ -406,8 +406,8 @@ def _combinations(
     if several and count > _MOST_JOINT_ACTIONS:
         raise ConfigError(
             f"agent '{agent}' acts in {own.space}: {count} combinations, more than "
-            f"{_MOST_JOINT_ACTIONS}; use mappo, ippo or ppo with environment.joint_actions: false, "
-            "or choose some of them in a factory of your own"
+            f"{_MOST_JOINT_ACTIONS}; use mappo, happo, ippo or ppo with "
+            "environment.joint_actions: false, or choose some of them in a factory of your own"
         )
     digits = _digits(own.factors)
     read = _reader(own.space, iter(range(len(own.factors))), iter(()))

@@ -71,7 +71,7 @@ class AdapterConfig(Section):
         None,
         description="MultiDiscrete, MultiBinary, and Tuple and Dict of choices: every combination "
         "is one action, at most 4096; null: only for algorithms that make one choice, which are "
-        "all but mappo, ippo and ppo",
+        "all but mappo, happo, ippo and ppo",
     )
     arrays: tuple[str, ...] = Field(
         (),

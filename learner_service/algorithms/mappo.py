@@ -9,12 +9,14 @@ one set for each agent, with memory or without.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import override
 
+from murmur.learner_service.device.adam import Adam
 from murmur.learner_service.device.cuda_graph import Outputs
 from murmur.learner_service.device.readback import to_host
 from murmur.learner_service.layers.casting import cast_weights
@@ -50,7 +52,7 @@ from murmur.learner_service.learning.returns import (
 from murmur.learner_service.learning.rollout_rows import RecurrentStates
 from murmur.learner_service.learning.teams import Teams
 from murmur.learner_service.preprocess.running_moments import CLIPPED
-from murmur.learner_service.storage.rollout import Batch, transitions
+from murmur.learner_service.storage.rollout import Batch, Transitions, transitions
 from murmur.shared.wire.spec import ACTION_MASK
 
 
@@ -88,6 +90,23 @@ class Config(options.TeamsConfig, options.OnPolicyCriticConfig):
     initial_log_std: float = Field(-0.5, description="continuous: log deviation at the start")
 
 
+@dataclass(frozen=True)
+class Trained:
+    """Networks that one step moves.
+
+    Attributes:
+        actor: policy network of some agents or of all.
+        critic: value network of the same agents; None: the actor gives values, too.
+        learned: their optimisers, each with its network.
+        num_slices: number of their parameter groups.
+    """
+
+    actor: Actor
+    critic: nn.Module | None
+    learned: list[tuple[Adam, nn.Module]]
+    num_slices: int
+
+
 _BY_ROW = ("actor_loss", "critic_loss", "entropy", "clip_fraction", "kl")
 _NORMS = ("actor_grad_norm", "critic_grad_norm")
 _OF_THE_BATCH = ("return_mean", "advantage_std", "explained_variance")
@@ -100,6 +119,7 @@ class Mappo(OnPolicyAlgorithm):
     _OF_BATCH = len(_OF_THE_BATCH)
     _columns = ("log_prob", "advantage", "target")
     actor: Actor
+    critic: nn.Module | None
     _config: Config
 
     def _build(self) -> None:
@@ -111,24 +131,38 @@ class Mappo(OnPolicyAlgorithm):
             self._critic_inputs = CriticInputs(spec, self._options, actions=False)
         if c.share_trunk:
             require_one_trunk(c, self._network, self._actor_inputs.shape.image)
-        shape = self._critic_inputs.shape
-        encoder = self._shared_encoder(shape)
-        net = self._make_actor(policy_outputs(spec) + int(c.share_trunk), encoder)
-        self.actor = Actor(net, spec, self._slices, c.initial_log_std).to(self._device)
-        self._actor_optimizer = self._adam(self.actor, c.actor_lr, eps=1e-5)
-        self.critic: nn.Module | None = None
-        if not c.share_trunk:
-            # Without the state each agent's value is of what it sees alone.
-            self.critic = self._make_critic(shape, 1, encoder, apart=not c.centralized)
-            self._critic_optimizer = self._adam(self.critic, c.critic_lr, eps=1e-5)
-        norms, imitation = _NORMS[: len(self._learned)], IMITATION_LOGGED if self._imitates else ()
+        self.actor, self.critic = self._make_networks(self._slices)
+        self._make_optimizers()
+        norms = _NORMS[:1] if self.critic is None else _NORMS
+        imitation = IMITATION_LOGGED if self._imitates else ()
         self._of_steps = (*_BY_ROW, *imitation, *norms)
         self._logged = (*self._of_steps, *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
 
+    def _make_networks(self, slices: tuple[int, ...]) -> tuple[Actor, nn.Module | None]:
+        """Build policy and value networks of agents with these slices."""
+        c, spec, shape = self._config, self._spec, self._critic_inputs.shape
+        encoder = self._shared_encoder(shape, slices)
+        net = self._make_actor(policy_outputs(spec) + int(c.share_trunk), encoder, slices)
+        actor = Actor(net, spec, slices, c.initial_log_std).to(self._device)
+        if c.share_trunk:
+            return actor, None
+        # Without the state each agent's value is of what it sees alone.
+        return actor, self._make_critic(shape, 1, encoder, slices, apart=not c.centralized)
+
+    def _make_optimizers(self) -> None:
+        """Make the optimisers, which move the networks of all agents at once."""
+        self._actor_optimizer = self._adam(self.actor, self._config.actor_lr, eps=1e-5)
+        if self.critic is not None:
+            self._critic_optimizer = self._adam(self.critic, self._config.critic_lr, eps=1e-5)
+
     @override
     def _stages(self) -> dict[str, Callable[[Pass], None]]:
-        return {"step": self._steps}
+        return {"step": self._step_whole}
+
+    def _step_whole(self, minibatches: Pass) -> None:
+        whole = Trained(self.actor, self.critic, self._learned, self._num_slices)
+        self._steps(minibatches, whole)
 
     def precision_scalars(self) -> dict[str, Tensor]:
         """Add the number of returns that the last update clipped."""
@@ -183,19 +217,11 @@ class Mappo(OnPolicyAlgorithm):
         if c.normalize_values:
             mean, std = self.value_norm.statistics()
             value = value * std + mean
-        # 2. Targets G and advantages A = G - V by GAE, or both by V-trace; [L, B, A].
-        if t.waits is not None:  # values are those of an agent's turns; while it waits G has none
-            value = torch.cat([value[:1], value[1:].masked_fill(t.waits, 0)])
-        gamma, lambda_ = t.rates(c.gamma, c.gae_lambda)
-        if not c.vtrace_clip:
-            target = lambda_returns(t.reward, t.discount, value[1:], t.next_is_last, gamma, lambda_)
-            advantage = target - value[:-1]
-        else:
+        log_ratio = None
+        if c.vtrace_clip:
             log_ratio = (values["log_prob"][:-1] - old_log_prob).where(weight > 0, 0)
-            target, advantage = vtrace_returns(
-                *(t.reward, t.discount, value, t.next_is_last, log_ratio),
-                *(gamma, lambda_, c.vtrace_clip),
-            )
+        # 2. Targets G and advantages A = G - V, [L, B, A].
+        target, advantage = self._returns(batch, t, value, log_ratio)
         shape, sharing = weight.shape, self._sharing
         target, advantage, counted = (x.flatten(0, 1) for x in (target, advantage, weight))
         # 3. Advantages in units of their deviation, by parameter group.
@@ -218,12 +244,39 @@ class Mappo(OnPolicyAlgorithm):
         }
         return columns, weight, torch.stack([target_mean, deviation, explained]).mean(1)
 
-    def _steps(self, minibatches: Pass) -> None:
+    def _returns(
+        self, batch: Batch, t: Transitions, value: Tensor, log_ratio: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return targets and advantages by GAE, or both by V-trace; [L, B, A].
+
+        Args:
+            batch: small arrays of the batch.
+            t: its transitions.
+            value: [L + 1, B, A] values in units of rewards.
+            log_ratio: [L, B, A] log pi - log pi_old for V-trace, 0 where nothing counts; or None.
+        """
+        c = self._config
+        if t.waits is not None:  # values are those of an agent's turns; while it waits G has none
+            value = torch.cat([value[:1], value[1:].masked_fill(t.waits, 0)])
+        gamma, lambda_ = t.rates(c.gamma, c.gae_lambda)
+        if log_ratio is not None:
+            return vtrace_returns(
+                *(t.reward, t.discount, value, t.next_is_last, log_ratio),
+                *(gamma, lambda_, c.vtrace_clip),
+            )
+        target = lambda_returns(t.reward, t.discount, value[1:], t.next_is_last, gamma, lambda_)
+        return target, target - value[:-1]
+
+    def _steps(self, minibatches: Pass, of: Trained) -> None:
         """Make a step of the policy and of the value function for each minibatch.
 
         L = -E[min(r A, clip(r) A) + weight H] + E[(V - G)^2], r = pi / pi_old. Both parts are given
         as outputs of networks and their gradients. The first has that of -E[r A] where it is not
         clipped. Rows that have an expert's action raise its probability in its place.
+
+        Args:
+            minibatches: minibatches with rows of the networks' agents.
+            of: networks to move.
         """
         c, share, cost = self._config, minibatches.share, minibatches.cost  # [n, M, A]
         rates = self._schedule.rates(minibatches.counts)
@@ -232,7 +285,7 @@ class Mappo(OnPolicyAlgorithm):
             of_ratio = advantage * cost
             least = most_gain(advantage, c.clip_ratio) * cost
             of_order = share * self._schedule.entropy_weight
-            of_error = share * (2.0 if self.critic is not None else 2 * c.value_weight)
+            of_error = share * (2.0 if of.critic is not None else 2 * c.value_weight)
         log: list[Outputs] = []
         for i in range(minibatches.number):
             if rates is not None:
@@ -240,8 +293,8 @@ class Mappo(OnPolicyAlgorithm):
             rows = minibatches.at(i)
             columns, action = rows.columns, rows.columns["action"]
             # 5. pi(u | o) and V of the minibatch, [M, A].
-            with cast_weights(self._precision, *(network for _, network in self._learned)):
-                pi, value = self._evaluate(rows)
+            with cast_weights(self._precision, *(network for _, network in of.learned)):
+                pi, value = self._evaluate(rows, of)
             value = value.float()
             expert = advice(columns, pi.log_prob, rows.cost)
             # 6. Both parts of the loss.
@@ -253,35 +306,34 @@ class Mappo(OnPolicyAlgorithm):
                 error = value - columns["target"]
                 terms = [*pi.gradient(action, slope, weighted), *expert.terms]
                 terms.append((value, error * of_error[i]))
-            norms = self._precision.step_together(
-                terms, self._learned, c.max_grad_norm, self._num_slices
-            )
+            norms = self._precision.step_together(terms, of.learned, c.max_grad_norm, of.num_slices)
             told = {f"told {j}": x for j, x in enumerate(expert.logged)}
             log.append(
                 {"log_ratio": log_ratio, **pi.logged(), **told, "error": error, "norms": norms}
             )
-        self._note(minibatches, log)
+        self._note(minibatches, log, of.num_slices)
 
-    def _evaluate(self, rows: Minibatch) -> tuple[PolicyDistribution, Tensor]:
+    def _evaluate(self, rows: Minibatch, of: Trained) -> tuple[PolicyDistribution, Tensor]:
         """Return the policy's distribution and values [M, A]."""
         mask = rows.columns.get("mask")
-        if self.critic is None:
-            out, _ = forward(self.actor.network, rows.actor, rows.actor_state)
-            return self.actor.distribution(out, mask), out[..., -1]
+        if of.critic is None:
+            out, _ = forward(of.actor.network, rows.actor, rows.actor_state)
+            return of.actor.distribution(out, mask), out[..., -1]
         out, value = forward_both(
-            (self.actor.network, self.critic),
+            (of.actor.network, of.critic),
             (rows.actor, rows.critic),
             (rows.actor_state, rows.critic_state),
         )
-        return self.actor.distribution(out, mask), value.squeeze(-1)
+        return of.actor.distribution(out, mask), value.squeeze(-1)
 
     @torch.no_grad()
-    def _note(self, minibatches: Pass, log: list[Outputs]) -> None:
+    def _note(self, minibatches: Pass, log: list[Outputs], num_slices: int) -> None:
         """Add sums of `_of_steps` over minibatches, and how many minibatches count, to `_total`.
 
         Args:
             minibatches: [n, M, A] weights of their rows.
             log: log ratios, errors, what entropies and advice need [M, A], and norms of each.
+            num_slices: number of parameter groups that rows belong to.
         """
         found = {name: torch.stack([of[name] for of in log]) for name in log[0]}  # [n, M, A]
         advantage = minibatches.columns["advantage"].view_as(minibatches.share)
@@ -298,7 +350,7 @@ class Mappo(OnPolicyAlgorithm):
             loss = loss * (1 - told[1])
         # Schulman 2020, "Approximating KL divergence": (r - 1) - log r is unbiased, never < 0.
         rows = torch.stack([loss, error, entropy, clipped, grown - log_ratio, *told]).flatten(1)
-        sums = [rows @ minibatches.share.flatten() / self._num_slices, found["norms"].sum(0)]
+        sums = [rows @ minibatches.share.flatten() / num_slices, found["norms"].sum(0)]
         self._total.add_(torch.cat([*sums, minibatches.counts.sum().view(1)]))
 
     @torch.no_grad()

@@ -613,9 +613,9 @@ class JointInputs(ActorInputs):
             image = _joined_shape(image, stacked_shape(self._shared_images))
             vector += _width(self._shared)
             vector += (spec.num_agents - 1) * (size + _width(self._others))
-        own = self.shape.arrays
-        self.shape = InputShape(image, vector, own)
-        self.with_action_shape = InputShape(image, vector + size, own)
+        arrays = self.shape.arrays
+        self.shape = InputShape(image, vector, arrays)
+        self.with_action_shape = InputShape(image, vector + size, arrays)
 
     @override
     def _of_others(self, observation: Mapping[str, Tensor], action: Tensor) -> Tensor:

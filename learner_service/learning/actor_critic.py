@@ -115,13 +115,21 @@ class ActorCritic(Algorithm[B], Generic[B]):
         """Exploration values published with the policy; None if there are none."""
         return None
 
-    def _make_actor(self, num_outputs: int, encoder: Encoder | None = None) -> nn.Module:
-        """The agents' networks: [B, A, num_outputs] of observations. They train no encoder."""
+    def _make_actor(
+        self,
+        num_outputs: int,
+        encoder: Encoder | None = None,
+        slices: tuple[int, ...] | None = None,
+    ) -> nn.Module:
+        """The agents' networks: [B, A, num_outputs] of observations. They train no encoder.
+
+        Slices other than those of all agents may be given.
+        """
         return build_network(
             self._network,
             self._actor_inputs.shape,
             num_outputs,
-            self._slices,
+            slices or self._slices,
             may_remember=self.REMEMBERS,
             encoder=encoder,
             trains=False,
@@ -132,6 +140,7 @@ class ActorCritic(Algorithm[B], Generic[B]):
         shape: InputShape,
         num_outputs: int,
         encoder: Encoder | None = None,
+        slices: tuple[int, ...] | None = None,
         *,
         apart: bool,
     ) -> nn.Module:
@@ -140,7 +149,7 @@ class ActorCritic(Algorithm[B], Generic[B]):
             self._critic_network,
             shape,
             num_outputs,
-            self._slices,
+            slices or self._slices,
             may_remember=self.REMEMBERS,
             apart=apart,
             encoder=encoder,
@@ -167,11 +176,13 @@ class ActorCritic(Algorithm[B], Generic[B]):
             may_remember=self.REMEMBERS,
         ).to(self._device)
 
-    def _shared_encoder(self, critic: InputShape) -> Encoder | None:
+    def _shared_encoder(
+        self, critic: InputShape, slices: tuple[int, ...] | None = None
+    ) -> Encoder | None:
         """The convolutions that actor and critic have in common, if share_encoder is set."""
         option, wanted = "algorithm.share_encoder", getattr(self._config, "share_encoder", False)
-        shapes = self._actor_inputs.shape, critic
-        return shared_encoder(self._network, *shapes, self._slices, option) if wanted else None
+        how = self._actor_inputs.shape, critic, slices or self._slices, option
+        return shared_encoder(self._network, *how) if wanted else None
 
     def _adam(self, network: nn.Module, lr: float, **how: float) -> Adam:
         """An optimiser of what the network learns by its own gradient."""

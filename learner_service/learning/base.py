@@ -367,7 +367,7 @@ def require_single(algorithm: str, spec: EnvSpec) -> None:
     """
     if not isinstance(spec.action, Composite):
         return
-    advice = "use mappo, ippo or ppo"
+    advice = "use mappo, happo, ippo or ppo"
     if not spec.action.size:
         advice += (
             f", or set environment.joint_actions: true, where {math.prod(spec.action.factors)} "
@@ -391,8 +391,8 @@ def require_bounds(algorithm: str, spec: EnvSpec) -> tuple[float, float]:
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise SpecError(
             f"{algorithm} needs actions with finite bounds, low < high; '{spec.name}' has "
-            f"[{low}, {high}]; use mappo, ippo or ppo, or bound the actions in a factory of your "
-            "own, for example with gymnasium.wrappers.TransformAction"
+            f"[{low}, {high}]; use mappo, happo, ippo or ppo, or bound the actions in a factory "
+            "of your own, for example with gymnasium.wrappers.TransformAction"
         )
     return low, high
 
@@ -494,8 +494,8 @@ def build_algorithm(
         )
     if spec.observation(EXPERT_ACTION) and not algorithm.IMITATES:
         raise ConfigError(
-            f"imitation: algorithm '{config.name}' does not imitate; set coma, mappo, ippo or ppo, "
-            "or leave imitation out"
+            f"imitation: algorithm '{config.name}' does not imitate; set coma, mappo, happo, ippo "
+            "or ppo, or leave imitation out"
         )
     if spec.takes_turns:
         _require_turns(config.name, algorithm, spec)

@@ -422,6 +422,19 @@ class FixedShapes:
     def add_columns(self, words: Tensor) -> None:
         """Copy the columns of `prepare` to where rows are gathered from."""
         words[..., -len(self.columns) :].copy_(self._buffers["columns"][: len(words)])
+        self._loaded = None
+
+    def scale_column(self, name: str, start: int, factor: Tensor) -> None:
+        """Multiply a column of `prepare`, in the rows of a block of the first pass's minibatches.
+
+        Args:
+            name: name of the column.
+            start: first minibatch of the block.
+            factor: [rows of the block, 1] numbers to multiply by, 1 in rows of padding.
+        """
+        index = self._index(0, start)[0]
+        column = self._buffers["columns"][..., self.columns.index(name)]
+        column.index_copy_(0, index, column.index_select(0, index) * factor)
 
     @torch.no_grad()
     def _prepared(self, given: Arrays, *, steps: int, envs: int) -> Outputs:
@@ -522,18 +535,23 @@ class FixedShapes:
         algorithm = self._algorithm
         if self._loaded != (number, start):
             self._loaded = number, start
-            width, block = algorithm._width, algorithm._block
-            units = self._buffers["order"][number, start * width : (start + block) * width]
-            index = units
+            index, units = self._index(number, start)
             if memory is not None:
-                length = self._steps - 1
-                places = slice(start * width * length, (start + block) * width * length)
-                index = self._buffers["rows"][number, places]
                 self.select(_BLOCK + "memory", memory, units)
             if algorithm._single:
                 words = words.flatten(0, 1).unsqueeze(1)
             self.select(_BLOCK + _WORDS, words, index)
         return self.under(_BLOCK)
+
+    def _index(self, number: int, start: int) -> tuple[Tensor, Tensor]:
+        """Return the rows and the units of a block of minibatches; see `gather`."""
+        width, block = self._algorithm._width, self._algorithm._block
+        units = self._buffers["order"][number, start * width : (start + block) * width]
+        if not self._algorithm.memory_size:
+            return units, units
+        length = self._steps - 1
+        places = slice(start * width * length, (start + block) * width * length)
+        return self._buffers["rows"][number, places], units
 
     def select(self, name: str, x: Tensor, index: Tensor, size: int = 0) -> None:
         """Copy some rows to the buffer of this name, of `size` rows; 0: as many as there are."""

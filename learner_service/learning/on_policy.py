@@ -6,7 +6,7 @@ one would take longer.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -26,6 +26,8 @@ from murmur.learner_service.learning.returns import annealed
 from murmur.learner_service.learning.rollout_rows import RolloutRows
 from murmur.learner_service.storage.rollout import Batch
 from murmur.learner_service.storage.storage import lengthened, observed
+
+Turn = tuple[str, ...]  # names of the stages that a turn goes through
 
 
 class Schedule:
@@ -129,11 +131,11 @@ class OnPolicyAlgorithm(RolloutRows):
         self._counts = {"updates": 0}
         self._fixed = FixedShapes(self, self._columns)
         stages = self._stages()
-        self._each_stage = tuple(stages.values())
-        self._steps_in_graphs = tuple(
-            self._fixed.capture_steps(name, step, self._unused.get(name, ()))
+        self._each_stage = stages
+        self._steps_in_graphs = {
+            name: self._fixed.capture_steps(name, step, self._unused.get(name, ()))
             for name, step in stages.items()
-        )
+        }
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Learn from a rollout, in minibatches of joint rows.
@@ -166,16 +168,11 @@ class OnPolicyAlgorithm(RolloutRows):
             self.graphs.eager_calls["update"] += 1
             self._total.zero_()
             rows = self._rows(batch)
-            first = rows.of_single_agents() if self._single else rows
-            for k in range(c.data_passes):
-                seen = first
-                if k and self.transforms.draws:
-                    again = self._redrawn_rows(rows, batch)
-                    seen = again.of_single_agents() if self._single else again
-                minibatches = seen.shuffled(number, self._generator)
-                if minibatches.number:
-                    for step in self._each_stage:
-                        step(minibatches)
+            turns = self._turns()
+            for turn in turns:
+                self._learn_in_passes(rows, batch, number, turn)
+                if turn is not turns[-1]:
+                    rows = self._after_turn(rows, turn)
         self._schedule.restore()
         self._counts["updates"] += 1
         scalars = self._scalars(self._total, self._of_batch)
@@ -185,21 +182,60 @@ class OnPolicyAlgorithm(RolloutRows):
     def graph_bytes(self, rows: int) -> float:
         return self._fixed.expected_bytes(rows)
 
+    def _learn_in_passes(self, rows: Rows, batch: Batch, number: int, turn: Turn) -> None:
+        """Make all passes of a turn over the rows, in a number of minibatches."""
+        first = rows.of_single_agents() if self._single else rows
+        for k in range(self._config.data_passes):
+            seen = first
+            if k and self.transforms.draws:
+                again = self._redrawn_rows(rows, batch)
+                seen = again.of_single_agents() if self._single else again
+            minibatches = seen.shuffled(number, self._generator)
+            if minibatches.number:
+                for name in turn:
+                    self._each_stage[name](minibatches)
+
     def _learn_in_graphs(self, arrays: dict[str, Tensor], number: int) -> None:
         """Learn as `update` does, on a GPU; sums go to `_total` and `_of_batch`."""
-        fixed = self._fixed
+        fixed, turns = self._fixed, self._turns()
         fixed.load(arrays, number)
         arrays = self._completed(arrays)
         words = fixed.pack(arrays)
         fixed.prepare(words)
         memory = arrays["memory"][0] if self.memory_size else None
-        for k in range(self._config.data_passes):
-            if k and self.transforms.draws:
-                words = fixed.pack(arrays, again=True)
+        for turn in turns:
+            seen = words
+            for k in range(self._config.data_passes):
+                if k and self.transforms.draws:
+                    seen = fixed.pack(arrays, again=True)
+                    fixed.add_columns(seen)
+                for name in turn:
+                    for start in range(0, number, self._block):
+                        given = fixed.gather(seen, memory, k, start)
+                        self._call(self._steps_in_graphs[name], given)
+            if turn is not turns[-1]:
+                self._after_turn_in_graphs(words, memory, number, turn)
                 fixed.add_columns(words)
-            for steps in self._steps_in_graphs:
-                for start in range(0, number, self._block):
-                    self._call(steps, fixed.gather(words, memory, k, start))
+
+    def _turns(self) -> Sequence[Turn]:
+        """Return the turns of an update: each makes all passes, one turn after the other."""
+        return (tuple(self._each_stage),)
+
+    def _after_turn(self, rows: Rows, turn: Turn) -> Rows:
+        """Return the rows that the next turn learns from; called after all turns but the last."""
+        return rows
+
+    def _after_turn_in_graphs(
+        self, words: Tensor, memory: Tensor | None, number: int, turn: Turn
+    ) -> None:
+        """Change the columns of FixedShapes as `_after_turn` changes those of rows.
+
+        Args:
+            words: [R, A, W] rows as the first pass has them.
+            memory: [B, A, H] recurrent state of the policy before the first row, or None.
+            number: number of minibatches.
+            turn: turn that has just ended.
+        """
 
     @torch.no_grad()
     def _rows(self, batch: Batch) -> Rows:
@@ -235,7 +271,7 @@ class OnPolicyAlgorithm(RolloutRows):
     def _stages(self) -> dict[str, Callable[[Pass], None]]:
         """Return functions that step on minibatches, by name; they add to `_total`.
 
-        A pass goes through one after the other; each may be captured.
+        A pass goes through those of its turn one after the other; each may be captured.
         """
 
     def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -36,6 +36,7 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], tuple[str, ...], bool]] = {
         True,
     ),
     "mappo-vtrace": ({"name": "mappo", "vtrace_clip": 1.0, **_ROLLOUT}, ("discrete",), True),
+    "happo": ({"name": "happo", **_ROLLOUT}, ("discrete", "continuous", "images"), True),
     "coma": ({"name": "coma", **_ROLLOUT}, ("discrete", "images"), True),
     "coma-clipped": (
         {"name": "coma", **_ROLLOUT, "clip_ratio": 0.2, "normalize_advantage": True},

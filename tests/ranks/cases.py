@@ -77,7 +77,7 @@ class Case:
     @property
     def on_policy(self) -> bool:
         """Whether batches are rollouts."""
-        return self.options["name"] in ("coma", "mappo")
+        return self.options["name"] in ("coma", "mappo", "happo")
 
     def build(self, group: Group = ALONE) -> Algorithm[Any]:
         """The algorithm of one learner, or of a rank."""

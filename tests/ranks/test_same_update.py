@@ -36,6 +36,8 @@ CASES: dict[str, Any] = {
     "mappo, frozen": Case({**_MAPPO, "frozen_agents": [2]}, sharing=(0, 0, 1), mortal=False),
     "ippo": Case({**_MAPPO, "centralized": False}, mortal=False),
     "ippo, one trunk": Case({**_MAPPO, "centralized": False, "share_trunk": True}, recurrent=5),
+    "happo": Case({**_MAPPO, "name": "happo"}, sharing=False),
+    "happo, recurrent, groups": Case({**_MAPPO, "name": "happo"}, sharing=(0, 0, 1), recurrent=5),
     "coma": Case(_COMA),
     "coma, masked, own": Case(_COMA, "masked", sharing=False),
     "coma, clipped": Case({**_COMA, **_CLIPPED, "max_grad_norm": 0.05}),

@@ -125,6 +125,9 @@ ENTRIES: dict[str, Entry] = {
         ("discrete", "continuous"),
         (0, 5),
     ),
+    "happo": Entry(
+        {**_MAPPO, "name": "happo"}, ("discrete", "masked", "continuous"), (0, 5), layers=False
+    ),
     "coma": Entry({**_COMA, "max_grad_norm": 0.5}, ("discrete", "masked"), (0, 5)),
     "coma, clipped": Entry(
         {**_COMA, "clip_ratio": 0.2, "normalize_advantage": True, "entropy_weight": 0.01},
@@ -302,7 +305,7 @@ def test_agents_learn_apart_unless_they_share(case: Case) -> None:
 
 
 @pytest.mark.parametrize("recurrent", [0, 5])
-@pytest.mark.parametrize("name", ["mappo", "ippo", "coma", "coma, clipped"])
+@pytest.mark.parametrize("name", ["mappo", "ippo", "happo", "coma", "coma, clipped"])
 def test_rows_on_which_nobody_acted_teach_nothing(name: str, recurrent: int) -> None:
     """Environments that fail at once bring nothing else: that is no reason for a run to end."""
     case = Case(ENTRIES[name], "discrete", True, recurrent)
@@ -399,7 +402,7 @@ def test_alive_agent_learns_as_much_whoever_else_is_alive(name: str, recurrent: 
     assert max(x.abs().max() for x in alone) > 1e-3
 
 
-@pytest.mark.parametrize("name", [n for n in ENTRIES if n not in ("qmix", "vdn")])
+@pytest.mark.parametrize("name", [n for n in ENTRIES if n not in ("happo", "qmix", "vdn")])
 def test_own_rewards_do_not_change_other_agents_networks(name: str) -> None:
     entry = ENTRIES[name]
     options = {**entry.options, "actor_lr": 1e-2}

@@ -226,7 +226,7 @@ def test_one_outlier_leaves_a_learned_policy() -> None:
     assert ends[1] > ends[0] - 0.02
 
 
-NAMES = ("mappo", "coma", "maddpg", "masac", "qmix", "vdn")
+NAMES = ("mappo", "happo", "coma", "maddpg", "masac", "qmix", "vdn")
 
 
 @pytest.mark.parametrize("name", NAMES)
