@@ -72,8 +72,8 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
             explained = [loads(state, seed, effort.choose(2, 100, 100)) for seed in seeds]
             result["loads"][f"state: {state}"] = {"known": known, "explained variance": explained}
         seekers = [hiding(seed, effort.choose(2, 60, 60), 200) for seed in seeds]
-        known = {"known": 1.0, "best against any hider": round(2 / 3, 3)}
-        result["hiding"] = {"two hiders of other trainings": {**known, "seekers": seekers}}
+        answer = {"known": 1.0, "best against any hider": round(2 / 3, 3)}
+        result["hiding"] = {"two hiders of other trainings": {**answer, "seekers": seekers}}
     finally:
         torch.set_num_threads(before)
     result["CPU-seconds"] = round(time.process_time() - started)
@@ -124,7 +124,7 @@ def hiding(seed: int, updates: int, episodes: int) -> float:
         episodes: episodes to play at the end, half of them against each hider.
     """
     environment = Hiding(_ENVS, lure=1)
-    teams = {"teams": {"seeker": {}, "hider": {}}}
+    teams: dict[str, Any] = {"teams": {"seeker": {}, "hider": {}}}
     every = _build("ippo", environment.spec, seed, _FAST | teams)
     _train(every, environment, seed, updates)
     whole = View.of("", (0, 1, 2), environment.spec, centralized=False)
@@ -225,7 +225,7 @@ def _train(
     assert isinstance(storage, RolloutStorage)
     storage.expect(_ENVS)
     generator = torch.Generator().manual_seed(seed)
-    policy, explained = algorithm.snapshot(), []
+    policy, explained = algorithm.snapshot(), list[float]()
     while len(explained) < updates:
         unroll = storage.begin(_ENVS, 0, 0)
         played = _episode(policy, environment, generator, seed + len(explained))

@@ -27,7 +27,7 @@ class _Episodes(VectorEnvironment):
         reward[restart] = 0
         self._age = np.where(restart, 0, self._age + 1)
         for env in np.flatnonzero(restart):
-            self.begin(env, np.random.default_rng(seeds[env]))
+            self.begin(int(env), np.random.default_rng(seeds[env]))
         last = self._age == self.spec.max_episode_steps
         kinds = np.where(restart, _FIRST, np.where(last, _LAST, _MID)).astype(np.uint8)
         discount = np.where(last, 0, 1).astype(np.float32)
@@ -79,11 +79,11 @@ class Prizes(_Episodes):
     def pay(self, action: Array, age: NDArray[np.int64]) -> NDArray[np.float32]:
         taken = self._there & (action == 1)
         at = np.minimum(age, len(self.PRIZES) - 1)
-        reward = taken * self.PRIZES[at][:, None]
+        reward: NDArray[np.float32] = taken * self.PRIZES[at][:, None]
         late = (age == len(self.PRIZES) - 1) & self._there[:, 1]
         reward[:, [0, 2]] *= ~late[:, None]
         self._there &= ~taken
-        return reward.astype(np.float32)
+        return reward
 
     @override
     def observe(self, age: NDArray[np.int64]) -> dict[str, Array]:
@@ -159,7 +159,9 @@ class Loads(_Episodes):
 
     @override
     def pay(self, action: Array, age: NDArray[np.int64]) -> NDArray[np.float32]:
-        return (self._loads + 0.01 * action).astype(np.float32)
+        bonus = np.float32(0.01) * (action == 1)
+        reward: NDArray[np.float32] = self._loads + bonus.astype(np.float32)
+        return reward
 
     @override
     def observe(self, age: NDArray[np.int64]) -> dict[str, Array]:

@@ -81,7 +81,8 @@ class View:
         start, stop = agents[0], agents[-1] + 1
         if len(agents) == stop - start:
             return x.narrow(axis, start, len(agents))
-        return x.index_select(axis, torch.tensor(agents, device=x.device))
+        # Not by an index: its copy to the device could be in no CUDA graph.
+        return torch.stack([x.select(axis, agent) for agent in agents], axis)
 
     def observation(self, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the team's part of observations [B, A, ...] or [B, ...], to act on."""
