@@ -1,7 +1,7 @@
 """A trained policy for another number of agents, where nothing that it is fed depends on theirs.
 
 Agents that share one network are rows of it: the policy's weights are those of the checkpoint, and
-what only learning needs, such as critics, is made anew and not used.
+what only learning needs, such as critics, is untrained and not used.
 """
 
 from collections.abc import Mapping

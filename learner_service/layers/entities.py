@@ -101,7 +101,7 @@ class VectorLayout:
     def entities(self, vector: Tensor, of: EntitySet) -> tuple[Tensor, Tensor]:
         """Return a set's entities [..., E, D] and which are there, [..., E] bool."""
         x = vector[..., of.start : of.start + of.count * of.width]
-        x = x.unflatten(-1, (of.count, of.width))
+        x = x.view(*x.shape[:-1], of.count, of.width)
         if of.mask is None:
             return x, torch.ones_like(x[..., 0], dtype=torch.bool)
         return x, vector[..., of.mask : of.mask + of.count] > 0
@@ -165,7 +165,8 @@ def linear(inputs: int, outputs: int, config: LayersConfig) -> StackedLinear:
 
 def encoder(inputs: int, width: int, config: LayersConfig) -> nn.Sequential:
     """Build two hidden linear layers with what the options put after each."""
-    return linear_layers([inputs, width, width, 1], (0,), config)[:-1]
+    *hidden, _ = linear_layers([inputs, width, width, 1], (0,), config)
+    return nn.Sequential(*hidden)
 
 
 def apply(layer: nn.Module, x: Tensor) -> Tensor:
@@ -189,11 +190,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, heads: int) 
     Returns:
         [B, T, W].
     """
-    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key, value))
+    q, k, v = (x.view(*x.shape[:2], heads, -1).transpose(1, 2) for x in (query, key, value))
     seen = seen.unsqueeze(1)
     score = (q @ k.transpose(2, 3)).float() / math.sqrt(q.shape[-1])  # [B, heads, T, S]
     weight = score.masked_fill(~seen, ILLEGAL).softmax(-1) * seen
-    return (weight.to(v.dtype) @ v).transpose(1, 2).flatten(2)
+    out: Tensor = (weight.to(v.dtype) @ v).transpose(1, 2).flatten(2)
+    return out
 
 
 class SelfAttention(nn.Module):

@@ -108,7 +108,7 @@ class AttentionNetwork(nn.Module):
             x = attention(x, seen)  # [B * A, 1 + entities, W]
         weight = seen.to(x.dtype).unsqueeze(1)
         mean = (weight @ x).squeeze(1) / weight.sum(-1)
-        joined = self.join(torch.cat([x[:, 0], mean], -1)).relu()
+        joined = F.relu(self.join(torch.cat([x[:, 0], mean], -1)))
         return joined.view(*own.shape[:2], -1)
 
 

@@ -67,7 +67,7 @@ def test_recurrent_mlp_that_is_told_no_number_acts_for_any() -> None:
 
 
 def test_another_number_of_entities() -> None:
-    """As where each other agent is an entity; a critic of more numbers is made anew."""
+    """As where each other agent is an entity; a critic of more numbers is untrained."""
     spec = replace(SPEC, observations=(OWN, *FOES))
     state = checkpoint(spec, MAPPO, {**ATTENTION, "communication": False})
     more = (OWN, replace(FOES[0], shape=(4, 2)), replace(FOES[1], shape=(4,)))
