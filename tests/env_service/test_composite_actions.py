@@ -101,7 +101,9 @@ def test_a_choice_that_an_agent_lacks_is_refused() -> None:
 def test_spaces_that_stay_refused_are_named() -> None:
     with pytest.raises(ConfigError, match=r"acts in a Text space at 'say\.1'; murmur takes Discr"):
         ActionLayout({"a": Dict({"say": Tuple((Discrete(2), Text(3)))})})
-    with pytest.raises(ConfigError, match="choices and numbers at once; only mappo, happo, ippo and ppo"):
+    with pytest.raises(
+        ConfigError, match="choices and numbers at once; only mappo, happo, ippo and ppo"
+    ):
         ActionLayout(SPACES["tuple"][0], joint=True)
 
 

@@ -226,7 +226,9 @@ def test_actions_with_one_bound_keep_it(low: float, high: float) -> None:
 
 def test_too_many_combinations_of_actions_are_refused() -> None:
     assert ActionLayout({"agent": MultiBinary(12)}, joint=True).spec == contract.Discrete(4096)
-    with pytest.raises(ConfigError, match="8192 combinations, more than 4096; use mappo, happo, ippo or"):
+    with pytest.raises(
+        ConfigError, match="8192 combinations, more than 4096; use mappo, happo, ippo or"
+    ):
         ActionLayout({"agent": MultiBinary(13)}, joint=True)
     assert ActionLayout({"agent": MultiBinary(13)}).spec == contract.Composite((2,) * 13)
 
