@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from murmur.learner_service.algorithms import mappo
 from murmur.learner_service.algorithms.mappo import Mappo, Trained
+from murmur.learner_service.device.adam import Adam
 from murmur.learner_service.device.cuda_graph import Outputs
 from murmur.learner_service.layers.forward import forward_rows
 from murmur.learner_service.layers.inputs import Inputs
@@ -31,6 +32,7 @@ from murmur.learner_service.layers.stacked import Sharing
 from murmur.learner_service.learning.minibatches import Pass, Rows
 from murmur.learner_service.learning.on_policy import Turn
 from murmur.learner_service.learning.options import SharingConfig
+from murmur.learner_service.learning.policies import Actor
 from murmur.learner_service.learning.returns import mean_over
 from murmur.learner_service.storage.rollout import Batch, Transitions
 from murmur.learner_service.storage.storage import OBSERVATION
@@ -74,19 +76,18 @@ class Member:
 
     def rows(self, minibatches: Pass) -> Pass:
         """Select the agents' part of minibatches."""
-        of_all = minibatches
-        actor = of_all.actor.each(self.of)
-        share = of_all.share.index_select(2, self.agents)
+        actor, same = minibatches.actor.each(self.of), minibatches.critic is minibatches.actor
+        share = minibatches.share.index_select(2, self.agents)
         return replace(
-            of_all,
+            minibatches,
             actor=actor,
-            critic=actor if of_all.critic is of_all.actor else of_all.critic.each(self.of),
-            columns={name: self.of(x) for name, x in of_all.columns.items()},
+            critic=actor if same else minibatches.critic.each(self.of),
+            columns={name: self.of(x) for name, x in minibatches.columns.items()},
             share=share,
             cost=-share,
-            sharing=of_all.sharing[self.group : self.group + 1].index_select(1, self.agents),
-            actor_state=self.state(of_all.actor_state),
-            critic_state=self.state(of_all.critic_state),
+            sharing=self.of(minibatches.sharing[self.group : self.group + 1]),
+            actor_state=self.state(minibatches.actor_state),
+            critic_state=self.state(minibatches.critic_state),
         )
 
 
@@ -108,11 +109,13 @@ class Happo(Mappo):
         for group in range(self._num_slices):
             agents = [agent for agent, of in enumerate(self._slices) if of == group]
             actor, critic = self._networks_of(group, agents)
-            learned = [(self._adam(actor, c.actor_lr, eps=1e-5), actor)]
-            if critic is not None:
-                learned.append((self._adam(critic, c.critic_lr, eps=1e-5), critic))
-            for name, (adam, _) in zip(("actor", "critic"), learned, strict=False):
-                self.keep(**{f"{name}_optimizer_{group}": adam})
+            learned: list[tuple[Adam, nn.Module]] = []
+            rates = ("actor", actor, c.actor_lr), ("critic", critic, c.critic_lr)
+            for name, network, rate in rates:
+                if network is not None:
+                    adam = self._adam(network, rate, eps=1e-5)
+                    learned.append((adam, network))
+                    self.keep(**{f"{name}_optimizer_{group}": adam})
             if not set(agents) <= set(c.frozen_agents):
                 numbers = torch.tensor(agents, device=self._device)
                 member = Member(group, numbers, Trained(actor, critic, learned, 1))
@@ -123,7 +126,7 @@ class Happo(Mappo):
         super()._prepare()
         self._counts["order_seed"] = self._seed
 
-    def _networks_of(self, group: int, agents: list[int]) -> tuple[mappo.Actor, nn.Module | None]:
+    def _networks_of(self, group: int, agents: list[int]) -> tuple[Actor, nn.Module | None]:
         """Build networks of some agents whose weights are views of the group's slice."""
         if self._num_slices == 1:
             return self.actor, self.critic

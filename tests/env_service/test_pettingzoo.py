@@ -934,8 +934,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "mixed": (
         f"{__name__}:flawed",
         {"arguments": {"flaw": "mixed"}, "joint_actions": True},
-        "agents 'b' have continuous actions, 'a', 'c' discrete ones; only mappo, happo, ippo and "
-        "ppo take",
+        "agents 'b' have continuous actions, 'a', 'c' discrete ones; only mappo, happo",
     ),
     "text": (
         f"{__name__}:flawed",

@@ -174,9 +174,9 @@ def plain_update(happo: Happo, batch: Batch, order: list[int]) -> list[list[Tens
         row = {k: x[t, b : b + 1] for k, x in batch.observation().items()}
         seen[t, b] = happo._actor_inputs(row).vector[0], happo._critic_inputs(row).vector[0]
         values = [plain_forward(critics[a], seen[t, b][1][a])[0, 0] for a in range(agents)]
-        living = [v for a, v in enumerate(values) if alive[t, b, a]]
-        if living:
-            team_value[t, b] = sum(living) / len(living)
+        of_alive = [v for a, v in enumerate(values) if alive[t, b, a]]
+        if of_alive:
+            team_value[t, b] = sum(of_alive) / len(of_alive)
     advantage, target = torch.zeros(length, envs), torch.zeros(length, envs)
     for t in range(length - 2, -1, -1):
         for b in range(envs):
@@ -225,9 +225,9 @@ def test_an_update_equals_a_plain_one() -> None:
     options = {**PASSES, "gamma": 0.9, "normalize_values": False, "max_grad_norm": 0.3}
     happo, plain = make(spec, **options), make(spec, **options)
     batch = rollout(happo, spec, 0, (0, 1, 2))
-    living = torch.rand(batch.arrays["reward"].shape, generator=torch.Generator().manual_seed(5))
-    batch.arrays[OBSERVATION + AGENT_MASK] = (living < 0.8).to(torch.uint8)
-    batch.arrays["log_prob"] += 0.8 * living - 0.4  # of an older policy
+    noise = torch.rand(batch.arrays["reward"].shape, generator=torch.Generator().manual_seed(5))
+    batch.arrays[OBSERVATION + AGENT_MASK] = (noise < 0.8).to(torch.uint8)
+    batch.arrays["log_prob"] += 0.8 * noise - 0.4  # of an older policy
     order = [int(name[-1]) for (name,) in happo._turns()]
     log = happo.update(copy.deepcopy(batch))
     assert 0.1 < float(log["clip_fraction"]) < 0.9
