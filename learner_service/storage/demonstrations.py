@@ -78,7 +78,8 @@ class Demonstrations:
         dataset.require_spec(spec)
         self.updates = updates
         self._extras, self._frames = extras, frames
-        self._device, self._seed, self._agents = device, seed, spec.num_agents
+        self._device, self._seed = device, seed
+        self._agents = spec.num_agents
         parts = list(dataset.parts())
         self._episodes = Episodes(
             {name: np.concatenate([p.arrays[name] for p in parts]) for name in parts[0].arrays},

@@ -308,8 +308,8 @@ def first_breach(episodes: Episodes, spec: EnvSpec) -> str:
         kind, must = arrays["step_type"][row], StepType(order[row]).name
         return f"step_type {kind}, where {must} must be, {at(row)}"
     observed = {o.name: arrays[OBSERVATION + o.name] for o in spec.observations}
-    step_type, reward, discount = (arrays[k] for k in ("step_type", "reward", "discount"))
-    timestep = TimeStep(step_type, reward, discount, observed)  # type: ignore[arg-type]
+    first = [arrays[name] for name in ("step_type", "reward", "discount")]
+    timestep = TimeStep(*first, observed)  # type: ignore[arg-type]
     check = RowCheck(spec, rows)
     if not check.passes(timestep):
         for row, what in sorted(check.broken(timestep).items()):
