@@ -17,6 +17,7 @@ import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -151,6 +152,12 @@ class Dataset:
             )
         if not header.episodes:
             raise ConfigError(f"{self._where}: it has no episodes; record some")
+        listed = sorted(file.name for file in header.files)
+        there = {path.name for path in self.folder.glob("episodes-*.npz")}
+        if other := [*there.difference(listed), *(a for a, b in pairwise(listed) if a == b)]:
+            raise ConfigError(
+                f"{self._where}: {other[0]} is not in {HEADER}, or twice; record it again"
+            )
         try:
             self.spec = spec_from_proto(json_format.ParseDict(header.spec, pb.EnvSpec()))
         except (json_format.ParseError, MurmurError) as error:
