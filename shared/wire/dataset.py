@@ -315,8 +315,12 @@ def first_breach(episodes: Episodes, spec: EnvSpec) -> str:
         kind, must = arrays["step_type"][row], StepType(order[row]).name
         return f"step_type {kind}, where {must} must be, {at(row)}"
     observed = {o.name: arrays[OBSERVATION + o.name] for o in spec.observations}
-    first = [arrays[name] for name in ("step_type", "reward", "discount")]
-    timestep = TimeStep(*first, observed)  # type: ignore[arg-type]
+    timestep = TimeStep(
+        arrays["step_type"],  # type: ignore[arg-type]
+        arrays["reward"],  # type: ignore[arg-type]
+        arrays["discount"],  # type: ignore[arg-type]
+        observed,
+    )
     check = RowCheck(spec, rows)
     if not check.passes(timestep):
         for row, what in sorted(check.broken(timestep).items()):
