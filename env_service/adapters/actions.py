@@ -249,7 +249,8 @@ class ActionLayout:
         Raises:
             ValueError: if it is not of the space.
         """
-        own, choices, numbers = self._own[0], list[int](), list[float]()
+        own = self._own[0]
+        choices, numbers = list[int](), list[float]()
         _take_apart(own.space, action, choices, numbers)
         if isinstance(self.spec, Discrete):
             return np.asarray(np.ravel_multi_index(choices, own.factors), np.int32)

@@ -12,7 +12,9 @@ from murmur.shared.process.process import logger
 from murmur.shared.wire.dataset import OBSERVATION, Dataset, Episodes
 from murmur.shared.wire.spec import (
     ACTION_MASK,
+    AGENT_MASK,
     EXPERT_ACTION,
+    TURN_MASK,
     EnvSpec,
     action_factors,
     factor_starts,
@@ -76,7 +78,8 @@ class Demonstrations:
         dataset.require_spec(spec)
         self.updates = updates
         self._extras, self._frames = extras, frames
-        self._device, self._seed, self._agents = device, seed, spec.num_agents
+        self._device, self._seed = device, seed
+        self._agents = spec.num_agents
         parts = list(dataset.parts())
         self._episodes = Episodes(
             {name: np.concatenate([p.arrays[name] for p in parts]) for name in parts[0].arrays},
@@ -131,4 +134,6 @@ def _hide_illegal(expert: Array, episodes: Episodes, spec: EnvSpec) -> int:
     illegal = (np.take_along_axis(mask, index, -1) == 0).any(-1)
     expert[illegal] = not_told(expert)
     illegal[np.cumsum(episodes.length) - 1] = False  # of LAST rows no action was taken
+    for name in (AGENT_MASK, TURN_MASK):  # nor of agents that are gone, or wait
+        illegal &= episodes.arrays.get(OBSERVATION + name, np.ones_like(illegal)) != 0
     return int(illegal.sum())

@@ -94,7 +94,8 @@ def record(
         from murmur.env_service.adapters.minari import POLICY, replaying
 
         played, total = replaying(settings, minari)
-        baseline, first_seed, episodes = POLICY, 0, min(episodes or total, total)
+        baseline, first_seed = POLICY, 0
+        episodes = min(episodes or total, total)
     episodes = episodes or _EPISODES
     if not minari:
         source["first_seed"] = first_seed

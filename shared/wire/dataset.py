@@ -17,6 +17,7 @@ import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -151,6 +152,12 @@ class Dataset:
             )
         if not header.episodes:
             raise ConfigError(f"{self._where}: it has no episodes; record some")
+        listed = sorted(file.name for file in header.files)
+        there = {path.name for path in self.folder.glob("episodes-*.npz")}
+        if other := [*there.difference(listed), *(a for a, b in pairwise(listed) if a == b)]:
+            raise ConfigError(
+                f"{self._where}: {other[0]} is not in {HEADER}, or twice; record it again"
+            )
         try:
             self.spec = spec_from_proto(json_format.ParseDict(header.spec, pb.EnvSpec()))
         except (json_format.ParseError, MurmurError) as error:
@@ -308,8 +315,12 @@ def first_breach(episodes: Episodes, spec: EnvSpec) -> str:
         kind, must = arrays["step_type"][row], StepType(order[row]).name
         return f"step_type {kind}, where {must} must be, {at(row)}"
     observed = {o.name: arrays[OBSERVATION + o.name] for o in spec.observations}
-    step_type, reward, discount = (arrays[k] for k in ("step_type", "reward", "discount"))
-    timestep = TimeStep(step_type, reward, discount, observed)  # type: ignore[arg-type]
+    timestep = TimeStep(
+        arrays["step_type"],  # type: ignore[arg-type]
+        arrays["reward"],  # type: ignore[arg-type]
+        arrays["discount"],  # type: ignore[arg-type]
+        observed,
+    )
     check = RowCheck(spec, rows)
     if not check.passes(timestep):
         for row, what in sorted(check.broken(timestep).items()):

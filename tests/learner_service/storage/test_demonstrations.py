@@ -138,6 +138,23 @@ def test_stacks_of_frames_begin_with_what_came_before(tmp_path: Path) -> None:
         assert previous == [max(row - 2, first), max(row - 1, first)]
 
 
+def test_networks_of_stacked_frames_are_cloned(tmp_path: Path) -> None:
+    spec = spec_of(Discrete(CUES), ArraySpec("image", "uint8", (1, 1, 1)))
+    folder = dataset(tmp_path / "data", spec)
+    network = {"name": "cnn", "channels": (3,), "kernels": (1,), "strides": (1,), "hidden": (8,)}
+    algorithm = cloner("mappo", spec, folder, {**network, "frame_stack": 3})
+    storage = algorithm.make_storage(spec, 1)
+    assert isinstance(storage, RolloutStorage)
+    storage.demonstrations = demonstrations(
+        folder, spec, extras=algorithm.extras, frames=algorithm.frames
+    )
+    batch = storage.sample(0, 0.0)
+    assert batch is not None
+    scalars = algorithm.update(algorithm.transforms.batch(batch, 0))
+    assert float(scalars["imitation_share"]) == pytest.approx(1)
+    assert all(math.isfinite(x) for x in scalars.values())
+
+
 def test_environments_wait_until_the_last_update_of_cloning(tmp_path: Path) -> None:
     spec = spec_of(Discrete(CUES))
     storage = RolloutStorage(spec, 4, 16, 1, CPU, {"log_prob": ()})
@@ -161,12 +178,14 @@ def test_environments_wait_until_the_last_update_of_cloning(tmp_path: Path) -> N
     assert woken
 
 
-def cloner(name: str, spec: EnvSpec, folder: str) -> Algorithm[Any]:
+def cloner(
+    name: str, spec: EnvSpec, folder: str, network: dict[str, Any] | None = None
+) -> Algorithm[Any]:
     options = {"batch_size": 64, "batch_number": 2, "actor_lr": 0.01, "unroll_steps": 5}
     return build_algorithm(
         PluginConfig(name=name, **options),
         spec,
-        PluginConfig(name="mlp", hidden=[16]),
+        PluginConfig(**(network or {"name": "mlp", "hidden": [16]})),
         Precision("fp32", CPU),
         CPU,
         3,

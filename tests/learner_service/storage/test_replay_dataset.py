@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.learning.base import build_algorithm
 from murmur.learner_service.storage.frames import find_frames
 from murmur.learner_service.storage.replay import ReplayConfig, ReplayStorage, SequenceReplay
+from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.dataset import DatasetWriter
 from murmur.shared.wire.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
@@ -54,14 +57,14 @@ def episode(number: int, steps: int, *, terminated: bool) -> dict[str, Array]:
     }
 
 
-def dataset(folder: Path, *lengths: int, a_file: int = 2) -> str:
+def dataset(folder: Path, *lengths: int, a_file: int = 2, spec: EnvSpec = SPEC) -> str:
     """Write episodes of these lengths, every second one terminated."""
     with DatasetWriter(folder, {"baseline": "greedy"}, {}) as writer:
         for number, steps in enumerate(lengths):
             if number % a_file == 0:
                 writer.keep()
                 if not number:
-                    writer.begin(SPEC)
+                    writer.begin(spec)
             writer.add(episode(number, steps, terminated=number % 2 == 1), number)
     return str(folder)
 
@@ -205,6 +208,35 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         replay(other, dataset=folder, capacity_rows=96).fill()
     with pytest.raises(ConfigError, match="not supported with a recurrent network"):
         replay(kind=SequenceReplay, dataset=folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["ddpg", "td3", "sac", "maddpg", "matd3", "masac", "iql", "qmix", "vdn"]
+)
+def test_every_algorithm_with_a_replay_learns_from_it(name: str, tmp_path: Path) -> None:
+    spec = replace(SPEC, observations=(SPEC.observations[0], SPEC.observations[2]))
+    options = {
+        "capacity_rows": 64,
+        "start_rows": 8,
+        "batch_size": 8,
+        "unroll_steps": 4,
+        "dataset": dataset(tmp_path / "data", 6, 5, spec=spec),
+    }
+    algorithm = build_algorithm(
+        PluginConfig(name=name, replay=options),
+        spec,
+        PluginConfig(name="mlp", hidden=[8]),
+        Precision("fp32", CPU),
+        CPU,
+        0,
+    )
+    storage = algorithm.make_storage(spec, None)
+    assert isinstance(storage, ReplayStorage)
+    storage.fill()
+    batch = storage.sample(0, 0.0)
+    assert batch is not None
+    scalars = algorithm.update(algorithm.transforms.batch(batch, 0))
+    assert all(torch.isfinite(x) for x in scalars.values())
 
 
 def test_without_a_dataset_nothing_changes() -> None:

@@ -232,6 +232,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         header(lambda d: d.update(files=[], episodes=0, transitions=0)),
         "it has no episodes",
     ),
+    "a file too many": (
+        lambda f: (f / "episodes-00001.npz").write_bytes(b"x"),  # type: ignore[dict-item, return-value]
+        "episodes-00001.npz is not in dataset.json",
+    ),
+    "a file twice": (
+        header(lambda d: d.update(files=d["files"] * 2, episodes=4, transitions=8)),
+        "episodes-00000.npz is not in dataset.json, or twice",
+    ),
     "a spec without agents": (
         header(lambda d: d["spec"].update(num_agents=0)),
         "has no valid spec",

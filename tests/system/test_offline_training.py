@@ -1,0 +1,57 @@
+"""Whole runs that begin with a dataset: in turn equal bit for bit, also when resumed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from murmur.cli.record import record
+from tests.system.conftest import Training
+
+pytestmark = [pytest.mark.system, pytest.mark.long]
+
+EXPERIMENT = """
+environment: {{name: spread}}
+env_server: {{num_workers: 1, envs_per_worker: 8, sessions_per_worker: 2, metrics_port: 0}}
+algorithm: {algorithm}
+imitation: {{dataset: '{cloned}', updates: 5}}
+network: {{name: mlp, hidden: [16]}}
+learner: {{port: 0, metrics_port: 0, pipeline: sync, log_every_s: 0.000001}}
+"""
+CLONING = "{name: mappo, batch_size: 60, batch_number: 2, unroll_steps: 5}"
+FILLED = (
+    "{{name: qmix, replay: {{capacity_rows: 2000, start_rows: 64, batch_size: 32, "
+    "update_interval: 64, unroll_steps: 4, dataset: '{folder}'}}}}"
+)
+
+
+@pytest.fixture
+def started() -> Iterator[list[Training]]:
+    runs: list[Training] = []
+    yield runs
+    for run in runs:
+        run.close()
+
+
+@pytest.mark.parametrize("kind", ["cloning", "filled"])
+def test_runs_are_equal_and_resume_to_the_bit(
+    kind: str, tmp_path: Path, started: list[Training]
+) -> None:
+    folder = tmp_path / "data"
+    record(out=folder, baseline="assignment", config="spread", episodes=16)
+    config = tmp_path / "spread.yaml"
+    algorithm = CLONING if kind == "cloning" else FILLED.format(folder=folder)
+    cloned = folder if kind == "cloning" else ""
+    config.write_text(EXPERIMENT.format(algorithm=algorithm, cloned=cloned))
+
+    def train(run: str, updates: int, *more: str) -> Training:
+        limit = ["--set", f"run.max_updates={updates}"]
+        started.append(Training(config, tmp_path / run, [*limit, *more]))
+        assert started[-1].wait() == 0, started[-1].output()
+        return started[-1]
+
+    whole = train("whole", 8).losses()
+    train("halves", 3)  # in the middle of cloning
+    halves = train("halves", 8, "--resume").losses()
+    assert sorted(whole) == list(range(1, 9))
+    assert halves == whole
