@@ -102,7 +102,7 @@ def test_folder_deleted_during_training_is_reported(
     assert CheckpointFolder(folder, 1).load_latest()[1]["progress"]["updates"] > 1
 
 
-def test_what_was_measured_is_kept_and_what_was_configured_is_not(tmp_path: Path) -> None:
+def test_what_was_measured_is_kept_apart_from_what_was_given(tmp_path: Path) -> None:
     """Unrolls of an update are configured; their length and the lag are chosen by the speed."""
     config = load("spread", ["algorithm.unrolls_per_update=8"], {})
     folder = RunFolder(
