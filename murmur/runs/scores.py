@@ -143,17 +143,22 @@ class Pace:
     """Pace of a run in its latest minutes, which foretells its end.
 
     It counts from this start of the run: a resumed run has made its first part at a pace of before.
+    Nor does the time count in which environments start, or compile themselves.
     """
 
     def __init__(self, run: RunConfig) -> None:
         """Know no pace yet."""
         self._run = run
         self._seen: deque[tuple[float, dict[str, float]]] = deque()
+        self._rows_at_start: int | None = None
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Take in a record of progress."""
-        now = float(record.get("seconds", 0.0))
-        if self._seen and now < self._seen[-1][0]:  # the learner went back to a checkpoint
+        now, rows = float(record.get("seconds", 0.0)), record.get("rows_received")
+        if not self._seen or now < self._seen[-1][0]:  # the learner went back to a checkpoint
+            self._seen.clear()
+            self._rows_at_start = rows
+        elif rows is not None and rows == self._rows_at_start:  # environments start
             self._seen.clear()
         self._seen.append((now, completed_shares(self._run, record)))
         while self._seen[0][0] < now - _PACE_S:

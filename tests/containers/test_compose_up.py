@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import urllib.parse
 import urllib.request
@@ -372,6 +373,19 @@ def test_an_environment_outside_the_repository(stack: Stack, tmp_path: Path) -> 
             stack.compose(*OWN, "build", "env")
             stack.compose(*OWN, "up", "-d", "learner", "env", "prometheus")
             stack.until("updates", lambda: _updates_of(stack, "meet") > 0, 600)
+            # Its run, copied out, needs none of the containers' networks and folders.
+            stack.compose(*OWN, "stop", "learner")
+            stack.compose(*OWN, "cp", "learner:/runs/.", str(tmp_path / "runs"))
+            evaluate = [sys.executable, "-P", "-m", "murmur", "evaluate", "runs/meet"]
+            done = subprocess.run(
+                [*evaluate, "--episodes", "2"],
+                cwd=tmp_path,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
             # A change of the code needs no new image.
             (tmp_path / "meet.py").write_text("raise RuntimeError('changed here')\n")
             run = ["run", "--rm", "--no-deps", "env", "check-env", "meet:Meet"]

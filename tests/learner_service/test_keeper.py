@@ -12,9 +12,15 @@ from murmur.learner_service.app import run_learner
 from murmur.learner_service.checkpoint import CheckpointFolder
 from murmur.learner_service.device.device import select_device
 from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.keeper import RunFolder
+from murmur.learner_service.ranks.group import ALONE
+from murmur.learner_service.storage.flight import Flight
 from murmur.learner_service.tuning.batch_size import require_nothing_measured
+from murmur.learner_service.tuning.resolve import resolve
+from murmur.shared.config.files import load
 from murmur.shared.config.learner import LearnerConfig
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.process.run_lock import RunLock
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import FIRST, MID, row, vector_spec
 from tests.waiting import wait_until
@@ -94,3 +100,18 @@ def test_folder_deleted_during_training_is_reported(
     assert len(said) == 1
     assert said[0].startswith(f"run folder {folder} was deleted while the run trains")
     assert CheckpointFolder(folder, 1).load_latest()[1]["progress"]["updates"] > 1
+
+
+def test_what_was_measured_is_kept_apart_from_what_was_given(tmp_path: Path) -> None:
+    """Unrolls of an update are configured; their length and the lag are chosen by the speed."""
+    config = load("spread", ["algorithm.unrolls_per_update=8"], {})
+    folder = RunFolder(
+        tmp_path, CheckpointFolder(tmp_path, 1), RunLock(None), ALONE, threading.Event()
+    )
+    folder.completed = lambda: resolve(config, flight=Flight(22, 8, 2))
+    folder.keep_measured(resolve(config))
+    kept = json.loads((tmp_path / "measured.json").read_text())
+    assert kept == {"algorithm.unroll_steps": 22, "learner.max_policy_lag": 2}
+    written = load(str(tmp_path / "config.yaml"), [], {})
+    assert written.algorithm.options["unroll_steps"] == 22
+    assert written.algorithm.options["unrolls_per_update"] == 8

@@ -391,3 +391,16 @@ def test_counters_of_servers_started_again_are_not_mixed(tmp_path: Path) -> None
     assert both is not None
     assert (both[0].time, both[1].time) == (10.0, 20.0)
     assert recorded(run, 30.0, 60.0) is None  # long before the window
+
+
+def test_no_share_of_the_time_is_negative() -> None:
+    """Threads that wait for a processor for longer than they work."""
+    m = measure(*look(LEARNING, STEPPING), steps_per_row(config(), 3))
+    m = replace(m, act=0.1, act_lack=0.104, learn=0.2, learn_lack=0.21)
+    for computes in (0.5, None):
+        m = replace(m, act_computes=computes, learn_computes=computes)
+        for cause in CAUSES.values():
+            if cause.measure is not None:
+                score, evidence = cause.measure(m)
+                assert score >= 0, evidence
+                assert "-" not in evidence, evidence

@@ -19,6 +19,19 @@ def test_a_resumed_run_counts_its_own_pace() -> None:
     assert round(pace.left_s() or 0) == 530
 
 
+def test_the_start_of_environments_is_no_pace() -> None:
+    """They compile for 50 s; then an update in 5 s, also in a run that is resumed."""
+    for rows, before in ((0, 0), (10_000, 20)):
+        pace = Pace(RunConfig(max_updates=100))
+        for second in range(51):
+            pace.note({"updates": before, "seconds": float(second), "rows_received": rows})
+            assert pace.left_s() is None
+        for second in range(51, 71):
+            done = {"updates": before + (second - 50) // 5, "rows_received": rows + 64 * second}
+            pace.note({"seconds": float(second), **done})
+        assert round(pace.left_s() or 0) == 5 * (96 - before)
+
+
 def test_the_nearest_end_counts() -> None:
     """100 updates at 1/s would take 90 s more, the minutes are over in 50 s."""
     pace = Pace(RunConfig(max_updates=100, max_minutes=1))
