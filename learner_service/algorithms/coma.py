@@ -10,7 +10,6 @@ rollout is learned from in several passes of minibatches, critic first.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -146,7 +145,7 @@ class Coma(OnPolicyAlgorithm):
         falls = c.epsilon_start, c.epsilon_end, c.epsilon_env_steps
         self._exploration = Exploration(*falls, k).to(self._device)
         unused = () if c.advantage == "return" else ("target",)
-        self._unused = MappingProxyType({"critic": _OF_ACTOR, "actor": unused})
+        self._unused = {"critic": _OF_ACTOR, "actor": unused}
         self._columns = ("target", "inverse") if c.clip_ratio else ("target",)
         self._of_steps = (*_BY_ROW, *(IMITATION_LOGGED if self._imitates else ()), *_NORMS)
         self._logged = (*self._of_steps, *_OF_THE_BATCH)

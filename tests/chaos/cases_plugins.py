@@ -62,7 +62,6 @@ HELLOS: dict[str, tuple[Callable[[pb.EnvSpec], object], str]] = {
     "an int32 mask": (_observe("action_mask", "int32", (5,)), "reserved for uint8 (5,)"),
     "cells of 3 numbers": (_observe("agent_cell", "int32", (3,)), "reserved for int32 (2,)"),
     "one alive for all": (_observe("agent_mask", "uint8", (), False), "reserved for uint8 ()"),
-    "a state of each agent": (_observe("state", "float32", (2,)), "of all agents together"),
     "endless episodes": (_set(max_episode_steps=2**32 - 1), "max_episode_steps 4294967295"),
     "no agents": (_set(num_agents=0), "has 0 agents"),
     "a million agents": (_set(num_agents=10**6), "has 1000000 agents"),

@@ -284,23 +284,6 @@ def test_a_restart_that_leaves_traces_is_a_problem() -> None:
     assert any("restart in the middle of an episode leaves traces" in p for p in problems), problems
 
 
-def test_a_state_per_agent_is_a_problem() -> None:
-    class PerAgentState(Toy):
-        def __init__(self, num_envs: int) -> None:
-            super().__init__(num_envs)
-            self.spec = replace(
-                self.spec,
-                observations=(*self.spec.observations, ArraySpec("state", "float32", (1,))),
-            )
-
-        def step(
-            self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
-        ) -> TimeStep:
-            return with_observation(super().step(action, restart, seeds), "state", self.x)
-
-    assert any("per_agent=False" in problem for problem in check_environment(PerAgentState))
-
-
 @pytest.mark.parametrize(("alive", "problems"), [(1, 0), (255, 1)])
 def test_who_lives_is_0_or_1(alive: int, problems: int) -> None:
     class Mortal(Toy):
