@@ -130,11 +130,10 @@ class OnPolicyAlgorithm(RolloutRows):
         )
         self._counts = {"updates": 0}
         self._fixed = FixedShapes(self, self._columns)
-        stages = self._stages()
-        self._each_stage = stages
+        self._each_stage = self._stages()
         self._steps_in_graphs = {
             name: self._fixed.capture_steps(name, step, self._unused.get(name, ()))
-            for name, step in stages.items()
+            for name, step in self._each_stage.items()
         }
 
     def update(self, batch: Batch) -> dict[str, Tensor]:

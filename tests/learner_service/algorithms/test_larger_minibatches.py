@@ -197,7 +197,7 @@ def test_a_large_minibatch_is_the_mean_of_its_parts(
         for kept in grads.values():
             kept.clear()
         shuffled = rows.shuffled(number, torch.Generator().manual_seed(1))
-        for step in algorithm._each_stage:
+        for step in algorithm._each_stage.values():
             step(shuffled)
         return shuffled, {i: list(kept) for i, kept in grads.items()}
 
