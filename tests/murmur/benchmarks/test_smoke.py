@@ -47,6 +47,7 @@ SLOW = (
     "remedies",
     "security",
     "sessions",
+    "team_networks",
     "training_rate",
     "transport",
     "turns",
