@@ -50,6 +50,7 @@ SLOW = (
     "security",
     "sessions",
     "teams",
+    "team_networks",
     "training_rate",
     "transport",
     "turns",
