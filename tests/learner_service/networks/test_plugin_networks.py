@@ -45,7 +45,7 @@ def build(name: str, space: str, network: PluginConfig = NETWORK, **options: Any
 @pytest.mark.usefixtures("attention")
 @pytest.mark.parametrize(("name", "space"), CASES)
 def test_attention_over_agents_learns_with_every_algorithm(name: str, space: str) -> None:
-    algorithm, entry = build(name, space), ENTRIES[name]
+    algorithm, entry = build(name, space, share_parameters=True), ENTRIES[name]
     batch = entry.batch(algorithm, make_spec(space), 0, ALIVE)
     log = [numbers(algorithm.update(copy.deepcopy(batch))) for _ in range(12)]
     assert log[-1][entry.loss] < 0.9 * log[0][entry.loss]

@@ -222,9 +222,8 @@ def test_every_algorithm_learns_with_agents_that_hear_each_other(name: str) -> N
     network = PluginConfig(
         name="graph", width=8, heads=2, hidden=(8,), recurrent=entry.recurrent[-1]
     )
-    algorithm = build_algorithm(
-        PluginConfig(**entry.options), of, network, Precision("fp32", CPU), CPU, 3
-    )
+    config = PluginConfig(**{**entry.options, "share_parameters": True})
+    algorithm = build_algorithm(config, of, network, Precision("fp32", CPU), CPU, 3)
     batch = entry.batch(algorithm, of, 0, ALIVE)
     log = [numbers(algorithm.update(copy.deepcopy(batch))) for _ in range(12)]
     assert log[-1][entry.loss] < 0.95 * log[0][entry.loss]

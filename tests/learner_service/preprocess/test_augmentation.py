@@ -208,13 +208,13 @@ def test_first_pass_sees_rows_as_they_are_and_later_ones_do_not() -> None:
     seen: list[float] = []
     evaluate = algorithm._evaluate  # type: ignore[attr-defined]
 
-    def kept(rows: Minibatch) -> Any:
+    def kept(rows: Minibatch, *of: Any) -> Any:
         vector = rows.actor.vector
         assert vector is not None
         seen.append(float((vector[..., 0] == 1).float().mean()))
         mirrored = (vector[..., 0] == -1).unsqueeze(-1)
         assert not (mirrored & (rows.columns["action"].unsqueeze(-1) == 2)).any()
-        return evaluate(rows)
+        return evaluate(rows, *of)
 
     algorithm._evaluate = kept  # type: ignore[attr-defined]
     algorithm.update(rollout(0))
