@@ -1,5 +1,6 @@
 """Policies that act for another number of agents than they were trained with."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,7 @@ from murmur.cli import main
 from murmur.learner_service.checkpoint import CheckpointFolder, saved_policy
 from murmur.learner_service.checkpoint.resize import resize_checkpoint, with_agents
 from murmur.learner_service.device.precision import Precision
-from murmur.learner_service.export.policy import execution, load_exported
-from murmur.shared.config import PluginConfig
-from murmur.shared.config.experiment import ExperimentConfig
+from murmur.learner_service.export.policy import export_policy, load_exported
 from murmur.shared.process.errors import ConfigError, MurmurError
 from murmur.shared.wire.spec import ADJACENCY, STATE, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.export.test_policy import checkpoint
@@ -136,7 +135,7 @@ def test_loaded_and_exported_for_five(
 
 
 @pytest.mark.parametrize(
-    ("network", "wanted"),
+    ("network", "execution"),
     [
         (GRAPH, "centralized"),
         (ATTENTION, "centralized"),
@@ -144,10 +143,11 @@ def test_loaded_and_exported_for_five(
         ({"name": "mlp"}, "decentralized"),
     ],
 )
-def test_exported_file_says_how_it_is_executed(network: dict[str, Any], wanted: str) -> None:
-    config = ExperimentConfig(network=PluginConfig(**network))
-    assert execution(config, SPEC) == wanted
-    assert execution(config, replace(SPEC, num_agents=1, agents=("a",))) == "decentralized"
+def test_exported_file_says_how_it_is_executed(
+    network: dict[str, Any], execution: str, tmp_path: Path
+) -> None:
+    done = export_policy(checkpoint(SPEC, MAPPO, network), "safetensors", tmp_path / "x", "x")
+    assert json.loads(json.dumps(done.about))["execution"] == execution
 
 
 @pytest.mark.long
