@@ -49,6 +49,7 @@ from murmur.shared.wire.spec import ADJACENCY, ArraySpec, Discrete, EnvSpec
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 DESCRIPTION = "messages along a graph and attention over entities: learned, beside the optimum"
+NEEDS = ("gymnasium", "pettingzoo")
 
 _STEPS = 8  # of an episode, as benchmarks.actions plays them
 _EPISODES = 64
