@@ -6,6 +6,7 @@ from murmur.shared.config.derived import Channel, DerivedMap
 from murmur.shared.process.errors import SpecError
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.spec import (
+    AGENT_MASK,
     STATE,
     ArraySpec,
     Discrete,
@@ -73,5 +74,5 @@ def test_impossible_derived_maps_are_refused(channels: tuple[Channel, ...], mess
 def test_a_derived_map_needs_a_name_of_its_own() -> None:
     with pytest.raises(SpecError, match="declares observation 'drawn' twice"):
         spec(DerivedMap("drawn", (COPY,)))
-    with pytest.raises(SpecError, match="declares 'state' as float32"):
-        spec(DerivedMap(STATE, (COPY,)))
+    with pytest.raises(SpecError, match="declares 'agent_mask' as float32"):
+        spec(DerivedMap(AGENT_MASK, (COPY,)))
