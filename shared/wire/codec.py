@@ -35,6 +35,7 @@ from murmur.shared.wire.spec import (
     AGENT_MASK,
     EXPERT_ACTION,
     TURN_MASK,
+    ActionSpec,
     Composite,
     Continuous,
     Discrete,
@@ -361,6 +362,16 @@ class ObservationCodec:
         return Assembly(self._part_frames, self._frame.layout.num_bytes)
 
 
+def finite_bounds(action: ActionSpec) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the lowest and highest value of each part of an action; unbounded: any but infinity.
+
+    Args:
+        action: spec of the action.
+    """
+    low, high = np.clip(np.array(action_bounds(action), np.float32), -_LARGEST, _LARGEST)
+    return low, high
+
+
 class ActionCodec:
     """Codec of LearnerMessage.action for one session. Used by one thread.
 
@@ -383,8 +394,7 @@ class ActionCodec:
         self._frame = Frame(pb.LearnerMessage, "action", ("sequence", "policy_version"), layout)
         self._agents = agents
         self._spec = spec.action
-        # Without bounds any number but infinity.
-        low, high = np.clip(np.array(action_bounds(spec.action), np.float32), -_LARGEST, _LARGEST)
+        low, high = finite_bounds(spec.action)
         if isinstance(spec.action, Continuous):
             low, high = low[0], high[0]
         self._low, self._high = low, high
