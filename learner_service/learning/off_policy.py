@@ -236,7 +236,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
 
     @property
     def _average(self) -> nn.Module | None:
-        """The network by which policies act that are evaluated, if not the one that learns."""
+        """Return the network that evaluated policies act by; None: the one that learns."""
         return None
 
     @override

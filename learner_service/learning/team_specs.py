@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class View:
     others: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, name: str, agents: tuple[int, ...], spec: EnvSpec, *, centralized: bool) -> "View":
+    def of(cls, name: str, agents: tuple[int, ...], spec: EnvSpec, *, centralized: bool) -> Self:
         """Return a team's view of an environment.
 
         Args:

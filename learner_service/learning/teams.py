@@ -16,7 +16,7 @@ from murmur.learner_service.learning.options import OnPolicyConfig
 from murmur.learner_service.learning.team_specs import View
 from murmur.learner_service.storage.rollout import Batch
 
-Member = tuple[View, Algorithm[Any], bool]  # of a team: view, algorithm, whether it learns
+Team = tuple[View, Algorithm[Any], bool]  # view, algorithm, and true if it learns
 
 
 class TeamsPolicy(Policy):
@@ -84,7 +84,7 @@ class GraphsOfTeams(Graphs):
 
     @property
     def enabled(self) -> bool:
-        """Whether any captures; setting it sets all."""
+        """Return whether any algorithm captures; setting it to False turns all off."""
         return any(graphs.enabled for graphs in self._every)
 
     @enabled.setter
@@ -118,7 +118,7 @@ class Teams(Algorithm[Batch]):
     def __init__(
         self,
         config: OnPolicyConfig,
-        members: Sequence[Member],
+        members: Sequence[Team],
         precision: Precision,
         device: torch.device,
         seed: int,

@@ -66,7 +66,12 @@ class Frames:
         return found
 
     def before(self, episodes: Episodes, rows: NDArray[np.int64]) -> Tensor:
-        """Memory [B, A, memory_size] of rows of a dataset's episodes, given as indices [B]."""
+        """Return the memory [B, A, memory_size] with which rows of a dataset begin.
+
+        Args:
+            episodes: episodes of the dataset.
+            rows: [B] indices of the rows.
+        """
         starts = np.cumsum(episodes.length) - episodes.length
         began = starts[np.searchsorted(starts, rows, side="right") - 1]
         back = np.arange(self.depth - 1, 0, -1)
