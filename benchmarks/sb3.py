@@ -214,7 +214,7 @@ def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def main() -> None:
-    """See the module."""
+    """Train both on the task of the command line; save scores unless it is a try."""
     parser = argparse.ArgumentParser(description=DESCRIPTION)
     parser.add_argument("task", choices=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
