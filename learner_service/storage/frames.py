@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from murmur.shared.wire.dataset import OBSERVATION, Episodes
-from murmur.shared.wire.spec import STATE, ArraySpec, EnvSpec
+from murmur.shared.wire.spec import ArraySpec, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
 _FIRST = int(StepType.FIRST)
@@ -142,7 +142,5 @@ def _gathered(frames: Tensor, index: Tensor, leading: tuple[int, ...]) -> Tensor
 def find_frames(depth: int, spec: EnvSpec) -> Frames | None:
     """Find the images that each agent observes, to be stacked; None if none are."""
     sources = {source for derived in spec.derived for source in derived.sources}
-    own = [o for o in spec.observations if o.per_agent and o.name != STATE]
-    seen = [o for o in own if len(o.shape) == 3]
-    images = tuple(o for o in seen if o.name not in sources)
+    images = tuple(o for o in spec.own_images if o.name not in sources)
     return Frames(depth, images) if depth > 1 and images else None

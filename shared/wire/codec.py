@@ -362,7 +362,7 @@ class ObservationCodec:
         return Assembly(self._part_frames, self._frame.layout.num_bytes)
 
 
-def finite_bounds(action: ActionSpec) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def finite_bounds(action: ActionSpec) -> tuple[Array, Array]:
     """Return the lowest and highest value of each part of an action; unbounded: any but infinity.
 
     Args:
@@ -510,10 +510,9 @@ class RowCheck:
         self._ranges = [(name, 0, 1) for name in self._flags if name != ACTION_MASK]
         if self._num_actions:
             self._ranges.append((EXPERT_ACTION, -1, self._num_actions - 1))
-        maps = next((o for o in spec.observations if o.per_agent and len(o.shape) == 3), None)
         self._map_size: tuple[int, ...] = ()  # (rows, columns); empty: nothing to check
-        if maps and spec.observation(AGENT_CELL):
-            self._map_size = maps.shape[1:]
+        if spec.own_images and spec.observation(AGENT_CELL):
+            self._map_size = spec.own_images[0].shape[1:]
 
     def passes(self, t: TimeStep, restart: NDArray[np.bool_] | None = None) -> bool:
         """Return whether rows certainly keep all rules; if not, `broken` must decide.

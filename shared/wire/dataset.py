@@ -330,7 +330,7 @@ def first_breach(episodes: Episodes, spec: EnvSpec) -> str:
     acted, action = order != int(StepType.LAST), arrays["action"]
     low, high = finite_bounds(spec.action)
     action = action.reshape(rows, -1, len(low))
-    outside = ~((action >= low) & (action <= high))
+    outside = ~(np.greater_equal(action, low) & np.less_equal(action, high))
     choices = slice(0, len(action_factors(spec.action)))
     if action.dtype.kind == "f":
         outside[..., choices] |= action[..., choices] != np.rint(action[..., choices])
