@@ -114,6 +114,12 @@ class View:
         return replace(batch, arrays=arrays)
 
 
+def rows_by_agent(views: Iterable[View]) -> list[int] | None:
+    """Return the row of each agent where the rows of views follow one another; None: in order."""
+    rows = [agent for view in views for agent in view.agents]
+    return None if rows == sorted(rows) else [rows.index(a) for a in range(len(rows))]
+
+
 def agents_of_teams(options: TeamsConfig, spec: EnvSpec) -> dict[str, tuple[int, ...]]:
     """Return the numbers of each team's agents, in ascending order.
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from murmur.learner_service.checkpoint import saved_spec
 from murmur.learner_service.learning.base import Policy
-from murmur.learner_service.learning.team_specs import View
+from murmur.learner_service.learning.team_specs import View, rows_by_agent
 from murmur.learner_service.serving.opponents import AssignedPolicy
 from murmur.shared.config.experiment import LeagueConfig
 from murmur.shared.process.errors import CheckpointError, SpecError
@@ -113,8 +113,7 @@ class Game:
     @functools.cached_property
     def order(self) -> list[int] | None:
         """Row of each agent where those of the team come first; None: they do already."""
-        rows = [*self.team.agents, *self.others.agents]
-        return None if rows == sorted(rows) else [rows.index(a) for a in range(len(rows))]
+        return rows_by_agent((self.team, self.others))
 
     def assign(self, policy: Policy, view: View | None = None) -> Policy:
         """Return a policy that plays the others, as this game shows them to it.
