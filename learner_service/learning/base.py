@@ -286,6 +286,11 @@ class Algorithm(ABC, Generic[B]):
             return policy
         return TransformedPolicy(policy, self.transforms.snapshot())
 
+    @property
+    def acting_parts(self) -> list[str]:
+        """Return the names of the parts by whose weights `evaluated` acts, transforms aside."""
+        return [name for name, part in self.parts.items() if isinstance(part, nn.Module)][:1]
+
     def evaluated(self) -> Policy:
         """Return the policy to evaluate, load and export; by default that of `snapshot`."""
         return self.snapshot()

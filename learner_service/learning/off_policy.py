@@ -239,6 +239,16 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         """Return the network that evaluated policies act by; None: the one that learns."""
         return None
 
+    @property
+    @override
+    def acting_parts(self) -> list[str]:
+        averaged = [
+            name
+            for name, part in self.parts.items()
+            if isinstance(part, nn.Module) and any(x is self._average for x in part.modules())
+        ]
+        return [*super().acting_parts, *averaged]
+
     @override
     def evaluated(self) -> Policy:
         policy = self.snapshot()
