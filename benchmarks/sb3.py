@@ -82,7 +82,7 @@ class Choices(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class OnePlayer(gymnasium.Env[Any, Any]):
-    """Tic-tac-toe whose only agent is whoever is to move, as PettingZoo's tutorial wraps it."""
+    """Tic-tac-toe whose only agent is the player to move, as PettingZoo's tutorial wraps it."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (18,))
     action_space = gymnasium.spaces.Discrete(9)
@@ -214,7 +214,7 @@ def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def main() -> None:
-    """See the module."""
+    """Train both on the task of the command line; save scores unless it is a try."""
     parser = argparse.ArgumentParser(description=DESCRIPTION)
     parser.add_argument("task", choices=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

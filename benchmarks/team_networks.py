@@ -180,17 +180,20 @@ class Strongest(_Tasks):
 
 
 _GRAPH = {"name": "graph", "width": 32, "hidden": (32,)}
-_ATTENTION = {"name": "attention", "width": 32, "hidden": (32,)}
+_LISTENING = {
+    "name": "attention",
+    "width": 32,
+    "hidden": (32,),
+    "communication": True,
+    "rounds": 2,
+}
 _ENTITY = {"name": "attention", "width": 16, "hidden": (32,)}
 _MLP = {"name": "mlp", "hidden": (64, 64), "agent_id": False}
 # case -> (environment, algorithm, network)
 CASES: dict[str, tuple[type[_Tasks], str, dict[str, Any]]] = {
     "relay, graph, mappo": (Relay, "mappo", _GRAPH),
     "relay, graph, ippo": (Relay, "ippo", _GRAPH),
-    "relay, attention with communication, mappo": (
-        *(Relay, "mappo"),
-        _ATTENTION | {"communication": True, "rounds": 2},
-    ),
+    "relay, attention with communication, mappo": (Relay, "mappo", _LISTENING),
     "relay, mlp, mappo": (Relay, "mappo", _MLP),
     "strongest, attention, mappo": (Strongest, "mappo", _ENTITY),
     "strongest, mlp, mappo": (Strongest, "mappo", _MLP),
@@ -246,8 +249,12 @@ def train(config: ExperimentConfig, updates: int) -> dict[str, Any]:
     seed = config.run.seed
     environment = make_environment(config.environment, _ENVS)
     algorithm = build_algorithm(
-        *(config.algorithm, environment.spec, config.network),
-        *(Precision("fp32", _CPU), _CPU, seed),
+        config.algorithm,
+        environment.spec,
+        config.network,
+        Precision("fp32", _CPU),
+        _CPU,
+        seed,
     )
     policy, generator = algorithm.snapshot(), torch.Generator().manual_seed(seed)
     for update in range(updates):

@@ -206,7 +206,7 @@ class Run:
             path = checkpoints.path / file
             state = checkpoints.load(path)
             game, view = self._league.game, None
-            if game is not None and game.told_all:
+            if game is not None and game.shows_all:
                 league = context.config.league
                 itself = bool(league.latest or league.size)
                 view = opponent_view(path, state, game, plays_itself=itself)
@@ -392,7 +392,7 @@ class Run:
                 "generator": generator.get_state(),
                 "progress": context.progress.state_dict(),
                 **({"league": self._league.state_dict()} if config.league.on else {}),
-                **({"game": spec_text(game.spec)} if game and game.told_all else {}),
+                **({"game": spec_text(game.spec)} if game and game.shows_all else {}),
                 **({"curriculum": curriculum.state_dict()} if curriculum is not None else {}),
                 **self._slots.state_dict(),
             }

@@ -33,7 +33,7 @@ _NO_BOUND = 1e30  # a wider Box has no bounds that mean anything
 _MOST_JOINT_ACTIONS = 4096  # combinations of an agent's choices
 _SCALED = -1.0, 1.0  # range of the contract's numbers that have both bounds
 _FREE = -math.inf, math.inf
-_ROUNDING = 1e-5  # of a scaled number at its bound
+_ROUNDING = 1e-5  # tolerance of a scaled number at its bound
 
 
 class _Choices(dict[int, Any]):
@@ -240,14 +240,19 @@ class ActionLayout:
         np.clip(scaled, self._low, self._high, out=scaled)  # rounding may step outside
         return prepared
 
-    def travelling(self, action: Any) -> Array:  # noqa: ANN401 - of any space
-        """Return an action of the first agent's space as it travels, [...] of one agent.
+    def encode(self, action: Any) -> Array:  # noqa: ANN401 - of any space
+        """Encode an action of the first agent's space as it is sent, the inverse of `convert`.
 
-        What `prepare` and `convert` make of it is the action again. Numbers outside of the space's
-        bounds stay outside.
+        Numbers outside of the space's bounds stay outside.
+
+        Args:
+            action: action of the space.
+
+        Returns:
+            [...] action of one agent, in the layout of the spec.
 
         Raises:
-            ValueError: if it is not of the space.
+            ValueError: if the action is not of the space.
         """
         own = self._own[0]
         choices, numbers = list[int](), list[float]()

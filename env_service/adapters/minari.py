@@ -103,7 +103,7 @@ class Replay(gymnasium.Env[Any, Any]):
 
 
 class Recorded:
-    """A policy that takes the recorded actions of `Replay`, as they would travel."""
+    """A policy that takes the recorded actions of `Replay`, encoded as they are sent."""
 
     class Config(Section):
         """No options."""
@@ -124,9 +124,9 @@ class Recorded:
         self._blank = np.zeros(shape, dtype)
 
     def act(self, timestep: TimeStep) -> Array:
-        """Return the recorded actions [N, 1, ...]; of an episode's end 0."""
+        """Return the recorded actions [N, 1, ...]; 0 where an episode has ended."""
         actions = [
-            self._blank if copy.action is None else self._layout.travelling(copy.action)
+            self._blank if copy.action is None else self._layout.encode(copy.action)
             for copy in self._copies
         ]
         return np.stack(actions)[:, None]

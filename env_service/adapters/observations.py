@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -198,8 +198,20 @@ class ObservationLayout:
                 start += size
 
 
-# Spec, writer, function from the state's place to the writer's view, sentence about a guess.
-StateLayout = tuple[ArraySpec, Callable[[Any, Any], None], Callable[[Array], Any], str]
+class StateLayout(NamedTuple):
+    """Layout of a state.
+
+    Attributes:
+        spec: spec of its array.
+        write: function that writes a state to a view.
+        view: function from the state's place to the view that `write` takes.
+        doubt: sentence about a guess of its meaning; empty if there was none.
+    """
+
+    spec: ArraySpec
+    write: Callable[[Any, Any], None]
+    view: Callable[[Array], Any]
+    doubt: str
 
 
 def state_layout(space: Space, config: AdapterConfig, agents: Sequence[str] = ()) -> StateLayout:
@@ -209,10 +221,6 @@ def state_layout(space: Space, config: AdapterConfig, agents: Sequence[str] = ()
         space: space of the state.
         config: options of the adapter.
         agents: names of the agents, in the order of their rows.
-
-    Returns:
-        (spec, writer, function from the state's place to the writer's view, sentence about a guess
-        of its meaning or "").
 
     Raises:
         ConfigError: if the state, or an agent's, is no plain vector or image.
@@ -224,7 +232,8 @@ def state_layout(space: Space, config: AdapterConfig, agents: Sequence[str] = ()
         raise ConfigError(f"state() gives a {space}; set environment.state: false")
     leaf = leaves[0]
     shape, dtype = leaf.image or ((math.prod(leaf.shape),), "float32")
-    return ArraySpec(STATE, dtype, shape, per_agent=False), leaf.write, leaf.view, leaf.doubt
+    spec = ArraySpec(STATE, dtype, shape, per_agent=False)
+    return StateLayout(spec, leaf.write, leaf.view, leaf.doubt)
 
 
 def _states_layout(layouts: Sequence[StateLayout], agents: Sequence[str]) -> StateLayout:
@@ -233,7 +242,7 @@ def _states_layout(layouts: Sequence[StateLayout], agents: Sequence[str]) -> Sta
     Raises:
         ConfigError: if they are not alike.
     """
-    specs = {layout[0] for layout in layouts}
+    specs = {layout.spec for layout in layouts}
     if len(specs) > 1:
         shapes = ", ".join(sorted(f"{spec.dtype} {spec.shape}" for spec in specs))
         raise ConfigError(
@@ -244,12 +253,13 @@ def _states_layout(layouts: Sequence[StateLayout], agents: Sequence[str]) -> Sta
     def write(places: Sequence[Array], states: Mapping[str, Any]) -> None:
         for agent, place, layout in zip(agents, places, layouts, strict=True):
             if agent in states:
-                layout[1](place, states[agent])
+                layout.write(place, states[agent])
 
     def view(row: Array) -> list[Array]:
-        return [layout[2](own) for own, layout in zip(row, layouts, strict=True)]
+        return [layout.view(own) for own, layout in zip(row, layouts, strict=True)]
 
-    return replace(layouts[0][0], per_agent=True), write, view, layouts[0][3]
+    spec = replace(layouts[0].spec, per_agent=True)
+    return StateLayout(spec, write, view, layouts[0].doubt)
 
 
 def _leaves(space: Space, path: Path, agent: str, config: AdapterConfig) -> Iterator[_Leaf]:

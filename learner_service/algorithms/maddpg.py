@@ -408,7 +408,7 @@ class Maddpg(OffPolicyAlgorithm):
     def _expected(
         self, joint: Inputs, out: Tensor, obs: Mapping[str, Tensor], state: RecurrentState | None
     ) -> Tensor:
-        """[B, A] mean of the first critics' values over own actions, sum_k pi(k) Q(x, k)."""
+        """Return the mean of the first critics' values, sum_k pi(k) Q(x, k); [B, A]."""
         mask = obs.get(ACTION_MASK)
         logits = out if mask is None else out.masked_fill(mask == 0, ILLEGAL)
         with torch.no_grad():

@@ -65,7 +65,7 @@ def saved_spec(state: Mapping[str, Any]) -> EnvSpec:
 
 
 def saved_game(path: Path, state: Mapping[str, Any]) -> EnvSpec:
-    """The spec of all agents of a league's games, of a checkpoint of such a run.
+    """Return the spec of all agents of a league's games, from a checkpoint of such a run.
 
     Raises:
         CheckpointError: if it is of no such run.

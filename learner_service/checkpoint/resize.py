@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from murmur.learner_service.checkpoint.contents import buildable_config, saved_spec, spec_text
 from murmur.learner_service.device.precision import Precision
@@ -75,8 +74,7 @@ def resize_checkpoint(state: Mapping[str, Any], name: str, spec: EnvSpec) -> dic
     algorithm = build_algorithm(
         config.algorithm, spec, config.network, Precision("fp32", _CPU), _CPU, config.run.seed
     )
-    acting = next(key for key, part in algorithm.parts.items() if isinstance(part, nn.Module))
-    for key in (acting, *algorithm.transforms.state()):
+    for key in (*algorithm.acting_parts, *algorithm.transforms.state()):
         try:
             algorithm.parts[key].load_state_dict(state["algorithm"]["parts"][key])
         except (KeyError, RuntimeError) as error:
@@ -94,6 +92,8 @@ def _refusal(config: ExperimentConfig, saved: EnvSpec, spec: EnvSpec) -> str:
     options = algorithm_config(config.algorithm)
     if not isinstance(options, SharingConfig) or options.share_parameters is not True:
         return "its agents do not all share one network; train with algorithm.share_parameters=true"
+    if getattr(options, "teams", None):
+        return "algorithm.teams trains its teams apart; train without, by one shared network"
     if config.league.on:
         return "a league's policy acts for one team of a fixed number"
     if isinstance(saved.action, Composite) and (saved.action.idle or spec.action != saved.action):

@@ -34,7 +34,6 @@ from murmur.shared.process.files import write_output
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_CELL,
-    STATE,
     TURN_MASK,
     ActionSpec,
     EnvSpec,
@@ -247,8 +246,7 @@ def random_observations(
 ) -> dict[str, Tensor]:
     """Rows of random numbers as an environment of this spec might give them, by name."""
     random = np.random.default_rng(seed)
-    own = (o for o in spec.observations if o.per_agent and o.name != STATE)
-    maps = next((o for o in own if len(o.shape) == 3), None)
+    maps = next(iter(spec.own_images), None)
     found: dict[str, Array] = {}
     for o in spec.observations:
         shape = (rows, *((spec.num_agents,) * o.per_agent), *o.shape)

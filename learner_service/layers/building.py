@@ -162,11 +162,12 @@ def resolve_network(config: PluginConfig, image: ImageShape) -> Network:
         )
     stacked = bool(getattr(plugin.module, "STACKED", False))
     hears = getattr(options, "communicates", None)
+    inputs = InputOptions(
+        given["agent_id"], given["centered"], given["centered_state"], alive=hears is True
+    )
     return Network(
         *("network", name, plugin.module, options),
-        InputOptions(
-            *(given["agent_id"], given["centered"], given["centered_state"]), alive=hears is True
-        ),
+        inputs,
         given["frame_stack"] if hasattr(options, "frame_stack") else 1,
         given["normalize_observations"],
         given["recurrent"],

@@ -535,7 +535,7 @@ class CriticInputs(ActorInputs):
             self._num_actions = spec.action.num_actions
         own, num_agents = self._with_own_state(spec), spec.num_agents
         self._shared_images, self._shared = _split(spec, per_agent=False)
-        standing = own.image is not None and spec.observation(AGENT_CELL) is not None
+        standing = self.shape.image is not None and spec.observation(AGENT_CELL) is not None
         self._action_map = actions and standing
         image, extra = own.image, stacked_shape(self._shared_images)
         self._centred_state = options.centered_state

@@ -319,7 +319,7 @@ class LayersConfig(Section):
 
 
 class RecurrentConfig(LayersConfig):
-    """Those, and what the network remembers, and whether it tells agents apart."""
+    """Options of layers, of memory and of the agent's number."""
 
     recurrent: int = Field(
         0,
@@ -332,7 +332,7 @@ class RecurrentConfig(LayersConfig):
 
 
 class NetworkConfig(RecurrentConfig):
-    """Those, and whether what the network is fed is normalized."""
+    """Options of layers, memory and normalized observations."""
 
     normalize_observations: bool = Field(
         False,

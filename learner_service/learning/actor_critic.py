@@ -121,9 +121,12 @@ class ActorCritic(Algorithm[B], Generic[B]):
         encoder: Encoder | None = None,
         slices: tuple[int, ...] | None = None,
     ) -> nn.Module:
-        """The agents' networks: [B, A, num_outputs] of observations. They train no encoder.
+        """Build the agents' networks: [B, A, num_outputs] of observations. They train no encoder.
 
-        Slices other than those of all agents may be given.
+        Args:
+            num_outputs: numbers that a network gives for an agent.
+            encoder: convolutions shared with the critic; None: they are the network's own.
+            slices: [agents of the network] their parameter groups; None: those of all agents.
         """
         return build_network(
             self._network,
@@ -181,8 +184,10 @@ class ActorCritic(Algorithm[B], Generic[B]):
     ) -> Encoder | None:
         """The convolutions that actor and critic have in common, if share_encoder is set."""
         option, wanted = "algorithm.share_encoder", getattr(self._config, "share_encoder", False)
-        how = self._actor_inputs.shape, critic, slices or self._slices, option
-        return shared_encoder(self._network, *how) if wanted else None
+        if not wanted:
+            return None
+        actor = self._actor_inputs.shape
+        return shared_encoder(self._network, actor, critic, slices or self._slices, option)
 
     def _adam(self, network: nn.Module, lr: float, **how: float) -> Adam:
         """An optimiser of what the network learns by its own gradient."""

@@ -286,8 +286,13 @@ class Algorithm(ABC, Generic[B]):
             return policy
         return TransformedPolicy(policy, self.transforms.snapshot())
 
+    @property
+    def acting_parts(self) -> list[str]:
+        """Return the names of the parts by whose weights `evaluated` acts, transforms aside."""
+        return [name for name, part in self.parts.items() if isinstance(part, nn.Module)][:1]
+
     def evaluated(self) -> Policy:
-        """Return a policy as `snapshot` does, to be evaluated and used, not to learn by."""
+        """Return the policy to evaluate, load and export; by default that of `snapshot`."""
         return self.snapshot()
 
     def refresh(self, snapshot: Policy) -> None:
@@ -460,8 +465,9 @@ def build_algorithm(
     plugin = resolve_plugin("algorithm", config)
     options: Any = plugin.options
     if isinstance(options, TeamsConfig) and options.teams:
-        rest = precision, device, seed, augment, imitation
-        return _build_teams(plugin, spec, network, *rest)
+        return _build_teams(
+            plugin, spec, network, precision, device, seed, augment=augment, imitation=imitation
+        )
     shared = options if isinstance(options, SharingConfig) else SharingConfig()
     agents = spec.num_agents
     if imitation is not None and imitation.dataset:
@@ -511,6 +517,7 @@ def _build_teams(
     precision: Precision,
     device: torch.device,
     seed: int,
+    *,
     augment: AugmentConfig | None,
     imitation: ImitationConfig | None,
 ) -> Algorithm[Any]:

@@ -236,8 +236,18 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
 
     @property
     def _average(self) -> nn.Module | None:
-        """The network by which policies act that are evaluated, if not the one that learns."""
+        """Return the network that evaluated policies act by; None: the one that learns."""
         return None
+
+    @property
+    @override
+    def acting_parts(self) -> list[str]:
+        averaged = [
+            name
+            for name, part in self.parts.items()
+            if isinstance(part, nn.Module) and any(x is self._average for x in part.modules())
+        ]
+        return [*super().acting_parts, *averaged]
 
     @override
     def evaluated(self) -> Policy:

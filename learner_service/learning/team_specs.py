@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class View:
     others: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, name: str, agents: tuple[int, ...], spec: EnvSpec, *, centralized: bool) -> "View":
+    def of(cls, name: str, agents: tuple[int, ...], spec: EnvSpec, *, centralized: bool) -> Self:
         """Return a team's view of an environment.
 
         Args:
@@ -112,6 +112,12 @@ class View:
                 x = batch.arrays[OBSERVATION + name.removeprefix(OBSERVATION + OTHERS)]
                 arrays[name] = self.rows(x, 2, self.others).flatten(2)
         return replace(batch, arrays=arrays)
+
+
+def rows_by_agent(views: Iterable[View]) -> list[int] | None:
+    """Return the row of each agent where the rows of views follow one another; None: in order."""
+    rows = [agent for view in views for agent in view.agents]
+    return None if rows == sorted(rows) else [rows.index(a) for a in range(len(rows))]
 
 
 def agents_of_teams(options: TeamsConfig, spec: EnvSpec) -> dict[str, tuple[int, ...]]:

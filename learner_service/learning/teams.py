@@ -13,10 +13,10 @@ from murmur.learner_service.device.device import restore_generator
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, Policy
 from murmur.learner_service.learning.options import OnPolicyConfig
-from murmur.learner_service.learning.team_specs import View
+from murmur.learner_service.learning.team_specs import View, rows_by_agent
 from murmur.learner_service.storage.rollout import Batch
 
-Member = tuple[View, Algorithm[Any], bool]  # of a team: view, algorithm, whether it learns
+Team = tuple[View, Algorithm[Any], bool]  # view, algorithm, and true if it learns
 
 
 class TeamsPolicy(Policy):
@@ -37,9 +37,7 @@ class TeamsPolicy(Policy):
         """
         self._views, self.policies = tuple(views), tuple(policies)
         self.memory_size = max(policy.memory_size for policy in policies)
-        rows = [agent for view in views for agent in view.agents]
-        # Row of each agent where the teams' rows follow one another; None: in order already.
-        self._order = None if rows == sorted(rows) else [rows.index(a) for a in range(len(rows))]
+        self._order = rows_by_agent(views)
         for view, policy in zip(views, policies, strict=True):
             for name, part in vars(policy).items():
                 if isinstance(part, nn.Module):  # exports look for weights among the attributes
@@ -84,7 +82,7 @@ class GraphsOfTeams(Graphs):
 
     @property
     def enabled(self) -> bool:
-        """Whether any captures; setting it sets all."""
+        """Return whether any algorithm captures; setting it to False turns all off."""
         return any(graphs.enabled for graphs in self._every)
 
     @enabled.setter
@@ -118,7 +116,7 @@ class Teams(Algorithm[Batch]):
     def __init__(
         self,
         config: OnPolicyConfig,
-        members: Sequence[Member],
+        members: Sequence[Team],
         precision: Precision,
         device: torch.device,
         seed: int,

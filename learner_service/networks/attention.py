@@ -5,6 +5,8 @@ residual self-attention among them; their mean beside the agent's own token. The
 does not matter, nor do those that are not there, and weights do not depend on their number.
 """
 
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
@@ -51,7 +53,7 @@ class Config(RecurrentConfig):
         return self.communication
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> "Config":
+    def _heads_fit(self) -> Self:
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is no multiple of its {self.heads} heads")
         if len(set(self.entities)) < len(self.entities):

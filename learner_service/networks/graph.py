@@ -5,7 +5,7 @@ observe, so execution is centralized or needs messages. Weights do not depend on
 agents.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ class Config(RecurrentConfig):
     heads: int = Field(4, ge=1, description="attention heads")
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> "Config":
+    def _heads_fit(self) -> Self:
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is no multiple of its {self.heads} heads")
         return self

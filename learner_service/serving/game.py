@@ -4,12 +4,12 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from murmur.learner_service.checkpoint import saved_spec
 from murmur.learner_service.learning.base import Policy
-from murmur.learner_service.learning.team_specs import View
-from murmur.learner_service.serving.opponents import SeatedPolicy
+from murmur.learner_service.learning.team_specs import View, rows_by_agent
+from murmur.learner_service.serving.opponents import AssignedPolicy
 from murmur.shared.config.experiment import LeagueConfig
 from murmur.shared.process.errors import CheckpointError, SpecError
 from murmur.shared.wire.spec import (
@@ -59,16 +59,16 @@ class Game:
         spec: spec of the environment, with all agents.
         team: agents that learn.
         others: agents that opponents play.
-        told_all: whether opponents are shown the rows of all agents; else those of `others`.
+        shows_all: whether opponents are shown the rows of all agents; else those of `others`.
     """
 
     spec: EnvSpec
     team: View
     others: View
-    told_all: bool
+    shows_all: bool
 
     @classmethod
-    def of(cls, spec: EnvSpec, config: LeagueConfig) -> "Game":
+    def of(cls, spec: EnvSpec, config: LeagueConfig) -> Self:
         """Return the game of a league in an environment.
 
         Args:
@@ -79,8 +79,8 @@ class Game:
             SpecError: if the agents cannot be divided so, or the policy cannot play itself.
             ConfigError: if there is no such agent.
         """
-        told_all = bool(config.agents)
-        if told_all:
+        shows_all = bool(config.agents)
+        if shows_all:
             require_no_turns(spec)
             own = agent_numbers(config.agents, spec, "league.agents")
         else:
@@ -98,7 +98,7 @@ class Game:
                 f"{len(rest)}; set both to 0 and league.checkpoints to policies that do"
             )
         team, others = (View.of("", side, spec, centralized=False) for side in (own, rest))
-        return cls(spec, team, others, told_all)
+        return cls(spec, team, others, shows_all)
 
     @functools.cached_property
     def own_rows(self) -> slice | list[int]:
@@ -113,8 +113,7 @@ class Game:
     @functools.cached_property
     def order(self) -> list[int] | None:
         """Row of each agent where those of the team come first; None: they do already."""
-        rows = [*self.team.agents, *self.others.agents]
-        return None if rows == sorted(rows) else [rows.index(a) for a in range(len(rows))]
+        return rows_by_agent((self.team, self.others))
 
     def assign(self, policy: Policy, view: View | None = None) -> Policy:
         """Return a policy that plays the others, as this game shows them to it.
@@ -123,9 +122,9 @@ class Game:
             policy: policy for the agents of the view.
             view: agents that the policy acts for, the others among them; None: the others alone.
         """
-        if not self.told_all:
+        if not self.shows_all:
             return policy
-        return SeatedPolicy(policy, view or self.others, self.others.agents)
+        return AssignedPolicy(policy, view or self.others, self.others.agents)
 
 
 def opponent_view(path: Path, state: Mapping[str, Any], game: Game, *, plays_itself: bool) -> View:

@@ -215,7 +215,7 @@ class League:
             slots = np.arange(session.num_envs) if session.evaluating else session.slots
             self.draw(session.pairing, other.step_type == _FIRST, slots, session.episode)
             theirs = other
-            if game.told_all:
+            if game.shows_all:
                 rewards = other.reward[:, game.other_rows]
                 theirs = dataclasses.replace(other, reward=rewards)
             self.score(session.pairing, request.timestep, theirs, note)

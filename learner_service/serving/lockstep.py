@@ -405,7 +405,7 @@ class EnvSessions:
         if session.game is not None:  # in a league the spec is that of all agents
             game, every = session.game, timestep
             timestep = session.of_agents(every, game.own_rows)
-            other = every if game.told_all else session.of_agents(every, game.other_rows)
+            other = every if game.shows_all else session.of_agents(every, game.other_rows)
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._arrived.append(Request(session, sequence, timestep, reply, other))
         if len(self._arrived) == 1:

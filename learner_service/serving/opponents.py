@@ -50,7 +50,7 @@ class Opponent:
         self.episodes += 1
 
 
-class SeatedPolicy(Policy):
+class AssignedPolicy(Policy):
     """A policy that plays some agents of a game and is shown the rows of all of them.
 
     Its memory has a row for each agent of the game, zero where it sees none.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from murmur.shared.wire.dataset import OBSERVATION, Episodes
-from murmur.shared.wire.spec import STATE, ArraySpec, EnvSpec
+from murmur.shared.wire.spec import ArraySpec, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
 _FIRST = int(StepType.FIRST)
@@ -66,7 +66,12 @@ class Frames:
         return found
 
     def before(self, episodes: Episodes, rows: NDArray[np.int64]) -> Tensor:
-        """Memory [B, A, memory_size] of rows of a dataset's episodes, given as indices [B]."""
+        """Return the memory [B, A, memory_size] with which rows of a dataset begin.
+
+        Args:
+            episodes: episodes of the dataset.
+            rows: [B] indices of the rows.
+        """
         starts = np.cumsum(episodes.length) - episodes.length
         began = starts[np.searchsorted(starts, rows, side="right") - 1]
         back = np.arange(self.depth - 1, 0, -1)
@@ -137,7 +142,5 @@ def _gathered(frames: Tensor, index: Tensor, leading: tuple[int, ...]) -> Tensor
 def find_frames(depth: int, spec: EnvSpec) -> Frames | None:
     """Find the images that each agent observes, to be stacked; None if none are."""
     sources = {source for derived in spec.derived for source in derived.sources}
-    own = [o for o in spec.observations if o.per_agent and o.name != STATE]
-    seen = [o for o in own if len(o.shape) == 3]
-    images = tuple(o for o in seen if o.name not in sources)
+    images = tuple(o for o in spec.own_images if o.name not in sources)
     return Frames(depth, images) if depth > 1 and images else None

@@ -474,7 +474,7 @@ class Storage(ABC, Generic[B]):
 
     @property
     def settled(self) -> bool:
-        """Whether a sync run that is saved here can continue exactly."""
+        """Return whether a sync run that is saved here can continue exactly."""
         return not self.ready
 
     @property

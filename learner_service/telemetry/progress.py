@@ -190,8 +190,9 @@ class Progress:
 
 def share_of_budget(limits: RunConfig, progress: Progress) -> tuple[float | None, str]:
     """Return the largest share that is spent of a run's limits, and that limit; None: no limit."""
-    p = progress
-    spent = _spent(limits, p.updates, p.all_env_steps, p.seconds, p.episodes)
+    spent = _spent(
+        limits, progress.updates, progress.all_env_steps, progress.seconds, progress.episodes
+    )
     return max(
         ((done / limit, f"run.{name}={limit:,}") for name, done, limit in spent), default=(None, "")
     )
@@ -200,7 +201,7 @@ def share_of_budget(limits: RunConfig, progress: Progress) -> tuple[float | None
 def reached_limit(
     limits: RunConfig, updates: int, env_steps: int, seconds: float, episodes: int
 ) -> str:
-    """The limit of a run that so much has reached, as it is configured; "" if none."""
+    """Return the limit of a run that is reached, as it is configured; "" if none is."""
     spent = _spent(limits, updates, env_steps, seconds, episodes)
     return next((f"run.{name}={limit}" for name, done, limit in spent if done >= limit), "")
 
@@ -209,10 +210,14 @@ def _spent(
     limits: RunConfig, updates: int, env_steps: int, seconds: float, episodes: int
 ) -> Iterator[tuple[str, float, float]]:
     """Yield name, amount so far and bound of each limit that a run has."""
-    so_far = (("updates", updates), ("env_steps", env_steps), ("minutes", seconds / 60))
-    for name, done in (*so_far, ("episodes", episodes)):
-        if limit := getattr(limits, f"max_{name}"):
-            yield f"max_{name}", done, limit
+    for name, done in (
+        ("max_updates", updates),
+        ("max_env_steps", env_steps),
+        ("max_minutes", seconds / 60),
+        ("max_episodes", episodes),
+    ):
+        if limit := getattr(limits, name):
+            yield name, done, limit
 
 
 class ProgressLog:

@@ -48,8 +48,8 @@ def _in_network(host: str, setting: str) -> list[str]:
     inside = [address for address in own if ipaddress.ip_address(address) in network]
     if not inside:
         raise ConfigError(
-            f"{setting}: no address of this machine is in {host}; it has {own}; "
-            "127.0.0.1 is this machine alone"
+            f"{setting}: no address of this machine is in {host}; it has {own}: name one of these, "
+            "or 127.0.0.1 for this machine alone"
         )
     return inside
 

@@ -35,6 +35,7 @@ from murmur.shared.wire.spec import (
     AGENT_MASK,
     EXPERT_ACTION,
     TURN_MASK,
+    ActionSpec,
     Composite,
     Continuous,
     Discrete,
@@ -361,6 +362,16 @@ class ObservationCodec:
         return Assembly(self._part_frames, self._frame.layout.num_bytes)
 
 
+def finite_bounds(action: ActionSpec) -> tuple[Array, Array]:
+    """Return the lowest and highest value of each part of an action; unbounded: any but infinity.
+
+    Args:
+        action: spec of the action.
+    """
+    low, high = np.clip(np.array(action_bounds(action), np.float32), -_LARGEST, _LARGEST)
+    return low, high
+
+
 class ActionCodec:
     """Codec of LearnerMessage.action for one session. Used by one thread.
 
@@ -383,8 +394,7 @@ class ActionCodec:
         self._frame = Frame(pb.LearnerMessage, "action", ("sequence", "policy_version"), layout)
         self._agents = agents
         self._spec = spec.action
-        # Without bounds any number but infinity.
-        low, high = np.clip(np.array(action_bounds(spec.action), np.float32), -_LARGEST, _LARGEST)
+        low, high = finite_bounds(spec.action)
         if isinstance(spec.action, Continuous):
             low, high = low[0], high[0]
         self._low, self._high = low, high
@@ -500,10 +510,9 @@ class RowCheck:
         self._ranges = [(name, 0, 1) for name in self._flags if name != ACTION_MASK]
         if self._num_actions:
             self._ranges.append((EXPERT_ACTION, -1, self._num_actions - 1))
-        maps = next((o for o in spec.observations if o.per_agent and len(o.shape) == 3), None)
         self._map_size: tuple[int, ...] = ()  # (rows, columns); empty: nothing to check
-        if maps and spec.observation(AGENT_CELL):
-            self._map_size = maps.shape[1:]
+        if spec.own_images and spec.observation(AGENT_CELL):
+            self._map_size = spec.own_images[0].shape[1:]
 
     def passes(self, t: TimeStep, restart: NDArray[np.bool_] | None = None) -> bool:
         """Return whether rows certainly keep all rules; if not, `broken` must decide.

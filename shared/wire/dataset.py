@@ -29,10 +29,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from murmur.shared.process.errors import ConfigError, MurmurError
 from murmur.shared.process.files import disk_error, make_folder, write_whole
 from murmur.shared.rpc import rollout_pb2 as pb
-from murmur.shared.wire.codec import RowCheck
+from murmur.shared.wire.codec import RowCheck, finite_bounds
 from murmur.shared.wire.spec import (
     EnvSpec,
-    action_bounds,
     action_factors,
     action_layout,
     first_difference,
@@ -49,7 +48,6 @@ _SEED, _LENGTH = "episode_seed", "episode_rows"
 _FILE_BYTES = 32 << 20  # of rows in memory that make a file
 _WRITTEN_BY = "name a folder that `murmur record` has written"
 _DAMAGED = (ValueError, KeyError, EOFError, zipfile.BadZipFile, OSError, NotImplementedError)
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 class _File(BaseModel):
@@ -95,7 +93,7 @@ class Episodes:
     seed: NDArray[np.uint64]
 
     def chosen(self, wanted: NDArray[np.bool_]) -> "Episodes":
-        """Return some of the episodes, those where `wanted` [E] is true."""
+        """Select the episodes for which `wanted` [E] is true."""
         rows = wanted.repeat(self.length)
         arrays = {name: array[rows] for name, array in self.arrays.items()}
         return Episodes(arrays, self.length[wanted], self.seed[wanted])
@@ -122,7 +120,7 @@ class Dataset:
     Attributes:
         folder: folder of the files.
         spec: spec of the environment that it is of.
-        source: policy that acted, by words and numbers.
+        source: description of the policy that acted, by key.
         num_episodes: number of episodes.
         num_transitions: number of steps, all agents together.
     """
@@ -221,7 +219,11 @@ class Dataset:
         )
 
     def columns(self, steps: int) -> int:
-        """Return how many stretches of this number of steps its rows take, file by file."""
+        """Return the number of replay columns that its rows take, file by file.
+
+        Args:
+            steps: transitions of a column.
+        """
         return sum(-(-(file.rows - 1) // steps) for file in self._files)
 
     def parts(self) -> Iterator[Episodes]:
@@ -322,13 +324,13 @@ def first_breach(episodes: Episodes, spec: EnvSpec) -> str:
         observed,
     )
     check = RowCheck(spec, rows)
-    if not check.passes(timestep):
-        for row, what in sorted(check.broken(timestep).items()):
-            return f"{what} {at(row)}"
+    if not check.passes(timestep) and (broken := check.broken(timestep)):
+        row = min(broken)
+        return f"{broken[row]} {at(row)}"
     acted, action = order != int(StepType.LAST), arrays["action"]
-    low, high = np.clip(np.array(action_bounds(spec.action), np.float32), -_LARGEST, _LARGEST)
+    low, high = finite_bounds(spec.action)
     action = action.reshape(rows, -1, len(low))
-    outside = ~((action >= low) & (action <= high))
+    outside = ~(np.greater_equal(action, low) & np.less_equal(action, high))
     choices = slice(0, len(action_factors(spec.action)))
     if action.dtype.kind == "f":
         outside[..., choices] |= action[..., choices] != np.rint(action[..., choices])
@@ -355,8 +357,8 @@ class DatasetWriter:
 
         Args:
             folder: the dataset's folder, which must not exist.
-            source: policy that acts, by words and numbers.
-            environment: section of the configuration.
+            source: description of the policy that acts, by key.
+            environment: section of the configuration with the environment and its options.
 
         Raises:
             ConfigError: if the folder exists.

@@ -274,6 +274,12 @@ class EnvSpec:
         return self.observation(TURN_MASK) is not None
 
     @property
+    def own_images(self) -> tuple[ArraySpec, ...]:
+        """Return the arrays [C, H, W] that each agent observes; a state is not among them."""
+        own = (o for o in self.observations if o.per_agent and o.name != STATE)
+        return tuple(o for o in own if len(o.shape) == 3)
+
+    @property
     def gives_adjacency(self) -> bool:
         """Return whether the environment says in each step which agents hear each other."""
         o = self.observation(ADJACENCY)

@@ -66,6 +66,27 @@ def test_recurrent_mlp_that_is_told_no_number_acts_for_any() -> None:
     assert policy.act({"own": torch.zeros(2, 7, 4)}, None, memory)["action"].shape == (2, 7)
 
 
+@pytest.mark.parametrize("name", ["vdn", "maddpg"])
+def test_an_averaged_policy_acts_for_another_number(name: str) -> None:
+    """By the target network, whose weights differ from those of the one that learns."""
+    spec = replace(SPEC, observations=(OWN,))
+    algorithm = {"name": name, "averaged_policy": True}
+    state = checkpoint(spec, algorithm, {"name": "mlp", "hidden": [8], "agent_id": False})
+    torch.manual_seed(0)
+    for part in state["algorithm"]["parts"].values():
+        for key, x in part.items():
+            if isinstance(x, torch.Tensor) and x.is_floating_point():
+                part[key] = x + torch.randn(x.shape)
+    few = torch.randn(100, 3, 4)
+    many = torch.cat([few, few[:, :2]], 1)
+    trained, resized = (
+        saved_policy("x", of, Precision("fp32", CPU), CPU)[0]
+        for of in (state, with_agents(state, "x", 5))
+    )
+    found = resized.act({"own": many}, None)["action"]
+    assert torch.equal(found[:, :3], trained.act({"own": few}, None)["action"])
+
+
 def test_another_number_of_entities() -> None:
     """As where each other agent is an entity; a critic of more numbers is untrained."""
     spec = replace(SPEC, observations=(OWN, *FOES))

@@ -86,13 +86,14 @@ def test_a_state_takes_the_place_of_what_others_observe() -> None:
     assert not View.of("prey", (1,), SPEC, centralized=False).others
 
 
-def test_teams_keep_the_contract_of_an_algorithm() -> None:
+@pytest.mark.parametrize("algorithm", ["ippo", "happo"])
+def test_teams_keep_the_contract_of_an_algorithm(algorithm: str) -> None:
     """Interleaved agents, memory of one team, saved and continued; see assert_algorithm."""
     teams = {
         "outer": {"agents": [0, 2], "share_parameters": False, "network": {"hidden": [8]}},
         "inner": {"agents": ["agent_1"], "data_passes": 2, "network": {"recurrent": 4}},
     }
-    assert_algorithm("ippo", teams=teams, normalize_rewards=True)
+    assert_algorithm(algorithm, teams=teams, normalize_rewards=True)
 
 
 def test_a_frozen_team_stays_and_an_update_is_undone() -> None:
