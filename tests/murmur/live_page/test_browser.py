@@ -76,7 +76,7 @@ def test_a_gpu_comes_and_goes_with_its_figures(chromium: Any, run: RunFolder) ->
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 768, 1920])
+@pytest.mark.parametrize("width", [360, 768, 1280, 1920])
 def test_every_width_and_scheme_fits(
     width: int, scheme: str, chromium: Any, run: RunFolder
 ) -> None:
