@@ -82,7 +82,7 @@ class Choices(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class OnePlayer(gymnasium.Env[Any, Any]):
-    """Tic-tac-toe whose only agent is whoever is to move, as PettingZoo's tutorial wraps it."""
+    """Tic-tac-toe whose only agent is the player to move, as PettingZoo's tutorial wraps it."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (18,))
     action_space = gymnasium.spaces.Discrete(9)
