@@ -174,7 +174,6 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
             look=policy_styles(results),
             episodes=max((r["episodes"] for r in results.values()), default=0),
             note=_note(run, results),
-            intervals=sum(len(r["summary"]) for r in results.values()),
             mission=mission_charts(results, best),
             pictures=_pictures(run, results),
             picture_width=_widest(run, results),

@@ -43,9 +43,14 @@ export const AXES = {
   time: { name: "wall clock", words: (x) => timeOfDay(x, true), seconds: true, wall: true },
 };
 
-// Round numbers within a range, about `wanted` of them, each with its text.
+// Round numbers within a range, about `wanted` of them and at least two, each with its text.
 export function xTicks(axis, low, high, wanted) {
   if (!(high > low)) return [[low, axis.words(low)]];
+  const out = ticksBetween(axis, low, high, wanted);
+  return out.length < 2 && wanted < 6 ? xTicks(axis, low, high, 1.5 * wanted) : out;
+}
+
+function ticksBetween(axis, low, high, wanted) {
   const step = axis.seconds ? timeStep((high - low) / wanted) : roundStep((high - low) / wanted);
   const shift = axis.wall ? midnight(low) : 0, out = [];
   for (let at = Math.ceil((low + shift) / step) * step; at <= high + shift + step * 1e-6; at += step) {

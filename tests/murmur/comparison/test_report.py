@@ -344,6 +344,7 @@ def test_the_best_of_a_column_is_bold_and_arrows_tell_directions(run: RunFolder)
     heads = [re.sub("<[^>]*>", "", h) for h in re.findall("<th>(.*?)</th>", page)]
     assert heads[:4] == ["policy", "return ↑", "collisions ↓", "own"]
     assert "bold is the best" in page
+    assert "one interval in twenty misses the true mean" in page  # however few there are
 
 
 def table_result(means: dict[str, float]) -> dict[str, Any]:

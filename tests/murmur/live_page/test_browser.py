@@ -9,6 +9,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_a_gpu_comes_and_goes_with_its_figures(chromium: Any, run: RunFolder) ->
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 768, 1920])
+@pytest.mark.parametrize("width", [360, 768, 1280, 1920])
 def test_every_width_and_scheme_fits(
     width: int, scheme: str, chromium: Any, run: RunFolder
 ) -> None:
@@ -227,6 +228,21 @@ def test_charts_zoom_together_and_double_click_resets(chromium: Any, run: RunFol
         tab.keyboard.press("+")
         low, high = _range(tab)
         assert 1800 <= high - low <= 2000
+
+
+def test_a_narrow_chart_has_two_ticks_that_do_not_touch(chromium: Any, run: RunFolder) -> None:
+    ticks = """() => [...document.querySelectorAll(":is(#curve, #panels) svg.plot")].map((plot) => {
+      const texts = [...plot.querySelectorAll("text[y]")].map((t) => [+t.getAttribute("y"), t]);
+      const below = [...new Set(texts.map(([y]) => y))].sort((a, b) => b - a)[1];
+      return texts.filter(([y]) => y === below).map(([, t]) => t.getBoundingClientRect())
+        .map((box) => [box.left, box.right]);
+    })"""
+    with opened(chromium, run, viewport={"width": 360, "height": 800}) as tab:
+        for axis in ("env_steps", "seconds", "time"):
+            tab.select_option("#axis", axis)
+            for boxes in tab.evaluate(ticks):
+                assert len(boxes) >= 2, axis
+                assert all(a[1] < b[0] for a, b in pairwise(boxes)), axis
 
 
 def test_the_ledger_is_zoomed_with_the_curves(chromium: Any, run: RunFolder) -> None:
