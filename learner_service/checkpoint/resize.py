@@ -1,7 +1,7 @@
 """A trained policy for another number of agents, where nothing that it is fed depends on theirs.
 
 Agents that share one network are rows of it: the policy's weights are those of the checkpoint, and
-what only learning needs, such as critics, is untrained and not used.
+of what only learning needs, such as critics, what does not fit is untrained and not used.
 """
 
 from collections.abc import Mapping
@@ -75,11 +75,15 @@ def resize_checkpoint(state: Mapping[str, Any], name: str, spec: EnvSpec) -> dic
     algorithm = build_algorithm(
         config.algorithm, spec, config.network, Precision("fp32", _CPU), _CPU, config.run.seed
     )
-    acting = next(key for key, part in algorithm.parts.items() if isinstance(part, nn.Module))
-    for key in (acting, *algorithm.transforms.state()):
+    networks = [key for key, part in algorithm.parts.items() if isinstance(part, nn.Module)]
+    needed = {networks[0], *algorithm.transforms.state()}
+    # All that fit: by target networks, too, policies may act.
+    for key in dict.fromkeys([*networks, *needed]):
         try:
             algorithm.parts[key].load_state_dict(state["algorithm"]["parts"][key])
         except (KeyError, RuntimeError) as error:
+            if key not in needed:
+                continue
             reason = str(error).strip().rpartition("\n")[2].strip()
             raise CheckpointError(
                 f"{whose}: what its network is fed depends on their number ({reason}); train "
@@ -94,6 +98,8 @@ def _refusal(config: ExperimentConfig, saved: EnvSpec, spec: EnvSpec) -> str:
     options = algorithm_config(config.algorithm)
     if not isinstance(options, SharingConfig) or options.share_parameters is not True:
         return "its agents do not all share one network; train with algorithm.share_parameters=true"
+    if getattr(options, "teams", None):
+        return "algorithm.teams gives each team a policy for its own agents"
     if config.league.on:
         return "a league's policy acts for one team of a fixed number"
     if isinstance(saved.action, Composite) and (saved.action.idle or spec.action != saved.action):
