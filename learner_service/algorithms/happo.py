@@ -34,6 +34,7 @@ from murmur.learner_service.learning.on_policy import Turn
 from murmur.learner_service.learning.options import SharingConfig
 from murmur.learner_service.learning.policies import Actor
 from murmur.learner_service.learning.returns import mean_over
+from murmur.learner_service.learning.teams import Teams
 from murmur.learner_service.storage.rollout import Batch, Transitions
 from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK
@@ -245,3 +246,4 @@ class Happo(Mappo):
 
 
 build = Happo
+TEAMS = Teams

@@ -190,8 +190,8 @@ class SharingConfig(Section):
         if isinstance(data, dict) and data.get("teams") and "teams" not in cls.model_fields:
             raise ValueError(
                 "teams: this algorithm trains all agents together, from one replay or by critics "
-                "that see what all of them do; set algorithm.name to mappo, ippo or ppo, or leave "
-                "teams out: share_parameters gives agents networks of their own"
+                "that see what all of them do; set algorithm.name to mappo, happo, ippo or ppo, or "
+                "leave teams out: share_parameters gives agents networks of their own"
             )
         return data
 

@@ -72,7 +72,7 @@ class Demonstrations:
         if unknown := sorted(extras.keys() - _EXTRAS):
             raise ConfigError(
                 f"{KEY}={folder}: the algorithm keeps '{unknown[0]}' of every action, which a "
-                "dataset does not have; use coma, mappo, ippo or ppo"
+                "dataset does not have; use coma, mappo, happo, ippo or ppo"
             )
         dataset = Dataset(folder, KEY)
         dataset.require_spec(spec)
