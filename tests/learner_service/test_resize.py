@@ -66,6 +66,24 @@ def test_recurrent_mlp_that_is_told_no_number_acts_for_any() -> None:
     assert policy.act({"own": torch.zeros(2, 7, 4)}, None, memory)["action"].shape == (2, 7)
 
 
+@pytest.mark.parametrize("name", ["vdn", "maddpg"])
+def test_average_of_the_weights_acts_for_any_number(name: str) -> None:
+    spec = replace(SPEC, observations=(OWN,))
+    algorithm = {"name": name, "averaged_policy": True}
+    state = checkpoint(spec, algorithm, {"name": "mlp", "hidden": [8], "agent_id": False})
+    for part in state["algorithm"]["parts"].values():  # trained: no longer those of the seed
+        for x in part.values():
+            if isinstance(x, torch.Tensor):
+                x += torch.randn(x.shape)
+    seen = {"own": torch.randn(9, 1, 4).expand(9, 5, 4)}
+    policies = [
+        saved_policy("x", s, Precision("fp32", CPU), CPU)[0]
+        for s in (state, with_agents(state, "x", 5))
+    ]
+    few = policies[0].act({"own": seen["own"][:, :3]}, None)["action"]
+    assert torch.equal(policies[1].act(seen, None)["action"][:, :3], few)
+
+
 def test_another_number_of_entities() -> None:
     """As where each other agent is an entity; a critic of more numbers is untrained."""
     spec = replace(SPEC, observations=(OWN, *FOES))
@@ -88,6 +106,7 @@ def test_another_number_of_entities() -> None:
         ({}, {"name": "mlp"}, {}, "network.agent_id=true feeds each agent's number"),
         ({}, {"name": "mlp", "agent_id": False}, {}, "what its network is fed depends on their nu"),
         ({"share_parameters": False}, {"name": "mlp"}, {}, "share_parameters=true"),
+        ({"teams": {"a": {}, "b": {"agents": [1, 2]}}}, ATTENTION, {}, "algorithm.teams gives"),
         (
             {},
             GRAPH,
@@ -135,18 +154,21 @@ def test_loaded_and_exported_for_five(
 
 
 @pytest.mark.parametrize(
-    ("network", "execution"),
+    ("teams", "network", "execution"),
     [
-        (GRAPH, "centralized"),
-        (ATTENTION, "centralized"),
-        ({**ATTENTION, "communication": False}, "decentralized"),
-        ({"name": "mlp"}, "decentralized"),
+        ({}, GRAPH, "centralized"),
+        ({}, ATTENTION, "centralized"),
+        ({}, {**ATTENTION, "communication": False}, "decentralized"),
+        ({}, {"name": "mlp"}, "decentralized"),
+        ({"a": {}, "b": {"agents": ["b", "c"], "network": GRAPH}}, {"name": "mlp"}, "centralized"),
+        ({"a": {"network": GRAPH}, "b": {"agents": [1, 2]}}, {"name": "mlp"}, "decentralized"),
     ],
 )
 def test_exported_file_says_how_it_is_executed(
-    network: dict[str, Any], execution: str, tmp_path: Path
+    teams: dict[str, Any], network: dict[str, Any], execution: str, tmp_path: Path
 ) -> None:
-    done = export_policy(checkpoint(SPEC, MAPPO, network), "safetensors", tmp_path / "x", "x")
+    state = checkpoint(SPEC, {**MAPPO, "teams": teams}, network)
+    done = export_policy(state, "safetensors", tmp_path / "x", "x")
     assert json.loads(json.dumps(done.about))["execution"] == execution
 
 
