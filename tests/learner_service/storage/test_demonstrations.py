@@ -38,6 +38,7 @@ KINDS: dict[str, tuple[str, ActionSpec]] = {
     "continuous": ("ppo", Continuous(2, -2.0, 2.0)),
     "choices": ("ippo", Composite((CUES, 2))),
     "hybrid": ("mappo", Composite((CUES,), (-2.0,), (2.0,))),
+    "one by one": ("happo", Discrete(CUES)),
 }
 
 
