@@ -34,6 +34,7 @@ from murmur.shared.wire.spec import (
     AGENT_CELL,
     AGENT_MASK,
     EXPERT_ACTION,
+    STATE,
     TURN_MASK,
     Composite,
     Continuous,
@@ -500,7 +501,8 @@ class RowCheck:
         self._ranges = [(name, 0, 1) for name in self._flags if name != ACTION_MASK]
         if self._num_actions:
             self._ranges.append((EXPERT_ACTION, -1, self._num_actions - 1))
-        maps = next((o for o in spec.observations if o.per_agent and len(o.shape) == 3), None)
+        own = (o for o in spec.observations if o.per_agent and len(o.shape) == 3)
+        maps = min(own, key=lambda o: o.name == STATE, default=None)  # critics' maps come last
         self._map_size: tuple[int, ...] = ()  # (rows, columns); empty: nothing to check
         if maps and spec.observation(AGENT_CELL):
             self._map_size = maps.shape[1:]

@@ -1,5 +1,6 @@
 """What rows may hold: the quick look agrees with the close one, number by number."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from murmur.shared.wire.spec import (
     AGENT_CELL,
     AGENT_MASK,
     EXPERT_ACTION,
+    STATE,
     ArraySpec,
     Discrete,
     EnvSpec,
@@ -114,6 +116,17 @@ def test_rules_for_first_and_last_alone() -> None:
         0: "a reward of 0.5 for agent 1 on FIRST, where no action has been taken yet",
         1: "inf in metric 'score' on LAST",
     }
+
+
+def test_cells_are_on_the_maps_of_agents_and_not_of_their_states() -> None:
+    state = ArraySpec(STATE, "float32", (1, 9, 9))
+    spec = replace(SPEC, observations=(state, *SPEC.observations))
+    given = rows(MID)
+    given.observation[STATE] = np.zeros((1, 2, 1, 9, 9), np.float32)
+    given.observation[AGENT_CELL][0, 1] = 5
+    check = RowCheck(spec, 1, 1e6)
+    assert not check.passes(given)
+    assert "agent_cell" in check.broken(given)[0]
 
 
 def test_without_a_bound_any_finite_reward_will_do() -> None:
