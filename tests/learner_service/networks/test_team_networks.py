@@ -264,6 +264,10 @@ def test_the_critics_state_is_no_set_of_the_agent() -> None:
     shape = CriticInputs(spec(OWN, *FOES, state), InputOptions(), actions=False).shape
     assert [array.name for array in shape.arrays] == ["own", "foes", "foes_mask"]
     assert shape.vector == 3 + 10 + 5 + 12
+    each = ArraySpec(STATE, "float32", (7,))  # of each agent
+    shape = CriticInputs(spec(OWN, *FOES, each), InputOptions(), actions=False).shape
+    assert [array.name for array in shape.arrays] == ["own", "foes", "foes_mask"]
+    assert shape.vector == 3 + 10 + 5 + 7
 
 
 @pytest.mark.parametrize(
