@@ -87,7 +87,7 @@ class KeepOpponents:
             CheckpointError: if it cannot be written; the league stays as it is.
         """
         path = self.keeper.keep_opponent()
-        self.league.keep(path.name, self.algorithm.snapshot())
+        self.league.keep(path.name, self.algorithm.evaluated())  # as it is loaded, too
         self._count()
 
     def _count(self) -> None:

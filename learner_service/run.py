@@ -27,6 +27,7 @@ from murmur.learner_service.learning.base import (
     algorithm_config,
     build_algorithm,
 )
+from murmur.learner_service.learning.options import TeamsConfig
 from murmur.learner_service.loop import Step
 from murmur.learner_service.report import settle
 from murmur.learner_service.serving.batcher import DynamicBatcher
@@ -273,14 +274,17 @@ class Run:
         imitation = config.imitation
         if not imitation.dataset or self.context.progress.updates >= imitation.updates:
             return None
-        for key, value, why in (
-            ("network.recurrent", algorithm.memory_size, "a dataset has no recurrent states"),
-            (
-                "algorithm.vtrace_clip",
-                getattr(algorithm_config(config.algorithm), "vtrace_clip", 0),
-                "a dataset has no probabilities of its actions",
-            ),
-        ):
+        options = algorithm_config(config.algorithm)
+        learned = {"algorithm": options}
+        if isinstance(options, TeamsConfig):
+            learned |= {f"algorithm.teams.{t}": options.of_team(t).options for t in options.teams}
+        no_ratio = "a dataset has no probabilities of its actions"
+        kept = [
+            (f"{where}.vtrace_clip", getattr(own, "vtrace_clip", 0), no_ratio)
+            for where, own in learned.items()
+        ]
+        remembers = "network.recurrent", algorithm.memory_size, "a dataset has no recurrent states"
+        for key, value, why in (remembers, *kept):
             if value:
                 raise ConfigError(
                     f"{DATASET}={imitation.dataset} and {key}={value:g}: {why}; set {key}=0"

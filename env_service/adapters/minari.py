@@ -22,7 +22,7 @@ from murmur.shared.wire.spec import Discrete, action_layout
 from murmur.shared.wire.timestep import Array, TimeStep
 
 # Options of the plug-in that say how spaces become arrays.
-_OF_SPACES = "images", "channels_last", "resize", "gray", "joint_actions"
+_OF_SPACES = "images", "channels_last", "resize", "gray", "joint_actions", "arrays"
 _COPIES = 4  # each holds an episode
 REPLAY = f"{__name__}:Replay"
 POLICY = f"{__name__}:Recorded"

@@ -51,7 +51,7 @@ from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.credentials import Role
 from murmur.shared.wire.episode_options import options_from_proto
 from murmur.shared.wire.notices import GIVEN_UP, Notice, pack_notices
-from murmur.shared.wire.spec import agent_numbers
+from murmur.shared.wire.spec import EnvSpec, agent_numbers
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 logger = logging.getLogger("murmur")
@@ -263,6 +263,12 @@ def _limit_key(config: ExperimentConfig) -> str:
     return "environment.max_episode_steps" if "max_episode_steps" in options else ""
 
 
+def _learning_rows(config: ExperimentConfig, spec: EnvSpec) -> Sequence[int] | slice:
+    """Return the rows of the agents whose rewards are the return: in a league those that learn."""
+    named = config.league.agents
+    return agent_numbers(named, spec, "league.agents") if named else slice(None)
+
+
 def run_baseline(
     config: ExperimentConfig,
     baseline: str,
@@ -294,16 +300,13 @@ def run_baseline(
     environment = guarded_environment(config, shares[0], faults)
     limit_key = _limit_key(config)
     with closing(environment):
+        learns = _learning_rows(config, environment.spec)
         for size in shares:
             seeds = _Seeds(first_seed + len(parts) * shares[0], size, spare)
-            watch = None if parts else on_row
+            how = None if parts else on_row, limit_key, recorder, learns
             while True:
                 try:
-                    parts.append(
-                        _play_baseline(
-                            environment, factory, seeds.values, watch, limit_key, recorder
-                        )
-                    )
+                    parts.append(_play_baseline(environment, factory, seeds.values, *how))
                     break
                 except _Dropped as dropped:
                     seeds.replace(dropped.episodes)
@@ -317,12 +320,13 @@ def _play_baseline(
     on_row: OnRow | None,
     limit_key: str,
     recorder: TransitionRecorder | None,
+    learns: Sequence[int] | slice,
 ) -> dict[str, NDArray[np.float64]]:
     """Play one episode for each seed, at most one for each copy; return their curves."""
     policy = baseline(environment.environment)
     if isinstance(policy, SeededPolicy):
         policy.seed(seeds[np.arange(environment.num_envs) % len(seeds)])
-    play = _Episodes(environment, seeds, on_row, limit_key, recorder)
+    play = _Episodes(environment, seeds, on_row, limit_key, recorder, learns)
     while not play.done:
         play.advance(policy.act(play.timestep))
     if recorder is not None:
@@ -446,11 +450,7 @@ class _Evaluator:
         self._expert = Expert(config, self.environment, asked=False)
         self._name = f"{socket.gethostname()}-{role}"
         self._limit_key = _limit_key(config)
-        # In a league opponents play the others.
-        named, spec = config.league.agents, self.environment.spec
-        self._learns: Sequence[int] | slice = slice(None)
-        if named:
-            self._learns = agent_numbers(named, spec, "league.agents")
+        self._learns = _learning_rows(config, self.environment.spec)
 
     async def session(
         self,

@@ -27,7 +27,9 @@ from torch import Tensor, nn
 from murmur.learner_service.checkpoint import saved_policy, saved_spec
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.building import observed_image, resolve_network
-from murmur.learner_service.learning.base import Policy
+from murmur.learner_service.learning.base import Policy, algorithm_config
+from murmur.learner_service.learning.options import TeamsConfig
+from murmur.learner_service.learning.team_specs import agents_of_teams, network_of_team
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.shared.process.files import write_output
@@ -145,7 +147,14 @@ def execution(config: ExperimentConfig, spec: EnvSpec) -> Literal["centralized",
         config: configuration of the run.
         spec: spec of its environment.
     """
-    mixes = resolve_network(config.network, observed_image(spec)).mixes and spec.num_agents > 1
+    options, image = algorithm_config(config.algorithm), observed_image(spec)
+    networks = [(config.network, spec.num_agents)]
+    if isinstance(options, TeamsConfig) and options.teams:
+        networks = [
+            (network_of_team(config.network, options.of_team(team).network, image, team), len(own))
+            for team, own in agents_of_teams(options, spec).items()
+        ]
+    mixes = any(resolve_network(network, image).mixes and size > 1 for network, size in networks)
     return "centralized" if mixes else "decentralized"
 
 

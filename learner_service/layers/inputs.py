@@ -485,13 +485,13 @@ class ActorInputs:
 
     def _with_own_state(self, spec: EnvSpec) -> InputShape:
         """Add the state that each agent has, if it has one; return the shape with it."""
-        state, image, vector = own_state(spec), self.shape.image, self.shape.vector
-        self._own_state = state
+        self._own_state, own = own_state(spec), self.shape
+        state = self._own_state
         if state is None:
-            return self.shape
+            return own
         if len(state.shape) == 3:
-            return InputShape(_joined_shape(image, stacked_shape([state])), vector)
-        return InputShape(image, vector + _width([state]))
+            return dataclasses.replace(own, image=_joined_shape(own.image, stacked_shape([state])))
+        return dataclasses.replace(own, vector=own.vector + _width([state]))
 
     def _agent_numbers(self, thread: int, device: torch.device) -> Tensor:
         """Make one-hot numbers [A, A]; a copy for each thread, which has a stream of its own."""

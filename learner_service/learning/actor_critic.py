@@ -15,6 +15,7 @@ from typing_extensions import override
 from murmur.learner_service.device.adam import Adam
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.building import (
+    NORMALISE,
     build_network,
     build_twins,
     observed_image,
@@ -31,6 +32,7 @@ from murmur.learner_service.learning.options import CriticConfig, SharingConfig
 from murmur.learner_service.learning.policies import SnapshotPolicy
 from murmur.learner_service.storage.storage import Batch
 from murmur.shared.config import PluginConfig
+from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import EnvSpec
 
 B = TypeVar("B", bound=Batch)
@@ -86,8 +88,13 @@ class ActorCritic(Algorithm[B], Generic[B]):
         self._sharing = sharing_agents(self._slices, device)  # [S, A]
         self._num_slices = count_slices(self._slices)
         used = (network, self._critic_network)
-        fed = [resolve_network(of, observed_image(spec)).inputs for of in used]
-        self._options = replace(fed[0], alive=any(options.alive for options in fed))
+        nets = [resolve_network(of, observed_image(spec)) for of in used]
+        if nets[0].normalizes and hasattr(nets[1].options, "communicates"):
+            raise ConfigError(
+                f"algorithm.critic_network = {nets[1].name}: it reads masks and adjacency as 0 and "
+                f"1, and {NORMALISE}=true changes what both networks are fed; set it to false"
+            )
+        self._options = replace(nets[0].inputs, alive=any(net.inputs.alive for net in nets))
         self._actor_inputs = ActorInputs(spec, self._options)
         # Optimisers with what they train, in the order of `_adam`.
         self._learned: list[tuple[Adam, nn.Module]] = []

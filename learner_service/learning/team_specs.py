@@ -17,6 +17,7 @@ from murmur.shared.config.plugins import load_plugin
 from murmur.shared.config.section import validate, with_new_names
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import (
+    ADJACENCY,
     NO_INPUTS,
     STATE,
     ArraySpec,
@@ -61,6 +62,8 @@ class View:
             action = replace(action, idle=tuple(action.idle[a] for a in agents))
         if centralized and not spec.observation(STATE):
             others = tuple(a for a in range(spec.num_agents) if a not in agents)
+        if spec.gives_adjacency:  # among the team's own agents
+            shown = [replace(o, shape=(len(agents),)) if o.name == ADJACENCY else o for o in shown]
         for o in spec.observations if others else ():
             if o.per_agent and len(o.shape) != 3 and o.name not in NO_INPUTS:
                 size = len(others) * math.prod(o.shape)
@@ -87,10 +90,13 @@ class View:
     def observation(self, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the team's part of observations [B, A, ...] or [B, ...], to act on."""
         per_agent = {o.name: o.per_agent for o in self.spec.observations}
-        return {
+        found = {
             name: self.rows(x, 1) if per_agent.get(name, False) else x
             for name, x in observation.items()
         }
+        if self.spec.gives_adjacency:
+            found[ADJACENCY] = self.rows(found[ADJACENCY], 2)
+        return found
 
     def batch(self, batch: Batch, memory_size: int) -> Batch:
         """Return the team's part of a rollout.
@@ -107,6 +113,9 @@ class View:
                 arrays[name] = x if shared else self.rows(x, 2).contiguous()
             elif memory_size:
                 arrays[name] = self.rows(x, 2)[..., :memory_size].contiguous()
+        if self.spec.gives_adjacency:
+            name = OBSERVATION + ADJACENCY
+            arrays[name] = self.rows(arrays[name], 3).contiguous()
         for name in per_agent:
             if self.others and name.startswith(OBSERVATION + OTHERS):
                 x = batch.arrays[OBSERVATION + name.removeprefix(OBSERVATION + OTHERS)]

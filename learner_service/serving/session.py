@@ -14,7 +14,7 @@ from murmur.learner_service.serving.opponents import Pairing
 from murmur.learner_service.storage.storage import Unroll
 from murmur.shared.config.episode_options import Values
 from murmur.shared.wire.codec import ActionCodec
-from murmur.shared.wire.spec import EnvSpec
+from murmur.shared.wire.spec import ADJACENCY, EnvSpec
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 # numpy compares with ints faster
@@ -127,16 +127,15 @@ class EnvSession:
         self, timestep: TimeStep, agents: NDArray[np.intp] | list[int] | slice
     ) -> TimeStep:
         """Return a time step of some agents, or of all in another order."""
-        return replace(
-            timestep,
-            reward=timestep.reward[:, agents],
-            observation={
-                o.name: timestep.observation[o.name][:, agents]
-                if o.per_agent
-                else timestep.observation[o.name]
-                for o in self.spec.observations
-            },
-        )
+        seen = {
+            o.name: timestep.observation[o.name][:, agents]
+            if o.per_agent
+            else timestep.observation[o.name]
+            for o in self.spec.observations
+        }
+        if self.spec.gives_adjacency:  # among these agents
+            seen[ADJACENCY] = seen[ADJACENCY][:, :, agents]
+        return replace(timestep, reward=timestep.reward[:, agents], observation=seen)
 
     def observe(self, step_type: NDArray[np.uint8]) -> bool:
         """Note which episodes begin with these rows; those of its first rows were agreed on.

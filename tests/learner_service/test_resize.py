@@ -109,6 +109,7 @@ def test_another_number_of_entities() -> None:
         ({}, {"name": "mlp"}, {}, "network.agent_id=true feeds each agent's number"),
         ({}, {"name": "mlp", "agent_id": False}, {}, "what its network is fed depends on their nu"),
         ({"share_parameters": False}, {"name": "mlp"}, {}, "share_parameters=true"),
+        ({"teams": {"a": {}, "b": {"agents": [1, 2]}}}, ATTENTION, {}, "algorithm.teams trains"),
         (
             {},
             GRAPH,
@@ -156,18 +157,21 @@ def test_loaded_and_exported_for_five(
 
 
 @pytest.mark.parametrize(
-    ("network", "execution"),
+    ("teams", "network", "execution"),
     [
-        (GRAPH, "centralized"),
-        (ATTENTION, "centralized"),
-        ({**ATTENTION, "communication": False}, "decentralized"),
-        ({"name": "mlp"}, "decentralized"),
+        ({}, GRAPH, "centralized"),
+        ({}, ATTENTION, "centralized"),
+        ({}, {**ATTENTION, "communication": False}, "decentralized"),
+        ({}, {"name": "mlp"}, "decentralized"),
+        ({"a": {}, "b": {"agents": ["b", "c"], "network": GRAPH}}, {"name": "mlp"}, "centralized"),
+        ({"a": {"network": GRAPH}, "b": {"agents": [1, 2]}}, {"name": "mlp"}, "decentralized"),
     ],
 )
 def test_exported_file_says_how_it_is_executed(
-    network: dict[str, Any], execution: str, tmp_path: Path
+    teams: dict[str, Any], network: dict[str, Any], execution: str, tmp_path: Path
 ) -> None:
-    done = export_policy(checkpoint(SPEC, MAPPO, network), "safetensors", tmp_path / "x", "x")
+    state = checkpoint(SPEC, {**MAPPO, "teams": teams}, network)
+    done = export_policy(state, "safetensors", tmp_path / "x", "x")
     assert json.loads(json.dumps(done.about))["execution"] == execution
 
 

@@ -13,7 +13,7 @@ from murmur.env_service.envs.spread.environment import Config, Spread
 from murmur.env_service.sessions import evaluate
 from murmur.env_service.sessions.evaluate import run_baseline, run_policy
 from murmur.env_service.sessions.evaluation_result import EvaluationResult, joined_result
-from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.experiment import ExperimentConfig, LeagueConfig
 from murmur.shared.process.errors import ConfigError, EnvironmentFault
 from murmur.shared.rpc import rollout_pb2 as pb
 from murmur.shared.wire.spec import EnvSpec
@@ -42,6 +42,20 @@ def test_baseline_plays_the_episodes_of_the_seeds() -> None:
     np.testing.assert_allclose(result.metrics["return"], total)
     np.testing.assert_allclose(result.curves["return"][:, -1], result.metrics["return"])
     np.testing.assert_array_equal(result.metrics["occupied"], timestep.metrics["occupied"])
+
+
+def test_baselines_earn_what_the_agents_of_a_league_do_that_learn() -> None:
+    given = experiment("")
+    league = LeagueConfig(agents=(0, 2), checkpoints=("x",))
+    part = run_baseline(given.model_copy(update={"league": league}), "random", 4, first_seed=5)
+    spread, seeds = Spread(Config(), 4), np.arange(5, 9, dtype=np.uint64)
+    policy = RandomPolicy(spread)
+    policy.seed(seeds)
+    timestep, total = spread.reset(seeds), np.zeros(4)
+    for _ in range(25):
+        timestep = spread.step(policy.act(timestep), np.zeros(4, np.bool_), np.zeros(4, np.uint64))
+        total += timestep.reward[:, [0, 2]].sum(axis=1)
+    np.testing.assert_allclose(part.metrics["return"], total)
 
 
 def test_policy_is_evaluated_over_the_wire() -> None:

@@ -1,6 +1,7 @@
 """Teams that are trained apart: each learns as if it were alone, by its own options."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from murmur.shared.config import PluginConfig
 from murmur.shared.config.plugins import load_plugin
 from murmur.shared.config.section import validate
 from murmur.shared.process.errors import ConfigError
-from murmur.shared.wire.spec import STATE, ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.spec import ADJACENCY, STATE, ArraySpec, Discrete, EnvSpec
 from murmur.testing import assert_algorithm
 from tests.learner_service.toys import CPU, random_batch
 
@@ -94,6 +95,27 @@ def test_teams_keep_the_contract_of_an_algorithm(algorithm: str) -> None:
         "inner": {"agents": ["agent_1"], "data_passes": 2, "network": {"recurrent": 4}},
     }
     assert_algorithm(algorithm, teams=teams, normalize_rewards=True)
+
+
+def test_teams_of_agents_that_move_one_after_the_other() -> None:
+    assert_algorithm("happo", teams={"outer": {"agents": [0, 2]}, "inner": {"agents": [1]}})
+
+
+def test_agents_of_a_team_hear_each_other_alone() -> None:
+    spec = replace(SPEC, observations=(*SPEC.observations, ArraySpec(ADJACENCY, "uint8", (3,))))
+    view = View.of("hunter", (0, 2), spec, centralized=True)
+    assert view.spec.gives_adjacency
+    edges = torch.tensor([[0, 1, 0], [1, 0, 1], [1, 0, 0]], dtype=torch.uint8)
+    rows = {"view": torch.zeros(1, 3, 2), "clock": torch.zeros(1, 1), ADJACENCY: edges[None]}
+    assert view.observation(rows)[ADJACENCY].tolist() == [[[0, 0], [1, 0]]]
+    found = random_batch(spec, 6, 4, seed=1)
+    found.arrays["log_prob"] = torch.full(found.arrays["reward"].shape, -1.0986)
+    found.arrays[OBSERVATION + ADJACENCY] = edges.expand(7, 4, 3, 3)
+    own = view.batch(found, 0).arrays[OBSERVATION + ADJACENCY]
+    assert own.shape == (7, 4, 2, 2)
+    assert own[3, 2].tolist() == [[0, 0], [1, 0]]
+    graph = PluginConfig(name="graph", width=8, heads=2)
+    assert build(spec, graph, teams=TEAMS).update(found)["entropy/hunter"] > 0
 
 
 def test_a_frozen_team_stays_and_an_update_is_undone() -> None:

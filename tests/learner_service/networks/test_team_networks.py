@@ -250,11 +250,24 @@ def test_a_critic_that_hears_gives_the_policy_the_mask_too() -> None:
     assert algorithm._actor_inputs.shape.vector == 3 + 1 + A  # type: ignore[attr-defined]
 
 
+def test_a_critic_that_reads_flags_refuses_normalized_ones() -> None:
+    options = {"name": "mappo", "critic_network": {"name": "attention"}}
+    mlp = PluginConfig(name="mlp", hidden=(8,), normalize_observations=True)
+    with pytest.raises(ConfigError, match=r"critic_network = attention: it reads masks .* as 0"):
+        build_algorithm(
+            PluginConfig(**options), spec(OWN, *FOES), mlp, Precision("fp32", CPU), CPU, 3
+        )
+
+
 def test_the_critics_state_is_no_set_of_the_agent() -> None:
     state = ArraySpec(STATE, "float32", (6, 2), per_agent=False)
     shape = CriticInputs(spec(OWN, *FOES, state), InputOptions(), actions=False).shape
     assert [array.name for array in shape.arrays] == ["own", "foes", "foes_mask"]
     assert shape.vector == 3 + 10 + 5 + 12
+    each = ArraySpec(STATE, "float32", (7,))  # of each agent
+    shape = CriticInputs(spec(OWN, *FOES, each), InputOptions(), actions=False).shape
+    assert [array.name for array in shape.arrays] == ["own", "foes", "foes_mask"]
+    assert shape.vector == 3 + 10 + 5 + 7
 
 
 @pytest.mark.parametrize(

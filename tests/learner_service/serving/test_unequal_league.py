@@ -1,5 +1,6 @@
 """A league of unequal teams: which agents learn, and who may play the others."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from murmur.learner_service.checkpoint import spec_text
 from murmur.learner_service.learning.base import Policy
 from murmur.learner_service.learning.team_specs import View
 from murmur.learner_service.serving.game import Game, opponent_view
+from murmur.learner_service.serving.session import EnvSession
 from murmur.shared.config.experiment import LeagueConfig
 from murmur.shared.process.errors import CheckpointError, MurmurError
-from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.spec import ADJACENCY, ArraySpec, Discrete, EnvSpec
+from murmur.shared.wire.timestep import Array, TimeStep
 
 TAG = EnvSpec(
     "tag",
@@ -75,6 +78,25 @@ def test_an_opponent_acts_for_the_others_or_for_all() -> None:
     state = {"spec": spec_text(tag.team.spec)}
     with pytest.raises(CheckpointError, match=r"a run that acts for prey_0, or for all agents"):
         opponent_view(FILE, state, tag, plays_itself=False)
+
+
+def test_a_team_is_shown_whom_of_its_own_it_hears() -> None:
+    spec = replace(TAG, observations=(*TAG.observations, ArraySpec(ADJACENCY, "uint8", (3,))))
+    found = Game.of(spec, LeagueConfig(agents=("hunter",), checkpoints=("x",)))
+    assert found.team.spec.observation(ADJACENCY) == ArraySpec(ADJACENCY, "uint8", (2,))
+    edges = np.array([[[0, 1, 0], [1, 0, 1], [1, 0, 0]]], np.uint8)
+    seen: dict[str, Array] = {
+        "view": np.zeros((1, 3, 2), np.float32),
+        "clock": np.zeros((1, 1), np.float32),
+        ADJACENCY: edges,
+    }
+    rows = TimeStep(
+        np.ones(1, np.uint8), np.zeros((1, 3), np.float32), np.ones(1, np.float32), seen
+    )
+    session = EnvSession("x", spec, 1, 0, np.zeros(1, np.int64))
+    assert session.of_agents(rows, found.own_rows).observation[ADJACENCY].tolist() == [
+        [[0, 0], [1, 0]]
+    ]
 
 
 class Sums(Policy):
