@@ -16,7 +16,7 @@ install: $(VENV)/.installed-run  ## install murmur into .venv: environments, lea
 	@$(BIN)/murmur --version
 	@echo "next: source $(BIN)/activate; murmur --install-completion; murmur check"
 
-demo: $(VENV)/.installed-run  ## train four UAVs here, report and picture: under ten minutes
+demo: $(VENV)/.installed-run  ## train four UAVs here, report and picture: about five minutes on two cores
 	@$(BIN)/murmur train terrain-demo
 	@$(BIN)/murmur report --checkpoint latest --episodes 100
 	@$(BIN)/murmur render --checkpoint latest

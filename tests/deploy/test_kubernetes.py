@@ -483,7 +483,8 @@ def test_a_jobset_ends_with_its_learner(built: dict[str, list[Manifest]], name: 
         for d in of_kind(documents, "ConfigMap")
         if "experiment.yaml" in d["data"]
     ]
-    assert set(yaml.safe_load(text)["run"]) & {"max_minutes", "max_updates", "max_env_steps"}
+    limits = {"max_minutes", "max_updates", "max_env_steps", "max_episodes"}
+    assert set(yaml.safe_load(text)["run"]) & limits
     (claim,) = of_kind(documents, "PersistentVolumeClaim")
     assert claim["metadata"]["name"] == "runs-learner-0"
     assert "cert-manager" not in str(built["overlays/cpu"])
