@@ -44,7 +44,7 @@ def test_baseline_plays_the_episodes_of_the_seeds() -> None:
     np.testing.assert_array_equal(result.metrics["occupied"], timestep.metrics["occupied"])
 
 
-def test_baselines_earn_what_the_agents_of_a_league_do_that_learn() -> None:
+def test_baselines_earn_what_learning_agents_of_a_league_do() -> None:
     given = experiment("")
     league = LeagueConfig(agents=(0, 2), checkpoints=("x",))
     part = run_baseline(given.model_copy(update={"league": league}), "random", 4, first_seed=5)
