@@ -273,6 +273,11 @@ def _leaves(space: Space, path: Path, agent: str, config: AdapterConfig) -> Iter
         for key, part in inner:
             yield from _leaves(part, (*path, key), agent, config)
     elif subject_of(path) in config.arrays:
+        if isinstance(space, spaces.Box) and _is_image(space, config.images):
+            raise ConfigError(
+                f"environment.arrays names '{subject_of(path)}', an image, which is an array of "
+                "its own already; leave it out, or set environment.images: none"
+            )
         yield _named(space, path)
     elif isinstance(space, spaces.Discrete):
         n = int(space.n)

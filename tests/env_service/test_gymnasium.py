@@ -212,6 +212,7 @@ def test_named_parts_stay_arrays() -> None:
         ({"a": Dict({"x": Box(0, 1, (2, 1))})}, ("y",), "names 'y', which no agent .* has 'x'"),
         ({"a": Box(0, 1, (2, 1))}, ("observation",), "there is no Dict here"),
         ({"a": Dict({"x": Discrete(3)})}, ("x",), "names 'x', a Discrete space"),
+        ({"a": Dict({"x": Box(0, 255, (4, 4, 3), np.uint8)})}, ("x",), "names 'x', an image, wh"),
         (
             {"a": Dict({"x": Box(0, 1, (2, 1))}), "b": Dict({"x": Box(0, 1, (3, 1))})},
             ("x",),
