@@ -34,7 +34,7 @@ ELSEWHERE = {  # checked there for what comes of it, too
     "kills_ranks": "tests/ranks/test_kills.py",
     "supply": "tests/benchmarks/test_supply.py",
 }
-# Nine to fifteen seconds each: processes of their own.
+# Five to fifteen seconds each: processes of their own.
 SLOW = (
     "actions",
     "curriculum",
@@ -42,15 +42,20 @@ SLOW = (
     "doctor",
     "doctor_loaded",
     "faults",
+    "latency",
     "launches",
+    "ledger",
     "memory",
+    "not_learning",
     "offline",
     "plan",
+    "ranks",
     "remedies",
     "security",
     "sessions",
-    "teams",
+    "sources",
     "team_networks",
+    "teams",
     "training_rate",
     "transport",
     "turns",
