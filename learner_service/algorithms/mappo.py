@@ -158,11 +158,7 @@ class Mappo(OnPolicyAlgorithm):
 
     @override
     def _stages(self) -> dict[str, Callable[[Pass], None]]:
-        return {"step": self._step_whole}
-
-    def _step_whole(self, minibatches: Pass) -> None:
-        whole = Trained(self.actor, self.critic, self._learned, self._num_slices)
-        self._steps(minibatches, whole)
+        return {"step": self._steps}
 
     def precision_scalars(self) -> dict[str, Tensor]:
         """Add the number of returns that the last update clipped."""
@@ -267,7 +263,7 @@ class Mappo(OnPolicyAlgorithm):
         target = lambda_returns(t.reward, t.discount, value[1:], t.next_is_last, gamma, lambda_)
         return target, target - value[:-1]
 
-    def _steps(self, minibatches: Pass, of: Trained) -> None:
+    def _steps(self, minibatches: Pass, of: Trained | None = None) -> None:
         """Make a step of the policy and of the value function for each minibatch.
 
         L = -E[min(r A, clip(r) A) + weight H] + E[(V - G)^2], r = pi / pi_old. Both parts are given
@@ -276,8 +272,9 @@ class Mappo(OnPolicyAlgorithm):
 
         Args:
             minibatches: minibatches with rows of the networks' agents.
-            of: networks to move.
+            of: networks to move; None: those of all agents.
         """
+        of = of or Trained(self.actor, self.critic, self._learned, self._num_slices)
         c, share, cost = self._config, minibatches.share, minibatches.cost  # [n, M, A]
         rates = self._schedule.rates(minibatches.counts)
         with torch.no_grad():  # weights of the loss, for all minibatches together

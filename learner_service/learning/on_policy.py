@@ -6,7 +6,7 @@ one would take longer.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -169,7 +169,9 @@ class OnPolicyAlgorithm(RolloutRows):
             rows = self._rows(batch)
             turns = self._turns()
             for turn in turns:
-                self._learn_in_passes(rows, batch, number, turn)
+                for minibatches in self._passes(rows, batch, number):
+                    for name in turn:
+                        self._each_stage[name](minibatches)
                 if turn is not turns[-1]:
                     rows = self._after_turn(rows, turn)
         self._schedule.restore()
@@ -181,8 +183,8 @@ class OnPolicyAlgorithm(RolloutRows):
     def graph_bytes(self, rows: int) -> float:
         return self._fixed.expected_bytes(rows)
 
-    def _learn_in_passes(self, rows: Rows, batch: Batch, number: int, turn: Turn) -> None:
-        """Make all passes of a turn over the rows, in a number of minibatches."""
+    def _passes(self, rows: Rows, batch: Batch, number: int) -> Iterator[Pass]:
+        """Yield the rows of each pass, shuffled into a number of minibatches."""
         first = rows.of_single_agents() if self._single else rows
         for k in range(self._config.data_passes):
             seen = first
@@ -191,8 +193,7 @@ class OnPolicyAlgorithm(RolloutRows):
                 seen = again.of_single_agents() if self._single else again
             minibatches = seen.shuffled(number, self._generator)
             if minibatches.number:
-                for name in turn:
-                    self._each_stage[name](minibatches)
+                yield minibatches
 
     def _learn_in_graphs(self, arrays: dict[str, Tensor], number: int) -> None:
         """Learn as `update` does, on a GPU; sums go to `_total` and `_of_batch`."""

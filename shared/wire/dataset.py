@@ -214,7 +214,7 @@ class Dataset:
         """Return source and size."""
         source = ", ".join(f"{key} {value}" for key, value in self.source.items())
         return (
-            f"{self.num_transitions:,} transitions of {self.num_episodes:,} episodes from "
+            f"{self.num_transitions:,} transitions of {self.num_episodes:,} episodes in "
             f"{self.folder} ({source})"
         )
 

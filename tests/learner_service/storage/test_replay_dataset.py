@@ -135,7 +135,7 @@ def test_they_count_for_start_rows_but_make_no_updates_due(
     folder = dataset(tmp_path / "data", 6, 6)
     s = replay(dataset=folder, start_rows=12)
     s.fill()
-    assert f"begins with 12 transitions of 2 episodes from {folder} (baseline greedy)" in (
+    assert f"begins with 12 transitions of 2 episodes in {folder} (baseline greedy)" in (
         caplog.text
     )
     assert s._due() == 1  # one burst, as at start_rows
