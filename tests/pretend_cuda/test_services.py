@@ -205,8 +205,8 @@ def test_acts_are_captured_before_the_first_rows(case: Case, tmp_path: Path) -> 
         run.play_until(1, *players)
         grown = run.run.inference._storage.arena.grown
         arena = run.run.inference._storage.arena
-        for _ in range(6):  # on a slow machine the first player alone has made it grow further
-            players += [run.player(3) for _ in range(6)]
+        for i in range(6):  # on a slow machine the first player alone has made it grow further
+            players += [run.player(min(3 << i, 32)) for _ in range(6)]
             run.play_rows(4, *players)
             if arena.grown > grown:
                 break
