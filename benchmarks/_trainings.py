@@ -1,4 +1,4 @@
-"""Trainings of benchmarks: a stop reaches those that take hours, and they save first."""
+"""Trainings of benchmarks: a stop reaches the process that trains, which saves first."""
 
 import resource
 import subprocess

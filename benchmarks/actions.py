@@ -35,7 +35,7 @@ from murmur.env_service.environment import (
 from murmur.learner_service.checkpoint import CheckpointFolder
 from murmur.learner_service.export.policy import load_policy
 from murmur.learner_service.learning.base import Policy
-from murmur.results import provenance, require_clean_source, save_result
+from murmur.results import save_run
 from murmur.shared.config import PluginConfig
 from murmur.shared.wire.spec import ACTION_MASK
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
@@ -260,17 +260,14 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     return result
 
 
-def main() -> int:
+def main() -> None:
     """Run all and save the result; tasks as arguments: only those, without saving."""
     if chosen := sys.argv[1:]:
         for task in chosen:
             print(task, measure(task, TASKS[task][2][0], 1, TASKS[task][3]))
-        return 0
-    require_clean_source(dirty=False)
-    origin = provenance("benchmarks.actions")
-    print(save_result("actions", run(), origin))
-    return 0
+    else:
+        save_run("actions", run)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -21,12 +21,13 @@ import psutil
 import torch
 from torch import Tensor
 
+from murmur.benchmarks._threads import one_thread
 from murmur.benchmarks.effort import Effort
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Policy, build_algorithm
 from murmur.learner_service.storage.rollout import Batch
 from murmur.learner_service.storage.storage import OBSERVATION
-from murmur.results import provenance, require_clean_source, save_result
+from murmur.results import save_run
 from murmur.shared.config import PluginConfig
 from murmur.shared.wire.spec import ActionSpec, ArraySpec, Composite, Discrete, EnvSpec
 from murmur.shared.wire.timestep import StepType
@@ -105,28 +106,16 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Train on all games; each seed's payoffs, beside the optimum of 1."""
     seeds = effort.choose((1,), (1,), (1, 2, 3))
     updates = effort.choose(2, _UPDATES, _UPDATES)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     result: dict[str, Any] = {"optimum": 1.0, "updates": updates}
-    try:
+    with one_thread():
         for game in GAMES:
             result[game] = {}
             for name in ALGORITHMS:
                 found = [score(game, name, seed, updates) for seed in seeds]
                 result[game][name] = found
                 print(f"{game}, {name}: {found}", file=sys.stderr, flush=True)
-    finally:
-        torch.set_num_threads(before)
     return {**result, "load_average": psutil.getloadavg()[0]}
 
 
-def main() -> int:
-    """Run all and save the result."""
-    require_clean_source(dirty=False)
-    origin = provenance("benchmarks.coordination")
-    print(save_result("coordination", run(), origin))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    save_run("coordination", run)

@@ -24,7 +24,7 @@ from murmur.benchmarks.effort import Effort
 from murmur.env_service.environment import VectorEnvironment
 from murmur.env_service.sessions.evaluate import run_baseline
 from murmur.env_service.sessions.transitions import TransitionRecorder
-from murmur.results import provenance, require_clean_source, save_result
+from murmur.results import save_run
 from murmur.shared.config import Section
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
@@ -172,13 +172,5 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     return result
 
 
-def main() -> int:
-    """Run all and save the result."""
-    require_clean_source(dirty=False)
-    origin = provenance("benchmarks.offline")
-    print(save_result("offline", run(), origin))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    save_run("offline", run)

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from murmur.benchmarks._threads import one_thread
 from murmur.benchmarks.effort import Effort
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, Policy, build_algorithm
@@ -54,12 +55,8 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     updates = effort.choose(2, 2000, 2000)
     seeds = effort.choose((1,), (1,), (1, 2, 3))
     names = effort.choose(["masac, GRU"], list(CASES), list(CASES))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         rows = {name: score(name, seeds, updates) for name in names}
-    finally:
-        torch.set_num_threads(before)
     return {
         "optimum": 0.0,
         "bound without memory": round(-1 / 3, 3),

@@ -16,6 +16,7 @@ All runs in one process, on one core, without environment servers.
 
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from benchmarks.actions import Greedy, play
+from murmur.benchmarks._threads import one_thread
 from murmur.benchmarks.effort import Effort
 from murmur.env_service.environment import (
     BaselineFactory,
@@ -41,7 +43,7 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Policy, build_algorithm
 from murmur.learner_service.storage.rollout import Rollout
 from murmur.learner_service.storage.storage import OBSERVATION
-from murmur.results import provenance, require_clean_source, save_result
+from murmur.results import save_run
 from murmur.shared.config import PluginConfig, Section
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.wire.seeding import uniform
@@ -83,13 +85,13 @@ class _Tasks(VectorEnvironment):
         self._drawn = np.zeros((num_envs, _STEPS + 1, config.num_agents, self.DRAWS))
         self._answer = np.zeros((num_envs, config.num_agents), np.int64)
 
+    @abstractmethod
     def arrays(self, agents: int) -> tuple[ArraySpec, ...]:
         """Return the specs of the observations."""
-        raise NotImplementedError
 
+    @abstractmethod
     def task(self, drawn: NDArray[np.float64]) -> tuple[dict[str, Array], NDArray[np.int64]]:
         """Return observations and right actions [N, A] of numbers [N, A, DRAWS]."""
-        raise NotImplementedError
 
     @override
     def step(
@@ -148,7 +150,7 @@ class Relay(_Tasks):
 
 
 class Strongest(_Tasks):
-    """Name the kind of the strongest entity of those that are there, one to four.
+    """Name the kind of the strongest entity that is there; one to four are.
 
     An entity is its strength in [0, 1) and its kind, one-hot. Places without one hold a strength in
     [1, 2) and any kind.
@@ -290,29 +292,22 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     result: dict[str, Any] = {"updates": updates, "load_average": psutil.getloadavg()[0]}
     for name, (best, blind) in BOUNDS.items():
         result[f"{name}, bounds"] = {"optimum": best, "blind": round(blind, 4)}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         for case in CASES:
             runs = [measure(case, seed, updates) for seed in seeds]
             result[case] = {name: [round(one[name], 4) for one in runs] for name in runs[0]}
             print(f"{case}: {result[case]}", file=sys.stderr, flush=True)
-    finally:
-        torch.set_num_threads(threads)
     return result
 
 
-def main() -> int:
+def main() -> None:
     """Run all and save the result; cases as arguments: only those, without saving."""
     if chosen := sys.argv[1:]:
         for case in chosen:
             print(case, measure(case, 1, _UPDATES))
-        return 0
-    require_clean_source(dirty=False)
-    origin = provenance("benchmarks.team_networks")
-    print(save_result("team_networks", run(), origin))
-    return 0
+    else:
+        save_run("team_networks", run)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from benchmarks._trainings import SYNC_LEARNER
 from benchmarks.unequal_teams import Hiding, Loads, Prizes
+from murmur.benchmarks._threads import one_thread
 from murmur.benchmarks.effort import Effort
 from murmur.env_service.environment import VectorEnvironment
 from murmur.learner_service.device.cuda_graph import Graphs
@@ -57,9 +58,8 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Learn all games from three seeds, on one core."""
     seeds = effort.choose((1,), (1,), (1, 2, 3))
     result: dict[str, Any] = {"prizes": {}, "hiding": {}, "loads": {}}
-    started, before = time.process_time(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    started = time.process_time()
+    with one_thread():
         for case, (_, patient, hasty) in PRIZES.items():
             found = [prizes(case, seed, effort.choose(2, 150, 150)) for seed in seeds]
             result["prizes"][case] = {
@@ -74,8 +74,6 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
         seekers = [hiding(seed, effort.choose(2, 60, 60), 200) for seed in seeds]
         answer = {"known": 1.0, "best against any hider": round(2 / 3, 3)}
         result["hiding"] = {"two hiders of other trainings": {**answer, "seekers": seekers}}
-    finally:
-        torch.set_num_threads(before)
     result["CPU-seconds"] = round(time.process_time() - started)
     return {**result, "load_average": psutil.getloadavg()[0]}
 

@@ -1,5 +1,7 @@
 """Small games of unequal teams, and a task whose rewards each agent's own state tells."""
 
+from abc import abstractmethod
+
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
@@ -33,17 +35,17 @@ class _Episodes(VectorEnvironment):
         discount = np.where(last, 0, 1).astype(np.float32)
         return TimeStep(kinds, reward, discount, self.observe(self._age), {})
 
+    @abstractmethod
     def begin(self, env: int, random: np.random.Generator) -> None:
         """Begin an episode in one copy."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pay(self, action: Array, age: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the rewards [N, A] of actions after `age` [N] steps."""
-        raise NotImplementedError
 
+    @abstractmethod
     def observe(self, age: NDArray[np.int64]) -> dict[str, Array]:
         """Return the observations by name after `age` [N] steps."""
-        raise NotImplementedError
 
 
 class Prizes(_Episodes):

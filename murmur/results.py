@@ -115,6 +115,21 @@ def save_result(
     return file
 
 
+def save_run(topic: str, run: Callable[[], Mapping[str, Any]]) -> None:
+    """Run a benchmark as `python -m benchmarks.<topic>` does: measure, write, print the file.
+
+    Args:
+        topic: name of the benchmark and of its module.
+        run: function that measures.
+
+    Raises:
+        ConfigError: if the source differs from its commit.
+    """
+    require_clean_source(dirty=False)
+    origin = provenance(f"benchmarks.{topic}")
+    print(save_result(topic, run(), origin))
+
+
 def result_tables(
     result: Mapping[str, Any], title: str = "", *, width: int = PAGE_WIDTH
 ) -> list[Table]:

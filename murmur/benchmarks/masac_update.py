@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from murmur.benchmarks._masac_loop import MasacLoop
+from murmur.benchmarks._threads import one_thread
 from murmur.benchmarks.effort import Effort
 from murmur.learner_service.algorithms.masac import Config, Masac
 from murmur.learner_service.device.device import keep_freed_memory
@@ -49,12 +50,8 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Measure the table on one CPU core; on CUDA too if there is one."""
     keep_freed_memory()  # as a learner does
     sizes = effort.choose((2,), (2, 4, 8), (2, 4, 8))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         measured = {f"{n} agents": _on_cpu(n, effort.choose(1, 3, 15)) for n in sizes}
-    finally:
-        torch.set_num_threads(before)
     result: dict[str, Any] = {
         f"one core: {what}": {agents: found[what] for agents, found in measured.items()}
         for what in ("CPU-ms", "times as fast as the sequential scheme", "operations")

@@ -26,7 +26,8 @@ class Told(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        self.seed, self.age, self.last = seed or 0, 0, -1
+        self.seed = seed or 0
+        self.age, self.last = 0, -1
         return self._seen(), {}
 
     def step(self, action: Any) -> Any:
