@@ -3,8 +3,8 @@
     python -m benchmarks.team_networks              all cases, three seeds
     murmur bench team_networks --smoke
 
-relay: agents stand in a ring that is drawn in every step; each sees a number of its own, and must
-name that of the agent one or two places before it. What an agent sees says nothing of it: without
+relay: agents stand in a ring that is drawn in every step; each sees its own number, and must name
+the number of the agent one or two places before it. No agent sees another's number, so without
 messages no policy is right more often than once in K. strongest: each agent sees up to four
 entities in any order, and must name the kind of the strongest; places without one hold stronger
 ones.

@@ -330,7 +330,7 @@ def _require_arrays(names: tuple[str, ...], leaves: list[_Leaf]) -> None:
     """Refuse a name in environment.arrays that no agent observes.
 
     Raises:
-        ConfigError: for such a name, with those that there are.
+        ConfigError: naming it and the arrays that agents observe.
     """
     there = {leaf.subject for leaf in leaves}
     for name in names:

@@ -264,7 +264,7 @@ def _limit_key(config: ExperimentConfig) -> str:
 
 
 def _learning_rows(config: ExperimentConfig, spec: EnvSpec) -> Sequence[int] | slice:
-    """Return the rows of the agents whose rewards are the return: in a league those that learn."""
+    """Return the rows of agents whose rewards make the return: in a league the learning ones."""
     named = config.league.agents
     return agent_numbers(named, spec, "league.agents") if named else slice(None)
 

@@ -1,7 +1,7 @@
 """Sets of entities and neighbors within an agent's vector, and attention among what is there.
 
 An observation [E, D] of an agent is a set of E entities of D numbers each. `<name>_mask` [E] marks
-those that are there; what stands in the place of the others has no effect.
+present entities; the numbers of absent ones have no effect.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Attention over the entities that an agent observes, and over agents if they may communicate.
 
 Baker et al. 2019 (arXiv:1909.07528), appendix B: entities and the agent itself are tokens; masked
-residual self-attention among them; their mean beside the agent's own token. The order of entities
-does not matter, nor do those that are not there, and weights do not depend on their number.
+residual self-attention among them; their mean beside the agent's own token. Neither the order
+of entities nor absent ones change the result, and the weights do not depend on their number.
 """
 
 from typing import Self

@@ -61,7 +61,7 @@ class AssignedPolicy(Policy):
 
         Args:
             policy: policy for the agents of the view.
-            view: agents whose rows the policy takes, those that it plays among them.
+            view: agents whose rows the policy takes; it includes the agents of `plays`.
             plays: numbers of the agents that it plays.
         """
         self._policy, self._view = policy, view
