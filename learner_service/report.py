@@ -26,13 +26,13 @@ from murmur.learner_service.learning.stagnation import (
 )
 from murmur.learner_service.preprocess.running_moments import CLIPPED
 from murmur.learner_service.storage.rollout import Rollout
-from murmur.learner_service.storage.storage import OBSERVATION, Batch, Storage
+from murmur.learner_service.storage.storage import Batch, Storage
 from murmur.learner_service.telemetry.device_clock import DeviceClock
 from murmur.learner_service.telemetry.figures import Figures
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.learner_service.telemetry.profiling import Profiling
 from murmur.learner_service.telemetry.progress import Progress, ProgressLog, share_of_budget
-from murmur.learner_service.telemetry.spread import Spread
+from murmur.learner_service.telemetry.statistics import Statistics
 from murmur.learner_service.telemetry.tensorboard_distributions import distributions
 from murmur.learner_service.telemetry.work import work_done
 from murmur.shared.config.cores import available_cores
@@ -42,6 +42,7 @@ from murmur.shared.process.errors import CheckpointError, MurmurError
 from murmur.shared.process.host_cpu import machine_busy_seconds
 from murmur.shared.process.ledger import enter
 from murmur.shared.process.process import logger
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.notices import Notice
 from murmur.shared.wire.spec import (
     TURN_MASK,
@@ -330,15 +331,18 @@ class Report:
             Evidence(
                 record={**counts, "env_steps": p.all_env_steps},
                 options=options.model_dump(),
-                untrained=Spread.of(p.untrained),
-                recent=Spread.of(latest),
+                untrained=Statistics.of(p.untrained),
+                recent=Statistics.of(latest),
                 done=done,
                 budget=budget,
                 first=p.first_losses,
                 losses={n: fmean(x[n] for x in self._looks if n in x) for n in losses},
-                lengths=Spread.of(lengths) if lengths else None,
+                lengths=Statistics.of(lengths) if lengths else None,
                 evaluated=tuple(
-                    (_spread(p.first_evaluation[n], sign), _spread(self._evaluation[n], sign))
+                    (
+                        _statistics(p.first_evaluation[n], sign),
+                        _statistics(self._evaluation[n], sign),
+                    )
                     for n, sign in {
                         "return": 1,
                         best.lstrip("-"): -1 if best[0] == "-" else 1,
@@ -461,7 +465,7 @@ class Report:
             self.log.close()
 
 
-def _spread(result: Sequence[float], sign: int) -> Spread:
+def _statistics(result: Sequence[float], sign: int) -> Statistics:
     """Return the spread of an evaluation's result, for which higher is better.
 
     Args:
@@ -469,7 +473,7 @@ def _spread(result: Sequence[float], sign: int) -> Spread:
         sign: -1 where less is better.
     """
     episodes, mean, std = result
-    return Spread(int(episodes), sign * mean, std, sign * mean, sign * mean)
+    return Statistics(int(episodes), sign * mean, std, sign * mean, sign * mean)
 
 
 def _constant(batch: Batch) -> bool:

@@ -38,7 +38,6 @@ from murmur.learner_service.learning.exploration import (
 )
 from murmur.learner_service.learning.minibatches import (
     IMITATION_LOGGED,
-    NEVER_TAKEN,
     Pass,
     advice,
     deviations,
@@ -57,7 +56,8 @@ from murmur.learner_service.learning.returns import (
     target_of,
 )
 from murmur.learner_service.learning.rollout_rows import RecurrentStates
-from murmur.learner_service.storage.rollout import Batch, transitions
+from murmur.learner_service.storage.demonstrations import NEVER_TAKEN
+from murmur.learner_service.storage.rollout import Rollout, transitions
 from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
 from murmur.shared.wire.timestep import StepType
 
@@ -157,7 +157,7 @@ class Coma(OnPolicyAlgorithm):
 
     _explores_by = _epsilon
 
-    def update(self, batch: Batch) -> dict[str, Tensor]:
+    def update(self, batch: Rollout) -> dict[str, Tensor]:
         """Update networks and the target. All scalars but epsilon are 0 if no agent acted."""
         if not self._static:  # else with the choice of last actions, in its graph
             self._exploration.anneal()
@@ -188,7 +188,7 @@ class Coma(OnPolicyAlgorithm):
                 found = self._call(self._choose, self._fixed.under(_LAST))["action"]
                 rows.index_copy_(0, last[start:stop], found[: stop - start].to(rows.dtype))
         else:
-            batch = Batch(arrays, [])
+            batch = Rollout(arrays, [])
             obs = {name: x.flatten(0, 1) for name, x in batch.observation().items()}
             state, _ = recurrent_states(batch)
             if state is None:
@@ -249,7 +249,7 @@ class Coma(OnPolicyAlgorithm):
 
     @override
     def _learnable(
-        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor | None
+        self, batch: Rollout, values: Mapping[str, Tensor], rows: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         # 2. y = r + gamma [(1 - lambda) Q'(s', u') + lambda y'] (section 3, TD(lambda)).
         c, t, value = self._config, transitions(batch), values["value"][1:]

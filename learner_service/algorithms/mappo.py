@@ -26,7 +26,6 @@ from murmur.learner_service.layers.inputs import CriticInputs, Inputs
 from murmur.learner_service.learning import options
 from murmur.learner_service.learning.minibatches import (
     IMITATION_LOGGED,
-    NEVER_TAKEN,
     Minibatch,
     Pass,
     advice,
@@ -52,7 +51,8 @@ from murmur.learner_service.learning.returns import (
 from murmur.learner_service.learning.rollout_rows import RecurrentStates
 from murmur.learner_service.learning.teams import Teams
 from murmur.learner_service.preprocess.running_moments import CLIPPED
-from murmur.learner_service.storage.rollout import Batch, Transitions, transitions
+from murmur.learner_service.storage.demonstrations import NEVER_TAKEN
+from murmur.learner_service.storage.rollout import Rollout, Transitions, transitions
 from murmur.shared.wire.spec import ACTION_MASK
 
 
@@ -205,7 +205,7 @@ class Mappo(OnPolicyAlgorithm):
 
     @override
     def _learnable(
-        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor | None
+        self, batch: Rollout, values: Mapping[str, Tensor], rows: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         c, t, value = self._config, transitions(batch), values["value"]
         weight = t.weight  # [L, B, A]
@@ -241,7 +241,7 @@ class Mappo(OnPolicyAlgorithm):
         return columns, weight, torch.stack([target_mean, deviation, explained]).mean(1)
 
     def _returns(
-        self, batch: Batch, t: Transitions, value: Tensor, log_ratio: Tensor | None
+        self, batch: Rollout, t: Transitions, value: Tensor, log_ratio: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return targets and advantages by GAE, or both by V-trace; [L, B, A].
 

@@ -35,18 +35,17 @@ from murmur.learner_service.layers.stacked import count_slices
 from murmur.learner_service.learning import options
 from murmur.learner_service.learning.base import require_bounds
 from murmur.learner_service.learning.off_policy import (
-    NEXT,
     PRIORITY,
     OffPolicyAlgorithm,
     OffPolicyConfig,
     alive_mask,
     alive_rows,
-    observed,
     of_alive,
 )
 from murmur.learner_service.learning.policies import SnapshotPolicy
 from murmur.learner_service.learning.returns import polyak_update, target_of
 from murmur.learner_service.learning.sequences import Sequences
+from murmur.learner_service.storage.storage import NEXT, observed
 from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
 
 Term = tuple[Tensor, Tensor]  # values and their weights in the loss

@@ -26,7 +26,6 @@ from murmur.learner_service.learning import options
 from murmur.learner_service.learning.base import require_discrete
 from murmur.learner_service.learning.exploration import EpsilonGreedy
 from murmur.learner_service.learning.off_policy import (
-    NEXT,
     PRIORITY,
     OffPolicyAlgorithm,
     OffPolicyConfig,
@@ -34,12 +33,12 @@ from murmur.learner_service.learning.off_policy import (
     alive_mask,
     alive_rows,
     mean_of_alive,
-    observed,
     of_alive,
 )
 from murmur.learner_service.learning.policies import SnapshotPolicy
 from murmur.learner_service.learning.returns import polyak_update, target_of
 from murmur.learner_service.learning.sequences import Sequences
+from murmur.learner_service.storage.storage import NEXT, observed
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK
 
 _FIRST_SHARE = 0.1  # of the usual first weights that hang on the state

@@ -13,8 +13,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from murmur.learner_service.layers.distributions import one_hot
-from murmur.shared.config.derived import Channel, DerivedMap
 from murmur.shared.process.errors import ConfigError, SpecError
+from murmur.shared.wire.derived_maps import Channel, DerivedMap
 from murmur.shared.wire.spec import (
     AGENT_CELL,
     AGENT_MASK,

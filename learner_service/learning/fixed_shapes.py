@@ -30,8 +30,8 @@ from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.minibatches import Pass, shares, told_of_rows
 from murmur.learner_service.learning.rollout_rows import RolloutRows
 from murmur.learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
-from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.learner_service.storage.rollout import Rollout
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, TURN_MASK, Discrete, action_factors
 from murmur.shared.wire.timestep import StepType
 
@@ -457,7 +457,7 @@ class FixedShapes:
         }
         spread_out = {k: spread(x) for k, x in given.items() if k.startswith(_VALUE)}
         values = {k.removeprefix(_VALUE): x for k, x in spread_out.items()}
-        columns, weight, of_batch = algorithm._learnable(Batch(arrays, []), values, (t1 - 1) * b)
+        columns, weight, of_batch = algorithm._learnable(Rollout(arrays, []), values, (t1 - 1) * b)
         algorithm._of_batch.copy_(of_batch)
         algorithm._total.zero_()
         columns = {**columns, _COUNTED: weight}

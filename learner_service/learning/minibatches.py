@@ -23,8 +23,7 @@ from murmur.learner_service.layers.inputs import Inputs
 from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.returns import of_agents
 from murmur.learner_service.ranks.group import ALONE, Group
-from murmur.learner_service.storage.demonstrations import NEVER_TAKEN as NEVER_TAKEN
-from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.rollout import Rollout
 from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
 from murmur.shared.wire.timestep import StepType
 
@@ -109,7 +108,7 @@ def number_of_minibatches(
 
     Args:
         number: configured number of minibatches.
-        times: ratio of a Batch: an update may have more rows than were asked for.
+        times: ratio of a Rollout: an update may have more rows than were asked for.
         group: its ranks' mean counts.
         units: largest number of units that may count.
         width: units that a minibatch has room for; 0: for any number.
@@ -181,7 +180,7 @@ def told_of_rows(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return columns
 
 
-def recurrent_states(batch: Batch) -> tuple[RecurrentState, RecurrentState] | tuple[None, None]:
+def recurrent_states(batch: Rollout) -> tuple[RecurrentState, RecurrentState] | tuple[None, None]:
     """Initial states of policy and critic for a batch; None if the policy is not recurrent.
 
     The policy starts from the state that it had when it acted. A critic does not act, so it starts

@@ -16,8 +16,8 @@ from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.actor_critic import ActorCritic
 from murmur.learner_service.learning.options import OnPolicyCriticConfig
 from murmur.learner_service.storage.flight import transitions_in
-from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.learner_service.storage.rollout import Rollout
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import EXPERT_ACTION
 
 # Of the policy and of the critic.
@@ -26,7 +26,7 @@ _MOST_AT_ONCE = 16  # minibatches of a graph
 _ROOM = 33 / 32  # of a minibatch of fixed size: the number of minibatches is a whole one
 
 
-class RolloutRows(ActorCritic[Batch]):
+class RolloutRows(ActorCritic[Rollout]):
     """Says what of a rollout's rows is learned from. Used by the thread that learns.
 
     A subclass finds what minibatches learn from in `_values_of_rows` and `_learnable`.
@@ -74,7 +74,7 @@ class RolloutRows(ActorCritic[Batch]):
 
     @abstractmethod
     def _learnable(
-        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor | None
+        self, batch: Rollout, values: Mapping[str, Tensor], rows: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Return what minibatches learn from; called once an update, may be captured.
 

@@ -9,7 +9,8 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.forward import forward_history
 from murmur.learner_service.layers.inputs import Inputs
 from murmur.learner_service.layers.recurrent import Recurrent, RecurrentState
-from murmur.learner_service.storage.storage import NEXT, OBSERVATION, observed
+from murmur.learner_service.storage.storage import NEXT, observed
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.timestep import StepType
 
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)

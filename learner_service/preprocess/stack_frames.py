@@ -12,7 +12,8 @@ from typing_extensions import override
 from murmur.learner_service.preprocess.transform import Transform
 from murmur.learner_service.storage.frames import Frames
 from murmur.learner_service.storage.rollout import Rollout
-from murmur.learner_service.storage.storage import OBSERVATION, Batch
+from murmur.learner_service.storage.storage import Batch
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import EnvSpec
 
 B = TypeVar("B", bound=Batch)

@@ -200,7 +200,7 @@ class InferenceLoop:
             whether the run continues (the sync pipeline); None: another thread learns (async).
         draining: rows are kept, but training sessions are not answered any more, once the batch
             under way is.
-        turns: batches served, empty ones included.
+        batches_served: number of batches, empty ones included.
         prepared: set once it can act; nothing is learned before, while acts are captured.
     """
 
@@ -243,7 +243,7 @@ class InferenceLoop:
         self._environments = 0  # of training sessions that have sent rows
         self.learn: Callable[[], bool] | None = None
         self.draining = False
-        self.turns = 0
+        self.batches_served = 0
         self.prepared = threading.Event()
 
     def run(self) -> None:
@@ -261,7 +261,7 @@ class InferenceLoop:
                 self.serve(requests)
             while self._ended:  # not before: these requests may be of a session that has ended
                 self._remove(self._ended.popleft())
-            self.turns += 1
+            self.batches_served += 1
             if requests is None:
                 return
 
@@ -278,7 +278,7 @@ class InferenceLoop:
         # Observe: rows go to their unrolls, full unrolls to the storage.
         batch, training = _Served(), [r for r in requests if not r.session.evaluating]
         for request in training:
-            self._observe(request, batch)
+            self._assign(request, batch)
         busy, began = self._batcher.updating, time.monotonic()
         with state("transfer"):
             self._staging.load(batch.acting, batch.others)
@@ -333,7 +333,7 @@ class InferenceLoop:
         latencies = [now - r.arrived for r in fresh if not r.session.waiting]
         self._stats.note_batch(latencies, now - started, updating)
 
-    def _observe(self, request: Request, batch: _Served) -> None:
+    def _assign(self, request: Request, batch: _Served) -> None:
         """Count a session's rows and give them their places, once; see whether it is acted for."""
         session, unroll, timestep = request.session, request.session.unroll, request.timestep
         target = None  # where the rows are acted on
@@ -431,7 +431,7 @@ class InferenceLoop:
             self._staging.memory.dismiss(session)
         if request is not None and not request.stored:
             batch = _Served()
-            self._observe(request, batch)
+            self._assign(request, batch)
             with state("transfer"):
                 self._staging.load((), batch.others)
             for unroll in batch.filled:

@@ -18,7 +18,8 @@ from typing_extensions import override
 from murmur.learner_service.device.cuda_graph import Graphs
 from murmur.learner_service.learning.base import Policy
 from murmur.learner_service.serving.session import EnvSession
-from murmur.learner_service.storage.storage import DTYPES, OBSERVATION, Unroll
+from murmur.learner_service.storage.storage import DTYPES, Unroll
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)
@@ -93,13 +94,13 @@ class RowTarget(NamedTuple):
     Attributes:
         timestep: [n, ...] rows.
         unroll: the rows' unroll; None: they are not stored.
-        row: index of the time step in the unroll.
+        step: index of the time step in the unroll.
         first_slot: slot of the first environment.
     """
 
     timestep: TimeStep
     unroll: Unroll | None = None
-    row: int = 0
+    step: int = 0
     first_slot: int = -1
 
     @property
@@ -239,14 +240,14 @@ class HostStaging(Staging):
 
     @override
     def load(self, acting: Sequence[RowTarget], others: Sequence[RowTarget] = ()) -> None:
-        for timestep, unroll, row, _ in (*acting, *others):
+        for timestep, unroll, step, _ in (*acting, *others):
             assert unroll is not None
             arrays = unroll.host
-            arrays["step_type"][row] = timestep.step_type
-            arrays["reward"][row] = timestep.reward
-            arrays["discount"][row] = timestep.discount
+            arrays["step_type"][step] = timestep.step_type
+            arrays["reward"][step] = timestep.reward
+            arrays["discount"][step] = timestep.discount
             for name, array in timestep.observation.items():
-                arrays[OBSERVATION + name][row] = array
+                arrays[OBSERVATION + name][step] = array
         self._acting = acting
 
     def store(self) -> None:
@@ -267,12 +268,12 @@ class HostStaging(Staging):
         # first row was acted on with.
         outputs: dict[str, Array] = {name: value.numpy() for name, value in acted.items()}
         stop = 0
-        for timestep, unroll, row, _ in acting:
+        for timestep, unroll, step, _ in acting:
             start, stop = stop, stop + len(timestep.step_type)
             assert unroll is not None
             for name, array in outputs.items():
-                unroll.host[name][row] = array[start:stop]
-            if before is not None and row == 0:
+                unroll.host[name][step] = array[start:stop]
+            if before is not None and step == 0:
                 unroll.host["memory"][0] = before[start:stop].numpy()
         self._actions = outputs["action"]
         return before

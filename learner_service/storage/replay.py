@@ -35,7 +35,6 @@ from murmur.learner_service.device.streams import Fence
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.frames import Frames
 from murmur.learner_service.storage.storage import (
-    OBSERVATION,
     Arena,
     Batch,
     SavedPart,
@@ -48,7 +47,7 @@ from murmur.shared.config import Section
 from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.shared.process.ledger import enter
 from murmur.shared.process.process import logger
-from murmur.shared.wire.dataset import Dataset, Episodes
+from murmur.shared.wire.dataset import OBSERVATION, Dataset, Episodes
 from murmur.shared.wire.spec import AGENT_MASK, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
@@ -370,7 +369,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         super().__init__(spec, config.unroll_steps, device, extras, memory_size, frames)
         self._config, self._section = config, section
         self._group, self._gamma = group, gamma
-        self._ahead = max_unrolls_ahead
+        self._max_unrolls_ahead = max_unrolls_ahead
         self._mortal = not team and any(o.name == AGENT_MASK for o in spec.observations)
         self._require_options()
         self._stacked = [OBSERVATION + image.name for image in frames.images] if frames else []
@@ -462,12 +461,18 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
     # --- acting
 
     def may_begin(self, filled: Sequence[Unroll] = ()) -> bool:
-        """Tell whether fewer updates are due than `unrolls` unrolls of every environment bring."""
-        if self._ahead is None:
+        """Tell whether acting may continue.
+
+        It may while no more updates are due than `max_unrolls_ahead` unrolls of every environment
+        bring.
+        """
+        if self._max_unrolls_ahead is None:
             return True
         c = self._config
         with self._changed:
-            bursts = math.ceil(self._ahead * self._peak_envs * self.length / c.update_interval)
+            bursts = math.ceil(
+                self._max_unrolls_ahead * self._peak_envs * self.length / c.update_interval
+            )
             new = sum(u.num_envs * u.transitions for u in filled)
             return self._due(new) <= bursts * c.updates_per_interval
 
@@ -475,7 +480,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         """Copy an unroll into the ring, over its oldest columns."""
         assert unroll.full
         first, n, chunk = 0, unroll.num_envs, self._chunk_columns
-        with self._changed, self.turns.take():
+        with self._changed, self.memory_lock:
             self._after_draw.wait()
             while first < n:  # more than once where the ring begins again, or is smaller
                 start = self._cursor
@@ -579,7 +584,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         bursts = max(0, 1 + (self.inserted + new - start) // c.update_interval)
         # environments that fail at once bring ABORTED time steps alone
         if bursts and not self._has_transitions:
-            with self.turns.take():
+            with self.memory_lock:
                 self._has_transitions = bool(to_host(self._tree.root.sum()) > 0)
             if not self._has_transitions:
                 return 0
@@ -618,7 +623,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             if not self._changed.wait_for(lambda: self.ready, timeout_s):
                 return None
             enter("sample")
-            with self.turns.take():
+            with self.memory_lock:
                 self._after_draw.wait()
                 batch = self._prefetched or self._next_batch()
                 if self.graphs.enabled and self._prefetches:
@@ -732,7 +737,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
                 given["largest"] = self._priorities(error)[1]
                 self._group.largest_([given["largest"]])
             self._prioritise.prepare(given)
-            with self._changed, self.turns.take():
+            with self._changed, self.memory_lock:
                 self._after_draw.wait()
                 self._prioritise(given)
         self.on_room()
@@ -760,7 +765,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        with self._changed, self.turns.take():
+        with self._changed, self.memory_lock:
             prefetched = None
             if self._prefetched is not None:
                 # No other draw could give it again: transitions and errors came since. Ages
@@ -841,7 +846,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
 
     def _chunk(self, number: int) -> dict[str, Tensor]:
         start = number * self._chunk_columns
-        with self._changed, self.turns.take():
+        with self._changed, self.memory_lock:
             columns = slice(start, start + self._chunk_columns)
             copies = {name: array[columns].clone() for name, array in self._arrays.items()}
         return to_host(copies)

@@ -28,8 +28,8 @@ from murmur.learner_service.storage.flight import (
     unmeasured,
 )
 from murmur.learner_service.storage.frames import Frames
+from murmur.learner_service.storage.storage import Batch as AnyBatch
 from murmur.learner_service.storage.storage import (
-    OBSERVATION,
     Unroll,
     UnrollStorage,
     array_bytes,
@@ -37,7 +37,7 @@ from murmur.learner_service.storage.storage import (
     side_by_side,
     time_step_layout,
 )
-from murmur.learner_service.storage.storage import Batch as AnyBatch
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, TURN_MASK, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
@@ -408,7 +408,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
             return self._demonstrated(self.demonstrations, version)
         oldest = -math.inf if self._max_lag is None else version - self._max_lag
         parts: list[tuple[Unroll, int, int]] = []
-        with self._changed, self.turns.take():
+        with self._changed, self.memory_lock:
             # The next update would find them too old: what open unrolls hold so far.
             for unroll in self._open:
                 if not 0 <= unroll.first_version <= oldest or (head := unroll.cut()) is None:
@@ -468,7 +468,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
             waiting = list(self._ready)
         saved = []
         for unroll in waiting:
-            with self.turns.take():
+            with self.memory_lock:
                 arrays, _ = side_by_side([(unroll, unroll.taken, unroll.num_envs)])
             saved.append(
                 {
@@ -486,7 +486,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
             length, arrays = saved["rows"], saved["arrays"]
             num_envs = arrays["step_type"].shape[1]
             arrays = {k: v if k == "memory" else v[: length + 1] for k, v in arrays.items()}
-            with self._changed, self.turns.take():
+            with self._changed, self.memory_lock:
                 unroll = self.arena.allocate(num_envs, length, self._expected)
                 if {k: v.shape for k, v in arrays.items()} != {
                     k: v.shape for k, v in unroll.arrays.items()

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from murmur.learner_service.device.readback import to_host
-from murmur.learner_service.device.streams import Turns
+from murmur.learner_service.device.streams import stream_lock
 from murmur.learner_service.storage.frames import Frames
-from murmur.shared.wire.dataset import OBSERVATION as OBSERVATION
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ACTION_MASK, EnvSpec, action_layout
 from murmur.shared.wire.timestep import Array, StepType
 
@@ -547,7 +547,8 @@ class UnrollStorage(Storage[B]):
     Attributes, beside those of a Storage:
         length: L, transitions of one unroll.
         arena: memory of the unrolls.
-        turns: turns of the inference thread, which writes, and the thread that learns.
+        memory_lock: orders the streams of the inference thread, which writes the arena, and of the
+            thread that learns.
         learns_once: each transition is learned from once; else it may be again and again.
     """
 
@@ -571,7 +572,7 @@ class UnrollStorage(Storage[B]):
         firsts = {"memory": ((spec.num_agents, numbers), torch.float32)} if numbers else {}
         records = None if device.type == "cpu" else ("action", *extras)
         self.arena = Arena(self._layout, firsts, device, records=records)
-        self.turns = Turns(device)
+        self.memory_lock = stream_lock(device)
         self._expected = 0  # environments that will train, as far as that is known beforehand
         self._free: dict[int, list[Unroll]] = {}
         self._open: list[Unroll] = []
@@ -606,11 +607,11 @@ class UnrollStorage(Storage[B]):
                 unroll = free.pop()
                 if unroll.length != self.length:
                     unroll.length = self.length
-                    with self.turns.take():
+                    with self.memory_lock:
                         self.arena.fit(self.length + 1)
                     unroll.place(self.arena)
             else:
-                with self.turns.take():
+                with self.memory_lock:
                     unroll = self.arena.allocate(num_envs, self.length, self._expected)
             unroll.begin(first_slot, sequence)
             self._open.append(unroll)
@@ -630,7 +631,7 @@ class UnrollStorage(Storage[B]):
         Returns:
             the number of time steps lost, without those that an update cut off before.
         """
-        with self._changed, self.turns.take():
+        with self._changed, self.memory_lock:
             left = unroll.cursor - unroll.start
             if not unroll.has_transitions:
                 self.release(unroll)

@@ -166,9 +166,9 @@ class LearnerMetrics(Collector):
         """A histogram, with its labels set."""
         return self._get(metric, labels)  # type: ignore[return-value]
 
-    def sum_of(self, histogram: str) -> tuple[float, float]:
+    def sum_of(self, metric: str) -> tuple[float, float]:
         """A histogram's sum and number of observations, or a counter's total, over its labels."""
-        (family,) = self._by_name[histogram].collect()
+        (family,) = self._by_name[metric].collect()
         total = sum(s.value for s in family.samples if s.name.endswith(("_sum", "_total")))
         return total, sum(s.value for s in family.samples if s.name.endswith("_count"))
 

@@ -17,7 +17,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from murmur.learner_service.telemetry.figures import Figures, png
 from murmur.learner_service.telemetry.scalars import scalars_of
-from murmur.learner_service.telemetry.spread import FEWEST, Spread
+from murmur.learner_service.telemetry.statistics import FEWEST, Statistics
 from murmur.learner_service.telemetry.tracking import TrackerProcesses, flattened
 from murmur.shared.config.experiment import RunConfig, TrackingConfig
 from murmur.shared.config.text import parse_yaml, without_secrets
@@ -132,7 +132,7 @@ class Progress:
     def returns(self) -> dict[str, dict[str, float]]:
         """Summarise untrained and latest returns, where there are any."""
         found = {"untrained": self.untrained, "latest": self.latest("return")}
-        return {name: Spread.of(x)._asdict() for name, x in found.items() if x}
+        return {name: Statistics.of(x)._asdict() for name, x in found.items() if x}
 
     def drop(self, reason: str, rows: int) -> None:
         """Note rows thrown away."""

@@ -7,7 +7,7 @@ import torch
 
 from murmur.learner_service.report import _share_at_bounds
 from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import (
     TURN_MASK,
     ActionSpec,

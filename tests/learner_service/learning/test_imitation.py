@@ -14,10 +14,10 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, build_algorithm
 from murmur.learner_service.learning.minibatches import advice
 from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ImitationConfig
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION, ArraySpec, EnvSpec
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import CPU, LAST, MatrixGame, random_batch, vector_spec

@@ -6,7 +6,8 @@ import torch
 from murmur.learner_service.learning.returns import lambda_returns
 from murmur.learner_service.storage.flight import unroll_length
 from murmur.learner_service.storage.rollout import Batch, RolloutStorage, transitions
-from murmur.learner_service.storage.storage import OBSERVATION, Unroll
+from murmur.learner_service.storage.storage import Unroll
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 
