@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -65,11 +65,13 @@ class Update(NamedTuple):
 
     Attributes:
         batch: rows that it learned from; the storage may have overwritten them since.
+        version: policy version that learned from them, the number of updates before this one.
         seconds: duration, publishing included.
         kept: False if it is undone, because a loss or a weight was not finite.
     """
 
     batch: Batch
+    version: int
     seconds: float
     kept: bool
 
@@ -144,7 +146,7 @@ class Report:
             update: update just made.
             losses: scalars of the update, averaged over the ranks.
         """
-        batch, seconds, _kept = update
+        batch, version, seconds, _kept = update
         m, p = self.metrics, self._progress
         self._skipped_in_a_row = 0
         self._note_scaler(losses)
@@ -158,10 +160,9 @@ class Report:
         m.histogram("update_seconds").observe(seconds)
         count, total = self._update_times
         self._update_times = (count + 1, total + seconds)
-        if lags := [p.updates - 1 - version for version in batch.version]:
-            p.policy_lag = sum(lags) / len(lags)
-            for lag in set(lags):
-                m.histogram("policy_lag").observe(lag)
+        if lags := Counter(version - first for first in batch.version):  # lag -> unrolls
+            p.policy_lag = sum(lag * unrolls for lag, unrolls in lags.items()) / lags.total()
+            m.histogram("policy_lag").observe_many(lags)
         for name, value in losses.items():
             m.gauge("loss", name=name).set(value)
         every = self.config.tracking.histograms_every_updates

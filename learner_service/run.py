@@ -349,12 +349,7 @@ class Run:
             self._environments if self._sync else most,
         )
         stats = ServingStats(
-            self.batcher,
-            storage,
-            context.progress,
-            context.metrics,
-            context.clock,
-            self.curriculum,
+            storage, context.progress, context.metrics, context.clock, self.curriculum
         )
         sampling = None  # evaluations are greedy
         if config.evaluation.sample:
@@ -426,7 +421,6 @@ class Run:
             waits_for_sessions=not self._sync,
             figures=lambda: {} if curriculum is None else curriculum.figures(context.metrics),
             publish=lambda version: snapshots.publish(algorithm.refresh, version),
-            updating=self.inference.during_update,
         )
         if self._sync:
             self.inference.learn = learner.learn_ready

@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import override
 
-from murmur.learner_service.layers.building import weight_sets
+from murmur.learner_service.layers.building import weight_slices
 from murmur.learner_service.layers.casting import frozen
 from murmur.learner_service.layers.distributions import (
     ILLEGAL,
@@ -358,7 +358,7 @@ class Maddpg(OffPolicyAlgorithm):
             self._critic_optimizer,
             self.critic.parameters(),
             self._config.max_grad_norm,
-            weight_sets(self.critic, self._num_slices * self._critics),
+            weight_slices(self.critic, self._num_slices * self._critics),
         )
         td_error = mean_of_alive(error.detach().abs().mean(-1), of_agents[0])  # [B]
         return {

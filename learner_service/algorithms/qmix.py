@@ -224,7 +224,7 @@ class Qmix(OffPolicyAlgorithm):
         )
 
     def _of_sequences(self, arrays: Mapping[str, Tensor]) -> "_Step":
-        """Values of all transitions of sequences [L + 1, S, ...], from the stored state on."""
+        """Values of all transitions of sequences [L + 1, B, ...], from the stored state on."""
         sequences = Sequences.of(arrays, self._config.gamma)
         rows, hidden = sequences.rows, sequences.hidden
         q = self._q(self.values.agents, sequences.obs, hidden)

@@ -1,4 +1,4 @@
-"""The part that algorithms with an actor have in common: a base for those of your own."""
+"""A base for on-policy algorithms of your own; those of the tree are built on actor_critic.py."""
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from murmur.shared.wire.spec import ACTION_MASK, EnvSpec
 
 
 class ActorAlgorithm(Algorithm[Rollout]):
-    """The part that algorithms with an actor have in common: a subclass adds `update`.
+    """Builds, publishes and evaluates an actor; a subclass of yours adds `update`.
 
     All agents share the actor, which may be recurrent. Rows come in unrolls, each learned from
     once. Arrays of a batch have the leading dimensions [L, B, A]: time, environments, agents.

@@ -146,7 +146,7 @@ class OffPolicyConfig(SharingConfig, AlgorithmConfig):
 class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     """Learns from transitions, whatever policy made them. Used by the thread that learns.
 
-    `_learn(rows)` gets `rows_of` a batch, or the arrays of sequences [L + 1, S, ...]. It multiplies
+    `_learn(rows)` gets `rows_of` a batch, or the arrays of sequences [L + 1, B, ...]. It multiplies
     the losses of critics by "weight" [B] and returns PRIORITY, the new td_error [B], too.
     """
 
@@ -285,7 +285,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         self._anneal()
 
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> ReplayStorage:
-        """A replay; acting may be max_policy_lag unrolls of every environment ahead.
+        """Make a replay; acting may be max_policy_lag unrolls, not updates, ahead of those due.
 
         Raises:
             ConfigError: if sequences are to be augmented.

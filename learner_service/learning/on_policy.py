@@ -1,8 +1,9 @@
 """The common part of COMA and MAPPO: an update is passes over a rollout in minibatches.
 
-On a GPU all of it is a few CUDA graphs, of the steps on a few minibatches each, whatever the number
-of environments: see `fixed_shapes`. Of larger graphs there would be fewer to launch, and to capture
-one would take longer.
+On a CPU an update is `_rows`, then `_passes`, then the stages' steps; `_learn_in_graphs` and
+`fixed_shapes` are CUDA's alone. There all of it is a few CUDA graphs, of the steps on a few
+minibatches each, whatever the number of environments. Of larger graphs there would be fewer to
+launch, and to capture one would take longer.
 """
 
 from abc import abstractmethod
@@ -19,15 +20,15 @@ from murmur.learner_service.learning.minibatches import (
     Pass,
     Rows,
     number_of_minibatches,
+    observed_columns,
     recurrent_states,
-    told_of_rows,
 )
 from murmur.learner_service.learning.returns import annealed
 from murmur.learner_service.learning.rollout_rows import RolloutRows
 from murmur.learner_service.storage.rollout import Rollout
 from murmur.learner_service.storage.storage import lengthened, observed
 
-Round = tuple[str, ...]  # names of the stages that a round goes through
+Round = tuple[str, ...]  # stages of an update's round, by name: all passes go through these
 
 
 class Schedule:
@@ -176,7 +177,7 @@ class OnPolicyAlgorithm(RolloutRows):
                     rows = self._after_round(rows, names)
         self._schedule.restore()
         self._counts["updates"] += 1
-        scalars = self._scalars(self._total, self._of_batch)
+        scalars = self._scalars(self._total, self._batch_scalars)
         return dict(zip(self._logged, scalars.unbind(), strict=True))
 
     @override
@@ -196,7 +197,7 @@ class OnPolicyAlgorithm(RolloutRows):
                 yield minibatches
 
     def _learn_in_graphs(self, arrays: dict[str, Tensor], number: int) -> None:
-        """Learn as `update` does, on a GPU; sums go to `_total` and `_of_batch`."""
+        """Learn as `update` does, on a GPU; sums go to `_total` and `_batch_scalars`."""
         fixed, rounds = self._fixed, self._rounds()
         fixed.load(arrays, number)
         arrays = self._completed(arrays)
@@ -232,7 +233,7 @@ class OnPolicyAlgorithm(RolloutRows):
 
         Args:
             words: [R, A, W] rows as the first pass has them.
-            memory: [B, A, H] recurrent state of the policy before the first row, or None.
+            memory: [B, A, Z] recurrent state of the policy before the first row, or None.
             number: number of minibatches.
             names: stages of the round that has just ended.
         """
@@ -249,11 +250,11 @@ class OnPolicyAlgorithm(RolloutRows):
         inputs, states = self._fed(obs, action), recurrent_states(batch)
         values = self._values_of_rows(inputs, states, action, obs, envs)
         values = {name: x.view(length, envs, -1) for name, x in values.items()}
-        columns, weight, of_batch = self._learnable(batch, values, None)
-        self._of_batch.copy_(of_batch)
+        columns, weight, batch_scalars = self._learnable(batch, values, None)
+        self._batch_scalars.copy_(batch_scalars)
         weight = weight.flatten(0, 1)
         columns = {name: x.flatten(0, 1) for name, x in columns.items()}
-        columns |= {"action": action[: len(weight)], **told_of_rows(obs)}
+        columns |= {"action": action[: len(weight)], **observed_columns(obs)}
         actor, critic = (state and state.without_last() for state in states)
         return Rows(*inputs, columns, weight, self._sharing, actor, critic, self._group)
 
@@ -264,7 +265,7 @@ class OnPolicyAlgorithm(RolloutRows):
         obs = {name: x.flatten(0, 1)[:count] for name, x in observed(batch.arrays).items()}
         obs, action = self.redrawn(obs, rows.columns["action"], rows.actor_state)
         actor, critic = self._fed(obs, action)
-        columns = rows.columns | {"action": action} | told_of_rows(obs)
+        columns = rows.columns | {"action": action} | observed_columns(obs)
         return replace(rows, actor=actor, critic=critic, columns=columns)
 
     @abstractmethod
@@ -279,5 +280,5 @@ class OnPolicyAlgorithm(RolloutRows):
         return arrays
 
     @abstractmethod
-    def _scalars(self, total: Tensor, of_batch: Tensor) -> Tensor:
+    def _scalars(self, total: Tensor, batch_scalars: Tensor) -> Tensor:
         """Return `_logged` of sums over minibatches, and of what `_learnable` found."""

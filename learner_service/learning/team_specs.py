@@ -103,7 +103,7 @@ class View:
 
         Args:
             batch: rollout of all agents.
-            memory_size: numbers of the memory that are the team's policy's, H; 0: it has none.
+            memory_size: numbers of the memory that are the team's policy's, Z; 0: it has none.
         """
         per_agent = {OBSERVATION + o.name: o.per_agent for o in self.spec.observations}
         arrays = {}

@@ -45,7 +45,7 @@ class StackFrames(Transform):
         if not isinstance(batch, Rollout):
             return batch
         arrays, frames = dict(batch.arrays), self.frames
-        memory = arrays.pop("memory")  # [1, B, A, H]: the policy's own, then the frames
+        memory = arrays.pop("memory")  # [1, B, A, Z]: the policy's own, then the frames
         own = memory.shape[-1] - frames.memory_size
         for name, previous in frames.of_memory(memory[0, ..., own:]).items():
             images = arrays[OBSERVATION + name]

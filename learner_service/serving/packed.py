@@ -50,7 +50,7 @@ def make_staging(
 
     Args:
         storage: storage of the rows.
-        memory_size: numbers that an agent's policy remembers, H; 0: none.
+        memory_size: numbers that an agent's policy remembers, Z; 0: none.
         generator: randomness of exploration.
         graphs: CUDA graphs of the inference thread.
         copied: counters of bytes to the device and back.

@@ -31,7 +31,7 @@ class SlotMemory:
     Used by the inference thread. A session's `memory` is a view of its slots' rows.
 
     Attributes:
-        table: [1 + slots, A, H]; row 0 belongs to no slot.
+        table: [1 + slots, A, Z]; row 0 belongs to no slot.
     """
 
     def __init__(self, num_agents: int, size: int, device: torch.device) -> None:
@@ -39,7 +39,7 @@ class SlotMemory:
 
         Args:
             num_agents: number of agents, A.
-            size: numbers that an agent's policy remembers, H.
+            size: numbers that an agent's policy remembers, Z.
             device: device of the table.
         """
         self.table = torch.zeros((1, num_agents, size), device=device)
@@ -69,11 +69,11 @@ class SlotMemory:
         return slots + 1
 
     def load(self, places: Tensor, begins: Tensor) -> Tensor:
-        """Return rows of the table, [B, A, H], zero where an episode begins."""
+        """Return rows of the table, [B, A, Z], zero where an episode begins."""
         return self.table.index_select(0, places).masked_fill_(begins.view(-1, 1, 1), 0)
 
     def remember(self, places: Tensor, memory: Tensor) -> None:
-        """Write recurrent states [B, A, H] to rows of the table."""
+        """Write recurrent states [B, A, Z] to rows of the table."""
         self.table.index_copy_(0, places, memory)
 
     def _grow(self, at_least: int) -> None:
@@ -115,7 +115,7 @@ class ForwardRows(NamedTuple):
     Attributes:
         policy: policy that acts.
         rows: time steps of some sessions, [B, ...] side by side.
-        memory: [B, A, H] recurrent state before the rows; None: of zeros, or the policy has none.
+        memory: [B, A, Z] recurrent state before the rows; None: of zeros, or the policy has none.
     """
 
     policy: Policy
@@ -169,7 +169,7 @@ class Staging(ABC):
         """Act on the rows; store them with the actions and the policy's other outputs.
 
         Returns:
-            [B, A, H] recurrent state before the rows; None: the policy has none.
+            [B, A, Z] recurrent state before the rows; None: the policy has none.
         """
 
     @abstractmethod
@@ -285,7 +285,8 @@ class HostStaging(Staging):
 
     @override
     def _gather(self, rows: Sequence[TimeStep]) -> tuple[dict[str, Tensor], Tensor]:
-        # Into torch's own memory: its alignment, which sums depend on, must not be the unroll's.
+        # A second copy, beside the one to the unroll: acting reads torch's own memory, side by side
+        # and always aligned alike. Sums depend on alignment, and an unroll's columns vary in it.
         step_type = np.concatenate([row.step_type for row in rows])
         total, observation = len(step_type), {}
         for name, first in rows[0].observation.items():

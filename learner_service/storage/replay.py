@@ -449,6 +449,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             device,
         )
         self._columns, self._chunk_columns = columns, max(1, _CHUNK_BYTES // column)
+        # The ring: [columns, L + 1, A, ...], of stacked images frames before them first.
         self._arrays = {
             name: torch.zeros(
                 (columns, self.length + 1 + previous[name], *shape), dtype=dtype, device=device
@@ -615,7 +616,8 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
     def sample(self, version: int, timeout_s: float) -> ReplayBatch | None:
         """Sample, if an update is due; see Storage. Nothing is ever too old.
 
-        On CUDA what the batch holds is overwritten by the next call.
+        On a CPU `_sample` alone draws. The rest is CUDA's: a graph of it, and a draw made ahead, on
+        a stream beside the update. What the batch holds is overwritten by the next call there.
         """
         self._draw.prepare({"beta": self._beta} if self._config.prioritized else {})
         self._take.prepare({})
@@ -630,6 +632,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
                     self._take({})
                     assert self._taken is not None
                     batch = self._taken
+                self.updating = True
                 self._updates += 1
                 self._prefetched = None
                 if self._prefetches:  # before this update's errors and what is added meanwhile
@@ -740,6 +743,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             with self._changed, self.memory_lock:
                 self._after_draw.wait()
                 self._prioritise(given)
+        self.updating = False
         self.on_room()
 
     def _priorities(self, td_error: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -928,7 +932,7 @@ class SequenceReplay(ReplayStorage):
     Reinforcement Learning" (R2D2), section 3: sequences of fixed length are kept with the recurrent
     state that acting had at their first step ("stored state"), and learned from as a whole.
 
-    A batch's `arrays` are then [L + 1, S, ...], `memory` [1, S, A, H]; it has as many sequences S
+    A batch's `arrays` are then [L + 1, B, ...], `memory` [1, B, A, Z]; it has as many sequences B
     as make `batch_size` transitions. A column is drawn in proportion to its transitions.
     """
 
@@ -969,7 +973,7 @@ class SequenceReplay(ReplayStorage):
             for name, array in self._arrays.items()
         }
         step = torch.arange(self.length, device=self.device).unsqueeze(1)
-        index = (column * self.length + step).flatten()  # [L * S]
+        index = (column * self.length + step).flatten()  # [L * B]
         age = self._age[column].repeat(self.length)
         none = index.new_zeros(0, dtype=torch.float32)
         return ReplayBatch(arrays, {}, none, none, none, index, age, largest_weight=none)

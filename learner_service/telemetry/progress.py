@@ -60,7 +60,7 @@ class Progress:
         rows_inserted: environment rows put into a replay; 0 without one.
         rows_dropped: environment rows thrown away, by reason.
         losses: scalars of the last update.
-        policy_lag: mean lag of the last update's rows.
+        policy_lag: mean lag of the last update's unrolls.
         untrained: returns of episodes that began before the first update.
         trained_episodes: other episodes finished.
         first_losses: scalars of the first update.

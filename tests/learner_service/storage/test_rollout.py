@@ -202,7 +202,7 @@ def test_when_acting_may_begin(
         s.add(fill(s.begin(1, i, 0), 0))
     for i in range(opened):
         s.begin(1, ready + i, 0)
-    s.learning = learning
+    s.updating = learning
     assert s.may_begin() == may
 
 
@@ -240,7 +240,7 @@ def test_no_batch_if_all_unrolls_are_stale() -> None:
     s.add(fill(s.begin(2, 0, 0), 0, version=0))
     assert s.sample(1, 0) is None
     assert s.dropped == 6
-    assert not s.learning
+    assert not s.updating
     assert s.may_begin()
 
 
