@@ -134,8 +134,8 @@ class Mappo(OnPolicyAlgorithm):
         self.actor, self.critic = self._make_networks(self._slices)
         self._make_optimizers()
         norms = _NORMS[:1] if self.critic is None else _NORMS
-        imitation = IMITATION_LOGGED if self._imitates else ()
-        self._step_scalars = (*_BY_ROW, *imitation, *norms)
+        imitated = IMITATION_LOGGED if self._imitates else ()
+        self._step_scalars = (*_BY_ROW, *imitated, *norms)
         self._logged = (*self._step_scalars, *_BATCH_SCALARS)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
 
