@@ -193,8 +193,8 @@ async def _turns(run: Any, machine: Any, sessions: int) -> dict[str, int]:
 
 async def _idle(run: Any) -> None:
     """Wait until the inference thread has nothing left to do in its turn."""
-    turns, deadline = run.inference.turns, time.monotonic() + _DEADLINE_S
-    while run.inference.turns < turns + 1 and time.monotonic() < deadline:
+    turns, deadline = run.inference.batches_served, time.monotonic() + _DEADLINE_S
+    while run.inference.batches_served < turns + 1 and time.monotonic() < deadline:
         run.batcher.submit()  # an empty turn comes at once
         await asyncio.sleep(0.001)
 

@@ -16,9 +16,9 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.stacked import MLP, StackedLinear
 from murmur.learner_service.learning.base import Policy, build_algorithm
 from murmur.learner_service.learning.on_policy import Schedule
-from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.learner_service.storage.rollout import Rollout
 from murmur.shared.config import PluginConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.timestep import StepType
 
 _CPU = torch.device("cpu")
@@ -90,7 +90,7 @@ def unstacked(mappo: Mappo, options: Mapping[str, Any]) -> Mappo:
     return loop
 
 
-def rollout(environment: Spread, policy: Policy, generator: torch.Generator, seed: int) -> Batch:
+def rollout(environment: Spread, policy: Policy, generator: torch.Generator, seed: int) -> Rollout:
     """Play one episode of every copy."""
     n, length = environment.num_envs, environment.spec.max_episode_steps + 1
     rows: list[dict[str, Tensor]] = []
@@ -106,7 +106,7 @@ def rollout(environment: Spread, policy: Policy, generator: torch.Generator, see
         }
         rows.append(row | acted)
         if len(rows) > length:
-            return Batch({k: torch.stack([r[k] for r in rows]) for k in rows[0]}, [0] * n)
+            return Rollout({k: torch.stack([r[k] for r in rows]) for k in rows[0]}, [0] * n)
         last = timestep.step_type == int(StepType.LAST)
         seeds = np.arange(seed + n, seed + 2 * n, dtype=np.uint64)
         timestep = environment.step(acted["action"].numpy(), last, seeds)

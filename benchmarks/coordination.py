@@ -25,10 +25,10 @@ from murmur.benchmarks._threads import one_thread
 from murmur.benchmarks.effort import Effort
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Policy, build_algorithm
-from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.learner_service.storage.rollout import Rollout
 from murmur.results import save_run
 from murmur.shared.config import PluginConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ActionSpec, ArraySpec, Composite, Discrete, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
@@ -61,7 +61,7 @@ GAMES: dict[str, tuple[int, ActionSpec, Callable[[Tensor], Tensor]]] = {
 }
 
 
-def play(game: str, policy: Policy, envs: int, generator: torch.Generator | None) -> Batch:
+def play(game: str, policy: Policy, envs: int, generator: torch.Generator | None) -> Rollout:
     """Play a decision in each environment; greedily without a generator."""
     agents, _, payoff = GAMES[game]
     seen = torch.ones(envs, agents, 1)
@@ -75,7 +75,7 @@ def play(game: str, policy: Policy, envs: int, generator: torch.Generator | None
     arrays["step_type"][1] = int(StepType.LAST)
     arrays["discount"] = torch.ones(2, envs)
     arrays["discount"][1] = 0
-    return Batch(arrays, [0] * envs)
+    return Rollout(arrays, [0] * envs)
 
 
 def score(game: str, name: str, seed: int, updates: int) -> dict[str, float]:

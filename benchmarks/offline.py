@@ -23,7 +23,7 @@ from benchmarks.combination_lock import CELLS, Lock
 from murmur.benchmarks.effort import Effort
 from murmur.env_service.environment import VectorEnvironment
 from murmur.env_service.sessions.evaluate import run_baseline
-from murmur.env_service.sessions.transitions import TransitionRecorder
+from murmur.env_service.sessions.record_transitions import TransitionRecorder
 from murmur.results import save_run
 from murmur.shared.config import Section
 from murmur.shared.config.experiment import ExperimentConfig

@@ -23,8 +23,8 @@ from murmur.benchmarks.effort import Effort
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, Policy, build_algorithm
 from murmur.learner_service.storage.replay import ReplayStorage
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ArraySpec, Continuous, EnvSpec
 from murmur.shared.wire.timestep import StepType
 

@@ -42,10 +42,10 @@ from murmur.learner_service.checkpoint.resize import with_agents
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Policy, build_algorithm
 from murmur.learner_service.storage.rollout import Rollout
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.results import save_run
 from murmur.shared.config import PluginConfig, Section
 from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.seeding import uniform
 from murmur.shared.wire.spec import ADJACENCY, ArraySpec, Discrete, EnvSpec
 from murmur.shared.wire.timestep import Array, StepType, TimeStep

@@ -32,9 +32,9 @@ from murmur.learner_service.serving.league import League
 from murmur.learner_service.serving.opponents import Pairing
 from murmur.learner_service.serving.staging import HostStaging
 from murmur.learner_service.storage.rollout import RolloutStorage
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import LeagueConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import EnvSpec
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 

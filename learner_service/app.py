@@ -30,7 +30,7 @@ from murmur.learner_service.serving.server import RolloutServer
 from murmur.learner_service.telemetry.progress import reached_limit
 from murmur.learner_service.telemetry.tracking import require_trackers
 from murmur.learner_service.tuning.batch_size import require_nothing_measured
-from murmur.learner_service.tuning.resolve import resolve, share_of
+from murmur.learner_service.tuning.resolve import share_of, with_learner_options
 from murmur.shared.config.cores import with_threads
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.addresses import host_and_port, port_or_any
@@ -154,7 +154,7 @@ def _prepared(
     credentials = credentials_for(config.security, config.learner.host, "learner.host")
     warn_if_insecure(config.security)
     set_up_process()
-    config = resolve(config)  # wrong settings are refused before anything is written
+    config = with_learner_options(config)  # wrong settings are refused before anything is written
     if not serve_only:
         require_trackers(config.tracking.services)
         require_nothing_measured(config, run_dir)

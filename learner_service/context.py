@@ -191,7 +191,6 @@ class RunContext:
         waits_for_sessions: bool = False,
         figures: Callable[[], Mapping[str, Any]] = lambda: MappingProxyType({}),
         publish: Callable[[int], None] = lambda version: None,
-        updating: Callable[[bool], None] = lambda begins: None,
     ) -> Learner:
         """Build ranks, report and keeper, then the learner. Rank 0 alone keeps a log.
 
@@ -207,7 +206,6 @@ class RunContext:
             waits_for_sessions: whether a stopped run is saved after its sessions end; see Keeper.
             figures: function that returns further entries of a line of the log; see Report.
             publish: function that gives a policy's version to acting; see Learner.
-            updating: function called with True before an update and False after it; see Learner.
         """
         config, group, log = self.config, self.group, None
         if not group.rank:
@@ -251,7 +249,6 @@ class RunContext:
             report=self.report,
             clock=self.clock,
             publish=publish,
-            updating=updating,
             after_update=[*compare, *steps(), self.report, self.keeper],
         )
         return self.learner

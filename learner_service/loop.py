@@ -111,7 +111,6 @@ class Learner:
         report: metrics and log.
         clock: clock of the device's work.
         publish: gives the policy of this version to acting.
-        updating: called with True before an update and with False after it.
         after_update: steps between updates, in this order.
         finished: event that is set when the run has reached its end or was told to stop, and has
             been saved.
@@ -123,7 +122,6 @@ class Learner:
     report: Report
     clock: DeviceClock
     publish: Callable[[int], None] = lambda version: None
-    updating: Callable[[bool], None] = lambda begins: None
     after_update: Sequence[Step]
     finished: threading.Event = field(default_factory=threading.Event)
 
@@ -167,11 +165,11 @@ class Learner:
             assert batch is not None or self.ranks.group.size == 1, "due() said so"
         self.report.count_rows()
         if batch is not None:
-            self.updating(True)
             started = time.monotonic()
             enter("forward")
             with self.clock.working("update"):
                 self._last_finite.keep()
+                # What is learned from; the report counts the rows as the storage gave them.
                 seen = self.algorithm.transforms.batch(batch, version)
                 losses, env_steps = self._means(self.algorithm.update(seen), batch)
             wrong = next((n for n, value in losses.items() if not math.isfinite(value)), None)
@@ -181,14 +179,13 @@ class Learner:
                 self.publish(version + 1)
                 self.ranks.progress.updates = version + 1
                 self.ranks.count(*env_steps)
-                update = Update(batch, time.monotonic() - started, kept=True)
+                update = Update(batch, version, time.monotonic() - started, kept=True)
                 self.report.updated(update, losses)
             else:
                 self._last_finite.restore()
-                update = Update(batch, time.monotonic() - started, kept=False)
+                update = Update(batch, version, time.monotonic() - started, kept=False)
                 self.report.skipped(batch, f"{wrong} is {losses[wrong]}")
-            self.storage.done(seen)
-            self.updating(False)
+            self.storage.done(seen)  # of a replay: `update` has set its td_error
         enter("log")
         over = self.ranks.over
         for step in self.after_update:
@@ -218,7 +215,8 @@ class Learner:
         scalars |= {**algorithm.precision_scalars(), **algorithm.transforms.scalars()}
         scalars[_TOTAL] = self._last_finite.total()
         enter("synchronize")
-        counts = [batch.env_steps()] * 2 if isinstance(batch, Rollout) else []  # own, and averaged
+        # Counts come twice, [own, own, *scalars]; from the second on all is averaged over ranks.
+        counts = [batch.env_steps()] * 2 if isinstance(batch, Rollout) else []
         on_device = torch.stack([x.float() for x in (*counts, *scalars.values())])
         group = self.ranks.group
         group.mean_([on_device[len(counts) // 2 :]])

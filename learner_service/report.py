@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -26,13 +26,13 @@ from murmur.learner_service.learning.stagnation import (
 )
 from murmur.learner_service.preprocess.running_moments import CLIPPED
 from murmur.learner_service.storage.rollout import Rollout
-from murmur.learner_service.storage.storage import OBSERVATION, Batch, Storage
+from murmur.learner_service.storage.storage import Batch, Storage
 from murmur.learner_service.telemetry.device_clock import DeviceClock
 from murmur.learner_service.telemetry.figures import Figures
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
 from murmur.learner_service.telemetry.profiling import Profiling
 from murmur.learner_service.telemetry.progress import Progress, ProgressLog, share_of_budget
-from murmur.learner_service.telemetry.spread import Spread
+from murmur.learner_service.telemetry.statistics import Statistics
 from murmur.learner_service.telemetry.tensorboard_distributions import distributions
 from murmur.learner_service.telemetry.work import work_done
 from murmur.shared.config.cores import available_cores
@@ -42,6 +42,7 @@ from murmur.shared.process.errors import CheckpointError, MurmurError
 from murmur.shared.process.host_cpu import machine_busy_seconds
 from murmur.shared.process.ledger import enter
 from murmur.shared.process.process import logger
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.notices import Notice
 from murmur.shared.wire.spec import (
     TURN_MASK,
@@ -64,11 +65,13 @@ class Update(NamedTuple):
 
     Attributes:
         batch: rows that it learned from; the storage may have overwritten them since.
+        version: policy version that learned from them, the number of updates before this one.
         seconds: duration, publishing included.
         kept: False if it is undone, because a loss or a weight was not finite.
     """
 
     batch: Batch
+    version: int
     seconds: float
     kept: bool
 
@@ -143,7 +146,7 @@ class Report:
             update: update just made.
             losses: scalars of the update, averaged over the ranks.
         """
-        batch, seconds, _kept = update
+        batch, version, seconds, _kept = update
         m, p = self.metrics, self._progress
         self._skipped_in_a_row = 0
         self._note_scaler(losses)
@@ -157,10 +160,9 @@ class Report:
         m.histogram("update_seconds").observe(seconds)
         count, total = self._update_times
         self._update_times = (count + 1, total + seconds)
-        if lags := [p.updates - 1 - version for version in batch.version]:
-            p.policy_lag = sum(lags) / len(lags)
-            for lag in set(lags):
-                m.histogram("policy_lag").observe(lag)
+        if lags := Counter(version - first for first in batch.version):  # lag -> unrolls
+            p.policy_lag = sum(lag * unrolls for lag, unrolls in lags.items()) / lags.total()
+            m.histogram("policy_lag").observe_many(lags)
         for name, value in losses.items():
             m.gauge("loss", name=name).set(value)
         every = self.config.tracking.histograms_every_updates
@@ -330,15 +332,18 @@ class Report:
             Evidence(
                 record={**counts, "env_steps": p.all_env_steps},
                 options=options.model_dump(),
-                untrained=Spread.of(p.untrained),
-                recent=Spread.of(latest),
+                untrained=Statistics.of(p.untrained),
+                recent=Statistics.of(latest),
                 done=done,
                 budget=budget,
                 first=p.first_losses,
                 losses={n: fmean(x[n] for x in self._looks if n in x) for n in losses},
-                lengths=Spread.of(lengths) if lengths else None,
+                lengths=Statistics.of(lengths) if lengths else None,
                 evaluated=tuple(
-                    (_spread(p.first_evaluation[n], sign), _spread(self._evaluation[n], sign))
+                    (
+                        _statistics(p.first_evaluation[n], sign),
+                        _statistics(self._evaluation[n], sign),
+                    )
                     for n, sign in {
                         "return": 1,
                         best.lstrip("-"): -1 if best[0] == "-" else 1,
@@ -461,7 +466,7 @@ class Report:
             self.log.close()
 
 
-def _spread(result: Sequence[float], sign: int) -> Spread:
+def _statistics(result: Sequence[float], sign: int) -> Statistics:
     """Return the spread of an evaluation's result, for which higher is better.
 
     Args:
@@ -469,7 +474,7 @@ def _spread(result: Sequence[float], sign: int) -> Spread:
         sign: -1 where less is better.
     """
     episodes, mean, std = result
-    return Spread(int(episodes), sign * mean, std, sign * mean, sign * mean)
+    return Statistics(int(episodes), sign * mean, std, sign * mean, sign * mean)
 
 
 def _constant(batch: Batch) -> bool:

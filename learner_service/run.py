@@ -53,7 +53,7 @@ from murmur.learner_service.storage.flight import Flight
 from murmur.learner_service.storage.replay import ReplayStorage
 from murmur.learner_service.storage.rollout import RolloutStorage
 from murmur.learner_service.storage.storage import UnrollStorage
-from murmur.learner_service.tuning.resolve import fit, resolve
+from murmur.learner_service.tuning.resolve import fit, with_learner_options
 from murmur.learner_service.tuning.warm_up import WarmUp, check_in_flight
 from murmur.shared.config.text import to_yaml
 from murmur.shared.process.errors import ConfigError, ResourceError, SpecError
@@ -125,7 +125,9 @@ class Run:
         # Absolute paths: opponents of the run itself are named by their file.
         opponents = [context.folder.checkpoints.find(path) for path in config.league.checkpoints]
         self._opponents = [str(path.resolve()) for path in opponents]
-        context.folder.completed = lambda: resolve(context.config, self.spec, self._flight)
+        context.folder.completed = lambda: with_learner_options(
+            context.config, self.spec, self._flight
+        )
         if context.loaded:
             if config.league.agents:
                 self._league.game = Game.of(saved_game(*context.loaded), config.league)
@@ -347,12 +349,7 @@ class Run:
             self._environments if self._sync else most,
         )
         stats = ServingStats(
-            self.batcher,
-            storage,
-            context.progress,
-            context.metrics,
-            context.clock,
-            self.curriculum,
+            storage, context.progress, context.metrics, context.clock, self.curriculum
         )
         sampling = None  # evaluations are greedy
         if config.evaluation.sample:
@@ -424,7 +421,6 @@ class Run:
             waits_for_sessions=not self._sync,
             figures=lambda: {} if curriculum is None else curriculum.figures(context.metrics),
             publish=lambda version: snapshots.publish(algorithm.refresh, version),
-            updating=self.inference.during_update,
         )
         if self._sync:
             self.inference.learn = learner.learn_ready
@@ -555,11 +551,11 @@ class Run:
         """Stop answering training sessions, and wait for the rows they are working on."""
         if self._sync or self.context.serve_only or self.spec is None:
             return
-        under_way = self.inference.turns  # this batch may still be answered
+        under_way = self.inference.batches_served  # this batch may still be answered
         self.inference.draining = True
         deadline = time.monotonic() + _DRAIN_S
         while time.monotonic() < deadline:
-            if self.inference.turns > under_way and self._slots.all_waiting:
+            if self.inference.batches_served > under_way and self._slots.all_waiting:
                 return
             time.sleep(0.01)
         logger.warning(

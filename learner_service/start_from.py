@@ -23,7 +23,7 @@ from murmur.learner_service.checkpoint import (
 from murmur.learner_service.layers.building import observed_image, resolved_name
 from murmur.learner_service.layers.dense import DEFAULT as DENSE
 from murmur.learner_service.learning.base import Algorithm
-from murmur.learner_service.tuning.resolve import resolve
+from murmur.learner_service.tuning.resolve import with_learner_options
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.text import one_line
 from murmur.shared.process.errors import CheckpointError, ConfigError
@@ -149,8 +149,8 @@ def start_from(
             f"{_OPTION} = {origin.path} has network '{there}', the configuration '{here}'; set "
             f"network.name={there}, or start without it"
         )
-    was = resolve(origin.config, before).network.options
-    now = resolve(config, spec).network.options
+    was = with_learner_options(origin.config, before).network.options
+    now = with_learner_options(config, spec).network.options
     keys = sorted((was.keys() | now.keys()) - _MAY_DIFFER)
     if differ := [key for key in keys if was.get(key) != now.get(key)]:
         words = "; ".join(f"network.{k}: {was.get(k)} there, {now.get(k)} here" for k in differ)

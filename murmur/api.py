@@ -13,7 +13,7 @@ from rich.console import Console
 
 from murmur.env_service.environment import VectorEnvironment, make_environment
 from murmur.runs.run import Callback, Run
-from murmur.runs.settings import environment_factory, resolve, setting
+from murmur.runs.settings import environment_factory, setting, with_plugin_defaults
 from murmur.runs.training import Source, prepare
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.extras import advising
@@ -115,7 +115,7 @@ def config(config: Configuration, overrides: Overrides = ()) -> ExperimentConfig
     given, environ = _given(config)
     if given is None:
         raise ConfigError("which configuration? `murmur config` lists those that come with murmur")
-    return resolve(load(given, overrides, environ))
+    return with_plugin_defaults(load(given, overrides, environ))
 
 
 @advising()

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from murmur.runs.run_folder import RunFolder
-from murmur.runs.settings import TASK, has_torch, resolve
+from murmur.runs.settings import TASK, has_torch, with_plugin_defaults
 from murmur.shared.config.files import load
 from murmur.shared.process.errors import ConfigError, ResourceError
 
@@ -53,7 +53,7 @@ def job_script(
     Raises:
         ConfigError: for options that contradict each other, or what the ranks cannot share.
     """
-    settings = resolve(load(config, overrides), TASK)
+    settings = with_plugin_defaults(load(config, overrides), TASK)
     _check(config, run, gpus, gpus_per_node, ranks, sbatch)
     ranks = gpus or ranks
     per_node = min(gpus_per_node, gpus) if gpus else ranks

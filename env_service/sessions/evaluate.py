@@ -39,8 +39,8 @@ from murmur.env_service.sessions.evaluation_result import EvaluationResult, join
 from murmur.env_service.sessions.expert import Expert
 from murmur.env_service.sessions.ranks import LearnerChoice, Ranks
 from murmur.env_service.sessions.reconnect import Disconnected
+from murmur.env_service.sessions.record_transitions import TransitionRecorder
 from murmur.env_service.sessions.recording import EpisodeRecorder
-from murmur.env_service.sessions.transitions import TransitionRecorder
 from murmur.env_service.sessions.worker import Stream, closing_all, guarded_environment, run_until
 from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from murmur.env_service.watchdog.heartbeat import Heartbeat

@@ -317,7 +317,7 @@ def guarded_environment(
     faults: FaultCount,
     heartbeat: SessionHeartbeat | None = None,
     *,
-    share: float = 1.0,
+    progress: float = 1.0,
 ) -> GuardedEnvironment:
     """Make copies of the configured environment that may fail; see GuardedEnvironment.
 
@@ -326,14 +326,14 @@ def guarded_environment(
         num_envs: number of copies.
         faults: counter of the process's faults.
         heartbeat: heartbeat that the parent reads; None: no process watches.
-        share: part of the curriculum that has passed, 0 to 1, until the learner says another;
+        progress: part of the curriculum that has passed, 0 to 1, until the learner says another;
             evaluations use its end.
     """
     plugin, most = config.environment, config.learner.max_abs_reward
     make = partial(make_environment, plugin, num_envs, config.algorithm.name)
     if not plugin.names:
         return GuardedEnvironment(make, faults, heartbeat, most)
-    options = EpisodeOptions(plugin, num_envs, plugin.values_at(share))
+    options = EpisodeOptions(plugin, num_envs, plugin.values_at(progress))
 
     def make_with_options() -> VectorEnvironment:
         environment = make()
@@ -365,11 +365,11 @@ async def run_sessions(
         MurmurError: if only the user can fix the cause.
     """
     server = config.env_server
-    share = server.envs_per_worker // server.sessions_per_worker
+    envs = server.envs_per_worker // server.sessions_per_worker
     sync = config.learner.pipeline == "sync"
     faults = FaultCount(server.max_faults_per_minute, metrics.drop_episodes)
     environments = [
-        guarded_environment(config, share, faults, heartbeat.part(i * share, share), share=0.0)
+        guarded_environment(config, envs, faults, heartbeat.part(i * envs, envs), progress=0.0)
         for i in range(server.sessions_per_worker)
     ]
     heartbeat.end_making()
@@ -394,9 +394,9 @@ async def run_sessions(
                         environment,
                         Expert(config, environment, asked=True),
                         f"{socket.gethostname()}-{worker}/{i}",
-                        preferred_first_slot + i * share,
+                        preferred_first_slot + i * envs,
                         stop,
-                    ).run(ranks.choice(share), metrics)
+                    ).run(ranks.choice(envs), metrics)
                     for i, environment in enumerate(environments)
                 ],
             )

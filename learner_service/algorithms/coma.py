@@ -38,11 +38,10 @@ from murmur.learner_service.learning.exploration import (
 )
 from murmur.learner_service.learning.minibatches import (
     IMITATION_LOGGED,
-    NEVER_TAKEN,
     Pass,
-    advice,
+    average_over_expert_rows,
     deviations,
-    mean_of_told,
+    imitation,
     recurrent_states,
 )
 from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
@@ -57,7 +56,8 @@ from murmur.learner_service.learning.returns import (
     target_of,
 )
 from murmur.learner_service.learning.rollout_rows import RecurrentStates
-from murmur.learner_service.storage.rollout import Batch, transitions
+from murmur.learner_service.storage.demonstrations import NEVER_TAKEN
+from murmur.learner_service.storage.rollout import Rollout, transitions
 from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
 from murmur.shared.wire.timestep import StepType
 
@@ -106,7 +106,7 @@ class Config(options.OnPolicyCriticConfig):
 
 _BY_ROW = ("critic_loss", "q_mean", "entropy", "actor_loss", "advantage_std")
 _NORMS = ("critic_grad_norm", "actor_grad_norm")
-_OF_THE_BATCH = ("target_mean", "target_std", "explained_variance", "epsilon")
+_BATCH_SCALARS = ("target_mean", "target_std", "explained_variance", "epsilon")
 
 
 _OF_ACTOR = ("actor/stored", "actor/vector", "mask", "inverse", EXPERT_ACTION)
@@ -118,7 +118,7 @@ class Coma(OnPolicyAlgorithm):
     """Algorithm of actors with counterfactual advantages. Used by the thread that learns."""
 
     POLICY, IMITATES = ComaPolicy, True
-    _OF_BATCH = 3  # mean, variance and deviation of targets
+    _NUM_BATCH_SCALARS = 3  # mean, variance and deviation of targets
     _config: Config
     _critic_inputs: CriticInputs
 
@@ -147,8 +147,8 @@ class Coma(OnPolicyAlgorithm):
         unused = () if c.advantage == "return" else ("target",)
         self._unused = {"critic": _OF_ACTOR, "actor": unused}
         self._columns = ("target", "inverse") if c.clip_ratio else ("target",)
-        self._of_steps = (*_BY_ROW, *(IMITATION_LOGGED if self._imitates else ()), *_NORMS)
-        self._logged = (*self._of_steps, *_OF_THE_BATCH)
+        self._step_scalars = (*_BY_ROW, *(IMITATION_LOGGED if self._imitates else ()), *_NORMS)
+        self._logged = (*self._step_scalars, *_BATCH_SCALARS)
 
     @property
     def _epsilon(self) -> Tensor:
@@ -157,7 +157,7 @@ class Coma(OnPolicyAlgorithm):
 
     _explores_by = _epsilon
 
-    def update(self, batch: Batch) -> dict[str, Tensor]:
+    def update(self, batch: Rollout) -> dict[str, Tensor]:
         """Update networks and the target. All scalars but epsilon are 0 if no agent acted."""
         if not self._static:  # else with the choice of last actions, in its graph
             self._exploration.anneal()
@@ -188,7 +188,7 @@ class Coma(OnPolicyAlgorithm):
                 found = self._call(self._choose, self._fixed.under(_LAST))["action"]
                 rows.index_copy_(0, last[start:stop], found[: stop - start].to(rows.dtype))
         else:
-            batch = Batch(arrays, [])
+            batch = Rollout(arrays, [])
             obs = {name: x.flatten(0, 1) for name, x in batch.observation().items()}
             state, _ = recurrent_states(batch)
             if state is None:
@@ -249,7 +249,7 @@ class Coma(OnPolicyAlgorithm):
 
     @override
     def _learnable(
-        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor | None
+        self, batch: Rollout, values: Mapping[str, Tensor], rows: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         # 2. y = r + gamma [(1 - lambda) Q'(s', u') + lambda y'] (section 3, TD(lambda)).
         c, t, value = self._config, transitions(batch), values["value"][1:]
@@ -342,7 +342,7 @@ class Coma(OnPolicyAlgorithm):
             with cast_weights(self._precision, self.actor):
                 logits, _ = forward(self.actor, rows.actor, rows.actor_state)
             logits = logits.float()
-            expert = advice(columns, partial(_log_taken, logits, penalty), rows.cost)
+            expert = imitation(columns, partial(_log_taken, logits, penalty), rows.cost)
             with torch.no_grad():
                 floor = columns.get("floor", self._exploration.floor)
                 softmax, pi = mixture(logits, penalty, self._exploration.keep, floor)
@@ -363,9 +363,11 @@ class Coma(OnPolicyAlgorithm):
                     of_taken = torch.ops.aten.threshold_backward(of_taken, inside, -c.clip_ratio)
                 else:
                     of_taken = of_taken / ratio
-                of_taken = expert.spared(of_taken)
+                of_taken = expert.without_expert_rows(of_taken)
                 if c.entropy_weight:  # softmax's gradient is free of constants, as log pi's is
-                    of_softmax = torch.xlogy(expert.spared(of_order[i]).unsqueeze(-1), pi)
+                    of_softmax = torch.xlogy(
+                        expert.without_expert_rows(of_order[i]).unsqueeze(-1), pi
+                    )
                 else:
                     of_softmax = torch.zeros_like(pi)
                 of_softmax.scatter_add_(-1, action.unsqueeze(-1), of_taken.unsqueeze(-1))
@@ -373,8 +375,7 @@ class Coma(OnPolicyAlgorithm):
             (norm,) = self._precision.step_together(
                 terms, [(self._actor_optimizer, self.actor)], c.max_grad_norm, self._num_slices
             )
-            told = {f"told {j}": x for j, x in enumerate(expert.logged)}
-            log.append(found | told | {"norm": norm})
+            log.append(found | expert.logged | {"norm": norm})
         self._note_actor(minibatches, log)
 
     @torch.no_grad()
@@ -430,7 +431,7 @@ class Coma(OnPolicyAlgorithm):
         Args:
             sums: [M, A, J] weighted sums of probabilities; see `_weights`.
             share: [M, A] weights of the rows.
-            root: their roots; None: there are several sets, or ranks.
+            root: their roots; None: there are several slices, or ranks.
         """
         if root is None:
             return deviations(sums[..., 0], share, self._sets, self._group)
@@ -443,11 +444,11 @@ class Coma(OnPolicyAlgorithm):
     def _note_actor(self, minibatches: Pass, log: list[Outputs]) -> None:
         """Add what is logged of the actor, summed over minibatches, to `_total`.
 
-        Entropy, loss, what advice logs, deviation of the advantage, norm, number that count.
+        Entropy, loss, imitation, deviation of the advantage, norm, number that count.
 
         Args:
             minibatches: [n, M, A] weights of their rows.
-            log: probabilities, sums of them and what advice logs [M, A, ...], and norms of each.
+            log: probabilities, sums of them, imitation [M, A, ...], and norms of each.
         """
         found = {name: torch.stack([of[name] for of in log]) for name in log[0]}
         pi, sums, cost = found["pi"], found["sums"], minibatches.cost
@@ -464,9 +465,10 @@ class Coma(OnPolicyAlgorithm):
             gain = ratio.log() * scaled
         order = torch.xlogy(pi, pi).sum(-1)  # minus the entropy
         rows = [order, gain]
-        if "told 1" in found:  # of gains and of the entropy what the loss contains
-            others = 1 - found["told 1"]
-            rows = [order, gain * others, order * others, -found["told 0"], -found["told 1"]]
+        if "imitation_share" in found:  # of gains and of the entropy what the loss contains
+            others = 1 - found["imitation_share"]
+            imitated = [-found[name] for name in IMITATION_LOGGED]
+            rows = [order, gain * others, order * others, *imitated]
         # Not a product of matrices, which rounds by the number of rows.
         entropy, loss, *more = (torch.stack(rows) * cost).flatten(1).sum(1)
         of_loss = more.pop(0) if more else entropy
@@ -481,14 +483,14 @@ class Coma(OnPolicyAlgorithm):
         return sums / self._num_slices if self._num_slices > 1 else sums
 
     @torch.no_grad()
-    def _scalars(self, total: Tensor, of_batch: Tensor) -> Tensor:
+    def _scalars(self, total: Tensor, batch_scalars: Tensor) -> Tensor:
         """Return `_logged`, as means over the minibatches in which anything counts."""
-        # Of `_fit` and `_note_actor`, in the order of `_of_steps`.
+        # Of `_fit` and `_note_actor`, in the order of `_step_scalars`.
         order = (0, 1, 3, 4, len(total) - 3, *range(5, len(total) - 3), 2, len(total) - 2)
         means = torch.stack([total[i] for i in order]) / total[-1].clamp_min(1)
         if self._imitates:
-            means = mean_of_told(means, [means], len(_BY_ROW))
-        mean, variance, deviation = of_batch
+            average_over_expert_rows(means, len(_BY_ROW))
+        mean, variance, deviation = batch_scalars
         explained = 1 - means[0] / variance.clamp_min(1e-8)
         return torch.cat([means, torch.stack([mean, deviation, explained, self._epsilon])])
 

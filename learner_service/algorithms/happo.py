@@ -30,13 +30,13 @@ from murmur.learner_service.layers.inputs import Inputs
 from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.layers.stacked import Sharing
 from murmur.learner_service.learning.minibatches import Pass, Rows
-from murmur.learner_service.learning.on_policy import Turn
+from murmur.learner_service.learning.on_policy import Round
 from murmur.learner_service.learning.options import SharingConfig
 from murmur.learner_service.learning.policies import Actor
 from murmur.learner_service.learning.returns import mean_over
 from murmur.learner_service.learning.teams import Teams
-from murmur.learner_service.storage.rollout import Batch, Transitions
-from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.learner_service.storage.rollout import Rollout, Transitions
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK
 
 
@@ -147,13 +147,13 @@ class Happo(Mappo):
             name: self._fixed.capture("ratio", partial(self._ratio_of_block, member))
             for name, member in self._members.items()
         }
-        return {name: partial(self._turn, member) for name, member in self._members.items()}
+        return {name: partial(self._member_steps, member) for name, member in self._members.items()}
 
-    def _turn(self, member: Member, minibatches: Pass) -> None:
+    def _member_steps(self, member: Member, minibatches: Pass) -> None:
         self._steps(member.rows(minibatches), member.networks)
 
     @override
-    def _turns(self) -> Sequence[Turn]:
+    def _rounds(self) -> Sequence[Round]:
         """Draw the order of the update, the same on all ranks and after a resume."""
         names = list(self._members)
         counts = int(self._counts["order_seed"]), int(self._counts["updates"])
@@ -162,7 +162,7 @@ class Happo(Mappo):
 
     @override
     def _returns(
-        self, batch: Batch, t: Transitions, value: Tensor, log_ratio: Tensor | None
+        self, batch: Rollout, t: Transitions, value: Tensor, log_ratio: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the team's targets and advantages, the same for all agents; [L, B, A].
 
@@ -183,21 +183,21 @@ class Happo(Mappo):
 
     @override
     @torch.no_grad()
-    def _after_turn(self, rows: Rows, turn: Turn) -> Rows:
-        member, count = self._members[turn[0]], len(rows.weight)
+    def _after_round(self, rows: Rows, names: Round) -> Rows:
+        member, count = self._members[names[0]], len(rows.weight)
         actor = rows.actor.rows(0, count).each(member.of)
         columns = {name: x[:count] for name, x in rows.columns.items()}
         ratio = self._ratio(member, actor, member.state(rows.actor_state), columns, rows.weight)
         return replace(rows, columns=columns | {"advantage": columns["advantage"] * ratio})
 
     @override
-    def _after_turn_in_graphs(
-        self, words: Tensor, memory: Tensor | None, number: int, turn: Turn
+    def _after_round_in_graphs(
+        self, words: Tensor, memory: Tensor | None, number: int, names: Round
     ) -> None:
         fixed = self._fixed
         fixed.add_columns(words)  # those of the last turn; nothing stale is gathered
         for start in range(0, number, self._block):
-            out = self._call(self._ratios[turn[0]], fixed.gather(words, memory, 0, start))
+            out = self._call(self._ratios[names[0]], fixed.gather(words, memory, 0, start))
             fixed.scale_column("advantage", start, out["ratio"])
 
     @torch.no_grad()

@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import override
 
-from murmur.learner_service.layers.building import weight_sets
+from murmur.learner_service.layers.building import weight_slices
 from murmur.learner_service.layers.casting import frozen
 from murmur.learner_service.layers.distributions import (
     ILLEGAL,
@@ -41,7 +41,6 @@ from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning import options
 from murmur.learner_service.learning.base import require_bounds
 from murmur.learner_service.learning.off_policy import (
-    NEXT,
     PRIORITY,
     OffPolicyAlgorithm,
     OffPolicyConfig,
@@ -49,12 +48,12 @@ from murmur.learner_service.learning.off_policy import (
     alive_mask,
     alive_rows,
     mean_of_alive,
-    observed,
     of_alive,
 )
 from murmur.learner_service.learning.policies import SnapshotPolicy
 from murmur.learner_service.learning.returns import polyak_update, target_of
 from murmur.learner_service.learning.sequences import Sequences
+from murmur.learner_service.storage.storage import NEXT, observed
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
 
@@ -278,7 +277,7 @@ class Maddpg(OffPolicyAlgorithm):
         self._actor_optimizer = self._adam(self.actor, c.actor_lr)
         self._critic_optimizer = self._adam(self.critic, c.critic_lr)
 
-    def _turn(self) -> dict[str, bool]:
+    def _learn_options(self) -> dict[str, bool]:
         return {"moves_policies": self._counts["updates"] % self._config.policy_delay == 0}
 
     @property
@@ -359,7 +358,7 @@ class Maddpg(OffPolicyAlgorithm):
             self._critic_optimizer,
             self.critic.parameters(),
             self._config.max_grad_norm,
-            weight_sets(self.critic, self._num_slices * self._critics),
+            weight_slices(self.critic, self._num_slices * self._critics),
         )
         td_error = mean_of_alive(error.detach().abs().mean(-1), of_agents[0])  # [B]
         return {

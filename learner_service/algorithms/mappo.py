@@ -26,11 +26,10 @@ from murmur.learner_service.layers.inputs import CriticInputs, Inputs
 from murmur.learner_service.learning import options
 from murmur.learner_service.learning.minibatches import (
     IMITATION_LOGGED,
-    NEVER_TAKEN,
     Minibatch,
     Pass,
-    advice,
-    mean_of_told,
+    average_over_expert_rows,
+    imitation,
 )
 from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
 from murmur.learner_service.learning.policies import (
@@ -44,7 +43,7 @@ from murmur.learner_service.learning.returns import (
     ValueNorm,
     clipped_surrogate,
     lambda_returns,
-    moments_of_sets,
+    moments_by_slice,
     most_gain,
     of_agents,
     vtrace_returns,
@@ -52,7 +51,8 @@ from murmur.learner_service.learning.returns import (
 from murmur.learner_service.learning.rollout_rows import RecurrentStates
 from murmur.learner_service.learning.teams import Teams
 from murmur.learner_service.preprocess.running_moments import CLIPPED
-from murmur.learner_service.storage.rollout import Batch, Transitions, transitions
+from murmur.learner_service.storage.demonstrations import NEVER_TAKEN
+from murmur.learner_service.storage.rollout import Rollout, Transitions, transitions
 from murmur.shared.wire.spec import ACTION_MASK
 
 
@@ -109,14 +109,14 @@ class Trained:
 
 _BY_ROW = ("actor_loss", "critic_loss", "entropy", "clip_fraction", "kl")
 _NORMS = ("actor_grad_norm", "critic_grad_norm")
-_OF_THE_BATCH = ("return_mean", "advantage_std", "explained_variance")
+_BATCH_SCALARS = ("return_mean", "advantage_std", "explained_variance")
 
 
 class Mappo(OnPolicyAlgorithm):
     """Algorithm of actors with clipped policy gradients. Used by the thread that learns."""
 
     POLICY, IMITATES, TAKES_TURNS = MappoPolicy, True, True
-    _OF_BATCH = len(_OF_THE_BATCH)
+    _NUM_BATCH_SCALARS = len(_BATCH_SCALARS)
     _columns = ("log_prob", "advantage", "target")
     actor: Actor
     critic: nn.Module | None
@@ -134,9 +134,9 @@ class Mappo(OnPolicyAlgorithm):
         self.actor, self.critic = self._make_networks(self._slices)
         self._make_optimizers()
         norms = _NORMS[:1] if self.critic is None else _NORMS
-        imitation = IMITATION_LOGGED if self._imitates else ()
-        self._of_steps = (*_BY_ROW, *imitation, *norms)
-        self._logged = (*self._of_steps, *_OF_THE_BATCH)
+        imitated = IMITATION_LOGGED if self._imitates else ()
+        self._step_scalars = (*_BY_ROW, *imitated, *norms)
+        self._logged = (*self._step_scalars, *_BATCH_SCALARS)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
 
     def _make_networks(self, slices: tuple[int, ...]) -> tuple[Actor, nn.Module | None]:
@@ -205,7 +205,7 @@ class Mappo(OnPolicyAlgorithm):
 
     @override
     def _learnable(
-        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor | None
+        self, batch: Rollout, values: Mapping[str, Tensor], rows: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         c, t, value = self._config, transitions(batch), values["value"]
         weight = t.weight  # [L, B, A]
@@ -221,8 +221,10 @@ class Mappo(OnPolicyAlgorithm):
         shape, sharing = weight.shape, self._sharing
         target, advantage, counted = (x.flatten(0, 1) for x in (target, advantage, weight))
         # 3. Advantages in units of their deviation, by parameter group.
-        target_mean, target_variance = moments_of_sets(target, counted, sharing, self._group)  # [S]
-        mean, variance = moments_of_sets(advantage, counted, sharing, self._group)
+        target_mean, target_variance = moments_by_slice(
+            target, counted, sharing, self._group
+        )  # [S]
+        mean, variance = moments_by_slice(advantage, counted, sharing, self._group)
         deviation = variance.sqrt()
         explained = 1 - variance / target_variance.clamp_min(1e-8)
         advantage = advantage - of_agents(mean, sharing)
@@ -241,7 +243,7 @@ class Mappo(OnPolicyAlgorithm):
         return columns, weight, torch.stack([target_mean, deviation, explained]).mean(1)
 
     def _returns(
-        self, batch: Batch, t: Transitions, value: Tensor, log_ratio: Tensor | None
+        self, batch: Rollout, t: Transitions, value: Tensor, log_ratio: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return targets and advantages by GAE, or both by V-trace; [L, B, A].
 
@@ -266,9 +268,10 @@ class Mappo(OnPolicyAlgorithm):
     def _steps(self, minibatches: Pass, of: Trained | None = None) -> None:
         """Make a step of the policy and of the value function for each minibatch.
 
-        L = -E[min(r A, clip(r) A) + weight H] + E[(V - G)^2], r = pi / pi_old. Both parts are given
-        as outputs of networks and their gradients. The first has that of -E[r A] where it is not
-        clipped. Rows that have an expert's action raise its probability in its place.
+        L = -E[min(r A, clip(r) A) + weight H] + E[(V - G)^2], r = pi / pi_old. No loss is summed:
+        the gradient with respect to each output is computed here, and backward starts from the
+        outputs. Where r A is clipped it is 0. Rows that have an expert's action raise its
+        probability in its place.
 
         Args:
             minibatches: minibatches with rows of the networks' agents.
@@ -278,11 +281,13 @@ class Mappo(OnPolicyAlgorithm):
         c, share, cost = self._config, minibatches.share, minibatches.cost  # [n, M, A]
         rates = self._schedule.rates(minibatches.counts)
         with torch.no_grad():  # weights of the loss, for all minibatches together
+            # [n, M, A] dL/dr, dL/d(-H) and dL/d(V - G) / (V - G); share: a row's weight in a mean,
+            # cost: -share. Clipped where r dL/dr is below `clipped_below`.
             advantage = minibatches.columns["advantage"].view_as(share)
-            of_ratio = advantage * cost
-            least = most_gain(advantage, c.clip_ratio) * cost
-            of_order = share * self._schedule.entropy_weight
-            of_error = share * (2.0 if of.critic is not None else 2 * c.value_weight)
+            ratio_grad = advantage * cost
+            clipped_below = most_gain(advantage, c.clip_ratio) * cost
+            entropy_weight = share * self._schedule.entropy_weight
+            error_grad = share * (2.0 if of.critic is not None else 2 * c.value_weight)
         log: list[Outputs] = []
         for i in range(minibatches.number):
             if rates is not None:
@@ -293,20 +298,28 @@ class Mappo(OnPolicyAlgorithm):
             with cast_weights(self._precision, *(network for _, network in of.learned)):
                 pi, value = self._evaluate(rows, of)
             value = value.float()
-            expert = advice(columns, pi.log_prob, rows.cost)
+            expert = imitation(columns, pi.log_prob, rows.cost)
             # 6. Both parts of the loss.
             with torch.no_grad():
                 log_ratio = pi.log_prob(action) - columns["log_prob"]
-                ratio_cost = log_ratio.exp() * of_ratio[i]
-                slope = expert.spared(ratio_cost * (ratio_cost >= least[i]))
-                weighted = expert.spared(of_order[i]) if c.entropy_weight else None
+                log_prob_grad = log_ratio.exp() * ratio_grad[i]  # dr/d log pi = r
+                unclipped = log_prob_grad >= clipped_below[i]
+                slope = expert.without_expert_rows(log_prob_grad * unclipped)
+                weighted = None
+                if c.entropy_weight:
+                    weighted = expert.without_expert_rows(entropy_weight[i])
                 error = value - columns["target"]
                 terms = [*pi.gradient(action, slope, weighted), *expert.terms]
-                terms.append((value, error * of_error[i]))
+                terms.append((value, error * error_grad[i]))
             norms = self._precision.step_together(terms, of.learned, c.max_grad_norm, of.num_slices)
-            told = {f"told {j}": x for j, x in enumerate(expert.logged)}
             log.append(
-                {"log_ratio": log_ratio, **pi.logged(), **told, "error": error, "norms": norms}
+                {
+                    "log_ratio": log_ratio,
+                    **pi.logged(),
+                    **expert.logged,
+                    "error": error,
+                    "norms": norms,
+                }
             )
         self._note(minibatches, log, of.num_slices)
 
@@ -325,38 +338,39 @@ class Mappo(OnPolicyAlgorithm):
 
     @torch.no_grad()
     def _note(self, minibatches: Pass, log: list[Outputs], num_slices: int) -> None:
-        """Add sums of `_of_steps` over minibatches, and how many minibatches count, to `_total`.
+        """Add sums of `_step_scalars` over minibatches, and how many of these count, to `_total`.
 
         Args:
             minibatches: [n, M, A] weights of their rows.
-            log: log ratios, errors, what entropies and advice need [M, A], and norms of each.
+            log: of each minibatch log ratios, errors, what entropies need and what an Imitation
+                logs, [M, A] each, and norms.
             num_slices: number of parameter groups that rows belong to.
         """
         found = {name: torch.stack([of[name] for of in log]) for name in log[0]}  # [n, M, A]
         advantage = minibatches.columns["advantage"].view_as(minibatches.share)
         log_ratio, clip = found["log_ratio"], self._config.clip_ratio
-        told = [x for name, x in found.items() if name[:4] == "told"]
-        if told:  # of a dataset's rows no policy is known that acted
+        imitated = [found[name] for name in IMITATION_LOGGED if name in found]
+        if imitated:  # of a dataset's rows no policy is known that acted
             log_ratio = log_ratio.where(log_ratio > -NEVER_TAKEN / 2, 0)
         gain = clipped_surrogate(log_ratio, advantage, clip)
         entropy, error = logged_entropy(found).expand_as(gain), found["error"].square()
         grown = torch.expm1(log_ratio)  # r - 1
         clipped = (grown.abs() > clip).float()
         loss = -torch.addcmul(gain, entropy, self._schedule.entropy_weight)
-        if told:
-            loss = loss * (1 - told[1])
+        if imitated:
+            loss = loss * (1 - found["imitation_share"])
         # Schulman 2020, "Approximating KL divergence": (r - 1) - log r is unbiased, never < 0.
-        rows = torch.stack([loss, error, entropy, clipped, grown - log_ratio, *told]).flatten(1)
+        rows = torch.stack([loss, error, entropy, clipped, grown - log_ratio, *imitated]).flatten(1)
         sums = [rows @ minibatches.share.flatten() / num_slices, found["norms"].sum(0)]
         self._total.add_(torch.cat([*sums, minibatches.counts.sum().view(1)]))
 
     @torch.no_grad()
-    def _scalars(self, total: Tensor, of_batch: Tensor) -> Tensor:
+    def _scalars(self, total: Tensor, batch_scalars: Tensor) -> Tensor:
         """Return `_logged`, as means over the minibatches in which anything counts."""
         means = total[:-1] / total[-1].clamp_min(1)
         if self._imitates:
-            means = mean_of_told(means, [means], len(_BY_ROW))
-        return torch.cat([means, of_batch])
+            average_over_expert_rows(means, len(_BY_ROW))
+        return torch.cat([means, batch_scalars])
 
 
 build = Mappo

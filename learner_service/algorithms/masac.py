@@ -8,9 +8,9 @@ temperature that is learned so that the policy keeps a wanted entropy. Continuou
 squashed by tanh; for discrete ones the expectation over the own action is exact (Christodoulou
 2019, "Soft Actor-Critic for Discrete Action Settings", arXiv:1910.07207).
 
-All agents learn at once: every loss is of the networks before the update. The actors are evaluated
-once on the next and once on the current observations. Both critics of all agents are slices of one
-stack. One backward pass and one optimiser step serve all of it.
+All agents learn at once: all losses use the weights from before this update. The actors are
+evaluated once on the next and once on the current observations. Both critics of all agents are
+slices of one stack. One backward pass and one optimiser step serve all of it.
 """
 
 import math
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
-from murmur.learner_service.layers.building import weight_sets
+from murmur.learner_service.layers.building import weight_slices
 from murmur.learner_service.layers.casting import cast_weights, frozen
 from murmur.learner_service.layers.distributions import Categorical, SquashedNormal, one_hot
 from murmur.learner_service.layers.encoded import learned_parameters
@@ -35,21 +35,20 @@ from murmur.learner_service.layers.stacked import count_slices
 from murmur.learner_service.learning import options
 from murmur.learner_service.learning.base import require_bounds
 from murmur.learner_service.learning.off_policy import (
-    NEXT,
     PRIORITY,
     OffPolicyAlgorithm,
     OffPolicyConfig,
     alive_mask,
     alive_rows,
-    observed,
     of_alive,
 )
 from murmur.learner_service.learning.policies import SnapshotPolicy
 from murmur.learner_service.learning.returns import polyak_update, target_of
 from murmur.learner_service.learning.sequences import Sequences
+from murmur.learner_service.storage.storage import NEXT, observed
 from murmur.shared.wire.spec import ACTION_MASK, Discrete, EnvSpec
 
-Term = tuple[Tensor, Tensor]  # values and their weights in the loss
+Term = tuple[Tensor, Tensor]  # a network's output, and d loss / d output
 _MIN_STD = 1e-3  # of an action scaled to [-1, 1], before squashing
 
 
@@ -138,22 +137,22 @@ def soft_q_target(reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
     return torch.addcmul(reward, discount, value).detach()
 
 
-def temperature_gradient(order: Tensor, wanted: Tensor | float, share: Tensor) -> Tensor:
-    """Cools a policy that has more entropy than wanted, and warms one with less: H - H_wanted.
+def temperature_gradient(negative_entropy: Tensor, wanted: Tensor | float, share: Tensor) -> Tensor:
+    """Compute d loss / d log alpha = H - H_wanted, of the loss log alpha (H - H_wanted).
 
-    Gradient of log alpha (H - H_wanted) with respect to log alpha. Haarnoja et al. 2018, section 5,
-    with log alpha in place of alpha: the sign is that of equation 18, and the step does not fade as
-    alpha does.
+    It cools a policy that has more entropy than wanted, and warms one with less. Haarnoja et al.
+    2018, section 5, with log alpha in place of alpha: the sign is that of equation 18, and the step
+    does not fade as alpha does.
 
     Args:
-        order: [B, A] minus the entropy of the policy.
+        negative_entropy: [B, A] minus the entropy of the policy.
         wanted: entropy to keep, [B, A] or a number.
         share: [B, A] weight of each row.
 
     Returns:
         [B, A].
     """
-    return (-wanted - order) * share
+    return (-wanted - negative_entropy) * share
 
 
 class Actor(nn.Module):
@@ -207,18 +206,18 @@ class Sampled(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any,  # noqa: ANN401 - torch's own
-        of_action: Tensor,
-        of_log_prob: Tensor,
+        action_grad: Tensor,
+        log_prob_grad: Tensor,
         *_: Tensor,
     ) -> tuple[Tensor, None, None]:
         """Gradient of the outputs now."""
         action, raw, std, noise = ctx.saved_tensors
-        weight = of_log_prob.unsqueeze(-1)
-        of_x = torch.ops.aten.tanh_backward(of_action, action)
-        of_x = torch.addcmul(of_x, action, weight, value=2)
-        of_std = torch.addcdiv(of_x * noise, weight, std, value=-1)
-        of_raw = torch.ops.aten.softplus_backward(of_std, raw, 1, 20)
-        return torch.cat([of_x, of_raw], -1), None, None
+        weight = log_prob_grad.unsqueeze(-1)
+        x_grad = torch.ops.aten.tanh_backward(action_grad, action)
+        x_grad = torch.addcmul(x_grad, action, weight, value=2)
+        std_grad = torch.addcdiv(x_grad * noise, weight, std, value=-1)
+        raw_grad = torch.ops.aten.softplus_backward(std_grad, raw, 1, 20)
+        return torch.cat([x_grad, raw_grad], -1), None, None
 
 
 class Temperature(nn.Module):
@@ -262,9 +261,9 @@ class Found(NamedTuple):
     Attributes:
         q: [B, A, 2] values of the actions taken.
         value: [B, A] soft values now, without gradient.
-        terms: summands of the policies' loss, outputs with their gradients.
+        terms: pairs (output, d policies' loss / d output), given to autograd.backward.
         next_value: [B, A] soft values next.
-        order: [B, A] minus the policies' entropy.
+        negative_entropy: [B, A] minus the policies' entropy.
         wanted: the entropy to keep, [B, A] or a number.
     """
 
@@ -272,7 +271,7 @@ class Found(NamedTuple):
     value: Tensor
     terms: list[Term]
     next_value: Tensor
-    order: Tensor
+    negative_entropy: Tensor
     wanted: Tensor | float
 
 
@@ -343,9 +342,10 @@ class Masac(OffPolicyAlgorithm):
                 every_out = forward(self.actor.network, every, sequences.hidden)[0].float()
                 out = sequences.now(every_out)
                 next_out = sequences.following(every_out.detach())
-        # 2. Their values: q [B, A, 2] of the actions taken, else [B, A].
+        # 2. and 4., in `_continuous` and `_discrete`: values q [B, A, 2] of the actions taken, and
+        # the policies' loss; the other results are [B, A].
         learn = self._discrete if isinstance(self._spec.action, Discrete) else self._continuous
-        q, value, terms, next_value, order, wanted = learn(
+        q, value, terms, next_value, negative_entropy, wanted = learn(
             rows["action"], (obs, next_obs), inputs, (out, next_out), temperature, share, sequences
         )
         with torch.no_grad():
@@ -353,30 +353,33 @@ class Masac(OffPolicyAlgorithm):
             target = soft_q_target(reward, discount, next_value)
             goal = target.unsqueeze(-1).expand_as(q)
             error = q.detach() - goal
-            of_error = (share * rows["weight"].unsqueeze(1)).unsqueeze(-1).expand_as(q)
-            of_q = torch.ops.aten.mse_loss_backward(of_error, q.detach(), goal, 0)  # no mean
-            terms += [(q, of_q)]
+            error_weight = (share * rows["weight"].unsqueeze(1)).unsqueeze(-1).expand_as(q)
+            q_grad = torch.ops.aten.mse_loss_backward(error_weight, q.detach(), goal, 0)  # no mean
+            terms += [(q, q_grad)]
             # 5. Temperatures: J_alpha = log alpha (H - H_wanted) (equation 18).
             if c.learn_temperature:
-                of_log = temperature_gradient(order, wanted, share)
+                log_grad = temperature_gradient(negative_entropy, wanted, share)
                 with torch.enable_grad():
-                    terms += [(self.temperature.log.expand_as(of_log), of_log)]
+                    terms += [(self.temperature.log.expand_as(log_grad), log_grad)]
         # 6. One backward pass and one step of all; targets follow.
         values, weights = zip(*terms, strict=True)
         self._precision.backward(values, [self._optimizer], weights)
-        of_actor = learned_parameters(self.actor), self._num_slices
-        of_critic = list(self.critic.parameters()), weight_sets(self.critic, 2 * self._num_slices)
-        actor_norm, critic_norm = self._precision.step_sets(
-            self._optimizer, [of_actor, of_critic], c.max_grad_norm
+        actor_parameters = learned_parameters(self.actor), self._num_slices
+        critic_parameters = (
+            list(self.critic.parameters()),
+            weight_slices(self.critic, 2 * self._num_slices),
+        )
+        actor_norm, critic_norm = self._precision.step_slices(
+            self._optimizer, [actor_parameters, critic_parameters], c.max_grad_norm
         )
         polyak_update(self.target, self.critic, c.target_tau)
         # 7. Logs, and the new priorities [B].
         with torch.no_grad():
             td_error = error.abs().mean(-1)
             names = ("actor_loss", "entropy", "q_mean", "target_mean", "td_error")
-            logged = torch.stack([value, order, q[..., 0], target, td_error])
+            logged = torch.stack([value, negative_entropy, q[..., 0], target, td_error])
             means = (logged.flatten(1) @ share.flatten()) * self._signs
-            critic_loss = torch.dot(of_q.flatten(), error.flatten())
+            critic_loss = torch.dot(q_grad.flatten(), error.flatten())
             if alive is not None:
                 alive_agents = alive.sum(1, keepdim=True).clamp_min(1)
                 td_error = td_error * alive * (td_error.shape[1] / alive_agents)
@@ -426,6 +429,7 @@ class Masac(OffPolicyAlgorithm):
             next_value = soft_value(next_q.squeeze(-1).amin(2), next_log_prob, temperature)
         # The actor's loss moves no critic.
         if sequences is None:
+            # Q(x, a) and Q(x, own): the difference exchanges the own action among the inputs.
             q, own_q = forward_twice(self.critic, joint, own - action, self._precision)
         else:
             q, states = sequences.values(self.critic, joint, self._precision)  # [B, A, 2]
@@ -437,8 +441,8 @@ class Masac(OffPolicyAlgorithm):
             least, which = own_q.min(2, keepdim=True)
             value = soft_value(least.squeeze(2), log_prob, temperature)
             # 4. Policies: J_pi = -V(o) (equation 7).
-            of_q = torch.zeros_like(own_q).scatter_(2, which, -share.unsqueeze(2))
-            terms = [(own_q, of_q), (log_prob, share * temperature)]
+            q_grad = torch.zeros_like(own_q).scatter_(2, which, -share.unsqueeze(2))
+            terms = [(own_q, q_grad), (log_prob, share * temperature)]
         return Found(q, value, terms, next_value, log_prob.detach(), self._wanted)
 
     def _discrete(

@@ -26,7 +26,6 @@ from murmur.learner_service.learning import options
 from murmur.learner_service.learning.base import require_discrete
 from murmur.learner_service.learning.exploration import EpsilonGreedy
 from murmur.learner_service.learning.off_policy import (
-    NEXT,
     PRIORITY,
     OffPolicyAlgorithm,
     OffPolicyConfig,
@@ -34,12 +33,12 @@ from murmur.learner_service.learning.off_policy import (
     alive_mask,
     alive_rows,
     mean_of_alive,
-    observed,
     of_alive,
 )
 from murmur.learner_service.learning.policies import SnapshotPolicy
 from murmur.learner_service.learning.returns import polyak_update, target_of
 from murmur.learner_service.learning.sequences import Sequences
+from murmur.learner_service.storage.storage import NEXT, observed
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK
 
 _FIRST_SHARE = 0.1  # of the usual first weights that hang on the state
@@ -225,7 +224,7 @@ class Qmix(OffPolicyAlgorithm):
         )
 
     def _of_sequences(self, arrays: Mapping[str, Tensor]) -> "_Step":
-        """Values of all transitions of sequences [L + 1, S, ...], from the stored state on."""
+        """Values of all transitions of sequences [L + 1, B, ...], from the stored state on."""
         sequences = Sequences.of(arrays, self._config.gamma)
         rows, hidden = sequences.rows, sequences.hidden
         q = self._q(self.values.agents, sequences.obs, hidden)

@@ -178,28 +178,28 @@ class Precision:
         self.apply(*optimizers)
         return norms
 
-    def step_sets(
+    def step_slices(
         self,
         optimizer: torch.optim.Optimizer,
-        sets: Sequence[tuple[list[nn.Parameter], int]],
+        networks: Sequence[tuple[list[nn.Parameter], int]],
         max_norm: float,
     ) -> list[Tensor]:
         """Clip the gradients of networks that one optimizer steps, and step, after `backward`.
 
         Args:
             optimizer: optimizer of all of them.
-            sets: parameters of each network, with its number of slices.
+            networks: parameters of each network, with its number of slices.
             max_norm: largest norm of each gradient, see `step`.
 
         Returns:
             each network's norm, as `step` returns it.
         """
-        if all(slices > 1 for _, slices in sets):
-            grads = [(_gradients(of_one), slices) for of_one, slices in sets]
+        if all(slices > 1 for _, slices in networks):
+            grads = [(_gradients(of_one), slices) for of_one, slices in networks]
             by_slice = clip_slices(grads, max_norm or float("inf"), self._spreads)
             norms = [of_one.amax() for of_one in by_slice]
         else:
-            norms = [self._clip([of_one], max_norm, slices)[0] for of_one, slices in sets]
+            norms = [self._clip([of_one], max_norm, slices)[0] for of_one, slices in networks]
         self.apply(optimizer)
         return [self._finite(norm) for norm in norms]
 
@@ -209,13 +209,14 @@ class Precision:
         optimizers: Sequence[torch.optim.Optimizer],
         weights: Sequence[Tensor] | None = None,
     ) -> None:
-        """Find the gradients of a loss, unscaled: the first of three parts of `step`.
+        """Find the gradients of a loss, unscaled. `step` then clips, then calls `apply`.
 
         Args:
-            values: losses, scalars; or what `weights` are of.
+            values: losses, scalars; or network outputs.
             optimizers: optimizers whose parameters' gradients are reset first; other gradients
                 accumulate.
-            weights: weights of all values, of the same shapes: the loss is the sum of products.
+            weights: gradient of the loss with respect to each output, of its shape; None: values
+                are losses.
         """
         enter("backward")
         for optimizer in optimizers:

@@ -85,25 +85,18 @@ class Pace:
         self._fences[self._next].reached()
 
 
-class Turns:
-    """Memory that threads use in turns, each from its own stream: no turn overtakes another.
+def stream_lock(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a lock of memory that several threads use, each from its own stream.
 
-        with turns.take():
-            memory.copy_(rows)  # the device comes to it when it is through with earlier turns
+        with memory_lock:  # a thread may nest them
+            memory.copy_(rows)  # the device waits until earlier holders' kernels have run
 
-    The lock is held while a turn's kernels are launched, not while they run.
+    It is held while kernels are launched, not while they run. On a CPU it does nothing.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        """No stream has had a turn."""
-        self._turn = _Turn(device) if device.type == "cuda" else nullcontext()
-
-    def take(self) -> AbstractContextManager[Any]:
-        """A context for what uses the memory; a thread may nest them."""
-        return self._turn
+    return _StreamLock(device) if device.type == "cuda" else nullcontext()
 
 
-class _Turn:
+class _StreamLock:
     def __init__(self, device: torch.device) -> None:
         self._lock, self._fence = threading.RLock(), Fence(device)
 

@@ -31,7 +31,7 @@ from murmur.learner_service.storage.samples import (
 )
 from murmur.learner_service.telemetry.figures import Figures
 from murmur.learner_service.tuning.probe import supervised_update_seconds
-from murmur.learner_service.tuning.resolve import resolve, share_of, with_precision
+from murmur.learner_service.tuning.resolve import share_of, with_learner_options, with_precision
 from murmur.shared.config.class_census import class_problems
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.text import to_yaml
@@ -345,7 +345,7 @@ class SupervisedRun:
         config = self.context.config
         if self._choice is not None and not self._sync:
             config = config.changed({"supply.cache": self._choice.kind})
-        return resolve(config, self.source)
+        return with_learner_options(config, self.source)
 
     def drain(self) -> None:
         """Wait for nothing: a resumed run requests outstanding samples again."""

@@ -367,7 +367,7 @@ def build_twins(
     return remembers
 
 
-def weight_sets(network: nn.Module, num_slices: int) -> int:
+def weight_slices(network: nn.Module, num_slices: int) -> int:
     """Count the gradients clipped apart: the stack's slices, or 1 for the network as a whole.
 
     An encoder belongs to all of an agent's twins.

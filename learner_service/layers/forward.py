@@ -63,7 +63,7 @@ def forward(
     Args:
         network: module from `build_network`, or twins [B, A, twins * outputs] from `build_twins`.
         inputs: inputs [B, A, ...].
-        hidden: recurrent state before them, of a recurrent network; of twins [B, A * twins, M].
+        hidden: recurrent state before them, of a recurrent network; of twins [B, A * twins, Z].
         precision: precision of the pass, which then gives float32; None: the caller has set it.
     """
     if precision is not None:
@@ -97,7 +97,7 @@ def forward_history(
         precision: precision of the pass.
 
     Returns:
-        [T * B, A, twins * outputs] float32, and [T + 1, B, A * twins, M]: the state before each row
+        [T * B, A, twins * outputs] float32, and [T + 1, B, A * twins, Z]: the state before each row
         and after the last.
     """
     twins = number_of_twins(network)
@@ -111,9 +111,9 @@ def forward_history(
 
 
 def _features(network: Recurrent, inputs: Inputs, twins: int) -> Tensor:
-    """[B, A * twins, H] that the recurrent units of twins are fed."""
+    """[B, A * twins, Y] that the recurrent units of twins are fed."""
     if isinstance(network.body, Twins):
-        each: Tensor = network.body(inputs.image, inputs.vector)  # [B, A, twins * H]
+        each: Tensor = network.body(inputs.image, inputs.vector)  # [B, A, twins * Y]
         return each.reshape(each.shape[0], each.shape[1] * twins, -1)
     body, inputs = _side_by_side(network.body, inputs, twins)
     out: Tensor = body(inputs.image, inputs.vector)
@@ -146,7 +146,7 @@ def forward_twice(
 ) -> tuple[Tensor, Tensor]:
     """`forward`, and the same with the last inputs changed, for critics of another action.
 
-    Gradient of the second goes to the change alone.
+    The second pass moves no weights; only `change` gets gradient.
 
     Args:
         network: module from `build_network` or `build_twins`.

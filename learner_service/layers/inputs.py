@@ -13,8 +13,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from murmur.learner_service.layers.distributions import one_hot
-from murmur.shared.config.derived import Channel, DerivedMap
 from murmur.shared.process.errors import ConfigError, SpecError
+from murmur.shared.wire.derived_maps import Channel, DerivedMap
 from murmur.shared.wire.spec import (
     AGENT_CELL,
     AGENT_MASK,
@@ -280,7 +280,7 @@ class InputOptions:
     """Options of a network's Config about its inputs.
 
     Attributes:
-        agent_id: append the agent's number as a one-hot vector (for shared parameters).
+        agent_id: append the agent's number as a one-hot vector, with or without shared parameters.
         centered: channels of the agents' maps that are given once more, agent in the middle.
         centered_state: channels of the state's maps that the critic gets once more, centered.
         alive: append whether the agent is there, for networks that let agents hear each other.
@@ -505,12 +505,18 @@ class ActorInputs:
 class CriticInputs(ActorInputs):
     """Inputs of a centralized critic for each agent: own inputs, state, others' actions.
 
-    The state is one for all agents, or each one's own ("agent-specific" in Yu et al. 2022).
-    The joint action is [B, A] int64. The others' actions come as a map where the environment
-    observes maps and says where each agent stands on them (`agent_cell`): (action + 1) / K at each
-    other agent's cell. Elsewhere as one-hot vectors, the own one zero. Where the environment gives
-    no `state`, the vectors that all agents observe stand for it (but not their images). If agents
-    take turns it sees whose turn it is.
+    Each part is there in one of these cases:
+
+        own inputs        always: of spread 18 observed and 3 of agent_id, 21
+        state             the spec has `state`: one for all agents, or each one's own
+                          ("agent-specific" in Yu et al. 2022)
+        all observations  it has none: vectors, no images; of spread 3 x 18 = 54, in all 21 + 54
+        others' actions   `actions`, with maps and `agent_cell`: (action + 1) / K at each other
+                          agent's cell of one more map
+                          `actions`, without: one-hot vectors [B, A * K], the own one zero
+        whose turn it is  agents take turns: one-hot [B, A]
+
+    The joint action is [B, A] int64.
     """
 
     def __init__(self, spec: EnvSpec, options: InputOptions, *, actions: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 Hochreiter and Schmidhuber 1997, "Long Short-Term Memory", with the forget gate of Gers et al. 2000,
 as torch.nn.LSTMCell. Columns of gates stand in the order i, f, o, g, so that one kernel takes the
-sigmoid of the first three. The state is [..., 2H]: the output h, then the cell c.
+sigmoid of the first three. The state is [..., 2Y]: the output h, then the cell c.
 """
 
 from typing import Any
@@ -18,11 +18,11 @@ def lstm_step(gates: Tensor, cell: Tensor) -> Tensor:
     c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c').
 
     Args:
-        gates: [..., 4H] sums of the inputs' part and the output's part, in the order i, f, o, g.
-        cell: [..., H] the cell c.
+        gates: [..., 4Y] sums of the inputs' part and the output's part, in the order i, f, o, g.
+        cell: [..., Y] the cell c.
 
     Returns:
-        [..., 2H] h' and c'.
+        [..., 2Y] h' and c'.
     """
     width = cell.shape[-1]
     i, f, o = gates[..., : 3 * width].sigmoid().chunk(3, -1)
@@ -46,14 +46,14 @@ class UnrolledLSTM(torch.autograd.Function):
 
         Args:
             ctx: torch's context, which keeps tensors for `backward`.
-            x: [T, S, B, 4H] the inputs' part.
-            state: [S, B, 2H] state before the first step.
+            x: [T, S, B, 4Y] the inputs' part.
+            state: [S, B, 2Y] state before the first step.
             keep: [T, S, B, 1] mask: 1, or 0 where the step begins with a state of zero.
-            weight: [S, H, 4H] weights of the output h.
-            bias: [S, 1, 4H] bias added to its part.
+            weight: [S, Y, 4Y] weights of the output h.
+            bias: [S, 1, 4Y] bias added to its part.
 
         Returns:
-            [T, S, B, 2H].
+            [T, S, B, 2Y].
         """
         width = weight.shape[1]
         states, now = [], state
@@ -81,12 +81,12 @@ class UnrolledLSTM(torch.autograd.Function):
         """
         gates, out, state, keep, weight = ctx.saved_tensors
         i, f, o, g = gates.chunk(4, -1)
-        before = torch.cat([state.unsqueeze(0), out[:-1]]) * keep  # [T, S, B, 2H]
+        before = torch.cat([state.unsqueeze(0), out[:-1]]) * keep  # [T, S, B, 2Y]
         h, c = before.chunk(2, -1)
         through = out.chunk(2, -1)[1].tanh()
         into_cell = o * (1 - through * through)  # d h / d c
         slopes = [g * i * (1 - i), c * f * (1 - f), through * o * (1 - o), i * (1 - g * g)]
-        factors = torch.cat(slopes, -1)  # [T, S, B, 4H]
+        factors = torch.cat(slopes, -1)  # [T, S, B, 4Y]
         kept = f * keep  # d c_t / d c_{t-1}
         back = weight.transpose(1, 2)
         of_gates = torch.empty_like(gates)
@@ -98,7 +98,7 @@ class UnrolledLSTM(torch.autograd.Function):
             torch.mul(torch.cat([of_c, of_c, of_h, of_c], -1), factors[t], out=of_gates[t])
             of_h = torch.bmm(of_gates[t], back) * keep[t]
             of_c = of_c * kept[t]
-        by_set = of_gates.transpose(0, 1).flatten(1, 2)  # [S, T * B, 4H]
-        of_weight = torch.bmm(h.transpose(0, 1).flatten(1, 2).transpose(1, 2), by_set)
+        by_slice = of_gates.transpose(0, 1).flatten(1, 2)  # [S, T * B, 4Y]
+        of_weight = torch.bmm(h.transpose(0, 1).flatten(1, 2).transpose(1, 2), by_slice)
         of_state = torch.cat([of_h, of_c], -1) if ctx.needs_input_grad[1] else None
-        return of_gates, of_state, None, of_weight, by_set.sum(1, keepdim=True)
+        return of_gates, of_state, None, of_weight, by_slice.sum(1, keepdim=True)

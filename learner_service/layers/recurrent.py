@@ -51,12 +51,12 @@ def gru_cell(x: Tensor, s: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     r = sigmoid(x_r + s_r), z = sigmoid(x_z + s_z), n = tanh(x_n + r s_n), h' = (1 - z) n + z h.
 
     Args:
-        x: [R, 3H] the inputs' part, for r, z and n.
-        s: [R, 3H] the state's part.
-        h: [R, H] the state.
+        x: [R, 3Y] the inputs' part, for r, z and n.
+        s: [R, 3Y] the state's part.
+        h: [R, Y] the state.
 
     Returns:
-        [R, H] the next state, and [R, 5H]: r, z, n, h, s_n.
+        [R, Y] the next state, and [R, 5Y]: r, z, n, h, s_n.
     """
     out, kept = torch.ops.murmur.gru_cell(x, s, h)
     return out, kept
@@ -69,12 +69,12 @@ def reset_by_inputs(x: Tensor, keep: Tensor, bias: Tensor) -> tuple[Tensor, Tens
     a step with r = z = 0 and n = h'.
 
     Args:
-        x: [T, S, B, 3H] the inputs' part.
+        x: [T, S, B, 3Y] the inputs' part.
         keep: [T, S, B, 1] mask, 0 where the state is to be zero.
-        bias: [S, 1, 3H] bias of the state's part.
+        bias: [S, 1, 3Y] bias of the state's part.
 
     Returns:
-        [T, S, B, 3H] x, changed where keep is 0, and [T, S, B, 5H] the r, z, n, h and s_n there.
+        [T, S, B, 3Y] x, changed where keep is 0, and [T, S, B, 5Y] the r, z, n, h and s_n there.
     """
     width = x.shape[-1] // 3
     gates = (x[..., : 2 * width] + bias[..., : 2 * width]).sigmoid_()
@@ -103,16 +103,16 @@ class UnrolledGRU(torch.autograd.Function):
 
         Args:
             ctx: torch's context, which keeps tensors for `backward`.
-            x: [T, S, B, 3H] the inputs' part.
-            state: [S, B, H] state before the first step.
+            x: [T, S, B, 3Y] the inputs' part.
+            state: [S, B, Y] state before the first step.
             keep: [T, S, B, 1] mask: 1, or 0 where the step begins with a state of zero.
-            weight: [S, H, 3H] weights of the state.
-            bias: [S, 1, 3H] bias added to the state's part.
+            weight: [S, Y, 3Y] weights of the state.
+            bias: [S, 1, 3Y] bias added to the state's part.
 
         Returns:
-            [T, S, B, H].
+            [T, S, B, Y].
         """
-        sets, rows, width = state.shape
+        slices, rows, width = state.shape
         x = x.contiguous()
         by_inputs = x.device.type != "cpu"  # a kernel less in each step
         gates = reset_by_inputs(x, keep, bias)[0] if by_inputs else x
@@ -124,13 +124,13 @@ class UnrolledGRU(torch.autograd.Function):
                 s = from_state[t].baddbmm_(h, weight)
                 from_input = gates[t].view(-1, 3 * width)
                 after, cell = gru_cell(from_input, s.view(-1, 3 * width), h.view(-1, width))
-                h = after.view(sets, rows, width)
+                h = after.view(slices, rows, width)
                 states.append(h)
                 cells.append(cell)
         if any(ctx.needs_input_grad):
             kept = torch.stack(cells)
             if by_inputs:
-                kept = kept.view(len(x), sets, rows, -1)
+                kept = kept.view(len(x), slices, rows, -1)
                 kept = torch.where(keep > 0, kept, reset_by_inputs(x, keep, bias)[1])
             ctx.save_for_backward(kept, keep, weight)
         return torch.stack(states)
@@ -145,29 +145,31 @@ class UnrolledGRU(torch.autograd.Function):
         through the product as if by one more gate, with the unit matrix as its weights.
         """
         cells, keep, weight = ctx.saved_tensors
-        length, sets, rows, width = grad.shape
-        cells = cells.view(length, sets, rows, 5, width)
+        length, slices, rows, width = grad.shape
+        cells = cells.view(length, slices, rows, 5, width)
         r, z, n, h, s = cells.unbind(3)
         off = 1 - cells[..., :2, :]  # 1 - r, 1 - z
         slope_r, slope_z = (cells[..., :2, :] * off).unbind(3)
         of_new = off[..., 1, :] * (1 - n * n)  # d h' / d (x_n + r s_n)
         factors = torch.stack([of_new * s * slope_r, (h - n) * slope_z, of_new * r], 3)
-        onward = torch.cat([factors, z.unsqueeze(3)], 3) * keep.unsqueeze(3)  # [T, S, B, 4, H]
+        onward = torch.cat([factors, z.unsqueeze(3)], 3) * keep.unsqueeze(3)  # [T, S, B, 4, Y]
         unit = torch.eye(width, device=weight.device, dtype=weight.dtype)
-        back = torch.cat([weight.transpose(1, 2), unit.expand(sets, -1, -1)], 1)  # [S, 4H, H]
-        d = grad.clone(memory_format=torch.contiguous_format)  # [T, S, B, H]
+        back = torch.cat([weight.transpose(1, 2), unit.expand(slices, -1, -1)], 1)  # [S, 4Y, Y]
+        d = grad.clone(memory_format=torch.contiguous_format)  # [T, S, B, Y]
         for t in range(length - 1, 0, -1):
-            through = (d[t].unsqueeze(2) * onward[t]).view(sets, rows, -1)
+            through = (d[t].unsqueeze(2) * onward[t]).view(slices, rows, -1)
             d[t - 1].baddbmm_(through, back)
         of_state = None
         if ctx.needs_input_grad[1]:
-            through = (d[0].unsqueeze(2) * onward[0]).view(sets, rows, -1)
+            through = (d[0].unsqueeze(2) * onward[0]).view(slices, rows, -1)
             of_state = torch.bmm(through, back)
-        gates = (d.unsqueeze(3) * factors).flatten(3)  # [T, S, B, 3H]
+        gates = (d.unsqueeze(3) * factors).flatten(3)  # [T, S, B, 3Y]
         of_x = torch.cat([gates[..., : 2 * width], d * of_new], 3)
-        by_set = gates.transpose(0, 1).reshape(sets, -1, 3 * width)
-        of_weight = torch.bmm(h.transpose(0, 1).reshape(sets, -1, width).transpose(1, 2), by_set)
-        return of_x, of_state, None, of_weight, by_set.sum(1, keepdim=True)
+        by_slice = gates.transpose(0, 1).reshape(slices, -1, 3 * width)
+        of_weight = torch.bmm(
+            h.transpose(0, 1).reshape(slices, -1, width).transpose(1, 2), by_slice
+        )
+        return of_x, of_state, None, of_weight, by_slice.sum(1, keepdim=True)
 
 
 @dataclass
@@ -175,7 +177,7 @@ class RecurrentState:
     """The recurrent state before the first of the rows that a network is given.
 
     Attributes:
-        memory: [B, A, M] recurrent state before the first of the rows; of a GRU M is its width.
+        memory: [B, A, Z] recurrent state before the first of the rows; of a GRU Z is its width.
         first: [T, B] bool, rows that begin an episode, on which nothing is remembered; None: there
             is one row of each environment (T = 1), and its memory is as it should be.
     """
@@ -191,7 +193,7 @@ class RecurrentState:
 
     @classmethod
     def of_rows(cls, states: Tensor, first: Tensor) -> "RecurrentState":
-        """Take each row of sequences as one step: states before it [T, B, A, M], first [T, B]."""
+        """Take each row of sequences as one step: states before it [T, B, A, Z], first [T, B]."""
         return cls(states.flatten(0, 1), first.reshape(1, -1))
 
     def without_last(self) -> "RecurrentState":
@@ -207,7 +209,7 @@ class StackedCell(nn.Module):
 
     Attributes:
         GATES: columns of the weights, in widths of the unit.
-        STATES: numbers of the recurrent state M, in widths of the unit H.
+        STATES: numbers of the recurrent state Z, in widths Y of the unit.
         UNROLLED: function of all steps; see UnrolledGRU.
     """
 
@@ -220,7 +222,7 @@ class StackedCell(nn.Module):
         self._slices, s = slices, count_slices(slices)
         columns = self.GATES * width
         self.input = StackedLinear(slices, in_features, columns)
-        self.weight = nn.Parameter(torch.empty(s, width, columns))  # [S, H, GATES * H]
+        self.weight = nn.Parameter(torch.empty(s, width, columns))  # [S, Y, GATES * Y]
         self.bias = nn.Parameter(torch.empty(s, 1, columns))
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -1 / math.sqrt(width), 1 / math.sqrt(width))
@@ -230,11 +232,11 @@ class StackedCell(nn.Module):
 
         Args:
             x: [T * R, I].
-            state: [R, M] state before the first step.
+            state: [R, Z] state before the first step.
             keep: [T, R] mask: 1, or 0 where the step begins with a state of zero; None: 1, T is 1.
 
         Returns:
-            [T, R, M] the state after each step.
+            [T, R, Z] the state after each step.
         """
         if keep is not None:
             return unroll_together([(self, x, state)], keep)[0]
@@ -242,14 +244,14 @@ class StackedCell(nn.Module):
 
     @abstractmethod
     def _one(self, x: Tensor, state: Tensor) -> Tensor:
-        """Compute one step of x [R, I] from a state [R, M]: [1, R, M]."""
+        """Compute one step of x [R, I] from a state [R, Z]: [1, R, Z]."""
 
     def read(self, states: Tensor) -> Tensor:
-        """Return the unit's outputs [..., H] of states [..., M]."""
+        """Return the unit's outputs [..., Y] of states [..., Z]."""
         return states
 
     def by_agent(self) -> tuple[Tensor, Tensor]:
-        """The weights and biases of the state, of each agent or one for all: [A, H, GATES * H]."""
+        """The weights and biases of the state, of each agent or one for all: [A, Y, GATES * Y]."""
         return per_agent(self.weight, self._slices), per_agent(self.bias, self._slices)
 
 
@@ -281,11 +283,11 @@ class StackedGRU(StackedCell):
         return h.transpose(0, 1).reshape(1, rows, width)
 
     def _step(self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """One step of x [B, A, I] without gradient, by the fused cell: [1, B * A, H]."""
+        """One step of x [B, A, I] without gradient, by the fused cell: [1, B * A, Y]."""
         rows, width = state.shape
-        h = state.view(-1, len(weight), width).transpose(0, 1)  # [A, B, H]
+        h = state.view(-1, len(weight), width).transpose(0, 1)  # [A, B, Y]
         from_input = self.input(x.squeeze(1) if len(weight) == 1 else x.transpose(0, 1))
-        from_state = torch.baddbmm(bias, h, weight)  # [A, B, 3H]
+        from_state = torch.baddbmm(bias, h, weight)  # [A, B, 3Y]
         with torch.autocast(x.device.type, enabled=False):
             after, _ = gru_cell(
                 from_input.float().view(-1, 3 * width),
@@ -331,11 +333,11 @@ def unroll_together(units: list[tuple[StackedCell, Tensor, Tensor]], keep: Tenso
     """All states of units of one kind, width and slices, which go through time side by side.
 
     Args:
-        units: each with its inputs [T * R, I] and its state [R, M] before the first step.
+        units: each with its inputs [T * R, I] and its state [R, Z] before the first step.
         keep: [T, R] mask: 1, or 0 where the step begins with a state of zero.
 
     Returns:
-        [T, R, M] of each unit: the state after each step.
+        [T, R, Z] of each unit: the state after each step.
     """
     length, (rows, width) = len(keep), units[0][2].shape
     weights, biases = zip(*(unit.by_agent() for unit, _, _ in units), strict=True)
@@ -349,7 +351,7 @@ def unroll_together(units: list[tuple[StackedCell, Tensor, Tensor]], keep: Tenso
         keeps.repeat(1, len(units), 1, 1),
         torch.cat(weights),
         torch.cat(biases),
-    )  # [T, units * A, B, M]
+    )  # [T, units * A, B, Z]
     parts = states.view(length, len(units), agents, -1, width).unbind(1)
     return [part.transpose(1, 2).reshape(length, rows, width) for part in parts]
 
@@ -358,7 +360,7 @@ class Recurrent(nn.Module):
     """A network, a recurrent unit that is fed its outputs, and a linear layer that reads the unit.
 
     Attributes:
-        memory_size: M, numbers that an agent remembers.
+        memory_size: Z, numbers that an agent remembers.
         gru: the unit, if it is a GRU; else the module has an attribute "lstm".
     """
 
@@ -390,22 +392,22 @@ class Recurrent(nn.Module):
     def forward(
         self, image: Tensor | None, vector: Tensor | None, hidden: RecurrentState
     ) -> tuple[Tensor, Tensor]:
-        """[T * B, A, ...] -> [T * B, A, outputs], and what is remembered then, [B, A, M]."""
+        """[T * B, A, ...] -> [T * B, A, outputs], and what is remembered then, [B, A, Z]."""
         return self.remember(self.body(image, vector), hidden)
 
     def remember(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, Tensor]:
-        """As forward, from the body's outputs [T * B, A, H]."""
+        """As forward, from the body's outputs [T * B, A, Y]."""
         out, states = self.unroll(features, hidden)
         return out, states[-1].view(hidden.memory.shape)
 
     def unroll(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, Tensor]:
-        """As remember, with the states after all steps [T, B * A, M]."""
+        """As remember, with the states after all steps [T, B * A, Z]."""
         rows = F.relu(features.flatten(0, 1))
         states = self.unit(rows, hidden.memory.flatten(0, 1), _keep(hidden))
         return self._read(states, features), states
 
     def _read(self, states: Tensor, features: Tensor) -> Tensor:
-        """[T * B, A, outputs] of the states [T, B * A, M]."""
+        """[T * B, A, outputs] of the states [T, B * A, Z]."""
         out: Tensor = self.head(self.unit.read(states).flatten(0, 1))
         return out.view(*features.shape[:2], -1)
 
@@ -449,5 +451,5 @@ def _keep(hidden: RecurrentState) -> Tensor | None:
 
 
 def memory_size(network: nn.Module) -> int:
-    """M of a network that remembers, also of one built around it; 0 of another."""
+    """Z of a network that remembers, also of one built around it; 0 of another."""
     return next((m.memory_size for m in network.modules() if isinstance(m, Recurrent)), 0)

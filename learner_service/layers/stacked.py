@@ -1,10 +1,11 @@
 """Layers with one parameter group for all agents, one for each, or one for each group of them.
 
-Rows are [R, ...] with the agent innermost, R = B * A. `slices` names the parameter group (the
-slice) of each agent: (0, 0, 0) one for all, (0, 1, 2) one each, (0, 0, 1) two of a kind and one of
-another. With one slice the agents are just more rows. Otherwise all agents go through one batched
-kernel: torch.baddbmm and grouped convolution, not vmap over modules, which loses autocast
-(pytorch/pytorch#192617).
+Rows are [R, ...] with the agent innermost, R = B * A: here a row is one agent's. A parameter group
+is a set of agents that share networks; its slice is its part [s] of the stacked weights [S, ...].
+`slices` names the slice of each agent: (0, 0, 0) one for all, (0, 1, 2) one each, (0, 0, 1) two of
+a kind and one of another; `sharing` [S, A] says the same as 1 and 0. With one slice the agents are
+just more rows. Otherwise all agents go through one batched kernel: torch.baddbmm and grouped
+convolution, not vmap over modules, which loses autocast (pytorch/pytorch#192617).
 """
 
 import math
@@ -70,8 +71,8 @@ def sharing_agents(slices: tuple[int, ...], device: torch.device) -> Tensor:
         slices: parameter group of each agent, of `resolve_sharing`.
         device: device of the result.
     """
-    sets = torch.arange(count_slices(slices), device=device)
-    return (torch.tensor(slices, device=device) == sets.unsqueeze(1)).float()
+    groups = torch.arange(count_slices(slices), device=device)
+    return (torch.tensor(slices, device=device) == groups.unsqueeze(1)).float()
 
 
 def per_agent(stacked: Tensor, slices: tuple[int, ...]) -> Tensor:

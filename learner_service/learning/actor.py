@@ -1,4 +1,4 @@
-"""The part that algorithms with an actor have in common: a base for those of your own."""
+"""A base for on-policy algorithms of your own; those of the tree are built on actor_critic.py."""
 
 import torch
 from torch import Tensor
@@ -17,13 +17,13 @@ from murmur.learner_service.learning.policies import (
     policy_extras,
     policy_outputs,
 )
-from murmur.learner_service.storage.rollout import Batch, transitions
+from murmur.learner_service.storage.rollout import Rollout, transitions
 from murmur.shared.config import PluginConfig
 from murmur.shared.wire.spec import ACTION_MASK, EnvSpec
 
 
-class ActorAlgorithm(Algorithm[Batch]):
-    """The part that algorithms with an actor have in common: a subclass adds `update`.
+class ActorAlgorithm(Algorithm[Rollout]):
+    """Builds, publishes and evaluates an actor; a subclass of yours adds `update`.
 
     All agents share the actor, which may be recurrent. Rows come in unrolls, each learned from
     once. Arrays of a batch have the leading dimensions [L, B, A]: time, environments, agents.
@@ -69,7 +69,7 @@ class ActorAlgorithm(Algorithm[Batch]):
         self.extras = policy_extras(spec)
         self.keep(actor=self.actor)
 
-    def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def evaluate(self, batch: Rollout) -> tuple[Tensor, Tensor]:
         """Evaluate the actions taken; the result carries gradient.
 
         Returns:
@@ -88,7 +88,7 @@ class ActorAlgorithm(Algorithm[Batch]):
         shape = action.shape[:3]
         return pi.log_prob(taken.flatten(0, 1)).view(shape), pi.entropy().view(shape)
 
-    def weights(self, batch: Batch) -> Tensor:
+    def weights(self, batch: Rollout) -> Tensor:
         """[L, B, A] 1 where an agent's action was taken and led to the next row, else 0."""
         return transitions(batch).weight
 

@@ -79,7 +79,7 @@ class Policy(ABC):
     """A snapshot of what an algorithm has learned, to act with. Used by the inference thread.
 
     Attributes:
-        memory_size: H, numbers that each agent carries from row to row of an episode; 0: none.
+        memory_size: Z, numbers that each agent carries from row to row of an episode; 0: none.
     """
 
     memory_size: int = 0
@@ -96,7 +96,7 @@ class Policy(ABC):
         Args:
             observation: name -> [B, A, ...] (or [B, ...]) in wire dtype, on the device.
             generator: random generator of exploration; None: act greedily.
-            memory: recurrent state [B, A, H] float32 if memory_size is not 0: the last row's
+            memory: recurrent state [B, A, Z] float32 if memory_size is not 0: the last row's
                 "memory" from `act`, zero where an episode begins.
 
         Returns:

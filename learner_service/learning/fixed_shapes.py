@@ -27,11 +27,11 @@ from torch import Tensor
 from murmur.learner_service.device.cuda_graph import Captured, Outputs, copy_by_type
 from murmur.learner_service.layers.inputs import Inputs
 from murmur.learner_service.layers.recurrent import RecurrentState
-from murmur.learner_service.learning.minibatches import Pass, shares, told_of_rows
+from murmur.learner_service.learning.minibatches import Pass, observed_columns, shares
 from murmur.learner_service.learning.rollout_rows import RolloutRows
 from murmur.learner_service.storage.flight import LEAST_STEPS, MOST_STEPS
-from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.learner_service.storage.rollout import Rollout
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, TURN_MASK, Discrete, action_factors
 from murmur.shared.wire.timestep import StepType
 
@@ -394,7 +394,7 @@ class FixedShapes:
         arrays = _named_inputs("actor", inputs[0])
         if inputs[1] is not inputs[0]:
             arrays |= _named_inputs("critic", inputs[1])
-        arrays |= {"action": action, **told_of_rows(obs)}
+        arrays |= {"action": action, **observed_columns(obs)}
         self._layout, words = packed(arrays, len(self.columns))
         return {_WORDS: words} | {_VALUE + name: x for name, x in values.items()}
 
@@ -457,8 +457,10 @@ class FixedShapes:
         }
         spread_out = {k: spread(x) for k, x in given.items() if k.startswith(_VALUE)}
         values = {k.removeprefix(_VALUE): x for k, x in spread_out.items()}
-        columns, weight, of_batch = algorithm._learnable(Batch(arrays, []), values, (t1 - 1) * b)
-        algorithm._of_batch.copy_(of_batch)
+        columns, weight, batch_scalars = algorithm._learnable(
+            Rollout(arrays, []), values, (t1 - 1) * b
+        )
+        algorithm._batch_scalars.copy_(batch_scalars)
         algorithm._total.zero_()
         columns = {**columns, _COUNTED: weight}
         if _FIRST in self.columns:
@@ -528,7 +530,7 @@ class FixedShapes:
 
         Args:
             words: [R, A, W] result of `pack`.
-            memory: [B, A, H] recurrent state of the policy before the first row; None: it has none.
+            memory: [B, A, Z] recurrent state of the policy before the first row; None: it has none.
             number: index of the pass.
             start: first minibatch of the block.
         """

@@ -8,7 +8,7 @@ to one size: see `fixed_shapes`.
 Ranks of a group make as many minibatches as one learner with all their rows would. Minibatch k of
 the group is that of all ranks together; where a rank has no row for it, rows of weight 0 stand in.
 
-Where an expert said what it would have done, a minibatch's loss has a part for that: see `advice`.
+Where an expert said what it would have done, a minibatch's loss has a part for it: `imitation`.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,8 +23,7 @@ from murmur.learner_service.layers.inputs import Inputs
 from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.returns import of_agents
 from murmur.learner_service.ranks.group import ALONE, Group
-from murmur.learner_service.storage.demonstrations import NEVER_TAKEN as NEVER_TAKEN
-from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.rollout import Rollout
 from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION
 from murmur.shared.wire.timestep import StepType
 
@@ -53,10 +52,10 @@ class Pass:
         actor: the policy's inputs, [n * M, A, ...].
         critic: the critic's; may be the same object.
         columns: name -> [n * M, A, ...].
-        share: [n, M, A] 1 / (rows of the agent's parameter group that count in the minibatch), or
-            0 for a row that does not count: a sum weighted by it is the sum of the parameter
-            groups' means. With N ranks: N / (those that count on all ranks), so that the mean of
-            the ranks' sums is.
+        share: [n, M, A] a row's weight: 1 / (counting rows of its parameter group in this
+            minibatch), 0 for a row that does not count. So a weighted sum is the sum of the groups'
+            means. Of several ranks: (number of ranks) / (counting rows on all ranks), and the
+            gradients of ranks are averaged.
         cost: [n, M, A] -share, for what is to be maximised.
         counts: [n] flags, 1 if any row of the minibatch counts, of any rank, else 0.
         sharing: [S, A] result of `sharing_agents`.
@@ -109,7 +108,7 @@ def number_of_minibatches(
 
     Args:
         number: configured number of minibatches.
-        times: ratio of a Batch: an update may have more rows than were asked for.
+        times: ratio of a Rollout: an update may have more rows than were asked for.
         group: its ranks' mean counts.
         units: largest number of units that may count.
         width: units that a minibatch has room for; 0: for any number.
@@ -170,7 +169,7 @@ def shares(weight: Tensor, sharing: Tensor, group: Group = ALONE) -> tuple[Tenso
     return weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
 
 
-def told_of_rows(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def observed_columns(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return columns of minibatches that are observed: legal actions, and those of experts."""
     columns = {}
     if ACTION_MASK in obs:
@@ -181,7 +180,7 @@ def told_of_rows(obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return columns
 
 
-def recurrent_states(batch: Batch) -> tuple[RecurrentState, RecurrentState] | tuple[None, None]:
+def recurrent_states(batch: Rollout) -> tuple[RecurrentState, RecurrentState] | tuple[None, None]:
     """Initial states of policy and critic for a batch; None if the policy is not recurrent.
 
     The policy starts from the state that it had when it acted. A critic does not act, so it starts
@@ -304,41 +303,38 @@ class Rows:
         return Pass(number, actor, critic, found, share, -share, any_counts, self.sharing, *states)
 
 
-class Advice(NamedTuple):
+class Imitation(NamedTuple):
     """Imitation part of a minibatch's loss.
 
     Attributes:
         terms: summands of the loss, L = -E[log pi(expert | o)]; empty in runs without an expert.
-        logged: -log pi(expert | o) [M, A], 0 where none was asked, and whether one was, [M, A] 1 or
-            0; empty without.
-        told: [M, A] bool mask of rows where an expert was asked; None in runs without.
+        logged: by the names IMITATION_LOGGED: -log pi(expert | o) [M, A], 0 where no expert was
+            asked, and whether one was, [M, A] 1 or 0; empty without.
+        expert_mask: [M, A] bool, rows where an expert was asked; None in runs without.
     """
 
     terms: list[tuple[Tensor, Tensor]]
-    logged: list[Tensor]
-    told: Tensor | None
+    logged: dict[str, Tensor]
+    expert_mask: Tensor | None
 
-    def spared(self, weight: Tensor) -> Tensor:
+    def without_expert_rows(self, weight: Tensor) -> Tensor:
         """Weights [M, A] of other losses of the policy, 0 where an expert was asked."""
-        return weight if self.told is None else weight.masked_fill(self.told, 0)
+        return weight if self.expert_mask is None else weight.masked_fill(self.expert_mask, 0)
 
 
-def mean_of_told(means: Tensor, told: list[Tensor], first: int) -> Tensor:
-    """Make the mean loss of all rows, at `first` before the share, that of the rows told.
+def average_over_expert_rows(means: Tensor, first: int) -> None:
+    """Make the mean imitation loss of all rows that of the rows where an expert was asked.
 
     Args:
-        means: means for the log.
-        told: empty in runs without an expert, whose means do not change.
+        means: means for the log, changed in place.
         first: index at which IMITATION_LOGGED begins.
     """
-    if told:
-        means[first] /= means[first + 1].clamp_min(1e-8)
-    return means
+    means[first] /= means[first + 1].clamp_min(1e-8)
 
 
-def advice(
+def imitation(
     columns: Mapping[str, Tensor], log_prob: Callable[[Tensor], Tensor], cost: Tensor
-) -> Advice:
+) -> Imitation:
     """Compute the imitation part of a minibatch's loss.
 
     DAgger: Ross, Gordon, Bagnell 2011, "A Reduction of Imitation Learning and Structured Prediction
@@ -353,12 +349,13 @@ def advice(
     """
     expert = columns.get(EXPERT_ACTION)
     if expert is None:
-        return Advice([], [], None)
+        return Imitation([], {}, None)
     if expert.is_floating_point():
-        told, taken = ~expert[..., 0].isnan(), expert.nan_to_num(0.0)
+        asked, taken = ~expert[..., 0].isnan(), expert.nan_to_num(0.0)
     else:
-        told, taken = expert >= 0, expert.clamp_min(0)
-        told = told if told.dim() == cost.dim() else told[..., 0]
+        asked, taken = expert >= 0, expert.clamp_min(0)
+        asked = asked if asked.dim() == cost.dim() else asked[..., 0]
     found = log_prob(taken)
-    logged = [-found.detach().masked_fill(~told, 0), told.float()]
-    return Advice([(found, cost * told)], logged, told)
+    logged = -found.detach().masked_fill(~asked, 0), asked.float()
+    named = dict(zip(IMITATION_LOGGED, logged, strict=True))
+    return Imitation([(found, cost * asked)], named, asked)

@@ -32,8 +32,7 @@ from murmur.learner_service.storage.replay import (
     ReplayStorage,
     SequenceReplay,
 )
-from murmur.learner_service.storage.storage import NEXT as NEXT
-from murmur.learner_service.storage.storage import observed as observed
+from murmur.learner_service.storage.storage import NEXT, observed
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.wire.spec import AGENT_MASK, EnvSpec
 
@@ -147,7 +146,7 @@ class OffPolicyConfig(SharingConfig, AlgorithmConfig):
 class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     """Learns from transitions, whatever policy made them. Used by the thread that learns.
 
-    `_learn(rows)` gets `rows_of` a batch, or the arrays of sequences [L + 1, S, ...]. It multiplies
+    `_learn(rows)` gets `rows_of` a batch, or the arrays of sequences [L + 1, B, ...]. It multiplies
     the losses of critics by "weight" [B] and returns PRIORITY, the new td_error [B], too.
     """
 
@@ -169,7 +168,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         self.unroll_length = replay.unroll_steps
         self.rows_per_update = replay.batch_size * self._spec.num_agents
         interval = replay.update_interval * self._group.size  # rows of all ranks
-        self._rows_per_update = Fraction(interval, replay.updates_per_interval)
+        self._rows_between_updates = Fraction(interval, replay.updates_per_interval)
         # Rows that the updates stand for are a fraction, so that no rounding adds up.
         self._counts = {"updates": 0, "rows": 0, "rows_divisor": 1}
         self._exploration = torch.zeros(len(self._explores()), device=device)
@@ -183,27 +182,27 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             the scalars of `_learn`, and what `_explores` names.
         """
         self._counts["updates"] += 1
-        self._set_rows(self._rows() + self._rows_per_update)
-        rows, turn = batch.arrays if self.memory_size else rows_of(batch), self._turn()
+        self._set_rows(self._rows() + self._rows_between_updates)
+        rows, options = batch.arrays if self.memory_size else rows_of(batch), self._learn_options()
         if self._config.replay.prioritized and self._group.size > 1:
             # Weights are over the largest that any rank has drawn.
             largest = batch.largest_weight.clone()
             self._group.largest_([largest])
             rows["weight"] = batch.weight * (batch.largest_weight / largest)
         if batch.error_memory is None:
-            scalars = self._captured(rows, **turn)
+            scalars = self._captured(rows, **options)
             batch.td_error = scalars.pop(PRIORITY)
         else:
-            scalars = self._captured_in_place({**rows, PRIORITY: batch.error_memory}, **turn)
+            scalars = self._captured_in_place({**rows, PRIORITY: batch.error_memory}, **options)
             batch.td_error = batch.error_memory
         self._anneal()
         if explores := self._explores():
             scalars |= dict(zip(explores, self._exploration.clone().unbind(), strict=True))
         return scalars
 
-    def _learn_in_place(self, rows: Mapping[str, Tensor], **turn: bool) -> Outputs:
+    def _learn_in_place(self, rows: Mapping[str, Tensor], **options: bool) -> Outputs:
         """`_learn` that writes the new td_error to rows[PRIORITY], which no graph's pool holds."""
-        outputs = self._learn({k: x for k, x in rows.items() if k != PRIORITY}, **turn)
+        outputs = self._learn({k: x for k, x in rows.items() if k != PRIORITY}, **options)
         rows[PRIORITY].copy_(outputs.pop(PRIORITY))
         return outputs
 
@@ -230,7 +229,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
             counted = of_alive(rows["weight"].unsqueeze(1).expand_as(rows["reward"]), counted)
         return rows, counted, sequences
 
-    def _turn(self) -> dict[str, bool]:
+    def _learn_options(self) -> dict[str, bool]:
         """Return arguments of `_learn` that choose the networks to move; empty: all move."""
         return {}
 
@@ -286,7 +285,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         self._anneal()
 
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> ReplayStorage:
-        """A replay; acting may be max_policy_lag unrolls of every environment ahead.
+        """Make a replay; acting may be max_policy_lag unrolls, not updates, ahead of those due.
 
         Raises:
             ConfigError: if sequences are to be augmented.

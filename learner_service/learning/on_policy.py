@@ -1,8 +1,9 @@
 """The common part of COMA and MAPPO: an update is passes over a rollout in minibatches.
 
-On a GPU all of it is a few CUDA graphs, of the steps on a few minibatches each, whatever the number
-of environments: see `fixed_shapes`. Of larger graphs there would be fewer to launch, and to capture
-one would take longer.
+On a CPU an update is `_rows`, then `_passes`, then the stages' steps; `_learn_in_graphs` and
+`fixed_shapes` are CUDA's alone. There all of it is a few CUDA graphs, of the steps on a few
+minibatches each, whatever the number of environments. Of larger graphs there would be fewer to
+launch, and to capture one would take longer.
 """
 
 from abc import abstractmethod
@@ -19,15 +20,15 @@ from murmur.learner_service.learning.minibatches import (
     Pass,
     Rows,
     number_of_minibatches,
+    observed_columns,
     recurrent_states,
-    told_of_rows,
 )
 from murmur.learner_service.learning.returns import annealed
 from murmur.learner_service.learning.rollout_rows import RolloutRows
-from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.rollout import Rollout
 from murmur.learner_service.storage.storage import lengthened, observed
 
-Turn = tuple[str, ...]  # names of the stages that a turn goes through
+Round = tuple[str, ...]  # stages of an update's round, by name: all passes go through these
 
 
 class Schedule:
@@ -136,7 +137,7 @@ class OnPolicyAlgorithm(RolloutRows):
             for name, step in self._each_stage.items()
         }
 
-    def update(self, batch: Batch) -> dict[str, Tensor]:
+    def update(self, batch: Rollout) -> dict[str, Tensor]:
         """Learn from a rollout, in minibatches of joint rows.
 
         With memory a minibatch is some of the environments, whole: from what was remembered at the
@@ -167,23 +168,23 @@ class OnPolicyAlgorithm(RolloutRows):
             self.graphs.eager_calls["update"] += 1
             self._total.zero_()
             rows = self._rows(batch)
-            turns = self._turns()
-            for turn in turns:
+            rounds = self._rounds()
+            for names in rounds:
                 for minibatches in self._passes(rows, batch, number):
-                    for name in turn:
+                    for name in names:
                         self._each_stage[name](minibatches)
-                if turn is not turns[-1]:
-                    rows = self._after_turn(rows, turn)
+                if names is not rounds[-1]:
+                    rows = self._after_round(rows, names)
         self._schedule.restore()
         self._counts["updates"] += 1
-        scalars = self._scalars(self._total, self._of_batch)
+        scalars = self._scalars(self._total, self._batch_scalars)
         return dict(zip(self._logged, scalars.unbind(), strict=True))
 
     @override
     def graph_bytes(self, rows: int) -> float:
         return self._fixed.expected_bytes(rows)
 
-    def _passes(self, rows: Rows, batch: Batch, number: int) -> Iterator[Pass]:
+    def _passes(self, rows: Rows, batch: Rollout, number: int) -> Iterator[Pass]:
         """Yield the rows of each pass, shuffled into a number of minibatches."""
         first = rows.of_single_agents() if self._single else rows
         for k in range(self._config.data_passes):
@@ -196,52 +197,52 @@ class OnPolicyAlgorithm(RolloutRows):
                 yield minibatches
 
     def _learn_in_graphs(self, arrays: dict[str, Tensor], number: int) -> None:
-        """Learn as `update` does, on a GPU; sums go to `_total` and `_of_batch`."""
-        fixed, turns = self._fixed, self._turns()
+        """Learn as `update` does, on a GPU; sums go to `_total` and `_batch_scalars`."""
+        fixed, rounds = self._fixed, self._rounds()
         fixed.load(arrays, number)
         arrays = self._completed(arrays)
         words = fixed.pack(arrays)
         fixed.prepare(words)
         memory = arrays["memory"][0] if self.memory_size else None
-        for turn in turns:
+        for names in rounds:
             seen = words
             for k in range(self._config.data_passes):
                 if k and self.transforms.draws:
                     seen = fixed.pack(arrays, again=True)
                     fixed.add_columns(seen)
-                for name in turn:
+                for name in names:
                     for start in range(0, number, self._block):
                         given = fixed.gather(seen, memory, k, start)
                         self._call(self._steps_in_graphs[name], given)
-            if turn is not turns[-1]:
-                self._after_turn_in_graphs(words, memory, number, turn)
+            if names is not rounds[-1]:
+                self._after_round_in_graphs(words, memory, number, names)
                 fixed.add_columns(words)
 
-    def _turns(self) -> Sequence[Turn]:
-        """Return the turns of an update: each makes all passes, one turn after the other."""
+    def _rounds(self) -> Sequence[Round]:
+        """Return the rounds of an update: each makes all passes, one round after the other."""
         return (tuple(self._each_stage),)
 
-    def _after_turn(self, rows: Rows, turn: Turn) -> Rows:
-        """Return the rows that the next turn learns from; called after all turns but the last."""
+    def _after_round(self, rows: Rows, names: Round) -> Rows:
+        """Return the rows that the next round learns from; called after all rounds but the last."""
         return rows
 
-    def _after_turn_in_graphs(
-        self, words: Tensor, memory: Tensor | None, number: int, turn: Turn
+    def _after_round_in_graphs(
+        self, words: Tensor, memory: Tensor | None, number: int, names: Round
     ) -> None:
-        """Change the columns of FixedShapes as `_after_turn` changes those of rows.
+        """Change the columns of FixedShapes as `_after_round` changes those of rows.
 
         Args:
             words: [R, A, W] rows as the first pass has them.
-            memory: [B, A, H] recurrent state of the policy before the first row, or None.
+            memory: [B, A, Z] recurrent state of the policy before the first row, or None.
             number: number of minibatches.
-            turn: turn that has just ended.
+            names: stages of the round that has just ended.
         """
 
     @torch.no_grad()
-    def _rows(self, batch: Batch) -> Rows:
+    def _rows(self, batch: Rollout) -> Rows:
         """Return what minibatches are of; keep what `_scalars` needs of the batch."""
         arrays = self._completed(batch.arrays)
-        batch = Batch(arrays, [])
+        batch = Rollout(arrays, [])
         length, envs = arrays["step_type"].shape
         obs = {name: x.flatten(0, 1) for name, x in observed(arrays).items()}
         action = arrays["raw_action" if "raw_action" in arrays else "action"].flatten(0, 1)
@@ -249,29 +250,29 @@ class OnPolicyAlgorithm(RolloutRows):
         inputs, states = self._fed(obs, action), recurrent_states(batch)
         values = self._values_of_rows(inputs, states, action, obs, envs)
         values = {name: x.view(length, envs, -1) for name, x in values.items()}
-        columns, weight, of_batch = self._learnable(batch, values, None)
-        self._of_batch.copy_(of_batch)
+        columns, weight, batch_scalars = self._learnable(batch, values, None)
+        self._batch_scalars.copy_(batch_scalars)
         weight = weight.flatten(0, 1)
         columns = {name: x.flatten(0, 1) for name, x in columns.items()}
-        columns |= {"action": action[: len(weight)], **told_of_rows(obs)}
+        columns |= {"action": action[: len(weight)], **observed_columns(obs)}
         actor, critic = (state and state.without_last() for state in states)
         return Rows(*inputs, columns, weight, self._sharing, actor, critic, self._group)
 
     @torch.no_grad()
-    def _redrawn_rows(self, rows: Rows, batch: Batch) -> Rows:
+    def _redrawn_rows(self, rows: Rows, batch: Rollout) -> Rows:
         """Return rows of a batch with what was seen and done changed at random."""
         count = len(rows.weight)
         obs = {name: x.flatten(0, 1)[:count] for name, x in observed(batch.arrays).items()}
         obs, action = self.redrawn(obs, rows.columns["action"], rows.actor_state)
         actor, critic = self._fed(obs, action)
-        columns = rows.columns | {"action": action} | told_of_rows(obs)
+        columns = rows.columns | {"action": action} | observed_columns(obs)
         return replace(rows, actor=actor, critic=critic, columns=columns)
 
     @abstractmethod
     def _stages(self) -> dict[str, Callable[[Pass], None]]:
         """Return functions that step on minibatches, by name; they add to `_total`.
 
-        A pass goes through those of its turn one after the other; each may be captured.
+        A pass goes through those of its round one after the other; each may be captured.
         """
 
     def _completed(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -279,5 +280,5 @@ class OnPolicyAlgorithm(RolloutRows):
         return arrays
 
     @abstractmethod
-    def _scalars(self, total: Tensor, of_batch: Tensor) -> Tensor:
+    def _scalars(self, total: Tensor, batch_scalars: Tensor) -> Tensor:
         """Return `_logged` of sums over minibatches, and of what `_learnable` found."""

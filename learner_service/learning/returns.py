@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from murmur.learner_service.learning.exploration import LEAST
-from murmur.learner_service.preprocess.running_moments import CROWD_ROWS, agents_of_sets, crowd
+from murmur.learner_service.preprocess.running_moments import CROWD_ROWS, agents_of_slices, crowd
 from murmur.learner_service.ranks.group import ALONE, Group
 
 M = TypeVar("M", bound=nn.Module)
@@ -153,7 +153,7 @@ def of_agents(x: Tensor, sharing: Tensor) -> Tensor:
     return torch.mv(sharing.T, x) if x.dim() == 1 else x @ sharing
 
 
-def moments_of_sets(
+def moments_by_slice(
     x: Tensor, counted: Tensor, sharing: Tensor, group: Group = ALONE
 ) -> tuple[Tensor, Tensor]:
     """Find each parameter group's mean, and biased variance, over its agents' rows that count.
@@ -232,7 +232,7 @@ class ValueNorm(nn.Module):
         for name in ("mean", "square", "weight"):
             self.register_buffer(name, torch.zeros(len(sharing)))
         self.register_buffer("_set", sharing.argmax(0), persistent=False)
-        self._agents_of = agents_of_sets(sharing)
+        self._agents_of = agents_of_slices(sharing)
         self.clipped = sharing.new_zeros(())  # of one rank: no part of the statistics
         self.outlier = sharing.new_zeros(2)
 

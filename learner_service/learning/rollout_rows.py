@@ -16,8 +16,8 @@ from murmur.learner_service.layers.recurrent import RecurrentState
 from murmur.learner_service.learning.actor_critic import ActorCritic
 from murmur.learner_service.learning.options import OnPolicyCriticConfig
 from murmur.learner_service.storage.flight import transitions_in
-from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.learner_service.storage.rollout import Rollout
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import EXPERT_ACTION
 
 # Of the policy and of the critic.
@@ -26,26 +26,29 @@ _MOST_AT_ONCE = 16  # minibatches of a graph
 _ROOM = 33 / 32  # of a minibatch of fixed size: the number of minibatches is a whole one
 
 
-class RolloutRows(ActorCritic[Batch]):
-    """Says what of a rollout's rows is learned from. Used by the thread that learns.
+class RolloutRows(ActorCritic[Rollout]):
+    """Finds what minibatches learn from: inputs, values, columns. Used by the thread that learns.
 
-    A subclass finds what minibatches learn from in `_values_of_rows` and `_learnable`.
+    It is apart from OnPolicyAlgorithm, which loops over passes and minibatches, because FixedShapes
+    (CUDA graphs) does the same to rows of fixed shape: both call `_values_of_rows` and
+    `_learnable`, which COMA and MAPPO define.
     """
 
     REMEMBERS = True
-    _OF_BATCH: int  # numbers that `_learnable` returns for `_scalars`
+    _NUM_BATCH_SCALARS: int  # length of the last result of `_learnable`
     _config: OnPolicyCriticConfig
     _critic_inputs: ActorInputs | CriticInputs
-    _of_steps: tuple[str, ...]  # logged scalars that are means over minibatches
+    _step_scalars: tuple[str, ...]  # names of logged scalars, means over minibatches
     _single = False  # minibatches are of single agents' rows
-    _columns: tuple[str, ...]  # of numbers that `_learnable` returns
+    _columns: tuple[str, ...]  # names of the columns that `_learnable` returns
 
     @override
     def _prepare(self) -> None:
         device = self._device
         self._static = device.type != "cpu"  # no shape depends on what rows hold
-        self._total = torch.zeros(len(self._of_steps) + 1, device=device)  # and minibatches
-        self._of_batch = torch.zeros(self._OF_BATCH, device=device)
+        # Sums of the step scalars over minibatches; the last element counts minibatches.
+        self._total = torch.zeros(len(self._step_scalars) + 1, device=device)
+        self._batch_scalars = torch.zeros(self._NUM_BATCH_SCALARS, device=device)
         self._pace = Pace(device)
         self._longest = 0  # time steps of an unroll so far, with memory
 
@@ -74,7 +77,7 @@ class RolloutRows(ActorCritic[Batch]):
 
     @abstractmethod
     def _learnable(
-        self, batch: Batch, values: Mapping[str, Tensor], rows: Tensor | None
+        self, batch: Rollout, values: Mapping[str, Tensor], rows: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Return what minibatches learn from; called once an update, may be captured.
 
@@ -84,7 +87,8 @@ class RolloutRows(ActorCritic[Batch]):
             rows: scalar, L x B without padding; None: nothing is padded.
 
         Returns:
-            `_columns` [L, B, A] by name, 1 where a row counts, else 0, and what `_scalars` needs.
+            `_columns` by name, [L, B, A] each; weight [L, B, A], 1 where a row counts, else 0; and
+            the batch's scalars [numbers] for `_scalars`.
         """
 
     def redrawn(

@@ -9,7 +9,8 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.forward import forward_history
 from murmur.learner_service.layers.inputs import Inputs
 from murmur.learner_service.layers.recurrent import Recurrent, RecurrentState
-from murmur.learner_service.storage.storage import NEXT, OBSERVATION, observed
+from murmur.learner_service.storage.storage import NEXT, observed
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.timestep import StepType
 
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
@@ -17,7 +18,7 @@ _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
 @dataclass(frozen=True)
 class Sequences:
-    """S sequences of L + 1 rows, whose L * S pairs of neighbours are transitions, time outermost.
+    """B sequences of L + 1 rows, whose L * B pairs of neighbours are transitions, time outermost.
 
     Heess, Hunt, Lillicrap, Silver 2015, "Memory-based control with recurrent neural networks"
     (arXiv:1512.04455): policy and critic remember, mu(h_t) and Q(h_t, u_t), where the history h_t
@@ -27,9 +28,9 @@ class Sequences:
     whatever action is valued at t.
 
     Attributes:
-        obs: name -> [(L + 1) * S, ...] observations of all rows.
-        rows: transitions as `rows_of` names them, with n = 1: arrays [L * S, ...] at t, NEXT +
-            observations at t + 1, "reward" [L * S, A], "discount" [L * S, 1], and "weight" [L * S]:
+        obs: name -> [(L + 1) * B, ...] observations of all rows.
+        rows: transitions as `rows_of` names them, with n = 1: arrays [L * B, ...] at t, NEXT +
+            observations at t + 1, "reward" [L * B, A], "discount" [L * B, 1], and "weight" [L * B]:
             1, or 0 where an episode ends or no action was taken between the rows.
         hidden: recurrent state of the policy before the first of all rows.
     """
@@ -40,7 +41,7 @@ class Sequences:
 
     @classmethod
     def of(cls, arrays: Mapping[str, Tensor], gamma: float) -> "Sequences":
-        """Take arrays [L + 1, S, ...] and "memory" [1, S, A, M] as transitions.
+        """Take arrays [L + 1, B, ...] and "memory" [1, B, A, Z] as transitions.
 
         Args:
             arrays: arrays of a batch of SequenceReplay.
@@ -61,11 +62,11 @@ class Sequences:
         return cls(observed(flat), rows, RecurrentState(arrays["memory"][0], first))
 
     def now(self, x: Tensor) -> Tensor:
-        """Return the rows [L * S, ...] at t of all rows [(L + 1) * S, ...]."""
+        """Return the rows [L * B, ...] at t of all rows [(L + 1) * B, ...]."""
         return x[: -self._starts]
 
     def following(self, x: Tensor) -> Tensor:
-        """Return the rows [L * S, ...] at t + 1 of all rows [(L + 1) * S, ...]."""
+        """Return the rows [L * B, ...] at t + 1 of all rows [(L + 1) * B, ...]."""
         return x[self._starts :]
 
     def values(
@@ -75,7 +76,7 @@ class Sequences:
 
         Args:
             critic: recurrent critic.
-            played: its inputs [L * S, A, ...] at t.
+            played: its inputs [L * B, A, ...] at t.
             precision: precision of the pass.
         """
         assert isinstance(critic, Recurrent)
@@ -85,7 +86,7 @@ class Sequences:
         """Return a critic's state before the row at t, to value another action there.
 
         Args:
-            states: [L + 1, S, A, M] result of `values`.
+            states: [L + 1, B, A, Z] result of `values`.
         """
         return RecurrentState.of_rows(states[:-1], self._first[:-1])
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from murmur.learner_service.telemetry.spread import FEWEST, Spread, number_text
+from murmur.learner_service.telemetry.statistics import FEWEST, Statistics, number_text
 
 KIND = "not_learning"  # of the notice
 SHARE = 1 / 3  # of the budget, after which a run is judged
@@ -62,14 +62,14 @@ class Evidence:
 
     record: Mapping[str, Any]
     options: Mapping[str, Any]
-    untrained: Spread
-    recent: Spread
+    untrained: Statistics
+    recent: Statistics
     done: float | None = None
     budget: str = ""
     first: Mapping[str, float] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
-    lengths: Spread | None = None
-    evaluated: tuple[tuple[Spread, Spread], ...] = ()
+    lengths: Statistics | None = None
+    evaluated: tuple[tuple[Statistics, Statistics], ...] = ()
     competing: bool = False
     fine_tuned: bool = False
     frozen: bool = False

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from murmur.learner_service.layers.building import ImageShape, resolved_name
 from murmur.learner_service.learning.options import TeamsConfig
-from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.learner_service.storage.rollout import Rollout
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.plugins import load_plugin
 from murmur.shared.config.section import validate, with_new_names
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import (
     ADJACENCY,
     NO_INPUTS,
@@ -98,12 +98,12 @@ class View:
             found[ADJACENCY] = self.rows(found[ADJACENCY], 2)
         return found
 
-    def batch(self, batch: Batch, memory_size: int) -> Batch:
+    def batch(self, batch: Rollout, memory_size: int) -> Rollout:
         """Return the team's part of a rollout.
 
         Args:
             batch: rollout of all agents.
-            memory_size: numbers of the memory that are the team's policy's, H; 0: it has none.
+            memory_size: numbers of the memory that are the team's policy's, Z; 0: it has none.
         """
         per_agent = {OBSERVATION + o.name: o.per_agent for o in self.spec.observations}
         arrays = {}

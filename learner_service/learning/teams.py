@@ -14,7 +14,7 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, Policy
 from murmur.learner_service.learning.options import OnPolicyConfig
 from murmur.learner_service.learning.team_specs import View, rows_by_agent
-from murmur.learner_service.storage.rollout import Batch
+from murmur.learner_service.storage.rollout import Rollout
 
 Team = tuple[View, Algorithm[Any], bool]  # view, algorithm, and true if it learns
 
@@ -110,7 +110,7 @@ class GraphsOfTeams(Graphs):
         return sum(graphs.unsettled for graphs in self._every)
 
 
-class Teams(Algorithm[Batch]):
+class Teams(Algorithm[Rollout]):
     """Lets each team's algorithm learn from the team's rows. Used by the thread that learns."""
 
     def __init__(
@@ -144,7 +144,7 @@ class Teams(Algorithm[Batch]):
         self._counts = {"updates": 0}
 
     @override
-    def update(self, batch: Batch) -> dict[str, Tensor]:
+    def update(self, batch: Rollout) -> dict[str, Tensor]:
         """Let every team learn; return each one's scalars, and their means over the teams."""
         updates, found = int(self._counts["updates"]), dict[str, dict[str, Tensor]]()
         for view, algorithm, learns in self._members:

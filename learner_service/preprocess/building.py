@@ -24,9 +24,10 @@ from murmur.learner_service.ranks.group import Group
 from murmur.learner_service.storage.demonstrations import not_told
 from murmur.learner_service.storage.frames import find_frames
 from murmur.learner_service.storage.rollout import Rollout
-from murmur.learner_service.storage.storage import NEXT, OBSERVATION, Batch
+from murmur.learner_service.storage.storage import NEXT, Batch
 from murmur.shared.config.experiment import AugmentConfig, ImitationConfig
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import EXPERT_ACTION, EnvSpec
 
 B = TypeVar("B", bound=Batch)

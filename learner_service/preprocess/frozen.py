@@ -18,8 +18,9 @@ from murmur.learner_service.preprocess.transform import (
     with_arrays,
     with_reward,
 )
-from murmur.learner_service.storage.storage import OBSERVATION, Batch
+from murmur.learner_service.storage.storage import Batch
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK
 
 B = TypeVar("B", bound=Batch)

@@ -44,7 +44,7 @@ def reach_of_constant(value: Tensor, deviations: float) -> Tensor:
     return deviations * value.abs().clamp_min(1) if deviations else value + math.inf
 
 
-def agents_of_sets(sharing: Tensor) -> list[Tensor | None]:
+def agents_of_slices(sharing: Tensor) -> list[Tensor | None]:
     """Return the agents of each parameter group, [number] int64; None: all are of one group.
 
     Args:
@@ -68,7 +68,7 @@ def crowd(
     Args:
         rows: [R, A, F] rows, at least CROWD_ROWS.
         counts: [R, A, 1] whether a value counts.
-        agents: agents of the group, see `agents_of_sets`; on the device of the rows.
+        agents: agents of the group, see `agents_of_slices`; on the device of the rows.
         reach: ranges of the batch, without its few extremes, to each side of it.
         constant: reach for constant values, see `reach_of_constant`.
         number: scalar, R without padding; None: nothing is padded.
@@ -142,18 +142,18 @@ class RunningMoments(nn.Module):
             rare: rare large values are meant, as of rewards.
         """
         super().__init__()
-        sets, self._rare = len(sharing), rare
-        self._agents_of = agents_of_sets(sharing)
+        slices, self._rare = len(sharing), rare
+        self._agents_of = agents_of_slices(sharing)
         self.clipped = sharing.new_zeros(())
         self.outlier: Outlier | None = None
         self.register_buffer("_sharing", sharing.double(), persistent=False)
         self.register_buffer("_set", sharing.argmax(0), persistent=False)
-        self.register_buffer("count", torch.zeros(sets, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros(slices, dtype=torch.float64))
         for name in ("mean", "squares"):
-            self.register_buffer(name, torch.zeros(sets, *shape, dtype=torch.float64))
-        self.register_buffer("offset", torch.zeros(sets, *shape))
+            self.register_buffer(name, torch.zeros(slices, *shape, dtype=torch.float64))
+        self.register_buffer("offset", torch.zeros(slices, *shape))
         for name in ("scale", "square_scale"):
-            self.register_buffer(name, torch.ones(sets, *shape))
+            self.register_buffer(name, torch.ones(slices, *shape))
 
     def normalised(self, x: Tensor) -> Tensor:
         """[..., A, *shape] in deviations from the mean, at most 10 of them; float32."""

@@ -12,7 +12,8 @@ from typing_extensions import override
 from murmur.learner_service.preprocess.transform import Transform
 from murmur.learner_service.storage.frames import Frames
 from murmur.learner_service.storage.rollout import Rollout
-from murmur.learner_service.storage.storage import OBSERVATION, Batch
+from murmur.learner_service.storage.storage import Batch
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import EnvSpec
 
 B = TypeVar("B", bound=Batch)
@@ -44,7 +45,7 @@ class StackFrames(Transform):
         if not isinstance(batch, Rollout):
             return batch
         arrays, frames = dict(batch.arrays), self.frames
-        memory = arrays.pop("memory")  # [1, B, A, H]: the policy's own, then the frames
+        memory = arrays.pop("memory")  # [1, B, A, Z]: the policy's own, then the frames
         own = memory.shape[-1] - frames.memory_size
         for name, previous in frames.of_memory(memory[0, ..., own:]).items():
             images = arrays[OBSERVATION + name]

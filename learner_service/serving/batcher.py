@@ -25,14 +25,14 @@ class Request:
     """One session's rows, waiting for actions.
 
     Attributes:
-        session: session that asks.
+        session: session that asks; of both threads, see EnvSession.
         sequence: number to answer with.
         timestep: [n, ...] time steps, views of the message; in a league those of the learning team.
         reply: future of the packed Action message; belongs to the server's event loop.
         other: rows of the other team at the same steps, in a league.
         arrived: time.monotonic() of arrival.
-        stored: whether the rows were counted and have their places: a blocked request is queued
-            again.
+        stored: whether it was served once and then blocked: its rows were counted and have their
+            places. The inference thread's; all else is set by the event loop, before `submit`.
     """
 
     session: EnvSession
@@ -53,7 +53,6 @@ class DynamicBatcher:
 
     Attributes:
         depth: requests that the last batch left pending.
-        updating: set by the learner while an update is under way.
     """
 
     def __init__(self, config: BatcherConfig, wait_for_envs: int = 0) -> None:
@@ -70,10 +69,9 @@ class DynamicBatcher:
         self._arrivals: SimpleQueue[Sequence[Request]] = SimpleQueue()
         self._closed = False
         self.depth = 0
-        self.updating = False
 
     def submit(self, *requests: Request) -> None:
-        """Queue requests. Called by the event loop and by the thread that unblocks requests."""
+        """Queue requests, blocked ones a second time. Called by the event loop and by `wake`."""
         self._arrivals.put(requests)
 
     def close(self) -> None:

@@ -43,7 +43,6 @@ class ServingStats:
 
     def __init__(
         self,
-        batcher: DynamicBatcher,
         storage: UnrollStorage[Any],
         progress: Progress,
         metrics: LearnerMetrics,
@@ -53,7 +52,6 @@ class ServingStats:
         """Begin to count.
 
         Args:
-            batcher: queue of requests.
             storage: storage of the transitions.
             progress: counters of the run.
             metrics: Prometheus metrics.
@@ -64,7 +62,7 @@ class ServingStats:
         self.curriculum = curriculum
         self.metrics = metrics
         self.clock = clock
-        self._batcher = batcher
+        self._storage = storage
         self._num_agents = storage.spec.num_agents
         self._acting_agents = storage.spec.acting_agents
         self._learns_once = storage.learns_once
@@ -99,7 +97,7 @@ class ServingStats:
         most = _WAITED_TIMES * usual
         self._usual_s = usual + _NEWER * (min(seconds, most) - usual)
         if seconds >= _WAITED_S and seconds >= most:
-            phase = "update" if updating or self._batcher.updating else "idle"
+            phase = "update" if updating or self._storage.updating else "idle"
             self.metrics.counter("acts_waited", phase=phase).inc()
             self.metrics.counter("acts_waited_seconds", phase=phase).inc(seconds - usual)
 
@@ -113,7 +111,7 @@ class ServingStats:
             updating: whether an update was under way when the batch began.
         """
         self.metrics.histogram("inference_seconds").observe(seconds)
-        phase = "update" if updating or self._batcher.updating else "idle"
+        phase = "update" if updating or self._storage.updating else "idle"
         acting = self.metrics.histogram("acting_seconds", phase=phase)
         for latency in latencies:
             acting.observe(latency)
@@ -178,7 +176,8 @@ class _Served:
     Attributes:
         requests: requests that are answered.
         acting: places of their rows, in the same order.
-        others: places of rows that are stored and not acted on there.
+        others: places of rows that are stored there and acted on elsewhere or not at all: the last
+            rows of full unrolls.
         filled: unrolls that are full with these rows.
     """
 
@@ -200,7 +199,7 @@ class InferenceLoop:
             whether the run continues (the sync pipeline); None: another thread learns (async).
         draining: rows are kept, but training sessions are not answered any more, once the batch
             under way is.
-        turns: batches served, empty ones included.
+        batches_served: number of batches, empty ones included.
         prepared: set once it can act; nothing is learned before, while acts are captured.
     """
 
@@ -243,7 +242,7 @@ class InferenceLoop:
         self._environments = 0  # of training sessions that have sent rows
         self.learn: Callable[[], bool] | None = None
         self.draining = False
-        self.turns = 0
+        self.batches_served = 0
         self.prepared = threading.Event()
 
     def run(self) -> None:
@@ -261,13 +260,14 @@ class InferenceLoop:
                 self.serve(requests)
             while self._ended:  # not before: these requests may be of a session that has ended
                 self._remove(self._ended.popleft())
-            self.turns += 1
+            self.batches_served += 1
             if requests is None:
                 return
 
     def serve(self, requests: list[Request]) -> None:
         """Serve a batch: observe its time steps, act on them, store and deliver the actions."""
-        started, updating = time.monotonic(), self._batcher.updating
+        started, updating = time.monotonic(), self._storage.updating
+        # Training requests that are served for the first time.
         fresh = [r for r in requests if not (r.stored or r.session.evaluating)]
         for request in requests:
             if not request.stored:  # else it was blocked: the learner made it wait, not the queue
@@ -275,11 +275,12 @@ class InferenceLoop:
             if request.session.evaluating and not request.session.closed:
                 self._evaluate(request)
 
-        # Observe: rows go to their unrolls, full unrolls to the storage.
+        # Assign: time steps get their places in unrolls, are written there (on CUDA those to be
+        # acted on together with their actions), and full unrolls go to the storage.
         batch, training = _Served(), [r for r in requests if not r.session.evaluating]
         for request in training:
-            self._observe(request, batch)
-        busy, began = self._batcher.updating, time.monotonic()
+            self._assign(request, batch)
+        busy, began = self._storage.updating, time.monotonic()
         with state("transfer"):
             self._staging.load(batch.acting, batch.others)
         loading_s = time.monotonic() - began
@@ -333,7 +334,7 @@ class InferenceLoop:
         latencies = [now - r.arrived for r in fresh if not r.session.waiting]
         self._stats.note_batch(latencies, now - started, updating)
 
-    def _observe(self, request: Request, batch: _Served) -> None:
+    def _assign(self, request: Request, batch: _Served) -> None:
         """Count a session's rows and give them their places, once; see whether it is acted for."""
         session, unroll, timestep = request.session, request.session.unroll, request.timestep
         target = None  # where the rows are acted on
@@ -346,8 +347,8 @@ class InferenceLoop:
                 self._environments += session.num_envs
                 self._storage.connect(self._environments)
             self._stats.count(session, timestep, all_mid)
-            # The transition before these rows has ended: they are the next ones of its unroll. Of a
-            # full unroll they are the last ones, and not acted on there.
+            # These rows end the previous transition, so they belong to its unroll; a full unroll's
+            # last row also begins the next unroll, and is acted on there.
             if unroll is not None:
                 target = RowTarget(timestep, unroll, unroll.cursor, session.first_slot)
                 unroll.cursor += 1
@@ -401,10 +402,6 @@ class InferenceLoop:
             session.complete = True
             self._scheduler.finished(evaluation)
 
-    def during_update(self, updating: bool) -> None:
-        """Note that an update begins or ends. Called by the thread that learns."""
-        self._batcher.updating = updating
-
     def wake(self) -> None:
         """Queue blocked requests if there may be room. Called by any thread."""
         with self._blocked_lock:
@@ -431,7 +428,7 @@ class InferenceLoop:
             self._staging.memory.dismiss(session)
         if request is not None and not request.stored:
             batch = _Served()
-            self._observe(request, batch)
+            self._assign(request, batch)
             with state("transfer"):
                 self._staging.load((), batch.others)
             for unroll in batch.filled:

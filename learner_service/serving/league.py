@@ -278,7 +278,7 @@ class League:
         num_agents: int,
         size: int,
     ) -> Tensor | None:
-        """Return an opponent's recurrent state in some environments, [n, A, H], or None."""
+        """Return an opponent's recurrent state in some environments, [n, A, Z], or None."""
         if not size:
             return None
         fresh = torch.zeros((num_agents, size), device=self._device)

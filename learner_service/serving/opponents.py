@@ -94,7 +94,7 @@ class Pairing:
         opponents: [n] opponents that play the other team; None: the learner's own policy as it is
             now.
         lead: [n] the learning team's rewards so far less those of the other.
-        memory: [n] opponents' recurrent states [A, H] on the device; None: of zeros, or none.
+        memory: [n] opponents' recurrent states [A, Z] on the device; None: of zeros, or none.
     """
 
     opponents: list[Opponent | None]

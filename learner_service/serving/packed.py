@@ -21,9 +21,10 @@ from murmur.learner_service.device.readback import Readback
 from murmur.learner_service.device.streams import Fence
 from murmur.learner_service.learning.base import Policy
 from murmur.learner_service.serving.staging import HostStaging, RowTarget, SlotMemory, Staging
-from murmur.learner_service.storage.storage import OBSERVATION, Record, UnrollStorage
+from murmur.learner_service.storage.storage import Record, UnrollStorage
 from murmur.learner_service.telemetry.copied import Copied
 from murmur.shared.process.process import logger
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ACTION_MASK
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
@@ -49,7 +50,7 @@ def make_staging(
 
     Args:
         storage: storage of the rows.
-        memory_size: numbers that an agent's policy remembers, H; 0: none.
+        memory_size: numbers that an agent's policy remembers, Z; 0: none.
         generator: randomness of exploration.
         graphs: CUDA graphs of the inference thread.
         copied: counters of bytes to the device and back.
@@ -171,7 +172,7 @@ class PackedStaging(Staging):
         self._return(self._back, outputs["action"][: self._acting])
         if memory is not None:
             memory.remember(packet.index[1], outputs["memory"])
-        with self._storage.turns.take():
+        with self._storage.memory_lock:
             arena = self._storage.arena
             arena.records.index_copy_(0, packet.index[0], outputs["records"])
             if before is not None:
@@ -355,7 +356,7 @@ class PackedStaging(Staging):
         for name in self._record.outputs:
             views[name][: index.shape[1]] = 0  # of rows that are not acted on: legal, whatever else
         columns, stop = self._storage.arena.columns, 0
-        for timestep, unroll, row, first_slot in placements:
+        for timestep, unroll, step, first_slot in placements:
             start, stop = stop, stop + len(timestep.step_type)
             views["step_type"][start:stop] = timestep.step_type
             views["reward"][start:stop] = timestep.reward
@@ -366,9 +367,9 @@ class PackedStaging(Staging):
                 index[:, start:stop] = 0
                 continue
             column = np.arange(unroll.first_column, unroll.first_column + stop - start)
-            index[0, start:stop] = column + row * columns
+            index[0, start:stop] = column + step * columns
             index[1, start:stop] = SlotMemory.places(np.arange(stop - start) + first_slot)
-            index[2, start:stop] = 0 if row else column
+            index[2, start:stop] = 0 if step else column
         if count < index.shape[1]:
             for view in views.values():
                 view[count : index.shape[1]] = view[0]
@@ -377,5 +378,5 @@ class PackedStaging(Staging):
     def _write(self, packet: Packet) -> None:
         """Store records as they are."""
         words = packet.records.view(torch.int64)
-        with self._storage.turns.take():
+        with self._storage.memory_lock:
             self._storage.arena.records.index_copy_(0, packet.index[0], words)

@@ -50,7 +50,7 @@ class EnvSession:
         episode_return: [n] sum of rewards of the episode under way, over agents.
         untrained: [n] whether the episode under way began before the first update.
         evaluation: the evaluation it carries out, if it evaluates.
-        memory: [n, A, H] recurrent state of the episodes under way; None: the policy has none.
+        memory: [n, A, Z] recurrent state of the episodes under way; None: the policy has none.
         pairing: opponents that play the other team; None: there is none.
         game: both sides of a league's games; None: there is no league.
         order: [A] the worker's row of each agent of the run; None: both have one order.

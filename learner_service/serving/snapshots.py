@@ -33,8 +33,7 @@ class Snapshots:
     swap, if it still lasts.
 
     Attributes:
-        published: marked behind whatever the thread that learns makes for acting: also the
-            policies of evaluations.
+        published: fence after the last weights written for acting, those of evaluations included.
     """
 
     def __init__(self, make: Callable[[], Policy], version: int, device: torch.device) -> None:

@@ -18,7 +18,8 @@ from typing_extensions import override
 from murmur.learner_service.device.cuda_graph import Graphs
 from murmur.learner_service.learning.base import Policy
 from murmur.learner_service.serving.session import EnvSession
-from murmur.learner_service.storage.storage import DTYPES, OBSERVATION, Unroll
+from murmur.learner_service.storage.storage import DTYPES, Unroll
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)
@@ -30,7 +31,7 @@ class SlotMemory:
     Used by the inference thread. A session's `memory` is a view of its slots' rows.
 
     Attributes:
-        table: [1 + slots, A, H]; row 0 belongs to no slot.
+        table: [1 + slots, A, Z]; row 0 belongs to no slot.
     """
 
     def __init__(self, num_agents: int, size: int, device: torch.device) -> None:
@@ -38,7 +39,7 @@ class SlotMemory:
 
         Args:
             num_agents: number of agents, A.
-            size: numbers that an agent's policy remembers, H.
+            size: numbers that an agent's policy remembers, Z.
             device: device of the table.
         """
         self.table = torch.zeros((1, num_agents, size), device=device)
@@ -68,11 +69,11 @@ class SlotMemory:
         return slots + 1
 
     def load(self, places: Tensor, begins: Tensor) -> Tensor:
-        """Return rows of the table, [B, A, H], zero where an episode begins."""
+        """Return rows of the table, [B, A, Z], zero where an episode begins."""
         return self.table.index_select(0, places).masked_fill_(begins.view(-1, 1, 1), 0)
 
     def remember(self, places: Tensor, memory: Tensor) -> None:
-        """Write recurrent states [B, A, H] to rows of the table."""
+        """Write recurrent states [B, A, Z] to rows of the table."""
         self.table.index_copy_(0, places, memory)
 
     def _grow(self, at_least: int) -> None:
@@ -93,13 +94,13 @@ class RowTarget(NamedTuple):
     Attributes:
         timestep: [n, ...] rows.
         unroll: the rows' unroll; None: they are not stored.
-        row: index of the time step in the unroll.
+        step: index of the time step in the unroll.
         first_slot: slot of the first environment.
     """
 
     timestep: TimeStep
     unroll: Unroll | None = None
-    row: int = 0
+    step: int = 0
     first_slot: int = -1
 
     @property
@@ -114,7 +115,7 @@ class ForwardRows(NamedTuple):
     Attributes:
         policy: policy that acts.
         rows: time steps of some sessions, [B, ...] side by side.
-        memory: [B, A, H] recurrent state before the rows; None: of zeros, or the policy has none.
+        memory: [B, A, Z] recurrent state before the rows; None: of zeros, or the policy has none.
     """
 
     policy: Policy
@@ -168,7 +169,7 @@ class Staging(ABC):
         """Act on the rows; store them with the actions and the policy's other outputs.
 
         Returns:
-            [B, A, H] recurrent state before the rows; None: the policy has none.
+            [B, A, Z] recurrent state before the rows; None: the policy has none.
         """
 
     @abstractmethod
@@ -239,14 +240,14 @@ class HostStaging(Staging):
 
     @override
     def load(self, acting: Sequence[RowTarget], others: Sequence[RowTarget] = ()) -> None:
-        for timestep, unroll, row, _ in (*acting, *others):
+        for timestep, unroll, step, _ in (*acting, *others):
             assert unroll is not None
             arrays = unroll.host
-            arrays["step_type"][row] = timestep.step_type
-            arrays["reward"][row] = timestep.reward
-            arrays["discount"][row] = timestep.discount
+            arrays["step_type"][step] = timestep.step_type
+            arrays["reward"][step] = timestep.reward
+            arrays["discount"][step] = timestep.discount
             for name, array in timestep.observation.items():
-                arrays[OBSERVATION + name][row] = array
+                arrays[OBSERVATION + name][step] = array
         self._acting = acting
 
     def store(self) -> None:
@@ -267,12 +268,12 @@ class HostStaging(Staging):
         # first row was acted on with.
         outputs: dict[str, Array] = {name: value.numpy() for name, value in acted.items()}
         stop = 0
-        for timestep, unroll, row, _ in acting:
+        for timestep, unroll, step, _ in acting:
             start, stop = stop, stop + len(timestep.step_type)
             assert unroll is not None
             for name, array in outputs.items():
-                unroll.host[name][row] = array[start:stop]
-            if before is not None and row == 0:
+                unroll.host[name][step] = array[start:stop]
+            if before is not None and step == 0:
                 unroll.host["memory"][0] = before[start:stop].numpy()
         self._actions = outputs["action"]
         return before
@@ -284,7 +285,8 @@ class HostStaging(Staging):
 
     @override
     def _gather(self, rows: Sequence[TimeStep]) -> tuple[dict[str, Tensor], Tensor]:
-        # Into torch's own memory: its alignment, which sums depend on, must not be the unroll's.
+        # A second copy, beside the one to the unroll: acting reads torch's own memory, side by side
+        # and always aligned alike. Sums depend on alignment, and an unroll's columns vary in it.
         step_type = np.concatenate([row.step_type for row in rows])
         total, observation = len(step_type), {}
         for name, first in rows[0].observation.items():

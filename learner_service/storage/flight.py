@@ -1,9 +1,9 @@
 """Work in flight: how long unrolls are, how many an update takes, how many updates old rows may be.
 
 The arithmetic is that of `murmur doctor`: environments and learner are two stations that work side
-by side. N environments bring N / turn rows a second, the learner takes 1 / learn; the slower one
-sets the rate. Neither loses any of it if all environments that the learner can use act at once:
-while an update runs, `RolloutStorage.may_begin` admits max_policy_lag * unrolls_per_update of them.
+by side. N environments bring N / turn_s rows a second, the learner takes 1 / learn_s; the slower
+one sets the rate. Neither waits if as many environments act as the learner keeps up with: while an
+update runs, `RolloutStorage.may_begin` admits max_policy_lag * unrolls_per_update of them.
 """
 
 import math
@@ -39,7 +39,7 @@ class Flight:
     Attributes:
         unroll_steps: L, transitions of an unroll.
         unrolls_per_update: unrolls that an update takes, at least.
-        max_policy_lag: updates that a row may be old when it is learned from.
+        max_policy_lag: largest policy lag of an unroll.
     """
 
     unroll_steps: int
@@ -52,8 +52,8 @@ class Demand:
     """Demands that unrolls must meet.
 
     Attributes:
-        rows: T, transitions of an update, all agents in one, at least.
-        environments: N, those that train.
+        rows: transitions of an update, all agents in one, at least.
+        environments: number of environments that train.
         session: environments of the largest session: they are admitted together.
         max_episode_steps: longest episode of the spec, steps; 0: episodes have no end.
         remembers: the policy has a memory.

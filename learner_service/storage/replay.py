@@ -35,7 +35,6 @@ from murmur.learner_service.device.streams import Fence
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.frames import Frames
 from murmur.learner_service.storage.storage import (
-    OBSERVATION,
     Arena,
     Batch,
     SavedPart,
@@ -48,7 +47,7 @@ from murmur.shared.config import Section
 from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.shared.process.ledger import enter
 from murmur.shared.process.process import logger
-from murmur.shared.wire.dataset import Dataset, Episodes
+from murmur.shared.wire.dataset import OBSERVATION, Dataset, Episodes
 from murmur.shared.wire.spec import AGENT_MASK, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
@@ -370,7 +369,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         super().__init__(spec, config.unroll_steps, device, extras, memory_size, frames)
         self._config, self._section = config, section
         self._group, self._gamma = group, gamma
-        self._ahead = max_unrolls_ahead
+        self._max_unrolls_ahead = max_unrolls_ahead
         self._mortal = not team and any(o.name == AGENT_MASK for o in spec.observations)
         self._require_options()
         self._stacked = [OBSERVATION + image.name for image in frames.images] if frames else []
@@ -450,6 +449,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             device,
         )
         self._columns, self._chunk_columns = columns, max(1, _CHUNK_BYTES // column)
+        # The ring: [columns, L + 1, A, ...], of stacked images frames before them first.
         self._arrays = {
             name: torch.zeros(
                 (columns, self.length + 1 + previous[name], *shape), dtype=dtype, device=device
@@ -462,12 +462,18 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
     # --- acting
 
     def may_begin(self, filled: Sequence[Unroll] = ()) -> bool:
-        """Tell whether fewer updates are due than `unrolls` unrolls of every environment bring."""
-        if self._ahead is None:
+        """Tell whether acting may continue.
+
+        It may while no more updates are due than `max_unrolls_ahead` unrolls of every environment
+        bring.
+        """
+        if self._max_unrolls_ahead is None:
             return True
         c = self._config
         with self._changed:
-            bursts = math.ceil(self._ahead * self._peak_envs * self.length / c.update_interval)
+            bursts = math.ceil(
+                self._max_unrolls_ahead * self._peak_envs * self.length / c.update_interval
+            )
             new = sum(u.num_envs * u.transitions for u in filled)
             return self._due(new) <= bursts * c.updates_per_interval
 
@@ -475,7 +481,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         """Copy an unroll into the ring, over its oldest columns."""
         assert unroll.full
         first, n, chunk = 0, unroll.num_envs, self._chunk_columns
-        with self._changed, self.turns.take():
+        with self._changed, self.memory_lock:
             self._after_draw.wait()
             while first < n:  # more than once where the ring begins again, or is smaller
                 start = self._cursor
@@ -579,7 +585,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         bursts = max(0, 1 + (self.inserted + new - start) // c.update_interval)
         # environments that fail at once bring ABORTED time steps alone
         if bursts and not self._has_transitions:
-            with self.turns.take():
+            with self.memory_lock:
                 self._has_transitions = bool(to_host(self._tree.root.sum()) > 0)
             if not self._has_transitions:
                 return 0
@@ -610,7 +616,8 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
     def sample(self, version: int, timeout_s: float) -> ReplayBatch | None:
         """Sample, if an update is due; see Storage. Nothing is ever too old.
 
-        On CUDA what the batch holds is overwritten by the next call.
+        On a CPU `_sample` alone draws. The rest is CUDA's: a graph of it, and a draw made ahead, on
+        a stream beside the update. What the batch holds is overwritten by the next call there.
         """
         self._draw.prepare({"beta": self._beta} if self._config.prioritized else {})
         self._take.prepare({})
@@ -618,13 +625,14 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
             if not self._changed.wait_for(lambda: self.ready, timeout_s):
                 return None
             enter("sample")
-            with self.turns.take():
+            with self.memory_lock:
                 self._after_draw.wait()
                 batch = self._prefetched or self._next_batch()
                 if self.graphs.enabled and self._prefetches:
                     self._take({})
                     assert self._taken is not None
                     batch = self._taken
+                self.updating = True
                 self._updates += 1
                 self._prefetched = None
                 if self._prefetches:  # before this update's errors and what is added meanwhile
@@ -732,9 +740,10 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
                 given["largest"] = self._priorities(error)[1]
                 self._group.largest_([given["largest"]])
             self._prioritise.prepare(given)
-            with self._changed, self.turns.take():
+            with self._changed, self.memory_lock:
                 self._after_draw.wait()
                 self._prioritise(given)
+        self.updating = False
         self.on_room()
 
     def _priorities(self, td_error: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -760,7 +769,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        with self._changed, self.turns.take():
+        with self._changed, self.memory_lock:
             prefetched = None
             if self._prefetched is not None:
                 # No other draw could give it again: transitions and errors came since. Ages
@@ -841,7 +850,7 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
 
     def _chunk(self, number: int) -> dict[str, Tensor]:
         start = number * self._chunk_columns
-        with self._changed, self.turns.take():
+        with self._changed, self.memory_lock:
             columns = slice(start, start + self._chunk_columns)
             copies = {name: array[columns].clone() for name, array in self._arrays.items()}
         return to_host(copies)
@@ -923,7 +932,7 @@ class SequenceReplay(ReplayStorage):
     Reinforcement Learning" (R2D2), section 3: sequences of fixed length are kept with the recurrent
     state that acting had at their first step ("stored state"), and learned from as a whole.
 
-    A batch's `arrays` are then [L + 1, S, ...], `memory` [1, S, A, H]; it has as many sequences S
+    A batch's `arrays` are then [L + 1, B, ...], `memory` [1, B, A, Z]; it has as many sequences B
     as make `batch_size` transitions. A column is drawn in proportion to its transitions.
     """
 
@@ -964,7 +973,7 @@ class SequenceReplay(ReplayStorage):
             for name, array in self._arrays.items()
         }
         step = torch.arange(self.length, device=self.device).unsqueeze(1)
-        index = (column * self.length + step).flatten()  # [L * S]
+        index = (column * self.length + step).flatten()  # [L * B]
         age = self._age[column].repeat(self.length)
         none = index.new_zeros(0, dtype=torch.float32)
         return ReplayBatch(arrays, {}, none, none, none, index, age, largest_weight=none)

@@ -1,9 +1,10 @@
 """Rollouts: every unroll is learned from once, while it is young enough.
 
-No time step becomes too old because others were learned from before it: an update takes, beside the
-unrolls that make it due, all those that the next one would find too old, also from unrolls that
-are still being filled. Transitions are dropped, and counted, only where one environment step takes
-longer than `max_policy_lag` updates.
+An update takes the oldest unrolls that make it due, and all that the next update would find too
+old, also from unrolls that are still being filled. Example: with max_policy_lag 1 the update of
+version 4 takes every time step that version 3 acted on: version 5 would find it 2 updates old.
+Transitions are dropped, and counted, only where one environment step takes longer than
+`max_policy_lag` updates.
 """
 
 import math
@@ -28,8 +29,8 @@ from murmur.learner_service.storage.flight import (
     unmeasured,
 )
 from murmur.learner_service.storage.frames import Frames
+from murmur.learner_service.storage.storage import Batch as AnyBatch
 from murmur.learner_service.storage.storage import (
-    OBSERVATION,
     Unroll,
     UnrollStorage,
     array_bytes,
@@ -37,7 +38,7 @@ from murmur.learner_service.storage.storage import (
     side_by_side,
     time_step_layout,
 )
-from murmur.learner_service.storage.storage import Batch as AnyBatch
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, TURN_MASK, EnvSpec
 from murmur.shared.wire.timestep import StepType
 
@@ -47,8 +48,8 @@ class Rollout(AnyBatch):
     """Whole unrolls side by side: what one update learns from.
 
     Attributes:
-        arrays: name -> [L + 1, B, ...]; "memory", if there is one, [1, B, A, H].
-        version: [B] oldest policy version of each unroll's time steps.
+        arrays: name -> [L + 1, B, ...]; "memory", if there is one, [1, B, A, Z].
+        version: [B] policy version that chose each unroll's first action, its oldest.
         padding: time steps that only fill up unrolls of sessions that ended.
         times: ratio of transitions in this batch to the configured minimum, at least 1: more where
             there are more environments than an update needs, or a time step would be too old for
@@ -61,7 +62,11 @@ class Rollout(AnyBatch):
 
     @property
     def size(self) -> int:
-        """Number of joint transitions, padding left out: at most L x B."""
+        """Number of time steps, padding and each unroll's last one left out: at most L x B.
+
+        A step from LAST to FIRST counts, though nothing is learned from it: an episode of 25 steps
+        takes 26. `env_steps` leaves it out.
+        """
         length, num_unrolls = self.arrays["step_type"].shape
         return (length - 1) * num_unrolls - self.padding
 
@@ -78,7 +83,7 @@ class DemonstratedRollout(Rollout):
         return torch.zeros((), dtype=torch.long, device=self.arrays["step_type"].device)
 
 
-Batch = Rollout  # the name that plug-ins import
+Batch = Rollout  # the name that plug-ins import; the tree says Rollout
 
 
 @dataclass
@@ -178,7 +183,6 @@ class RolloutStorage(UnrollStorage[Rollout]):
 
     Attributes, beside those of an UnrollStorage:
         envs_per_update: environments whose unrolls make an update.
-        learning: an update is under way.
         demonstrations: source of the first updates, during which no environment acts; None from
             then on, and where there is none.
     """
@@ -219,7 +223,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
         self._extras = extras
         self._given = Flight(length, unrolls_per_update, max_policy_lag)
         self._speed: Speed | None = None
-        self._wanted = math.ceil(rows_per_update / spec.acting_agents)  # joint transitions
+        self._wanted = math.ceil(rows_per_update / spec.acting_agents)  # see Rollout.size
         self._max_lag = max_policy_lag
         self._connected = 0
         self._resize()
@@ -227,7 +231,6 @@ class RolloutStorage(UnrollStorage[Rollout]):
         self._ready_envs = 0
         self._in_order = 0  # unrolls of _ready that keep their place: they have waited for one
         self._due_at: int | None = None  # policy version whose update is due
-        self.learning = False
 
     # --- how much is in flight
 
@@ -284,7 +287,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
         # Transitions of whole unrolls that are enough for an update.
         self._enough = self.length * math.ceil(self._wanted / transitions_in(self.length, steps))
         if self._max_lag is not None:  # see may_begin
-            fixed = given.unrolls_per_update or (given.unroll_steps and not measured)
+            fixed = given.unrolls_per_update > 0 or (given.unroll_steps > 0 and not measured)
             self.environments_limit = (self._max_lag + 1) * self.envs_per_update if fixed else 0
         return flight
 
@@ -330,7 +333,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
             return False
         with self._changed:
             ahead = self._ready_envs + self._open_envs
-            before = ahead // self.envs_per_update + int(self.learning)
+            before = ahead // self.envs_per_update + int(self.updating)
         return before <= self._max_lag
 
     def add(self, unroll: Unroll) -> None:
@@ -408,7 +411,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
             return self._demonstrated(self.demonstrations, version)
         oldest = -math.inf if self._max_lag is None else version - self._max_lag
         parts: list[tuple[Unroll, int, int]] = []
-        with self._changed, self.turns.take():
+        with self._changed, self.memory_lock:
             # The next update would find them too old: what open unrolls hold so far.
             for unroll in self._open:
                 if not 0 <= unroll.first_version <= oldest or (head := unroll.cut()) is None:
@@ -440,7 +443,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
             self._in_order = max(0, self._in_order - used)
             arrays, padding = side_by_side(parts)
             versions = [u.first_version for u, first, last in parts for _ in range(first, last)]
-            self._due_at, self.learning = None, True
+            self._due_at, self.updating = None, True
         self.on_room()
         batch = Rollout(arrays, versions, padding)
         batch.times = max(1.0, batch.size / self._enough)
@@ -452,12 +455,12 @@ class RolloutStorage(UnrollStorage[Rollout]):
         arrays = demonstrations.sample(version, length, envs)
         batch = DemonstratedRollout(arrays, [version] * envs)
         batch.times = max(1.0, batch.size / self._enough)
-        self.learning = True
+        self.updating = True
         return batch
 
     def done(self, batch: Rollout) -> None:
         """End the update that `sample` began."""
-        self.learning = False
+        self.updating = False
         self.on_room()
 
     # --- checkpoints
@@ -468,7 +471,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
             waiting = list(self._ready)
         saved = []
         for unroll in waiting:
-            with self.turns.take():
+            with self.memory_lock:
                 arrays, _ = side_by_side([(unroll, unroll.taken, unroll.num_envs)])
             saved.append(
                 {
@@ -486,7 +489,7 @@ class RolloutStorage(UnrollStorage[Rollout]):
             length, arrays = saved["rows"], saved["arrays"]
             num_envs = arrays["step_type"].shape[1]
             arrays = {k: v if k == "memory" else v[: length + 1] for k, v in arrays.items()}
-            with self._changed, self.turns.take():
+            with self._changed, self.memory_lock:
                 unroll = self.arena.allocate(num_envs, length, self._expected)
                 if {k: v.shape for k, v in arrays.items()} != {
                     k: v.shape for k, v in unroll.arrays.items()

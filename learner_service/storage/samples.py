@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from murmur.learner_service.device.streams import Fence, Turns
+from murmur.learner_service.device.streams import Fence, stream_lock
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.epochs import TRAIN, VALID, Epochs, Request, merged_states
 from murmur.learner_service.storage.storage import DTYPES, Batch, SavedPart, Storage
@@ -149,7 +149,7 @@ class SampleStore(Storage[SampleBatch]):
         self._epochs = Epochs(
             spec.sizes, seed, batch_size, choice.places, ordered=ordered, rank=group.rank, size=size
         )
-        self._turns = Turns(device)
+        self._memory_lock = stream_lock(device)
         counts = (choice.places or -(-spec.size("train") // size), -(-spec.size("valid") // size))
         self._memory = [
             {
@@ -218,7 +218,7 @@ class SampleStore(Storage[SampleBatch]):
         buffer = self._buffers[self._turn % len(self._buffers)]
         self._turn += 1
         staged = buffer.fill(arrays)
-        with self._turns.take():
+        with self._memory_lock:
             for name, rows_there in staged.items():
                 memory = self._memory[split][name]
                 for row, place in enumerate(places):
@@ -259,7 +259,7 @@ class SampleStore(Storage[SampleBatch]):
         if chosen is None:
             return self._empty() if empty else None
         numbers = self._sent([chosen.places, chosen.indices])
-        with self._turns.take():
+        with self._memory_lock:
             arrays = {
                 name: t.index_select(0, numbers[0]) for name, t in self._memory[TRAIN].items()
             }
@@ -308,7 +308,7 @@ class SampleStore(Storage[SampleBatch]):
         whole = len(indices) == len(range(self._group.rank, self.spec.size("valid"), ranks))
         for at in range(0, len(indices), self._batch_size):
             part = indices[at : at + self._batch_size]
-            with self._turns.take():
+            with self._memory_lock:
                 if whole:
                     batch = {name: t[at : at + len(part)] for name, t in memory.items()}
                 else:

@@ -1,8 +1,8 @@
 """Unrolls, which the acting side writes, and storages, from which the learner samples batches.
 
-An unroll is L joint transitions of each of the n environments of one session, so L + 1 time steps.
-The last time step is there for its reward, discount and observation, and is the first one of the
-session's next unroll.
+An unroll is L + 1 consecutive time steps of one environment, L transitions. An Unroll holds those
+of the n environments of one session, side by side. The last time step is there for its reward,
+discount and observation, and is the first one of the next unroll.
 
 Unrolls lie side by side in an arena, as blocks of columns, so that one operation writes to many.
 On the host every array has a piece of its own, [time steps, columns, ...]. On a device all that is
@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from murmur.learner_service.device.readback import to_host
-from murmur.learner_service.device.streams import Turns
+from murmur.learner_service.device.streams import stream_lock
 from murmur.learner_service.storage.frames import Frames
-from murmur.shared.wire.dataset import OBSERVATION as OBSERVATION
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ACTION_MASK, EnvSpec, action_layout
 from murmur.shared.wire.timestep import Array, StepType
 
@@ -153,7 +153,7 @@ class Record:
 class Arena:
     """Memory for unrolls, which move with it. The storage's lock is held when it changes.
 
-    Column 0 belongs to no unroll: what is to be stored nowhere is written to its first time step.
+    Column 0 belongs to no unroll: rows to discard are written to its first time step.
 
     Attributes:
         record: order of a time step's arrays, where time steps are records; else None.
@@ -238,16 +238,17 @@ class Unroll:
 
     Attributes:
         arrays: name -> [L + 1, n, ...]; observations carry the prefix OBSERVATION. "memory", if
-            the policy has one, is [1, n, A, H]: the recurrent state at the first time step.
+            the policy has one, is [1, n, A, Z]: the recurrent state at the first time step.
         host: NumPy views of the arrays, if they are on the host; else empty.
         first_column: its first column in the arena.
         cursor: time steps written so far.
         start: first time step that is still to be learned from; earlier ones were, or are too old.
-        transitions: joint transitions of each environment from there on, L at most; fewer if it
-            was closed before it was full.
+        transitions: time steps of each environment from there on, the last one left out: L at
+            most, fewer if it was closed before it was full.
         taken: environments that were learned from, the first ones.
         first_version: policy version that chose the action of time step `start`.
-        versions: policy version of each time step's action; -1 where that is not known.
+        versions: policy version of each time step's action; -1 where nothing acted yet, and in
+            unrolls from a checkpoint, which keeps the first one alone.
         first_slot: the session's first slot, for a reproducible order.
         sequence: number of this unroll within its session.
     """
@@ -276,6 +277,8 @@ class Unroll:
         self.first_version = -1
         self.transitions = self.length
         self.versions = [-1] * (self.length + 1)
+        # Newest time step acted on, and its `memory`: the inference thread writes it, the thread
+        # that learns reads it in `cut`.
         self._acted: tuple[int, Tensor | None] = (0, None)
 
     def act(self, version: int, memory: Tensor | None) -> None:
@@ -285,7 +288,7 @@ class Unroll:
 
         Args:
             version: policy version.
-            memory: [n, A, H] recurrent state before that time step, if the policy has one.
+            memory: [n, A, Z] recurrent state before that time step, if the policy has one.
         """
         step = self.cursor - 1
         self.versions[step] = version
@@ -451,6 +454,7 @@ class Storage(ABC, Generic[B]):
         inserted: transitions put where they may be learned from more than once.
         dropped: transitions dropped in this process because they were too old.
         environments_limit: environments whose unrolls may be under way at once; 0: any number.
+        updating: an update is under way, from `sample` to `done`; read by the inference thread.
         on_room: called when there may be room for what was refused before.
     """
 
@@ -459,6 +463,7 @@ class Storage(ABC, Generic[B]):
         self.device = device
         self.inserted = self.dropped = 0
         self.environments_limit = 0
+        self.updating = False
         self.on_room: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
 
@@ -547,7 +552,8 @@ class UnrollStorage(Storage[B]):
     Attributes, beside those of a Storage:
         length: L, transitions of one unroll.
         arena: memory of the unrolls.
-        turns: turns of the inference thread, which writes, and the thread that learns.
+        memory_lock: orders the streams of the inference thread, which writes the arena, and of the
+            thread that learns.
         learns_once: each transition is learned from once; else it may be again and again.
     """
 
@@ -571,7 +577,7 @@ class UnrollStorage(Storage[B]):
         firsts = {"memory": ((spec.num_agents, numbers), torch.float32)} if numbers else {}
         records = None if device.type == "cpu" else ("action", *extras)
         self.arena = Arena(self._layout, firsts, device, records=records)
-        self.turns = Turns(device)
+        self.memory_lock = stream_lock(device)
         self._expected = 0  # environments that will train, as far as that is known beforehand
         self._free: dict[int, list[Unroll]] = {}
         self._open: list[Unroll] = []
@@ -606,11 +612,11 @@ class UnrollStorage(Storage[B]):
                 unroll = free.pop()
                 if unroll.length != self.length:
                     unroll.length = self.length
-                    with self.turns.take():
+                    with self.memory_lock:
                         self.arena.fit(self.length + 1)
                     unroll.place(self.arena)
             else:
-                with self.turns.take():
+                with self.memory_lock:
                     unroll = self.arena.allocate(num_envs, self.length, self._expected)
             unroll.begin(first_slot, sequence)
             self._open.append(unroll)
@@ -630,7 +636,7 @@ class UnrollStorage(Storage[B]):
         Returns:
             the number of time steps lost, without those that an update cut off before.
         """
-        with self._changed, self.turns.take():
+        with self._changed, self.memory_lock:
             left = unroll.cursor - unroll.start
             if not unroll.has_transitions:
                 self.release(unroll)

@@ -1,4 +1,4 @@
-"""The table of the learner's metrics, as docs/reference/metrics.md lists them."""
+"""The table of the learner's metrics, from which docs/reference/metrics.md is written."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -170,8 +170,8 @@ KEPT = (
     gauge("policy_version", "version of the acting policy"),
     histogram(
         "policy_lag",
-        "updates between acting on a row and learning from it",
-        "above max_policy_lag rows are dropped",
+        "updates between choosing an unroll's first action and learning from it, of each unroll",
+        "at most max_policy_lag; for less of it fewer environments for each update",
         buckets=_LAGS,
     ),
     counter("env_steps", "environment steps received (all agents act in one)"),

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -44,6 +45,16 @@ class KeptCounter:
         with self._lock:
             self._kept[self._slot] += amount
         self._counter.inc(amount)
+
+
+class WeightedHistogram(Histogram):
+    """A histogram that takes many equal values at once."""
+
+    def observe_many(self, counts: Mapping[float, int]) -> None:
+        """Observe values, value -> how often it was seen: a few of thousands of unrolls."""
+        for value, times in counts.items():
+            self._sum.inc(value * times)
+            self._buckets[bisect_left(self._upper_bounds, value)].inc(times)
 
 
 class RankRegistry(CollectorRegistry):
@@ -90,12 +101,12 @@ class LearnerMetrics(Collector):
         self._graphs: list[Counted] = []
         self.registry = CollectorRegistry() if rank is None else RankRegistry(rank)
         ProcessCollector(registry=self.registry)  # process_cpu_seconds_total and its like
-        self._by_name: dict[str, Counter | Gauge | Histogram] = {}
-        self._made: dict[tuple[object, ...], Counter | KeptCounter | Gauge | Histogram] = {}
+        self._by_name: dict[str, Counter | Gauge | WeightedHistogram] = {}
+        self._made: dict[tuple[object, ...], Counter | KeptCounter | Gauge | WeightedHistogram] = {}
         for m in KEPT:
             name = f"murmur_learner_{m.name}"
             if m.kind == "histogram":
-                made: Counter | Gauge | Histogram = Histogram(
+                made: Counter | Gauge | WeightedHistogram = WeightedHistogram(
                     name, m.meaning, m.labels, registry=self.registry, buckets=m.buckets
                 )
             else:
@@ -162,13 +173,13 @@ class LearnerMetrics(Collector):
         """A gauge, with its labels set."""
         return self._get(metric, labels)  # type: ignore[return-value]
 
-    def histogram(self, metric: str, /, **labels: str) -> Histogram:
+    def histogram(self, metric: str, /, **labels: str) -> WeightedHistogram:
         """A histogram, with its labels set."""
         return self._get(metric, labels)  # type: ignore[return-value]
 
-    def sum_of(self, histogram: str) -> tuple[float, float]:
+    def sum_of(self, metric: str) -> tuple[float, float]:
         """A histogram's sum and number of observations, or a counter's total, over its labels."""
-        (family,) = self._by_name[histogram].collect()
+        (family,) = self._by_name[metric].collect()
         total = sum(s.value for s in family.samples if s.name.endswith(("_sum", "_total")))
         return total, sum(s.value for s in family.samples if s.name.endswith("_count"))
 
@@ -227,7 +238,9 @@ class LearnerMetrics(Collector):
             of_gpu.setdefault(figure.metric, {})[figure.labels] = figure.value
         return found | of_gpu
 
-    def _get(self, name: str, labels: dict[str, str]) -> Counter | KeptCounter | Gauge | Histogram:
+    def _get(
+        self, name: str, labels: dict[str, str]
+    ) -> Counter | KeptCounter | Gauge | WeightedHistogram:
         key = (name, *labels.items())
         made = self._made.get(key)
         if made is None:  # prometheus_client's own lookup takes 2 us, too much for every message

@@ -1,7 +1,8 @@
 """Counts that outlive the process: a small file of the run's folder, mapped into memory.
 
 What a process has written to a mapped page is in the file however the process ends. So a count is
-exact to the last row, for the price of a store to memory.
+exact to the last row, for the price of a store to memory. There are 256 slots; a run whose metrics
+have more labels ends with an error that says so.
 """
 
 import json

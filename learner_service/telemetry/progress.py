@@ -17,7 +17,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from murmur.learner_service.telemetry.figures import Figures, png
 from murmur.learner_service.telemetry.scalars import scalars_of
-from murmur.learner_service.telemetry.spread import FEWEST, Spread
+from murmur.learner_service.telemetry.statistics import FEWEST, Statistics
 from murmur.learner_service.telemetry.tracking import TrackerProcesses, flattened
 from murmur.shared.config.experiment import RunConfig, TrackingConfig
 from murmur.shared.config.text import parse_yaml, without_secrets
@@ -60,7 +60,7 @@ class Progress:
         rows_inserted: environment rows put into a replay; 0 without one.
         rows_dropped: environment rows thrown away, by reason.
         losses: scalars of the last update.
-        policy_lag: mean lag of the last update's rows.
+        policy_lag: mean lag of the last update's unrolls.
         untrained: returns of episodes that began before the first update.
         trained_episodes: other episodes finished.
         first_losses: scalars of the first update.
@@ -132,7 +132,7 @@ class Progress:
     def returns(self) -> dict[str, dict[str, float]]:
         """Summarise untrained and latest returns, where there are any."""
         found = {"untrained": self.untrained, "latest": self.latest("return")}
-        return {name: Spread.of(x)._asdict() for name, x in found.items() if x}
+        return {name: Statistics.of(x)._asdict() for name, x in found.items() if x}
 
     def drop(self, reason: str, rows: int) -> None:
         """Note rows thrown away."""

@@ -20,8 +20,9 @@ from murmur.learner_service.learning.base import build_algorithm, grown
 from murmur.learner_service.learning.supervised import build_supervised, supervised_config
 from murmur.learner_service.storage.rollout import RolloutStorage
 from murmur.learner_service.storage.samples import SampleBatch
-from murmur.learner_service.storage.storage import OBSERVATION, Unroll, UnrollStorage
+from murmur.learner_service.storage.storage import Unroll, UnrollStorage
 from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.samples import SampleSpec
 from murmur.shared.wire.spec import (
     ACTION_MASK,

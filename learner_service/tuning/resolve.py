@@ -33,7 +33,7 @@ _BATCH = 2048  # rows of a batch whose size is still to be found
 Measure = Callable[[ExperimentConfig, Any], float]
 
 
-def resolve(
+def with_learner_options(
     config: ExperimentConfig,
     spec: EnvSpec | SampleSpec | None = None,
     flight: Flight | None = None,
@@ -99,7 +99,7 @@ def fit(
     """
     # A resumed run, which has it resolved, finds what was chosen. What is returned is not: if the
     # environment is refused, `auto` stands for another network in the next one.
-    resolved = resolve(config, spec)
+    resolved = with_learner_options(config, spec)
     whole = grown(resolved, spec)
     if whole is not resolved and not group.rank:
         size, asked = (

@@ -106,8 +106,8 @@ _UPDATES = [
 _ROWS = [
     Panel(
         "Policy lag",
-        "Updates between acting on a row and learning from it, mean. Above "
-        "max_policy_lag rows are dropped.",
+        "Updates between choosing an unroll's first action and learning from it, mean over the "
+        "unrolls. At most max_policy_lag.",
         [learner_gauge("murmur:policy_lag:mean")],
         warn=2,
     ),

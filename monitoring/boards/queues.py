@@ -13,7 +13,7 @@ from monitoring.panel import (
     rate,
 )
 
-SESSIONS = Panel(
+_SESSIONS = Panel(
     "Sessions",
     "Streams of environment servers: servers * workers * sessions_per_worker. Fewer than "
     "expected: see the servers' logs. Blocked (parked_sessions): of those that train, the ones "
@@ -24,7 +24,7 @@ SESSIONS = Panel(
     ],
 )
 _WORK = 'thread="learner", state=~"sample|forward|backward|optimize|synchronize|publish"'
-RANKS = (
+_RANKS = (
     Panel(
         "Environments by learner",
         "Of learners that share a run: they should differ by less than those of one session. "
@@ -118,7 +118,7 @@ _BATCHES = [
         "Always high: inference is the bottleneck.",
         [learner_gauge("murmur_learner_queue_depth")],
     ),
-    SESSIONS,
+    _SESSIONS,
 ]
 _WIRE = [
     Panel(
@@ -164,5 +164,10 @@ BOARD = Board(
     "murmur-queues",
     "Queues and batching",
     "From a request's arrival to its answer.",
-    [("Latency", _LATENCY), ("Batches", _BATCHES), ("Learners of one run", RANKS), ("Wire", _WIRE)],
+    [
+        ("Latency", _LATENCY),
+        ("Batches", _BATCHES),
+        ("Learners of one run", _RANKS),
+        ("Wire", _WIRE),
+    ],
 )

@@ -30,9 +30,9 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers import toom_cook
 from murmur.learner_service.learning.minibatches import Rows
 from murmur.learner_service.ranks.group import ALONE, Group
-from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.learner_service.storage.rollout import Rollout
 from murmur.shared.config import PluginConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ACTION_MASK
 from murmur.shared.wire.timestep import TimeStep
 
@@ -79,7 +79,7 @@ def _threads(count: int) -> str:
     return "1 thread" if count == 1 else f"{count} threads"
 
 
-def rollout(episodes: int) -> Batch:
+def rollout(episodes: int) -> Rollout:
     """Play episodes of the real environment under random legal actions."""
     environment = make_environment(PluginConfig(name="terrain"), episodes)
     spec = environment.spec
@@ -95,7 +95,7 @@ def rollout(episodes: int) -> Batch:
         rows.append(_row(timestep, action))
         restart[:] = t == length - 1
         timestep = environment.step(action, restart, seeds + np.uint64(episodes))
-    return Batch({k: torch.stack([r[k] for r in rows]) for k in rows[0]}, [0] * episodes)
+    return Rollout({k: torch.stack([r[k] for r in rows]) for k in rows[0]}, [0] * episodes)
 
 
 def _row(timestep: TimeStep, action: np.ndarray[Any, Any]) -> dict[str, Tensor]:
@@ -128,7 +128,7 @@ def make(precision: str, *, small: bool, group: Group = ALONE) -> coma.Coma:
     )
 
 
-def compare(batch: Batch, rounds: int, *, small: bool) -> dict[str, dict[str, float]]:
+def compare(batch: Rollout, rounds: int, *, small: bool) -> dict[str, dict[str, float]]:
     """Measure fp32 and bf16 updates, both ways, and matmuls in turns; return medians."""
     precisions = ("fp32", "fp32 direct", "bf16", "bf16 direct")
     algorithms = {name: make(name.split()[0], small=small) for name in precisions}
@@ -236,7 +236,7 @@ class Clocks:
             network.forward = self._timed(network.forward, "networks")
         prepare = algorithm._rows
 
-        def prepared(batch: Batch) -> Rows:
+        def prepared(batch: Rollout) -> Rows:
             rows = prepare(batch)
             for inputs in (rows.actor, rows.critic):
                 self._wrap(inputs, "each", "features")

@@ -29,8 +29,8 @@ from murmur.learner_service.device.device import keep_freed_memory
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.replay import ReplayBatch
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ArraySpec, Continuous, EnvSpec
 
 DESCRIPTION = (

@@ -67,7 +67,7 @@ def record(
       murmur record --minari mujoco/hopper/expert-v0 --config hopper --out datasets/hopper
     """
     from murmur.env_service.sessions.evaluate import run_baseline, run_policy
-    from murmur.env_service.sessions.transitions import TransitionRecorder
+    from murmur.env_service.sessions.record_transitions import TransitionRecorder
     from murmur.runs.evaluation import evaluate_run, result_table
     from murmur.shared.config.text import plain_data
     from murmur.shared.wire.dataset import Dataset, DatasetWriter

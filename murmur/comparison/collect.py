@@ -97,7 +97,7 @@ def task_of(config: ExperimentConfig) -> dict[str, Any]:
     """Return the options that say what a run is evaluated on, by dotted key."""
     kind = "source" if config.supervised else "environment"
     evaluated = config if config.supervised else config.for_evaluation()
-    plugin = getattr(settings.resolve(evaluated, settings.TASK), kind)
+    plugin = getattr(settings.with_plugin_defaults(evaluated, settings.TASK), kind)
     task = dict(settings.flatten({kind: plain_data(plugin)}))
     if not config.supervised:
         task["evaluation.sample"] = config.evaluation.sample

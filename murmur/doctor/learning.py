@@ -1,7 +1,7 @@
 """Whether a run learns, as its learner said, and as its newest returns say."""
 
 from murmur.learner_service.learning.stagnation import KIND
-from murmur.learner_service.telemetry.spread import Spread
+from murmur.learner_service.telemetry.statistics import Statistics
 from murmur.runs.run_folder import RunFolder
 from murmur.shared.wire.notices import FILE, read_notices
 
@@ -15,7 +15,7 @@ def learning_lines(run: RunFolder) -> list[str]:
     if not said:
         return []
     last = next(run.newest_records("progress"), {})
-    returns = {name: Spread(**of) for name, of in (last.get("returns") or {}).items()}
+    returns = {name: Statistics(**of) for name, of in (last.get("returns") or {}).items()}
     if returns.keys() < {"untrained", "latest"}:
         return said
     latest, untrained = returns["latest"], returns["untrained"]

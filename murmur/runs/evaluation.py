@@ -16,7 +16,7 @@ from murmur.env_service.adapters.frames import with_frames
 from murmur.env_service.environment import VectorEnvironment, baselines, make_environment
 from murmur.env_service.sessions.evaluate import OnRow, run_policy
 from murmur.env_service.sessions.evaluation_result import EvaluationResult
-from murmur.env_service.sessions.transitions import TransitionRecorder
+from murmur.env_service.sessions.record_transitions import TransitionRecorder
 from murmur.runs.child import Child, murmur_command
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.supervisor import wait_for_port

@@ -1,4 +1,4 @@
-"""Content of `murmur config`: names of plug-ins, and a configuration with all defaults."""
+"""Names of plug-ins, and configurations completed with their defaults: to train, and to show."""
 
 import ast
 import json
@@ -251,8 +251,13 @@ def plugin_model(kind: str, plugin: PluginConfig) -> type[BaseModel] | None:
     return model
 
 
-def resolve(config: ExperimentConfig, kinds: Sequence[str] | None = None) -> ExperimentConfig:
+def with_plugin_defaults(
+    config: ExperimentConfig, kinds: Sequence[str] | None = None
+) -> ExperimentConfig:
     """Complete the configuration with every default of its plug-ins.
+
+    `murmur train` completes the environment by it, for both services; the learner completes
+    algorithm and network by `with_learner_options`. `murmur config` completes all.
 
     Args:
         config: the configuration.
@@ -307,9 +312,9 @@ def resolved_data(config: ExperimentConfig) -> dict[str, Any]:
     """Return the configuration with every default, those of its plug-ins too, as plain data.
 
     Raises:
-        ConfigError: see `resolve`.
+        ConfigError: see `with_plugin_defaults`.
     """
-    return plain_data(resolve(config))
+    return plain_data(with_plugin_defaults(config))
 
 
 def changed(config: ExperimentConfig) -> dict[str, Any]:

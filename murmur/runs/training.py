@@ -23,7 +23,7 @@ from murmur.runs.live_view import TrainingView
 from murmur.runs.run_folder import RunFolder
 from murmur.runs.run_list import folder_size
 from murmur.runs.scores import Metric
-from murmur.runs.settings import TASK, resolve
+from murmur.runs.settings import TASK, with_plugin_defaults
 from murmur.runs.supervisor import StopRequested, Supervisor
 from murmur.shared.config.cores import with_threads, with_workers
 from murmur.shared.config.experiment import ExperimentConfig
@@ -98,7 +98,7 @@ def prepare(
     elif config is None:
         raise ConfigError("which configuration? `murmur config` lists those that come with murmur")
     learners = learners or 1
-    settings = resolve(load(config, overrides, environ), TASK)
+    settings = with_plugin_defaults(load(config, overrides, environ), TASK)
     settings = with_workers(with_threads(settings, learners), learners)
     server = settings.env_server
     # A worker of a sync run has one learner, that of a source one session.

@@ -169,10 +169,12 @@ def experiment(
     Raises:
         ConfigError: if they do not fit together.
     """
-    from murmur.runs.settings import TASK, resolve
+    from murmur.runs.settings import TASK, with_plugin_defaults
 
     ports = {"learner.port": 0, "learner.metrics_port": 0, "env_server.metrics_port": 0}
     items = {**ports, **spec.set, **settings, "run.name": name}
     loaded = load(config, [f"{k}={one_line(v)}" for k, v in items.items()])
-    resolve(loaded)  # a wrong option of an algorithm or network too ends the sweep here
-    return resolve(loaded, TASK)
+    with_plugin_defaults(
+        loaded
+    )  # a wrong option of an algorithm or network too ends the sweep here
+    return with_plugin_defaults(loaded, TASK)

@@ -8,11 +8,11 @@ from itertools import accumulate
 
 import numpy as np
 
-from murmur.shared.config.derived import Channel, DerivedMap, check_derived
 from murmur.shared.config.section import known_names
 from murmur.shared.config.symmetry import MAX_SYMMETRIES, ArrayChange, Symmetry, check_symmetry
 from murmur.shared.process.errors import ConfigError, SpecError
 from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.derived_maps import Channel, DerivedMap, check_derived
 
 WIRE_DTYPES = ("uint8", "int32", "float16", "float32")
 

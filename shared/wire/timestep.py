@@ -1,8 +1,18 @@
 """The only record that environments produce: dm_env's TimeStep, batched over N environments.
 
-Shape legend of the whole project: T time, N environments, A agents, B batch, K discrete actions,
-U continuous action size, F features, C H W image. Agents come after batch: [T, N, A, ...] in
-storage, [B, A, ...] in networks and losses.
+Shape legend of the whole project, one meaning a letter:
+
+    T  time steps: of an unroll L + 1       L  transitions of an unroll or a sequence
+    N  environments; n those of a session   B  entries of a batch, side by side
+    M  joint transitions of a minibatch     R  rows of several dimensions flattened into one
+    A  agents                               S  parameter groups: agents with the same networks
+    K  discrete actions                     U  numbers of a continuous action
+    F  features                             Z  numbers of an agent's recurrent state
+    I  O  inputs and outputs of a layer     Y  units of a recurrent layer: Z = Y, of an LSTM 2 Y
+    C  H  W  channels, height and width of an image
+
+Agents come after batch: [T, B, A, ...] in storage, [B, A, ...] in networks and losses. Files that
+need other letters say there what they mean.
 """
 
 import math

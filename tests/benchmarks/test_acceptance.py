@@ -26,7 +26,7 @@ from benchmarks.acceptance.task import (
 )
 from murmur.doctor.machine import ROOT
 from murmur.env_service.sessions.evaluation_result import EvaluationResult
-from murmur.runs.settings import resolve
+from murmur.runs.settings import with_plugin_defaults
 from murmur.shared.config.files import load
 from murmur.shared.process.errors import ConfigError
 
@@ -124,7 +124,7 @@ def test_the_files_hold_configurations_that_exist(name: str) -> None:
     for algorithm in test.algorithms:
         config = experiment(name, test, algorithm, 1)
         if built(config):
-            resolve(config)
+            with_plugin_defaults(config)
 
 
 def test_stacked_networks_equal_a_loop() -> None:

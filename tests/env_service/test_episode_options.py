@@ -11,7 +11,7 @@ from murmur.env_service.environment import make_environment
 from murmur.env_service.episode_options import EpisodeOptions
 from murmur.env_service.sessions.worker import guarded_environment
 from murmur.env_service.watchdog.faults import FaultCount, GuardedEnvironment
-from murmur.runs.settings import TASK, resolve
+from murmur.runs.settings import TASK, with_plugin_defaults
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
 from murmur.shared.process.errors import ConfigError, WireError
@@ -35,7 +35,7 @@ def make(
 ) -> GuardedEnvironment:
     config = validate(ExperimentConfig, {"environment": {**environment, **OPTIONS, **changes}})
     faults = FaultCount(0, lambda reason, episodes: None)
-    return guarded_environment(config, num_envs, faults, share=share)
+    return guarded_environment(config, num_envs, faults, progress=share)
 
 
 def play(environment: GuardedEnvironment, seeds: list[list[int]]) -> list[dict[int, Array]]:
@@ -170,4 +170,4 @@ def test_an_option_may_not_also_be_set_for_good() -> None:
     environment = {"name": "memory", "delay": 4, "randomize": {"delay": [1, 2]}}
     config = validate(ExperimentConfig, {"environment": environment})
     with pytest.raises(ConfigError, match=r"environment\.delay=4 and .*randomize\.delay"):
-        resolve(config, kinds=TASK)
+        with_plugin_defaults(config, kinds=TASK)

@@ -74,7 +74,7 @@ class Serving:
         if isinstance(self.staging, PackedStaging):
             self.staging._fills_up = graphs is not None
         league, scheduler = League(LeagueConfig(), 0, CPU), EvaluationScheduler(lambda _: None)
-        stats = ServingStats(self._batcher, self.storage, self.progress, metrics, DeviceClock(CPU))
+        stats = ServingStats(self.storage, self.progress, metrics, DeviceClock(CPU))
         self._loop = InferenceLoop(
             batcher=self._batcher,
             storage=self.storage,

@@ -12,8 +12,8 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import build_algorithm
 from murmur.learner_service.loop import LastFinite
 from murmur.learner_service.report import _largest_observation
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import (
     CPU,

@@ -16,7 +16,7 @@ from murmur.learner_service.keeper import RunFolder
 from murmur.learner_service.ranks.group import ALONE
 from murmur.learner_service.storage.flight import Flight
 from murmur.learner_service.tuning.batch_size import require_nothing_measured
-from murmur.learner_service.tuning.resolve import resolve
+from murmur.learner_service.tuning.resolve import with_learner_options
 from murmur.shared.config.files import load
 from murmur.shared.config.learner import LearnerConfig
 from murmur.shared.process.errors import ConfigError
@@ -108,8 +108,8 @@ def test_what_was_measured_is_kept_apart_from_what_was_given(tmp_path: Path) -> 
     folder = RunFolder(
         tmp_path, CheckpointFolder(tmp_path, 1), RunLock(None), ALONE, threading.Event()
     )
-    folder.completed = lambda: resolve(config, flight=Flight(22, 8, 2))
-    folder.keep_measured(resolve(config))
+    folder.completed = lambda: with_learner_options(config, flight=Flight(22, 8, 2))
+    folder.keep_measured(with_learner_options(config))
     kept = json.loads((tmp_path / "measured.json").read_text())
     assert kept == {"algorithm.unroll_steps": 22, "learner.max_policy_lag": 2}
     written = load(str(tmp_path / "config.yaml"), [], {})

@@ -12,7 +12,7 @@ from torch import Tensor
 from murmur.learner_service.learning.base import Algorithm
 from murmur.learner_service.loop import LastFinite
 from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.shared.wire.dataset import OBSERVATION
 from tests.learner_service.algorithms.test_contract import ENTRIES, Case
 
 POISONS = {"a reward": 1e30, "no number": math.nan, "infinity": math.inf, "an observation": 3e38}

@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+from prometheus_client import generate_latest
 
 from murmur.learner_service.report import _share_at_bounds
 from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
+from murmur.learner_service.telemetry.metrics import LearnerMetrics
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import (
     TURN_MASK,
     ActionSpec,
@@ -49,3 +51,12 @@ def test_actions_of_agents_that_wait_do_not_count() -> None:
     taken = torch.tensor([[[0.5, 0.0]], [[0.0, 1.0]]]).unsqueeze(-1)
     rows = Batch({"action": taken, OBSERVATION + TURN_MASK: turn}, [0])
     assert _share_at_bounds(rows, spec) == 0.5
+
+
+def test_lags_count_as_often_as_unrolls_have_them() -> None:
+    metrics = LearnerMetrics()
+    metrics.histogram("policy_lag").observe_many({0: 63, 1: 1})
+    assert metrics.sum_of("policy_lag") == (1.0, 64.0)
+    exposed = generate_latest(metrics.registry).decode()
+    assert 'policy_lag_bucket{le="0.0"} 63.0' in exposed
+    assert 'policy_lag_bucket{le="1.0"} 64.0' in exposed

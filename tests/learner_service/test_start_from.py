@@ -16,11 +16,11 @@ from murmur.learner_service.learning.base import Algorithm, build_algorithm
 from murmur.learner_service.preprocess.normalize import ObservationNorm
 from murmur.learner_service.ranks.group import ALONE
 from murmur.learner_service.start_from import Origin, load_origin, start_from
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
 from murmur.shared.process.errors import CheckpointError, ConfigError
 from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ArraySpec, Continuous, EnvSpec
 from murmur.shared.wire.timestep import Array
 from tests.learner_service.running import experiment, running_learner

@@ -13,8 +13,8 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, Policy
 from murmur.learner_service.storage.replay import ReplayBatch
 from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_CELL,

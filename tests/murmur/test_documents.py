@@ -19,7 +19,7 @@ import yaml
 import murmur
 from murmur.cli import app
 from murmur.doctor.machine import ROOT
-from murmur.runs.settings import resolve
+from murmur.runs.settings import with_plugin_defaults
 from murmur.shared.config.files import config_names, load
 
 PAGES = [
@@ -105,7 +105,7 @@ def configured(page: Path) -> list[tuple[str, list[str]]]:
 @pytest.mark.parametrize("page", [p for p in RUNNABLE if configured(p)], ids=name_of)
 def test_settings_of_every_command_are_valid(page: Path) -> None:
     for name, settings in configured(page):
-        resolve(load(name, settings, {}))
+        with_plugin_defaults(load(name, settings, {}))
 
 
 @pytest.mark.parametrize("page", [p for p in WRITTEN if blocks(p, "yaml")], ids=name_of)
@@ -118,7 +118,7 @@ def test_every_yaml_block_is_a_configuration(page: Path, tmp_path: Path) -> None
         file.write_text(text if whole else f"extends: spread\n{text}")
         config = load(str(file), [], {})
         if not re.search(r"name: \"?\w+:\w+", text):  # a plug-in of the page
-            resolve(config)
+            with_plugin_defaults(config)
 
 
 @pytest.mark.parametrize("page", [p for p in RUNNABLE if blocks(p, "python")], ids=name_of)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from murmur.shared.config.derived import Channel, DerivedMap
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
+from murmur.shared.wire.derived_maps import Channel, DerivedMap
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_CELL,

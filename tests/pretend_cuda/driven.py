@@ -200,5 +200,5 @@ class DrivenRun:
         """Close a session; returns when the inference thread has seen it."""
         self._players.remove(player)
         self.run.end(player.session)
-        turns = self.run.inference.turns
-        wait_until(lambda: self.run.inference.turns > turns + 1, "a turn")
+        turns = self.run.inference.batches_served
+        wait_until(lambda: self.run.inference.batches_served > turns + 1, "a turn")

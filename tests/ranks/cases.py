@@ -12,8 +12,8 @@ from murmur.learner_service.learning.base import Algorithm, algorithm_config, bu
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.replay import ReplayBatch
 from murmur.learner_service.storage.rollout import Batch, transitions
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_MASK,

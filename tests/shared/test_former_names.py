@@ -10,7 +10,7 @@ import pytest
 from murmur.learner_service.checkpoint import saved_config
 from murmur.learner_service.layers.building import resolve_network
 from murmur.learner_service.learning.options import CriticConfig
-from murmur.runs.settings import resolve, resolved_data
+from murmur.runs.settings import resolved_data, with_plugin_defaults
 from murmur.shared.config import PluginConfig, Section
 from murmur.shared.config import section as checking
 from murmur.shared.config.files import load
@@ -35,7 +35,7 @@ def _unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_former_name_is_taken_with_one_notice(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            config = resolve(load(OLD, environ={}))
+            config = with_plugin_defaults(load(OLD, environ={}))
     assert config.augment.color
     assert config.environment.options["normalize"]
     assert config.algorithm.options["normalize_rewards"]
@@ -62,7 +62,9 @@ def test_the_last_of_both_names_counts(tmp_path: Path) -> None:
     mine.write_text(f"extends: {base}\nenvironment: {{normalise: false}}\n")
 
     def normalizes(*overrides: str) -> bool:
-        environment = resolve(load(str(mine), overrides, {}), ["environment"]).environment
+        environment = with_plugin_defaults(
+            load(str(mine), overrides, {}), ["environment"]
+        ).environment
         return bool(environment.options["normalize"])
 
     assert not normalizes()
@@ -74,7 +76,9 @@ def test_the_last_of_both_names_counts(tmp_path: Path) -> None:
 def test_environment_variables_and_evaluations_take_former_names() -> None:
     config = load(OLD, ["evaluation.environment.normalise=false"], {"MURMUR__AUGMENT__COLOUR": "0"})
     assert not config.augment.color
-    evaluated = resolve(resolve(config).for_evaluation(), ["environment"]).environment
+    evaluated = with_plugin_defaults(
+        with_plugin_defaults(config).for_evaluation(), ["environment"]
+    ).environment
     assert not evaluated.options["normalize"]
 
 

@@ -256,7 +256,8 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
     at = run.updates()
     run.until(lambda: run.updates() > at + 10)
     after = _scrape(port)
-    # Of a GPU, fp16, a replay, samples, trackers elsewhere, a curriculum: not in this run.
+    # A counter that may stay 0 in this run belongs to `events`. `silent` are not in this run: those
+    # of a GPU, fp16, a replay, samples, trackers elsewhere, a curriculum.
     rooms = ("gpu_", "graph_", "tracker_", "sample", "epoch", "curriculum_")
     silent = {m.name for m in LEARNER_METRICS if m.name.startswith(rooms)}
     silent |= {"rows_inserted"}

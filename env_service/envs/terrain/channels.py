@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from murmur.env_service.compiled import compiled
 from murmur.env_service.envs.terrain.belief import P_MIN, Pool
 from murmur.env_service.envs.terrain.config import ActorChannel, Config, CriticChannel
-from murmur.shared.config.derived import Channel, DerivedMap
+from murmur.shared.wire.derived_maps import Channel, DerivedMap
 from murmur.shared.wire.spec import STATE
 
 ACTOR_CHANNELS: tuple[str, ...] = get_args(ActorChannel)

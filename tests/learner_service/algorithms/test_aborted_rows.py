@@ -10,8 +10,8 @@ from murmur.learner_service.algorithms.mappo import Mappo
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm
 from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from tests.learner_service.toys import ABORTED, CPU, FIRST, clone, random_batch, vector_spec
 
 SPEC = vector_spec()

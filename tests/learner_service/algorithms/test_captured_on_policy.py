@@ -19,8 +19,8 @@ from murmur.learner_service.preprocess.augment.base import Augment
 from murmur.learner_service.preprocess.building import Augmentation
 from murmur.learner_service.preprocess.transform import Transforms
 from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ADJACENCY, ArraySpec
 from murmur.shared.wire.timestep import StepType
 from tests.learner_service.algorithms.test_captured_updates import tensors

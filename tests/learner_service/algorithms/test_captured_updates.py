@@ -16,9 +16,10 @@ from murmur.learner_service.device.cuda_graph import CALLS_TO_CAPTURE
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, build_algorithm
 from murmur.learner_service.storage.replay import ReplayStorage
-from murmur.learner_service.storage.storage import OBSERVATION, Unroll
+from murmur.learner_service.storage.storage import Unroll
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import AugmentConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_MASK,

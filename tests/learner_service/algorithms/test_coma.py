@@ -19,9 +19,9 @@ from murmur.learner_service.learning.exploration import policy_probabilities
 from murmur.learner_service.learning.minibatches import Pass
 from murmur.learner_service.learning.returns import clipped_surrogate, lambda_returns
 from murmur.learner_service.storage.rollout import Batch, RolloutStorage, transitions
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import ConfigError, SpecError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, EnvSpec
 from murmur.shared.wire.timestep import StepType
 from tests.learner_service.toys import (

@@ -18,9 +18,9 @@ from murmur.learner_service.layers.stacked import Sharing, count_slices, resolve
 from murmur.learner_service.learning.base import Algorithm, Policy, build_algorithm
 from murmur.learner_service.storage.replay import ReplayBatch
 from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.plugins import resolve_plugin
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_MASK,
@@ -254,7 +254,7 @@ def test_a_replay_is_given_the_runs_discount_lag_and_seed(name: str) -> None:
     options = {**entry.options, "gamma": 0.5, "replay": {"capacity_rows": 1000}}
     case = Case(replace(entry, options=options), entry.spaces[0], True, 0)
     replays = [case.build(seed).make_storage(case.spec, 5) for seed in (1, 1, 2)]
-    assert {(r._gamma, r._ahead) for r in replays} == {(0.5, 5)}  # type: ignore[attr-defined]
+    assert {(r._gamma, r._max_unrolls_ahead) for r in replays} == {(0.5, 5)}  # type: ignore[attr-defined]
     drawn = [float(torch.rand((), generator=r._generator)) for r in replays]  # type: ignore[attr-defined]
     assert drawn[0] == drawn[1] != drawn[2]
 

@@ -10,7 +10,7 @@ from murmur.learner_service.layers.building import resolve_network
 from murmur.learner_service.layers.stacked import StackedLinear
 from murmur.learner_service.learning.base import Algorithm, algorithm_config, build_algorithm
 from murmur.learner_service.learning.options import CriticConfig
-from murmur.runs.settings import resolve
+from murmur.runs.settings import with_plugin_defaults
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.files import load
 from murmur.shared.process.errors import ConfigError
@@ -109,7 +109,7 @@ def test_a_resolved_network_has_a_critic_of_another_kind() -> None:
         },
         environ={},
     )
-    options = resolve(config)
+    options = with_plugin_defaults(config)
     assert "centered" in options.network.options
     algorithm = algorithm_config(options.algorithm)
     assert isinstance(algorithm, CriticConfig)

@@ -15,8 +15,8 @@ from murmur.learner_service.algorithms.mappo import Config as MappoConfig
 from murmur.learner_service.algorithms.mappo import Mappo
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, Composite, EnvSpec
 from tests.learner_service.algorithms.test_contract import make_spec, rollout
 from tests.learner_service.toys import CPU, LAST
@@ -108,11 +108,11 @@ def test_the_factor_by_hand() -> None:
     # with 1/4: a ratio of 3/4. Agent 1 has not moved.
     half, quarter = [np.log(2.0), 0.0, 0.0], [np.log(1.5), np.log(1.5), 0.0]
     set_logits(happo, [half, [0.0] * 3, quarter])
-    rows = happo._after_turn(rows, ("agents 0",))
+    rows = happo._after_round(rows, ("agents 0",))
     assert not counted[0, 0]
     factor = torch.where(counted[:, :1], 1.5, 1.0)
     torch.testing.assert_close(rows.columns["advantage"], before * factor)
-    rows = happo._after_turn(rows, ("agents 2",))
+    rows = happo._after_round(rows, ("agents 2",))
     factor = factor * torch.where(counted[:, 2:], 0.75, 1.0)
     torch.testing.assert_close(rows.columns["advantage"], before * factor)
 
@@ -124,16 +124,16 @@ def test_orders_are_drawn_and_the_same_after_a_resume() -> None:
     for update in range(40):
         happo._counts["updates"] = update
         other._counts["updates"] = update
-        order = tuple(name for (name,) in happo._turns())
+        order = tuple(name for (name,) in happo._rounds())
         assert sorted(order) == ["agents 0", "agents 1", "agents 2"]
-        assert [(name,) for name in order] == other._turns()
+        assert [(name,) for name in order] == other._rounds()
         orders.add(order)
     assert len(orders) == 6
     another = make(spec, seed=4)
     another._counts["updates"] = happo._counts["updates"] = 0
     assert any(
         [another._counts.update(updates=k), happo._counts.update(updates=k)]
-        and another._turns() != happo._turns()
+        and another._rounds() != happo._rounds()
         for k in range(20)
     )
 
@@ -228,7 +228,7 @@ def test_an_update_equals_a_plain_one() -> None:
     noise = torch.rand(batch.arrays["reward"].shape, generator=torch.Generator().manual_seed(5))
     batch.arrays[OBSERVATION + AGENT_MASK] = (noise < 0.8).to(torch.uint8)
     batch.arrays["log_prob"] += 0.8 * noise - 0.4  # of an older policy
-    order = [int(name[-1]) for (name,) in happo._turns()]
+    order = [int(name[-1]) for (name,) in happo._rounds()]
     log = happo.update(copy.deepcopy(batch))
     assert 0.1 < float(log["clip_fraction"]) < 0.9
     found = plain_update(plain, batch, order)

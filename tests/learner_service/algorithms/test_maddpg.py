@@ -18,9 +18,10 @@ from murmur.learner_service.algorithms.maddpg import Actions, Config, Maddpg, gu
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.off_policy import rows_of
 from murmur.learner_service.storage.replay import ReplayBatch
-from murmur.learner_service.storage.storage import OBSERVATION, observed
+from murmur.learner_service.storage.storage import observed
 from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import ConfigError, SpecError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 from tests.learner_service.toys import (

@@ -18,9 +18,9 @@ from murmur.learner_service.layers.distributions import ILLEGAL, Categorical, No
 from murmur.learner_service.layers.stacked import sharing_agents
 from murmur.learner_service.learning.returns import ValueNorm
 from murmur.learner_service.storage.rollout import Batch, RolloutStorage
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
 from tests.learner_service.algorithms.test_contract import make_spec, rollout
 from tests.learner_service.toys import CPU, LAST, random_batch, vector_spec

@@ -33,9 +33,10 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.layers.distributions import SquashedNormal
 from murmur.learner_service.layers.forward import forward
 from murmur.learner_service.storage.replay import ReplayBatch, ReplayConfig
-from murmur.learner_service.storage.storage import OBSERVATION, observed
+from murmur.learner_service.storage.storage import observed
 from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import SpecError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_MASK,

@@ -19,9 +19,10 @@ from murmur.learner_service.layers.inputs import StateInputs
 from murmur.learner_service.learning.base import build_algorithm
 from murmur.learner_service.learning.off_policy import rows_of
 from murmur.learner_service.storage.replay import ReplayBatch
-from murmur.learner_service.storage.storage import OBSERVATION, observed
+from murmur.learner_service.storage.storage import observed
 from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import SpecError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_MASK,

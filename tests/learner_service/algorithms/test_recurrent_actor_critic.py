@@ -18,9 +18,10 @@ from murmur.learner_service.layers.inputs import Inputs, with_action
 from murmur.learner_service.layers.recurrent import Recurrent
 from murmur.learner_service.learning.base import build_algorithm
 from murmur.learner_service.storage.replay import ReplayBatch
-from murmur.learner_service.storage.storage import OBSERVATION, observed
+from murmur.learner_service.storage.storage import observed
 from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import (
     AGENT_MASK,
     ArraySpec,

@@ -15,9 +15,9 @@ from murmur.learner_service.layers.recurrent import Recurrent, RecurrentState
 from murmur.learner_service.learning.base import build_algorithm
 from murmur.learner_service.preprocess.transform import Transforms
 from murmur.learner_service.storage.replay import ReplayBatch, SequenceReplay
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.layers.test_recurrent import ragged, random_row
 from tests.learner_service.serving_learner import Serving

@@ -28,9 +28,9 @@ from murmur.learner_service.export.policy import (
 from murmur.learner_service.layers.inputs import InputShape
 from murmur.learner_service.learning.base import Policy, build_algorithm
 from murmur.shared.config import PluginConfig
-from murmur.shared.config.derived import Channel, DerivedMap
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError, MurmurError, ResourceError
+from murmur.shared.wire.derived_maps import Channel, DerivedMap
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, STATE, ArraySpec, EnvSpec
 from murmur.shared.wire.spec import Continuous as ContinuousAction
 from murmur.shared.wire.spec import Discrete as DiscreteAction

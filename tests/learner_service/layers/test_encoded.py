@@ -11,7 +11,7 @@ from murmur.learner_service.layers.building import (
     build_network,
     build_twins,
     shared_encoder,
-    weight_sets,
+    weight_slices,
 )
 from murmur.learner_service.layers.encoded import Encoded, Encoder, learned_parameters
 from murmur.learner_service.layers.forward import forward, forward_twice
@@ -90,7 +90,7 @@ def test_twins_on_an_encoder_remember(cell: str) -> None:
     slices = (0, 1, 2, 3)
     critic = build_twins(config, SHAPE, 1, (0, 1), slices, 2, encoder, may_remember=True)
     assert_history_is_steps(critic, inputs(6), torch.rand(3, 2) < 0.3)
-    assert weight_sets(critic, 4) == 1
+    assert weight_slices(critic, 4) == 1
 
 
 def test_the_actors_gradient_stops_at_the_encoder() -> None:

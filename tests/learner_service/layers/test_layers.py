@@ -15,8 +15,8 @@ from murmur.learner_service.layers.stacked import (
     linear_layers,
 )
 from murmur.learner_service.learning.base import build_algorithm
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ACTION_MASK
 from tests.learner_service.algorithms.test_contract import make_spec, rollout
 from tests.learner_service.reference_layers import unstack

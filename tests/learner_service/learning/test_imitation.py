@@ -12,12 +12,12 @@ from torch import Tensor
 
 from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, build_algorithm
-from murmur.learner_service.learning.minibatches import advice
+from murmur.learner_service.learning.minibatches import imitation
 from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ImitationConfig
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ACTION_MASK, EXPERT_ACTION, ArraySpec, EnvSpec
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import CPU, LAST, MatrixGame, random_batch, vector_spec
@@ -42,22 +42,22 @@ def test_the_loss_by_hand() -> None:
     log_pi = torch.tensor([[0.2, 0.8], [0.5, 0.5]]).log()  # of two rows of one agent
     columns = {EXPERT_ACTION: torch.tensor([[1], [-1]])}
     share = torch.tensor([[0.5], [0.5]])
-    found = advice(columns, lambda u: log_pi.gather(1, u), -share)
+    found = imitation(columns, lambda u: log_pi.gather(1, u), -share)
     ((value, weight),) = found.terms
     # Half of -log 0.8, and nothing of the row that was not told.
     assert float((value * weight).sum()) == pytest.approx(-0.5 * math.log(0.8))
-    loss, was_told = found.logged
+    loss, was_told = found.logged.values()
     torch.testing.assert_close(loss, torch.tensor([[-math.log(0.8)], [0.0]]))
     assert was_told.tolist() == [[1.0], [0.0]]
-    assert found.spared(share).tolist() == [[0.0], [0.5]]
+    assert found.without_expert_rows(share).tolist() == [[0.0], [0.5]]
 
 
 def test_without_an_expert_nothing_changes() -> None:
     share = torch.ones(3, 2)
-    found = advice({}, lambda u: u.float(), -share)
+    found = imitation({}, lambda u: u.float(), -share)
     assert found.terms == []
-    assert found.spared(share) is share
-    assert found.logged == []
+    assert found.without_expert_rows(share) is share
+    assert found.logged == {}
 
 
 def policy_probabilities(algorithm: Algorithm[Any], observation: dict[str, Tensor]) -> Tensor:

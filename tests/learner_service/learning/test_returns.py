@@ -13,7 +13,7 @@ from murmur.learner_service.learning.returns import (
     lambda_returns,
     linear_recurrence,
     mean_over,
-    moments_of_sets,
+    moments_by_slice,
     polyak_update,
     vtrace_returns,
 )
@@ -261,6 +261,6 @@ def test_means_and_variances_of_sets_by_hand() -> None:
     counted = torch.tensor([[1.0, 1, 0, 0], [1, 0, 1, 0]])
     # Agents 0 and 2: (1 + 5 + 7) / 3; agent 1: 2; agent 3 has no row that counts.
     # Agents 0 and 2 about 13/3: (100 + 4 + 64) / 9 / 3; one row does not vary.
-    mean, variance = moments_of_sets(x, counted, sharing)
+    mean, variance = moments_by_slice(x, counted, sharing)
     assert mean.tolist() == pytest.approx([13 / 3, 2, 0])
     assert variance.tolist() == pytest.approx([56 / 9, 0, 0])

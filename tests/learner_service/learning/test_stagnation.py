@@ -14,7 +14,7 @@ from murmur.learner_service.learning.stagnation import (
     stagnation,
 )
 from murmur.learner_service.telemetry.progress import Progress, share_of_budget
-from murmur.learner_service.telemetry.spread import Spread
+from murmur.learner_service.telemetry.statistics import Statistics
 from murmur.shared.config.experiment import RunConfig
 
 ON_POLICY = {
@@ -63,19 +63,19 @@ def evidence(options: dict[str, Any], **changes: Any) -> Evidence:
             "updates_skipped": 0,
         },
         options={**options, **own.get("own", {})},
-        untrained=Spread(50, 20.0, 10.0, 5.0, 60.0),
-        recent=Spread(100, 21.0, 10.0, 5.0, 60.0),
+        untrained=Statistics(50, 20.0, 10.0, 5.0, 60.0),
+        recent=Statistics(100, 21.0, 10.0, 5.0, 60.0),
         done=0.4,
         budget="run.max_env_steps=10,000",
         first={"entropy": 0.69},
         losses={**losses, **own.get("seen", {})},
-        lengths=Spread(100, 20.0, 5.0, 5.0, 60.0),
+        lengths=Statistics(100, 20.0, 5.0, 5.0, 60.0),
     )
     return replace(found, **changes)
 
 
 FEW = {"updates": 60, "episodes": 500, "env_steps": 4000, "env_steps_received": 4000}
-STILL = Spread(50, -200.0, 0.0, -200.0, -200.0)
+STILL = Statistics(50, -200.0, 0.0, -200.0, -200.0)
 PLANTED: dict[str, tuple[Evidence, str]] = {
     "few updates": (evidence(OFF_POLICY, record=FEW), "algorithm.replay.update_interval"),
     "rate too high": (evidence(ON_POLICY, own={"actor_lr": 0.3}), "algorithm.actor_lr"),
@@ -115,7 +115,9 @@ PLANTED: dict[str, tuple[Evidence, str]] = {
     "clipped targets": (evidence(OFF_POLICY, seen={"beyond_rewards": 0.9}), "algorithm.target_tau"),
     "large rewards": (
         evidence(
-            OFF_POLICY, untrained=Spread(50, 2e7, 1e7, 0, 3e7), recent=Spread(50, 2e7, 1e7, 0, 3e7)
+            OFF_POLICY,
+            untrained=Statistics(50, 2e7, 1e7, 0, 3e7),
+            recent=Statistics(50, 2e7, 1e7, 0, 3e7),
         ),
         "algorithm.normalize_rewards",
     ),
@@ -142,7 +144,7 @@ PLANTED: dict[str, tuple[Evidence, str]] = {
     ),
     "constant": (evidence(ON_POLICY, untrained=STILL, recent=STILL), "environment.name"),
     "one length": (
-        evidence(ON_POLICY, recent=STILL, untrained=Spread(50, -199.0, 3.0, -200.0, -180.0)),
+        evidence(ON_POLICY, recent=STILL, untrained=Statistics(50, -199.0, 3.0, -200.0, -180.0)),
         "algorithm.entropy_weight",
     ),
     "blind": (evidence(ON_POLICY, constant=True), "environment.name"),
@@ -174,7 +176,7 @@ def test_a_run_that_learns_stays_silent_whatever_its_settings(name: str) -> None
     seen, _ = PLANTED[name]
     _, mean, std, low, _ = seen.untrained
     better = mean + 2 * std + 1
-    learned = replace(seen, recent=Spread(50, better, std, low, better + std))
+    learned = replace(seen, recent=Statistics(50, better, std, low, better + std))
     assert stagnation(learned) is None
 
 
@@ -182,7 +184,7 @@ def test_an_interval_decides_what_better_is() -> None:
     seen = PLANTED["few updates"][0]
     # Half widths: 1.96 * 10 / sqrt(50) = 2.77 and 1.96 * 10 / sqrt(100) = 1.96: 3.39 together.
     for gain, says in ((3.3, True), (3.5, False), (-9.0, True)):
-        found = stagnation(replace(seen, recent=Spread(100, 20.0 + gain, 10.0, 5.0, 60.0)))
+        found = stagnation(replace(seen, recent=Statistics(100, 20.0 + gain, 10.0, 5.0, 60.0)))
         assert (found is not None) == says
 
 
@@ -190,10 +192,10 @@ def test_an_interval_decides_what_better_is() -> None:
     "change",
     [
         {"done": 0.3},  # too early
-        {"recent": Spread(FEWEST - 1, 20.0, 10.0, 5.0, 60.0)},  # too few
+        {"recent": Statistics(FEWEST - 1, 20.0, 10.0, 5.0, 60.0)},  # too few
         {"competing": True},
         {"fine_tuned": True},  # a good policy may stay good
-        {"evaluated": ((Spread(50, 1.0, 1.0, 1.0, 1.0), Spread(50, 9.0, 1.0, 9.0, 9.0)),)},
+        {"evaluated": ((Statistics(50, 1.0, 1.0, 1.0, 1.0), Statistics(50, 9.0, 1.0, 9.0, 9.0)),)},
         {"done": None},  # no budget, and few updates
     ],
     ids=lambda change: next(iter(change)),
@@ -212,7 +214,7 @@ def test_a_run_without_a_budget_is_judged_by_its_counts() -> None:
 
 
 def test_a_fine_tuned_run_that_gets_worse_is_told() -> None:
-    worse = Spread(100, 2.0, 10.0, 0.0, 30.0)
+    worse = Statistics(100, 2.0, 10.0, 0.0, 30.0)
     found = stagnation(replace(PLANTED["jumps"][0], fine_tuned=True, recent=worse))
     assert found is not None
     assert "than the policy that it started from" in found.what

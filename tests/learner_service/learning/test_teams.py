@@ -15,11 +15,11 @@ from murmur.learner_service.learning.base import Algorithm, build_algorithm
 from murmur.learner_service.learning.team_specs import OTHERS, View
 from murmur.learner_service.loop import LastFinite
 from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.plugins import load_plugin
 from murmur.shared.config.section import validate
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ADJACENCY, STATE, ArraySpec, Discrete, EnvSpec
 from murmur.testing import assert_algorithm
 from tests.learner_service.toys import CPU, random_batch

@@ -13,9 +13,9 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import build_algorithm
 from murmur.learner_service.serving.game import team_spec
 from murmur.learner_service.storage.rollout import Batch, transitions
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
 from murmur.shared.process.errors import ConfigError, SpecError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import (
     ACTION_MASK,
     AGENT_MASK,

@@ -16,10 +16,11 @@ from murmur.learner_service.preprocess.building import Augmentation
 from murmur.learner_service.preprocess.transform import Transforms
 from murmur.learner_service.storage.replay import ReplayBatch
 from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import NEXT, OBSERVATION
+from murmur.learner_service.storage.storage import NEXT
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import AugmentConfig
 from murmur.shared.config.symmetry import ArrayChange, Symmetry
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ACTION_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from murmur.shared.wire.timestep import StepType
 

@@ -13,11 +13,11 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.learning.base import Algorithm, build_algorithm
 from murmur.learner_service.preprocess.frozen import HideFrozen
 from murmur.learner_service.storage.rollout import Batch
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.section import validate
 from murmur.shared.process.errors import CheckpointError, ConfigError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, EnvSpec
 from tests.learner_service.algorithms.test_contract import ENTRIES, Case, Entry
 from tests.learner_service.running import experiment

@@ -19,12 +19,12 @@ from murmur.learner_service.export.policy import export_policy
 from murmur.learner_service.layers.stacked import sharing_agents
 from murmur.learner_service.learning.base import Algorithm, build_algorithm
 from murmur.learner_service.preprocess.running_moments import RunningMoments
-from murmur.learner_service.storage.storage import OBSERVATION
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import AugmentConfig, ExperimentConfig
 from murmur.shared.config.section import validate
 from murmur.shared.config.symmetry import ArrayChange, Symmetry
 from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
 from murmur.shared.wire.timestep import Array, TimeStep
 from tests.learner_service.algorithms.test_contract import ENTRIES, Case

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from murmur.learner_service.storage.rollout import RolloutStorage
-from murmur.learner_service.storage.storage import OBSERVATION, Arena, Record, time_step_layout
+from murmur.learner_service.storage.storage import Arena, Record, time_step_layout
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU, MID, vector_spec
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from murmur.learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
-from murmur.learner_service.storage.storage import OBSERVATION, Unroll
+from murmur.learner_service.storage.storage import Unroll
 from murmur.shared.process.errors import ConfigError, ResourceError
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 

@@ -6,7 +6,8 @@ import torch
 from murmur.learner_service.learning.returns import lambda_returns
 from murmur.learner_service.storage.flight import unroll_length
 from murmur.learner_service.storage.rollout import Batch, RolloutStorage, transitions
-from murmur.learner_service.storage.storage import OBSERVATION, Unroll
+from murmur.learner_service.storage.storage import Unroll
+from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 
@@ -201,7 +202,7 @@ def test_when_acting_may_begin(
         s.add(fill(s.begin(1, i, 0), 0))
     for i in range(opened):
         s.begin(1, ready + i, 0)
-    s.learning = learning
+    s.updating = learning
     assert s.may_begin() == may
 
 
@@ -239,7 +240,7 @@ def test_no_batch_if_all_unrolls_are_stale() -> None:
     s.add(fill(s.begin(2, 0, 0), 0, version=0))
     assert s.sample(1, 0) is None
     assert s.dropped == 6
-    assert not s.learning
+    assert not s.updating
     assert s.may_begin()
 
 

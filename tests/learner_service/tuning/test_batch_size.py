@@ -15,7 +15,7 @@ from murmur.learner_service.device.precision import Precision
 from murmur.learner_service.ranks.group import ALONE
 from murmur.learner_service.tuning import batch_size
 from murmur.learner_service.tuning.batch_size import largest, peak_bytes, with_batch_size
-from murmur.learner_service.tuning.resolve import fit, resolve
+from murmur.learner_service.tuning.resolve import fit, with_learner_options
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.config.files import load
@@ -182,7 +182,7 @@ def test_a_resumed_run_finds_it_where_the_network_was_auto(
     assert steps
     assert whole.network.name == "auto"
     steps.clear()
-    assert fit(resolve(asked, spec), ALONE, spec, tmp_path, CPU)[1] == found
+    assert fit(with_learner_options(asked, spec), ALONE, spec, tmp_path, CPU)[1] == found
     assert not steps
 
 

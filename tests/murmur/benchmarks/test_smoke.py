@@ -26,7 +26,7 @@ from murmur import results
 from murmur.bench import run_benchmark, topics
 from murmur.benchmarks.effort import Effort
 from murmur.doctor import machine
-from murmur.runs.settings import resolve
+from murmur.runs.settings import with_plugin_defaults
 from murmur.shared.config.files import load
 
 ELSEWHERE = {  # checked there for what comes of it, too
@@ -185,7 +185,7 @@ def test_matches_of_snakes_are_configurations_that_exist(tmp_path: Path) -> None
     for opponent, overrides in snakes_matches.opponents({"B": tmp_path / "best.pt"}).items():
         for side in snakes_matches._SIDES:
             changed = [*overrides, f"evaluation.environment.side={side}"]
-            resolve(load("snakes-greedy", changed).for_evaluation())
+            with_plugin_defaults(load("snakes-greedy", changed).for_evaluation())
             row = {"opponent": opponent, "moves": "drawn", "side": side}
             row |= dict.fromkeys(snakes_matches._METRICS, 0.5)
             record = results.provenance() | {"episodes": 2, "rows": [row]}

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from murmur.cli import main
 from murmur.kit.check_source import examine, show, write_sheet
-from murmur.runs.settings import resolve, source_config
+from murmur.runs.settings import source_config, with_plugin_defaults
 from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ExperimentConfig
 from murmur.shared.process.errors import ConfigError
@@ -203,4 +203,6 @@ def test_source_is_named_by_a_configuration(tmp_path: Path) -> None:
 def test_source_given_by_its_class_has_its_parameters_as_options() -> None:
     plugin = PluginConfig(name=f"{__name__}:Restless")
     config = ExperimentConfig(source=plugin)
-    assert resolve(config, ["source"]).source == PluginConfig(name=plugin.name, depth=0)
+    assert with_plugin_defaults(config, ["source"]).source == PluginConfig(
+        name=plugin.name, depth=0
+    )

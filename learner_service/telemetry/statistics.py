@@ -8,7 +8,7 @@ FEWEST = 20  # trained episodes without which a run is not judged
 _Z = 1.96  # normal quantile of 95 % intervals
 
 
-class Spread(NamedTuple):
+class Statistics(NamedTuple):
     """Results of some episodes.
 
     Attributes:
@@ -26,7 +26,7 @@ class Spread(NamedTuple):
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
+    def of(cls, values: Sequence[float]) -> "Statistics":
         """Summarise results, of which there is one at least."""
         values = tuple(values)  # another thread may add to them
         n, mean = len(values), math.fsum(values) / len(values)
@@ -38,7 +38,7 @@ class Spread(NamedTuple):
         """Half width of the mean's 95 % interval (normal approximation)."""
         return _Z * self.std / math.sqrt(self.episodes)
 
-    def above(self, other: "Spread") -> bool:
+    def above(self, other: "Statistics") -> bool:
         """Return whether the mean is higher than another's, by the interval of the difference."""
         return self.mean - other.mean > math.hypot(self.half, other.half)
 

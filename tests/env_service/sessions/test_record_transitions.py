@@ -9,7 +9,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from murmur.env_service.sessions.evaluate import run_baseline, run_policy
-from murmur.env_service.sessions.transitions import TransitionRecorder
+from murmur.env_service.sessions.record_transitions import TransitionRecorder
 from murmur.shared.process.errors import EnvironmentFault
 from murmur.shared.wire.dataset import Dataset, DatasetWriter, Episodes
 from murmur.shared.wire.spec import EnvSpec

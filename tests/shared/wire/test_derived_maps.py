@@ -2,9 +2,9 @@
 
 import pytest
 
-from murmur.shared.config.derived import Channel, DerivedMap
 from murmur.shared.process.errors import SpecError
 from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.derived_maps import Channel, DerivedMap
 from murmur.shared.wire.spec import (
     AGENT_MASK,
     STATE,
