@@ -70,6 +70,11 @@ def examine(
     def say(line: str) -> None:
         console.print(plain(line), soft_wrap=True)
 
+    if run is not None and run.config().run.offline:
+        raise ConfigError(
+            f"{run.path} learns from a dataset alone (run.offline): there are no environments, and "
+            "the learner never waits; `murmur profile` shows what its updates do"
+        )
     if metrics is None and prometheus is None and run is not None:
         metrics = learners_of(run) or None  # the run's folder tells of the first learner alone
     most_s = LOOK_S if probe else WINDOW_S
