@@ -263,8 +263,8 @@ class Run:
         )
         if isinstance(storage, ReplayStorage):
             context.metrics.watch(storage.graphs)
-            logger.info(storage.pace)
             storage.offline = self._offline
+            logger.info(storage.pace)
         if isinstance(storage, RolloutStorage):
             storage.expect(self._environments)
             self._require_room(spec, algorithm, storage)
@@ -580,8 +580,11 @@ class Run:
 
     @property
     def busy(self) -> bool:
-        """Whether an evaluation is under way, which the end of a complete run waits for."""
-        return self.scheduler.busy
+        """Whether an evaluation is under way, which the end of a complete run waits for.
+
+        An offline run may be complete before its evaluator is there.
+        """
+        return self.scheduler.busy or (self._offline and self.scheduler.awaits_evaluator)
 
     def drain(self) -> None:
         """Stop answering training sessions, and wait for the rows they are working on."""

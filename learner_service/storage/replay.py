@@ -599,6 +599,9 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         """Describe how often updates are made, of all learners together."""
         start, interval, updates = self._rate()
         ranks = self._group.size
+        if self.offline:
+            size = ranks * self._config.batch_size
+            return f"replay: updates of {size:,} rows follow one another (run.offline)"
         learners = f" of all {ranks} learners" if ranks > 1 else ""
         return (
             f"replay: {updates} update{'s' * (updates > 1)} of {ranks * self._config.batch_size:,} "

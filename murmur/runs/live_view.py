@@ -210,9 +210,13 @@ def _figures(record: Mapping[str, Any]) -> dict[str, str]:
             figures["broken samples"] = number(samples["broken"])
         return updates | figures | gpu
     if record.get("rows_received") == 0 and record.get("updates"):  # of a dataset alone
-        losses = list(record.get("losses", {}).items())[:METRICS_SHOWN]
-        figures = {"transitions": number(record.get("env_steps", 0)), _RATE: rate}
-        return updates | figures | {name: number(value) for name, value in losses} | gpu
+        losses = {n: number(x) for n, x in record.get("losses", {}).items() if n.endswith("loss")}
+        return (
+            updates
+            | {"transitions": number(record.get("env_steps", 0)), _RATE: rate}
+            | losses
+            | gpu
+        )
     figures = {
         "env steps": number(record.get("env_steps", 0)),
         _RATE: rate,

@@ -79,7 +79,7 @@ def test_environment_steps_of_a_dataset_are_a_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"run": {"offline": True}}, r"nothing to learn from; set imitation.dataset .* or algor"),
+        ({"run": {"offline": True}}, r"nothing to learn from; set imitation.dataset or, of algorithms"),
         (
             {"run": {"offline": True, "max_episodes": 3}, "imitation": {"dataset": "d"}},
             r"run.max_episodes=3 and run.offline=true: no episode is played; set it to 0",
