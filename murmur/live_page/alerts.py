@@ -139,16 +139,16 @@ def _standstill(
     """Yield an alert if a run that is under way makes no progress."""
     silent = now - (last.get("time") or now)
     counter = "rows_trained" if last.get("samples") else "rows_received"
-    still, idle = (moved.still_s(name, last.get("time") or now) for name in (counter, "updates"))
+    still = moved.still_s(counter, last.get("time") or now)
     # A dataset is learned from without rows: in the first updates, or alone.
-    without_rows = last.get("updates") and not last.get(counter)
+    of_dataset = last.get("updates") and not (last.get(counter) and last.get("env_steps"))
     if silent > max(SILENT_S, 10 * log_every_s):
         yield Alert(
             "error",
             f"no progress for {duration(silent)}: the learner writes nothing",
             "An update may take as long; else see logs/learner.log and `murmur doctor`.",
         )
-    elif min(still, idle) > STARVED_S and not without_rows:
+    elif still > STARVED_S and not of_dataset:
         yield Alert(
             "error",
             f"no row came from an environment server for {duration(still)}"
@@ -156,7 +156,7 @@ def _standstill(
             else f"no sample was trained for {duration(still)}",
             "See logs/env-server.log: do its environments hang, or start again and again?",
         )
-    elif idle > NO_UPDATE_S:
+    elif (idle := moved.still_s("updates", last.get("time") or now)) > NO_UPDATE_S:
         yield Alert(
             "warning",
             f"rows come, but there was no update for {duration(idle)}",
