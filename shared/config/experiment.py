@@ -636,6 +636,11 @@ class ExperimentConfig(Section):
             )
         if self.league.on:
             raise ValueError("league: an offline run plays no games; leave it out")
+        if self.imitation.baseline:
+            raise ValueError(
+                f"imitation.baseline={self.imitation.baseline} and run.offline=true: a baseline "
+                "advises in environments; leave it out, or record its episodes: murmur record"
+            )
         return self
 
     @property

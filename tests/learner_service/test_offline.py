@@ -79,7 +79,10 @@ def test_environment_steps_of_a_dataset_are_a_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"run": {"offline": True}}, r"nothing to learn from; set imitation.dataset or, of algorithms"),
+        (
+            {"run": {"offline": True}},
+            r"nothing to learn from; set imitation.dataset or, of algorithms",
+        ),
         (
             {"run": {"offline": True, "max_episodes": 3}, "imitation": {"dataset": "d"}},
             r"run.max_episodes=3 and run.offline=true: no episode is played; set it to 0",
@@ -88,10 +91,19 @@ def test_environment_steps_of_a_dataset_are_a_limit(tmp_path: Path) -> None:
             {"run": {"offline": True}, "imitation": {"dataset": "d"}, "league": {"size": 2}},
             r"league: an offline run plays no games; leave it out",
         ),
+        (
+            {
+                "run": {"offline": True},
+                "algorithm": {"name": "qmix", "replay": {"dataset": "d"}},
+                "imitation": {"baseline": "greedy"},
+            },
+            r"imitation.baseline=greedy and run.offline=true: .* murmur record",
+        ),
     ],
 )
 def test_offline_options_that_do_not_fit_are_refused(
     sections: dict[str, Any], message: str
 ) -> None:
+    base = experiment().model_dump() | {"algorithm": {"name": "mappo"}}
     with pytest.raises(ConfigError, match=message):
-        experiment(algorithm={"name": "mappo"}, **sections)
+        validate(ExperimentConfig, base | sections)
