@@ -5,7 +5,9 @@
 
 `benchmarks.combination_lock` pays only who knows 12 actions in a row: a replay that begins with an
 expert's transitions finds them, an empty one does not. Cloned policies are compared with the expert
-that they are cloned from, in units of the distance between random play and the expert.
+that they are cloned from, in units of the distance between random play and the expert; no
+environment runs while they learn. `spread` is cloned from few episodes and from many: its expert
+assigns landmarks to agents once an episode, so an episode is one example of an assignment.
 """
 
 import sys
@@ -41,6 +43,8 @@ _STEPS = 2_500  # of a training from an expert's episodes, and from nothing
 _RECORDED = 50  # episodes of an expert that is cloned
 _UPDATES = 40  # of cloning
 _EVALUATED = 64
+# Episodes of `spread` -> updates of cloning them.
+SPREAD = {_RECORDED: _UPDATES, 4000: 160}
 CLONED = "hybrid", "factors", "pair"  # tasks of `benchmarks.actions`
 
 
@@ -131,17 +135,32 @@ def lock(dataset: str, seed: int, steps: int) -> dict[str, Any]:
     return {"opened": opened, "reached": opened >= FLOOR}
 
 
-def clone(task: str, dataset: str, seed: int, updates: int) -> float:
+def clone(
+    environment: dict[str, Any],
+    dataset: Path,
+    seed: int,
+    updates: int,
+    hidden: tuple[int, ...] = (64,),
+) -> float:
     """Clone an expert; return the mean return of the greedy policy."""
     config = _configuration(
-        environment_of(task),
-        run={"seed": seed, "max_updates": updates},
+        environment,
+        run={"seed": seed, "max_updates": updates, "offline": True},
         algorithm={"name": "mappo", "actor_lr": 2e-3, "unroll_steps": 16},
-        imitation={"dataset": dataset, "updates": updates},
+        network={"name": "mlp", "hidden": hidden},
+        imitation={"dataset": str(dataset)},
     )
     with tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder:
         run = murmur.train(config, run=Path(folder) / "run", progress=False)
         return run.evaluate(episodes=_EVALUATED, first_seed=10_001).summary()["return"].mean
+
+
+def compared(best: float, chance: float, returns: list[float]) -> dict[str, Any]:
+    """Return the returns of clones beside those of the expert and of random play."""
+    below = [(best - one) / (best - chance) for one in returns]
+    found = {"expert": best, "random": chance, "cloned": returns, "below_the_expert": below}
+    print(found, file=sys.stderr, flush=True)
+    return found
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
@@ -161,14 +180,15 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
             environment, updates = environment_of(task), effort.choose(3, _UPDATES, _UPDATES)
             best = play(environment, "benchmarks.offline:Knowing", _RECORDED, folder / task)
             chance = play(environment, "random", _RECORDED, None)
-            returns = [clone(task, str(folder / task), seed, updates) for seed in seeds]
-            result[task] = {
-                "expert": best,
-                "random": chance,
-                "cloned": returns,
-                "below_the_expert": [(best - one) / (best - chance) for one in returns],
-            }
-            print(f"{task}: {result[task]}", file=sys.stderr, flush=True)
+            returns = [clone(environment, folder / task, seed, updates) for seed in seeds]
+            result[task] = compared(best, chance, returns)
+        for wanted in SPREAD.items():
+            episodes, updates = effort.choose((8, 2), wanted, wanted)
+            environment, case = {"name": "spread"}, f"spread, {wanted[0]} episodes"
+            best = play(environment, "assignment", episodes, folder / case)
+            chance = play(environment, "random", _RECORDED, None)
+            returns = [clone(environment, folder / case, s, updates, (128, 128)) for s in seeds]
+            result[case] = compared(best, chance, returns)
     return result
 
 

@@ -41,11 +41,17 @@ def _mode(config: ExperimentConfig, evaluate: bool) -> str:
     """Return the mode of this server's sessions: "supply", "evaluate" or "train".
 
     Raises:
-        ConfigError: if `evaluate` is set for a run that its learner evaluates.
+        ConfigError: if `evaluate` is set for a run that its learner evaluates, or not set for one
+            that no environment trains.
     """
     if config.supervised and evaluate:
         raise ConfigError(
             "a run with a source is evaluated by its learner: --evaluate is for environments"
+        )
+    if config.run.offline and not evaluate:
+        raise ConfigError(
+            "run.offline=true: the run learns from a dataset alone, and no environment trains; "
+            "leave the environment server out, or start an evaluator: murmur env-server --evaluate"
         )
     return "supply" if config.supervised else "evaluate" if evaluate else "train"
 

@@ -52,6 +52,16 @@ def compare_ranks(
     return over
 
 
+def count_transitions(ranks: RankSync, update: Update | None, over: bool) -> bool:
+    """Count an update's transitions as environment steps: no environment takes any; a Step."""
+    if update is None or not update.kept:
+        return over
+    own = update.batch.size
+    ranks.progress.env_steps_received += own
+    ranks.count(own, ranks.group.size * own)
+    return ranks.over
+
+
 @dataclass(eq=False)
 class KeepOpponents:
     """Lets a league play against the policy as it was every few updates.

@@ -316,9 +316,9 @@ def _listen(
 def _watch_sessions(
     timeout_s: float, context: RunContext, admission: Admission
 ) -> SessionWatch | None:
-    """Watch for ranks without sessions; None of a learner that is alone."""
+    """Watch for ranks without sessions; None of a learner that is alone, or needs none."""
     group = context.group
-    if group.store is None:
+    if group.store is None or context.config.run.offline:
         return None
 
     def updates() -> int | None:

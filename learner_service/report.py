@@ -25,8 +25,8 @@ from murmur.learner_service.learning.stagnation import (
     stagnation,
 )
 from murmur.learner_service.preprocess.running_moments import CLIPPED
-from murmur.learner_service.storage.rollout import Rollout
-from murmur.learner_service.storage.storage import Batch, Storage
+from murmur.learner_service.storage.rollout import DemonstratedRollout, Rollout
+from murmur.learner_service.storage.storage import OBSERVATION, Batch, Storage
 from murmur.learner_service.telemetry.device_clock import DeviceClock
 from murmur.learner_service.telemetry.figures import Figures
 from murmur.learner_service.telemetry.metrics import LearnerMetrics
@@ -153,8 +153,9 @@ class Report:
         self._note_clipped(losses)
         p.losses = losses
         p.first_losses = p.first_losses or losses
-        p.rows_trained += batch.size
-        m.counter("rows_trained").inc(batch.size)
+        if not isinstance(batch, DemonstratedRollout):  # whose rows never came
+            p.rows_trained += batch.size
+            m.counter("rows_trained").inc(batch.size)
         m.counter("updates").inc()
         m.gauge("policy_version").set(p.updates)
         m.histogram("update_seconds").observe(seconds)

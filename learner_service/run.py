@@ -1,13 +1,20 @@
 """One run that acts: algorithm, storage, loops and threads, built once the spec is known."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from murmur.learner_service.after_update import Evaluate, KeepOpponents, MoveCurriculum
+from murmur.learner_service.after_update import (
+    Evaluate,
+    KeepOpponents,
+    MoveCurriculum,
+    count_transitions,
+)
 from murmur.learner_service.checkpoint import (
     check_spec,
     load_algorithm,
@@ -59,6 +66,7 @@ from murmur.shared.config.text import to_yaml
 from murmur.shared.process.errors import ConfigError, ResourceError, SpecError
 from murmur.shared.process.process import logger
 from murmur.shared.rpc import rollout_pb2 as pb
+from murmur.shared.wire.dataset import Dataset
 from murmur.shared.wire.spec import (
     EXPERT_ACTION,
     Discrete,
@@ -99,7 +107,9 @@ class Run:
         config, group = context.config, context.group
         server = config.env_server
         self.run_seed = config.run.seed
-        self._sync = config.learner.pipeline == "sync"
+        self._offline = config.run.offline and not context.serve_only
+        # Where no environment trains there is nothing to act and learn in turns for.
+        self._sync = config.learner.pipeline == "sync" and not self._offline
         if self._sync and server.num_workers < group.size:
             raise ConfigError(
                 f"{group.size} learners in the sync pipeline need as many workers: "
@@ -107,7 +117,7 @@ class Run:
             )
         # Of one environment server: worker i's are rank i mod N. 0 while their number is not known.
         workers = len(range(group.rank, server.num_workers, group.size))
-        self._environments = workers * server.envs_per_worker
+        self._environments = 0 if self._offline else workers * server.envs_per_worker
         self.scheduler = EvaluationScheduler(lambda evaluation: None)
         waits_for_all = self._sync and not context.serve_only
         self.batcher = DynamicBatcher(
@@ -133,6 +143,12 @@ class Run:
                 self._league.game = Game.of(saved_game(*context.loaded), config.league)
             with limited(config.learner.memory_limit_gib):
                 self._open(saved_spec(context.loaded[1]))
+        elif self._offline:
+            key = DATASET if config.imitation.dataset else "algorithm.replay.dataset"
+            with limited(config.learner.memory_limit_gib):
+                self._open(Dataset(config.dataset, key).spec)
+        if self._offline:
+            context.begin()
 
     # --- opening ---------------------------------------------------------------------------------
 
@@ -249,9 +265,8 @@ class Run:
         )
         if isinstance(storage, ReplayStorage):
             context.metrics.watch(storage.graphs)
+            storage.offline = self._offline
             logger.info(storage.pace)
-            if not context.loaded:  # else the checkpoint has its rows
-                storage.fill()
         if isinstance(storage, RolloutStorage):
             storage.expect(self._environments)
             self._require_room(spec, algorithm, storage)
@@ -262,7 +277,15 @@ class Run:
         if context.loaded:
             path, state = context.loaded
             context.folder.checkpoints.load_storage(path, state, storage)
-            context.progress.settle(storage.waiting_rows + self._slots.num_counted)
+            if not self._offline:
+                context.progress.settle(storage.waiting_rows + self._slots.num_counted)
+        if isinstance(storage, ReplayStorage) and not storage.ready_rows:
+            storage.fill()  # a checkpoint has rows, but for best.pt
+        if self._offline and not storage.ready:
+            raise ConfigError(
+                f"{config.dataset}: learners share its episodes, and none is left for rank "
+                f"{context.group.rank} of {context.group.size}; record more, or start fewer"
+            )
         settle(context.metrics, context.progress, storage.waiting_rows)
         return storage
 
@@ -274,7 +297,8 @@ class Run:
         """
         config, group = self.context.config, self.context.group
         imitation = config.imitation
-        if not imitation.dataset or self.context.progress.updates >= imitation.updates:
+        updates = math.inf if self._offline else imitation.updates
+        if not imitation.dataset or self.context.progress.updates >= updates:
             return None
         options = algorithm_config(config.algorithm)
         learned = {"algorithm": options}
@@ -293,7 +317,7 @@ class Run:
                 )
         return Demonstrations(
             imitation.dataset,
-            imitation.updates,
+            updates,
             spec,
             algorithm.extras,
             algorithm.frames,
@@ -402,6 +426,8 @@ class Run:
             if measure := self._warm_up(algorithm, storage):
                 yield measure
             keeper = context.keeper
+            if self._offline:
+                yield partial(count_transitions, context.ranks)
             if curriculum is not None:
                 yield MoveCurriculum(curriculum, context.ranks)
             yield KeepOpponents(self._league, algorithm, keeper, context.metrics)
@@ -429,7 +455,8 @@ class Run:
         """Let the first updates choose what of the work in flight is not configured."""
         any_lag = self.context.config.learner.max_policy_lag is None
         is_open = any_lag or not (algorithm.unroll_length and algorithm.unrolls_per_update)
-        if self._sync or not is_open or not isinstance(storage, RolloutStorage):
+        never = self._sync or self._offline
+        if never or not is_open or not isinstance(storage, RolloutStorage):
             return None
 
         def keep(flight: Flight) -> None:
@@ -522,6 +549,11 @@ class Run:
         """
         if self.context.serve_only:
             raise ConfigError("this learner serves evaluations only; it does not train")
+        if self._offline:
+            raise ConfigError(
+                "run.offline=true: this run learns from a dataset alone; leave the environment "
+                "server out, or set run.offline=false"
+            )
         self.context.begin()
         assert self.spec is not None
         if not self.spec.agents:  # of a checkpoint of 0.2, or of another worker: from now on known
@@ -544,8 +576,11 @@ class Run:
 
     @property
     def busy(self) -> bool:
-        """Whether an evaluation is under way, which the end of a complete run waits for."""
-        return self.scheduler.busy
+        """Whether an evaluation is under way, which the end of a complete run waits for.
+
+        An offline run may be complete before its evaluator is there.
+        """
+        return self.scheduler.busy or (self._offline and self.scheduler.awaits_evaluator)
 
     def drain(self) -> None:
         """Stop answering training sessions, and wait for the rows they are working on."""

@@ -54,6 +54,11 @@ def job_script(
         ConfigError: for options that contradict each other, or what the ranks cannot share.
     """
     settings = with_plugin_defaults(load(config, overrides), TASK)
+    if settings.run.offline:
+        raise ConfigError(
+            "run.offline=true: there are no environment servers to place; call `murmur train` in a "
+            "script of one node"
+        )
     _check(config, run, gpus, gpus_per_node, ranks, sbatch)
     ranks = gpus or ranks
     per_node = min(gpus_per_node, gpus) if gpus else ranks

@@ -166,14 +166,18 @@ class Happo(Mappo):
     ) -> tuple[Tensor, Tensor]:
         """Return the team's targets and advantages, the same for all agents; [L, B, A].
 
-        Reward and value are means over the agents, values over those alive. The team's episode
-        continues as long as one agent lives. The ratio is that of the joint action.
+        Reward and value are means over the agents that learn, values over those of them alive:
+        the paper's joint reward is the team's, and frozen agents belong to its environment. The
+        team's episode continues as long as one agent lives. The ratio is that of the joint action.
         """
+        agents = t.reward.shape[-1]
+        # Rewards of frozen agents are 0 here.
+        scale = agents / (agents - len(set(self._config.frozen_agents)))
         alive = batch.arrays.get(OBSERVATION + AGENT_MASK)
         counted = torch.ones_like(value) if alive is None else (alive != 0).float()
         team = replace(
             t,
-            reward=t.reward.mean(-1, keepdim=True).expand_as(t.reward),
+            reward=(scale * t.reward.mean(-1, keepdim=True)).expand_as(t.reward),
             discount=t.discount.amax(-1, keepdim=True),
         )
         value = mean_over(value, counted, -1).unsqueeze(-1).expand_as(value)

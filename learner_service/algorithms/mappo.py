@@ -56,7 +56,7 @@ from murmur.learner_service.storage.rollout import Rollout, Transitions, transit
 from murmur.shared.wire.spec import ACTION_MASK
 
 
-class Config(options.TeamsConfig, options.OnPolicyCriticConfig):
+class Config(options.TeamsConfig):
     """Options of MAPPO.
 
     The defaults make an optimizer step of 256 rows five times for each: one step for every 51

@@ -219,52 +219,6 @@ _OF_ALL_TEAMS = (
 )
 
 
-class TeamsConfig(SharingConfig):
-    """Options of algorithms that train teams of agents apart."""
-
-    teams: dict[str, dict[str, Any]] = Field(
-        {},
-        description="options of teams that are trained apart, by the team's name: `agents`, "
-        "numbers or names (left out: those named after the team), `network`, options that differ "
-        "from the section network, and options of the algorithm; see docs/networks.md",
-    )
-
-    @model_validator(mode="after")
-    def _teams_fit(self) -> Self:
-        for team in self.teams:
-            self.of_team(team)
-        return self
-
-    def of_team(self, team: str) -> TeamOptions:
-        """Return the options of a team: those of all teams with its changes.
-
-        Raises:
-            ConfigError: for an unknown option or a wrong value, naming the team.
-        """
-        where = f"algorithm.teams.{team}"
-        if not re.fullmatch(r"\w[\w-]*", team):
-            raise ConfigError(f"'{where}': a team's name has letters, digits, - and _ alone")
-        own = with_new_names(type(self), self.teams[team], where)
-        fields = [key for key in type(self).model_fields if key not in _OF_ALL_TEAMS]
-        known = ("agents", "network", *fields)
-        for key in own:
-            if key in _OF_ALL_TEAMS:
-                raise ConfigError(f"'{where}.{key}' is of all teams together; set algorithm.{key}")
-            if key not in known:
-                raise ConfigError(f"unknown key '{where}.{key}'; {known_names(key, known)}")
-        agents, network = own.pop("agents", None), own.pop("network", {})
-        if not isinstance(network, dict):
-            raise ConfigError(f"'{where}.network' = {network!r}: it holds keys, network.KEY=VALUE")
-        if isinstance(agents, int | str):
-            agents = (agents,)
-        listed = isinstance(agents, list | tuple) and agents
-        if agents is not None and not (listed and all(isinstance(a, int | str) for a in agents)):
-            raise ConfigError(f"'{where}.agents' = {agents!r}: give numbers or names of agents")
-        of_all = self.model_dump(exclude={"teams"})
-        options = validate(type(self), {**of_all, **own}, where)
-        return TeamOptions(options, agents and tuple(agents), network, "share_parameters" in own)
-
-
 class CriticConfig(SharingConfig):
     """Options of algorithms that have critics beside their policies."""
 
@@ -433,14 +387,12 @@ class OnPolicyConfig(AlgorithmConfig):
         growth = max(1, min(at_once // asked, self.max_batch_size // self.batch_size))
         grown: dict[str, Any] = {"batch_size": growth * self.batch_size, "max_batch_size": 0}
         if growth > 1:
-            by = math.sqrt(growth)
-            grown |= {name: by * getattr(self, name) for name in self.RATES}
-            if isinstance(self, TeamsConfig):
-                grown["teams"] = {
-                    team: own | {name: by * own[name] for name in self.RATES if name in own}
-                    for team, own in self.teams.items()
-                }
+            grown |= self.scaled_rates(math.sqrt(growth))
         return self.model_copy(update=grown)
+
+    def scaled_rates(self, factor: float) -> dict[str, Any]:
+        """Return all options that hold learning rates, with the rates times a factor."""
+        return {name: factor * getattr(self, name) for name in self.RATES}
 
 
 class OnPolicyCriticConfig(CriticConfig, OnPolicyConfig):
@@ -459,3 +411,57 @@ class OnPolicyCriticConfig(CriticConfig, OnPolicyConfig):
     )
     entropy_weight: EntropyWeight
     max_grad_norm: GradNorm = 10.0
+
+
+class TeamsConfig(OnPolicyCriticConfig):
+    """Options of algorithms that train teams of agents apart."""
+
+    teams: dict[str, dict[str, Any]] = Field(
+        {},
+        description="options of teams that are trained apart, by the team's name: `agents`, "
+        "numbers or names (left out: those named after the team), `network`, options that differ "
+        "from the section network, and options of the algorithm; see docs/networks.md",
+    )
+
+    @model_validator(mode="after")
+    def _teams_fit(self) -> Self:
+        for team in self.teams:
+            self.of_team(team)
+        return self
+
+    def of_team(self, team: str) -> TeamOptions:
+        """Return the options of a team: those of all teams with its changes.
+
+        Raises:
+            ConfigError: for an unknown option or a wrong value, naming the team.
+        """
+        where = f"algorithm.teams.{team}"
+        if not re.fullmatch(r"\w[\w-]*", team):
+            raise ConfigError(f"'{where}': a team's name has letters, digits, - and _ alone")
+        own = with_new_names(type(self), self.teams[team], where)
+        fields = [key for key in type(self).model_fields if key not in _OF_ALL_TEAMS]
+        known = ("agents", "network", *fields)
+        for key in own:
+            if key in _OF_ALL_TEAMS:
+                raise ConfigError(f"'{where}.{key}' is of all teams together; set algorithm.{key}")
+            if key not in known:
+                raise ConfigError(f"unknown key '{where}.{key}'; {known_names(key, known)}")
+        agents, network = own.pop("agents", None), own.pop("network", {})
+        if not isinstance(network, dict):
+            raise ConfigError(f"'{where}.network' = {network!r}: it holds keys, network.KEY=VALUE")
+        if isinstance(agents, int | str):
+            agents = (agents,)
+        listed = isinstance(agents, list | tuple) and agents
+        if agents is not None and not (listed and all(isinstance(a, int | str) for a in agents)):
+            raise ConfigError(f"'{where}.agents' = {agents!r}: give numbers or names of agents")
+        of_all = self.model_dump(exclude={"teams"})
+        options = validate(type(self), {**of_all, **own}, where)
+        return TeamOptions(options, agents and tuple(agents), network, "share_parameters" in own)
+
+    @override
+    def scaled_rates(self, factor: float) -> dict[str, Any]:
+        scaled = {
+            team: own | {name: factor * own[name] for name in self.RATES if name in own}
+            for team, own in self.teams.items()
+        }
+        return {**super().scaled_rates(factor), "teams": scaled}

@@ -1,7 +1,7 @@
 """Teams of a run: agents that are trained apart from the others, with options of their own."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -80,12 +80,11 @@ class View:
 
     def rows(self, x: Tensor, axis: int, agents: tuple[int, ...] = ()) -> Tensor:
         """Return the rows of the team's agents, or of others, along an axis."""
-        agents = agents or self.agents
-        start, stop = agents[0], agents[-1] + 1
-        if len(agents) == stop - start:
-            return x.narrow(axis, start, len(agents))
+        rows = rows_of(agents or self.agents)
+        if isinstance(rows, slice):
+            return x.narrow(axis, rows.start, rows.stop - rows.start)
         # Not by an index: its copy to the device could be in no CUDA graph.
-        return torch.stack([x.select(axis, agent) for agent in agents], axis)
+        return torch.stack([x.select(axis, agent) for agent in rows], axis)
 
     def observation(self, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the team's part of observations [B, A, ...] or [B, ...], to act on."""
@@ -121,6 +120,12 @@ class View:
                 x = batch.arrays[OBSERVATION + name.removeprefix(OBSERVATION + OTHERS)]
                 arrays[name] = self.rows(x, 2, self.others).flatten(2)
         return replace(batch, arrays=arrays)
+
+
+def rows_of(agents: Sequence[int]) -> slice | list[int]:
+    """Return an index of agents' rows, a slice where they are side by side: that copies nothing."""
+    start, stop = agents[0], agents[-1] + 1
+    return slice(start, stop) if len(agents) == stop - start else list(agents)
 
 
 def rows_by_agent(views: Iterable[View]) -> list[int] | None:

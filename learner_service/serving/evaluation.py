@@ -180,3 +180,9 @@ class EvaluationScheduler:
         with self._lock:
             asked = time.monotonic() - self._asked < _ASKED_LATELY_S
             return bool(self._running) or (self._due is not None and asked)
+
+    @property
+    def awaits_evaluator(self) -> bool:
+        """Whether an evaluation is due and no evaluator has asked for one yet."""
+        with self._lock:
+            return self._due is not None and self._asked == -math.inf

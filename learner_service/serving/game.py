@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from murmur.learner_service.checkpoint import saved_spec
 from murmur.learner_service.learning.base import Policy
-from murmur.learner_service.learning.team_specs import View, rows_by_agent
+from murmur.learner_service.learning.team_specs import View, rows_by_agent, rows_of
 from murmur.learner_service.serving.opponents import AssignedPolicy
 from murmur.shared.config.experiment import LeagueConfig
 from murmur.shared.process.errors import CheckpointError, SpecError
@@ -103,12 +103,12 @@ class Game:
     @functools.cached_property
     def own_rows(self) -> slice | list[int]:
         """Rows of the team's agents in a time step."""
-        return _rows_of(self.team.agents)
+        return rows_of(self.team.agents)
 
     @functools.cached_property
     def other_rows(self) -> slice | list[int]:
         """Rows of the other agents in a time step."""
-        return _rows_of(self.others.agents)
+        return rows_of(self.others.agents)
 
     @functools.cached_property
     def order(self) -> list[int] | None:
@@ -166,9 +166,3 @@ def check_opponent(path: Path, state: Mapping[str, Any], spec: EnvSpec) -> None:
             "name a checkpoint of the same environment with the same observations, or take it out "
             "of league.checkpoints"
         )
-
-
-def _rows_of(agents: tuple[int, ...]) -> slice | list[int]:
-    """Return an index of rows, a slice where they are side by side: that copies nothing."""
-    start, stop = agents[0], agents[-1] + 1
-    return slice(start, stop) if len(agents) == stop - start else list(agents)

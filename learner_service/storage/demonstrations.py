@@ -1,5 +1,6 @@
 """Demonstrations: a dataset's episodes as rollouts, whose actions are cloned."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -42,13 +43,13 @@ class Demonstrations:
     A batch follows from the seed and the policy version alone, so a resumed run draws the same.
 
     Attributes:
-        updates: number of the run's updates that clone.
+        updates: number of the run's updates that clone; infinity: all do.
     """
 
     def __init__(
         self,
         folder: str,
-        updates: int,
+        updates: float,
         spec: EnvSpec,
         extras: Mapping[str, tuple[int, ...]],
         frames: Frames | None,
@@ -59,7 +60,7 @@ class Demonstrations:
 
         Args:
             folder: folder of the dataset.
-            updates: number of the run's updates that clone.
+            updates: number of the run's updates that clone; infinity: all do.
             spec: spec of the environment.
             extras: name -> shape of a policy's outputs beside the action.
             frames: images to stack, if any.
@@ -90,7 +91,8 @@ class Demonstrations:
         if illegal := _hide_illegal(expert, self._episodes, spec):
             logger.warning("%s: %d actions are illegal and not cloned", KEY, illegal)
         self._arrays = self._episodes.arrays | {OBSERVATION + EXPERT_ACTION: expert}
-        logger.info("cloning %s in the first %d updates", dataset.describe(), updates)
+        which = "all" if math.isinf(updates) else f"the first {updates:g}"
+        logger.info("cloning %s in %s updates", dataset.describe(), which)
 
     def sample(self, version: int, length: int, envs: int) -> dict[str, Tensor]:
         """Draw stretches of the episodes.

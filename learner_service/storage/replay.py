@@ -318,8 +318,10 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
     Attributes, beside those of an UnrollStorage:
         graphs: CUDA graphs of draws and priorities.
         capacity: transitions there is room for.
+        offline: whether updates follow one another, whatever environments add.
     """
 
+    offline = False
     _prefetched: ReplayBatch | None = None
     # Memory of a drawn batch and of the one that is learned from, if draws are captured.
     _drawn: ReplayBatch | None = None
@@ -583,6 +585,8 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         c = self._config
         start, updates = self._first_burst
         bursts = max(0, 1 + (self.inserted + new - start) // c.update_interval)
+        if self.offline:
+            bursts, updates = 1, self._updates
         # environments that fail at once bring ABORTED time steps alone
         if bursts and not self._has_transitions:
             with self.memory_lock:
@@ -601,6 +605,9 @@ class ReplayStorage(UnrollStorage[ReplayBatch]):
         """Describe how often updates are made, of all learners together."""
         start, interval, updates = self._rate()
         ranks = self._group.size
+        if self.offline:
+            size = ranks * self._config.batch_size
+            return f"replay: updates of {size:,} rows follow one another (run.offline)"
         learners = f" of all {ranks} learners" if ranks > 1 else ""
         return (
             f"replay: {updates} update{'s' * (updates > 1)} of {ranks * self._config.batch_size:,} "

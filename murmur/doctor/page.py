@@ -70,6 +70,11 @@ def examine(
     def say(line: str) -> None:
         console.print(plain(line), soft_wrap=True)
 
+    if run is not None and _is_offline(run):
+        raise ConfigError(
+            f"{run.path} learns from a dataset alone (run.offline): there are no environments, and "
+            "the learner never waits; `murmur profile` shows what its updates do"
+        )
     if metrics is None and prometheus is None and run is not None:
         metrics = learners_of(run) or None  # the run's folder tells of the first learner alone
     most_s = LOOK_S if probe else WINDOW_S
@@ -96,6 +101,14 @@ def examine(
         seen, too_few=too_few, device=tuple(device_lines(before, after, seen.device_busy))
     )
     return of_group(seen, pace, ranks) if len(looks) > 1 else seen
+
+
+def _is_offline(run: RunFolder) -> bool:
+    """Return whether a run learns from a dataset alone; False if its options cannot be read."""
+    try:
+        return run.config().run.offline
+    except ConfigError:
+        return False
 
 
 def _with_cpu_of_all(looks: Sequence[Look]) -> list[Look]:

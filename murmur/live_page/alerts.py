@@ -140,13 +140,15 @@ def _standstill(
     silent = now - (last.get("time") or now)
     counter = "rows_trained" if last.get("samples") else "rows_received"
     still = moved.still_s(counter, last.get("time") or now)
+    # A dataset is learned from without rows: in the first updates, or alone.
+    of_dataset = last.get("updates") and not (last.get(counter) and last.get("env_steps"))
     if silent > max(SILENT_S, 10 * log_every_s):
         yield Alert(
             "error",
             f"no progress for {duration(silent)}: the learner writes nothing",
             "An update may take as long; else see logs/learner.log and `murmur doctor`.",
         )
-    elif still > STARVED_S:
+    elif still > STARVED_S and not of_dataset:
         yield Alert(
             "error",
             f"no row came from an environment server for {duration(still)}"

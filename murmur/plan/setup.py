@@ -40,6 +40,11 @@ def plan_config(config: ExperimentConfig) -> ExperimentConfig:
     Raises:
         ConfigError: if it has no environment.
     """
+    if config.run.offline:
+        raise ConfigError(
+            "run.offline=true: nothing is forecast of a run that learns from a dataset alone; its "
+            "updates follow one another"
+        )
     if config.supervised:
         raise ConfigError(
             f"`murmur plan` forecasts runs with an environment; this one learns from the source "

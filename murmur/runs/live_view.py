@@ -161,7 +161,8 @@ class TrainingView(LiveView):
 
     @property
     def _awaits_rows(self) -> bool:
-        return self._last.get("rows_received") == 0 and "samples" not in self._last
+        waits = self._last.get("rows_received") == 0 and "samples" not in self._last
+        return waits and not self._run.offline
 
     def _eta(self, share: float | None) -> str:
         if self._awaits_rows:
@@ -208,6 +209,14 @@ def _figures(record: Mapping[str, Any]) -> dict[str, str]:
         if samples["broken"]:
             figures["broken samples"] = number(samples["broken"])
         return updates | figures | gpu
+    if record.get("rows_received") == 0 and record.get("updates"):  # of a dataset alone
+        losses = {n: number(x) for n, x in record.get("losses", {}).items() if n.endswith("loss")}
+        return (
+            updates
+            | {"transitions": number(record.get("env_steps", 0)), _RATE: rate}
+            | losses
+            | gpu
+        )
     figures = {
         "env steps": number(record.get("env_steps", 0)),
         _RATE: rate,

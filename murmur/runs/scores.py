@@ -158,7 +158,8 @@ class Pace:
         if not self._seen or now < self._seen[-1][0]:  # the learner went back to a checkpoint
             self._seen.clear()
             self._rows_at_start = rows
-        elif rows is not None and rows == self._rows_at_start:  # environments start
+        elif rows is not None and rows == self._rows_at_start and not self._run.offline:
+            # Environments start.
             self._seen.clear()
         self._seen.append((now, completed_shares(self._run, record)))
         while self._seen[0][0] < now - _PACE_S:

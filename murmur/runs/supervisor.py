@@ -103,7 +103,9 @@ class Supervisor:
         self._base: tuple[int, int] | None = None  # ports of rank 0 as it was told; 0: any
         self.learner = self._child("learner", self._learner_command)
         self.learner.lock = run.lock
-        self.others = [self._child("env-server", self._env_server_command)]
+        self.others: list[Child] = []
+        if not config.run.offline:
+            self.others.append(self._child("env-server", self._env_server_command))
         if config.evaluation.on and not config.supervised:
             evaluator = partial(self._env_server_command, evaluate=True)
             self.others.append(self._child("evaluator", evaluator))

@@ -181,10 +181,11 @@ def train(
     server = config.env_server
     inside = "" if config.supervised else f", environments in each: {server.envs_per_worker}"
     several = f"learners: {prepared.learners}, " if prepared.learners > 1 else ""
+    source = f"workers: {server.num_workers}{inside}"
+    if config.run.offline:
+        source = f"no environments: learns from {config.dataset}"
     print_plain(
-        console,
-        f"{several}workers: {server.num_workers}{inside}, "
-        f"torch threads of the learner: {config.learner.num_threads}",
+        console, f"{several}{source}, torch threads of the learner: {config.learner.num_threads}"
     )
     view = TrainingView(config.run, console)
 
@@ -244,6 +245,8 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
     last = progress[-1] if progress else {}
     if samples := last.get("samples"):
         made = f"{samples['epoch']} epochs, {number(last.get('env_steps', 0))} samples trained"
+    elif config.run.offline:
+        made = f"{number(last.get('env_steps', 0))} transitions of {config.dataset}"
     else:
         made = (
             f"{number(last.get('env_steps', 0))} environment steps, "

@@ -8,6 +8,7 @@ that says what was probably meant.
 """
 
 import os
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, Self
 
@@ -42,11 +43,17 @@ class RunConfig(Section):
         0,
         ge=0,
         description="stop after this many environment steps (all agents act in one), or, with a "
-        "source, samples trained; 0: no limit",
+        "source, samples trained, or, offline, transitions learned from; 0: no limit",
     )
     max_minutes: float = Field(0, ge=0, description="stop after this many minutes; 0: no limit")
     max_episodes: int = Field(
         0, ge=0, description="stop after this many finished training episodes; 0: no limit"
+    )
+    offline: bool = Field(
+        False,
+        description="learn from a recorded dataset alone, imitation.dataset in all updates or "
+        "algorithm.replay.dataset one update after another; no environment trains, and "
+        "evaluations need one as ever",
     )
     start_from: str = Field(
         "",
@@ -612,6 +619,36 @@ class ExperimentConfig(Section):
         if self.source.name and (self.imitation.baseline or self.imitation.dataset):
             raise ValueError("imitation: a run with a source has no actions; leave it out")
         return self
+
+    @model_validator(mode="after")
+    def _offline_needs_no_environment(self) -> "ExperimentConfig":
+        if not self.run.offline:
+            return self
+        if not self.dataset:
+            raise ValueError(
+                "run.offline=true: there is nothing to learn from; set imitation.dataset or, of "
+                "algorithms with a replay, algorithm.replay.dataset to a folder of `murmur record`"
+            )
+        if self.run.max_episodes:
+            raise ValueError(
+                f"run.max_episodes={self.run.max_episodes} and run.offline=true: no episode is "
+                "played; set it to 0, and run.max_updates, run.max_env_steps or run.max_minutes"
+            )
+        if self.league.on:
+            raise ValueError("league: an offline run plays no games; leave it out")
+        if self.imitation.baseline:
+            raise ValueError(
+                f"imitation.baseline={self.imitation.baseline} and run.offline=true: a baseline "
+                "advises in environments; leave it out, or record its episodes: murmur record"
+            )
+        return self
+
+    @property
+    def dataset(self) -> str:
+        """Return the folder of the dataset that the run begins with; empty: there is none."""
+        replay = self.algorithm.options.get("replay")
+        of_replay = replay.get("dataset", "") if isinstance(replay, Mapping) else ""
+        return self.imitation.dataset or str(of_replay)
 
     @model_validator(mode="after")
     def _evaluation_fits(self) -> "ExperimentConfig":

@@ -69,3 +69,25 @@ def test_a_run_with_frozen_agents_is_clean(case: Case, tmp_path: Path) -> None:
 def test_a_run_with_normalised_rows_is_clean(case: Case, tmp_path: Path) -> None:
     network = {**case.network, "normalize_observations": True}
     assert not live(case, tmp_path, network=network, algorithm={"normalize_rewards": True})
+
+
+@pytest.mark.parametrize(
+    ("sharing", "groups"), [("groups", 2), pytest.param("own", 3, marks=pytest.mark.long)]
+)
+def test_happo_captures_two_graphs_of_a_group(sharing: str, groups: int, tmp_path: Path) -> None:
+    """Each group has its steps and its ratio, all have their rows and returns; none is added."""
+    case = Case("happo", "discrete", sharing, False, "fp32")
+    with (
+        pretend_cuda(ALLOWED),
+        DrivenRun(case.config(), make_spec(case.space), tmp_path) as run,
+    ):
+        players = [run.player(3), run.player(2)]
+        counts = []
+        for updates in (20, 24):
+            run.play_until(updates, *players)
+            learner = run.run.context.learner
+            assert learner is not None
+            counts.append(dict(learner.algorithm.graphs.captures))
+    assert sum(counts[0].values()) == 2 * groups + 2
+    assert counts[0] == counts[1]
+    assert counts[0]["ratio"] == groups

@@ -1,5 +1,6 @@
 """Captured updates on ranks, each of batches of its own shapes, as on GPUs."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -10,6 +11,7 @@ from torch import Tensor
 from murmur.learner_service.device import cuda_graph
 from murmur.learner_service.device.cuda_graph import Captured, Graphs
 from murmur.learner_service.learning.on_policy import OnPolicyAlgorithm
+from murmur.learner_service.learning.teams import Teams
 from murmur.learner_service.ranks.group import Group
 from murmur.learner_service.storage.rollout import Batch
 from tests.learner_service.taped_graphs import TapedCapture, taped_graphs
@@ -77,20 +79,30 @@ def learned(
     capture = failing(fails[group.rank], at_once=at_once)
     with taped_graphs(capture), patch.object(cuda_graph, "_RETRY_CALLS", 5):
         algorithm = case.build(group)
-        if isinstance(algorithm, OnPolicyAlgorithm):
-            algorithm._static = algorithm._schedule._static = True
-        graphs, counts, scalars = algorithm.graphs, list[Counts](), dict[str, Tensor]()
-        graphs.enabled = captured
+        learning = [algorithm]
+        if isinstance(algorithm, Teams):
+            learning = [own for _, own, learns in algorithm._members if learns]
+        for own in learning:
+            if isinstance(own, OnPolicyAlgorithm):
+                own._static = own._schedule._static = True
+            own.graphs.enabled = captured
+        counts, scalars = list[Counts](), dict[str, Tensor]()
         for batch in every[group.rank]:
             seen = algorithm.transforms.batch(batch)
             scalars = algorithm.update(seen)
-            together = [f._name for f in graphs._functions if f._exchanges]
-            counters = graphs.eager_calls, graphs.captures, graphs.replays
-            counts.append({n: tuple(c[n] for c in counters) for n in sorted(together)})  # type: ignore[misc]
+            counts.append({k: x for i, own in enumerate(learning) for k, x in _calls(own, i)})
         outcome = jobs.outcome(algorithm, seen, scalars)
-        fallbacks = sum(graphs.fallbacks.values())
-        graphs.reset()
+        fallbacks = sum(sum(own.graphs.fallbacks.values()) for own in learning)
+        algorithm.graphs.reset()
     return outcome, counts, fallbacks
+
+
+def _calls(algorithm: Any, number: int) -> Iterator[tuple[str, tuple[int, int, int]]]:
+    """Yield how the functions that exchange something were called, of one of the algorithms."""
+    graphs = algorithm.graphs
+    for name in sorted(f._name for f in graphs._functions if f._exchanges):
+        counts = graphs.eager_calls[name], graphs.captures[name], graphs.replays[name]
+        yield f"{number} {name}", counts
 
 
 def walked(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from murmur.learner_service.device.precision import Precision
-from murmur.learner_service.layers.stacked import Sharing
+from murmur.learner_service.layers.stacked import Sharing, resolve_sharing
 from murmur.learner_service.learning.base import Algorithm, algorithm_config, build_algorithm
 from murmur.learner_service.ranks.group import ALONE, Group
 from murmur.learner_service.storage.replay import ReplayBatch
@@ -16,7 +16,9 @@ from murmur.shared.config import PluginConfig
 from murmur.shared.wire.dataset import OBSERVATION
 from murmur.shared.wire.spec import (
     ACTION_MASK,
+    ADJACENCY,
     AGENT_MASK,
+    STATE,
     ArraySpec,
     Continuous,
     Discrete,
@@ -41,7 +43,9 @@ class Case:
         space: of actions: discrete, masked or continuous.
         sharing: algorithm.share_parameters.
         recurrent: network.recurrent.
+        network: name and options of a network other than mlp.
         image: whether agents see images, too.
+        states: whether critics see a state of each agent.
         mortal: whether agents die.
         scaled: whether losses are scaled, as in fp16.
         normalize: network.normalize_observations.
@@ -51,7 +55,9 @@ class Case:
     space: str = "discrete"
     sharing: Sharing = True
     recurrent: int = 0
+    network: dict[str, Any] = field(default_factory=dict, hash=False)
     image: bool = False
+    states: bool = False
     mortal: bool = True
     scaled: bool = False
     normalize: bool = False
@@ -66,6 +72,11 @@ class Case:
             observations.append(ArraySpec(ACTION_MASK, "uint8", (3,)))
         if self.image:
             observations.append(ArraySpec("image", "float32", (2, 8, 8)))
+        if self.states:
+            observations.append(ArraySpec(STATE, "float32", (2,)))
+        if self.network:
+            observations.append(ArraySpec(ADJACENCY, "uint8", (AGENTS,)))
+            observations.append(ArraySpec("things", "float32", (3, 2)))
         action = Continuous(2) if self.space == "continuous" else Discrete(3)
         return EnvSpec("toy", AGENTS, tuple(observations), action, (), LENGTH)
 
@@ -84,10 +95,11 @@ class Case:
         precision = Precision("fp32", CPU, group=group)
         if self.scaled:
             precision.scaler = torch.amp.GradScaler("cpu", init_scale=_FIRST_SCALE)
-        net: dict[str, Any] = {"name": "mlp"}
+        net: dict[str, Any] = {"name": "mlp"} | self.network
         if self.image:
             net = {"name": "cnn", "channels": (3,), "kernels": (3,), "strides": (2,)}
-        net["normalize_observations"] = self.normalize
+        if self.normalize:
+            net["normalize_observations"] = True
         network = PluginConfig(**net, hidden=(8,), recurrent=self.recurrent)
         whole = PluginConfig(**self.options, share_parameters=self.sharing)
         own = algorithm_config(whole).for_rank(group.size).model_dump()
@@ -115,8 +127,8 @@ class Case:
             first += count
         return found
 
-    def owners(self, batch: Any) -> Tensor | None:
-        """The rank of each unit that minibatches are dealt of, in order; None: there are none."""
+    def owners(self, batch: Any) -> list[Tensor] | None:
+        """The rank of each unit of every shuffle, which repeat; None: nothing is shuffled."""
         if not self.on_policy:
             return None
         weight = transitions(batch).valid.unsqueeze(-1).repeat(1, 1, AGENTS)  # [L, B, A]
@@ -124,12 +136,25 @@ class Case:
         if alive is not None:
             weight &= alive[:-1] != 0
         ranks = torch.repeat_interleave(torch.arange(len(ENVS)), torch.tensor(ENVS))  # [B]
-        if self.recurrent:
-            return ranks[weight.any(2).any(0)]
         every = ranks.view(1, -1, 1).expand_as(weight)
-        if self.options["name"] == "coma" and self.sharing is True:
-            return every[weight]
-        return every[..., 0][weight.any(2)]
+        if self.options["name"] == "coma" and self.sharing is True and not self.recurrent:
+            return [every[weight]]
+        frozen = self.options.get("frozen_agents", [])
+        found: list[Tensor] = []
+        for agents in self._agents_of_teams():
+            counted = weight[..., agents].any(2)
+            units = ranks[counted.any(0)] if self.recurrent else every[..., 0][counted]
+            learning = [agent for agent in agents if agent not in frozen]
+            turns = min(1, len(learning))
+            if self.options["name"] == "happo":
+                slices = resolve_sharing(self.sharing, AGENTS, "share_parameters")
+                turns = len({slices[agent] for agent in learning})
+            found += [units] * turns * self.options["data_passes"]
+        return found
+
+    def _agents_of_teams(self) -> list[list[int]]:
+        teams = self.options.get("teams", {})
+        return [team["agents"] for team in teams.values()] or [list(range(AGENTS))]
 
     def _sampled(self, seed: int) -> ReplayBatch:
         batch = random_transitions(self.spec, sum(SAMPLED), seed)
@@ -153,6 +178,9 @@ class Case:
             alive = batch.arrays[OBSERVATION + AGENT_MASK]
             alive.copy_(torch.rand(alive.shape, generator=random) < 0.8)
             alive[:, :3, 1] = 0
+        if self.network:
+            edges = batch.arrays[OBSERVATION + ADJACENCY]
+            edges.copy_(torch.rand(edges.shape, generator=random) < 0.5)
         batch.arrays["step_type"][4:, 1] = ABORTED
         if seed % 4 == 3:
             batch.arrays["step_type"][:, ENVS[0] :] = ABORTED

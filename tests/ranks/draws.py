@@ -31,18 +31,21 @@ class Draws(TorchFunctionMode):
     by rank; one learner with all rows has the ranks' orders one after the other.
     """
 
-    def __init__(self, seed: int, rows: Rows, rank: int, owners: Tensor | None = None) -> None:
+    def __init__(
+        self, seed: int, rows: Rows, rank: int, owners: Sequence[Tensor] | None = None
+    ) -> None:
         """Begin with the first draw.
 
         Args:
             seed: the same for all.
             rows: to draw numbers for.
             rank: of this learner.
-            owners: one learner with all rows: the rank of each unit that is shuffled.
+            owners: one learner with all rows: the rank of each unit of every shuffle; after the
+                last shuffle they repeat.
         """
         super().__init__()
         self._seed, self._rows, self._rank, self._owners = seed, rows, rank, owners
-        self._calls = 0
+        self._calls = self._shuffles = 0
 
     def __torch_function__(
         self,
@@ -74,9 +77,11 @@ class Draws(TorchFunctionMode):
     def _order(self, count: int) -> Tensor:
         if self._owners is None:
             return torch.randperm(count, generator=self._generator(self._rank))
-        assert len(self._owners) == count
+        owners = self._owners[self._shuffles % len(self._owners)]
+        self._shuffles += 1
+        assert len(owners) == count
         orders = []
-        for rank in range(int(self._owners.max()) + 1):
-            own = (self._owners == rank).nonzero().squeeze(1)
+        for rank in range(int(owners.max()) + 1):
+            own = (owners == rank).nonzero().squeeze(1)
             orders.append(own[torch.randperm(len(own), generator=self._generator(rank))])
         return torch.cat(orders)

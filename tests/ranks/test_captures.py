@@ -24,7 +24,7 @@ from tests.wire import Client
 QUICK = ("mappo", "masac")
 LONG = ("coma", "matd3", "mappo, recurrent", "coma, recurrent", "masac, clipped", "qmix",
         "masac, scaled", "maddpg, normalised", "mappo, normalised, groups",
-        "segmentation")  # fmt: skip
+        "happo", "happo, teams", "mappo, teams, graph", "segmentation")  # fmt: skip
 UPDATES = 8
 
 

@@ -15,6 +15,11 @@ from tests.ranks.processes import Ranks
 
 STATES = 50
 _MAPPO = {"name": "mappo", "batch_size": 12, "batch_number": 5, "data_passes": 2}
+_TEAMS: dict[str, Any] = {
+    "many": {"agents": [0, 2], "network": {"hidden": [6]}, "actor_lr": 1e-3},
+    "few": {"agents": [1], "gae_lambda": 0.8, "clip_ratio": 0.1},
+}
+_GRAPH, _ATTENTION = ({"name": name, "width": 8, "heads": 2} for name in ("graph", "attention"))
 _COMA = {"name": "coma", "batch_size": 12, "batch_number": 5, "data_passes": 2}
 _CLIPPED = {"clip_ratio": 0.2, "normalize_advantage": True, "entropy_weight": 0.01}
 _PER = {"replay": {"batch_size": 32, "prioritized": True}}
@@ -37,6 +42,32 @@ CASES: dict[str, Any] = {
     "ippo": Case({**_MAPPO, "centralized": False}, mortal=False),
     "ippo, one trunk": Case({**_MAPPO, "centralized": False, "share_trunk": True}, recurrent=5),
     "happo": Case({**_MAPPO, "name": "happo"}, sharing=False),
+    "mappo, graph": Case(_MAPPO, network=_GRAPH),
+    "mappo, attention": Case(_MAPPO, network=_ATTENTION),
+    "ippo, attention, messages": Case(
+        {**_MAPPO, "centralized": False},
+        network={**_ATTENTION, "communication": True, "entities": ("things",)},
+        recurrent=5,
+    ),
+    "mappo, states of agents": Case({**_MAPPO, "max_grad_norm": 0.05}, states=True),
+    "mappo, teams": Case({**_MAPPO, "teams": _TEAMS}, normalize=True),
+    "mappo, teams, recurrent": Case(
+        {**_MAPPO, "teams": {**_TEAMS, "few": {"agents": [1], "network": {"recurrent": 3}}}},
+        recurrent=5,
+    ),
+    "mappo, teams, graph": Case({**_MAPPO, "teams": _TEAMS}, network=_GRAPH),
+    "mappo, teams, states, clipped": Case(
+        {**_MAPPO, "teams": _TEAMS, "normalize_rewards": True, "max_grad_norm": 0.05}, states=True
+    ),
+    "mappo, teams, scaled": Case({**_MAPPO, "teams": _TEAMS}, "continuous", scaled=True),
+    "mappo, teams, frozen": Case(
+        {**_MAPPO, "teams": _TEAMS, "frozen_agents": [1]}, "masked", mortal=False
+    ),
+    "happo, frozen": Case(
+        {**_MAPPO, "name": "happo", "frozen_agents": [2]}, sharing=False, mortal=False
+    ),
+    "happo, teams": Case({**_MAPPO, "name": "happo", "teams": _TEAMS}, sharing=False),
+    "happo, states of agents": Case({**_MAPPO, "name": "happo"}, sharing=False, states=True),
     "happo, recurrent, groups": Case({**_MAPPO, "name": "happo"}, sharing=(0, 0, 1), recurrent=5),
     "coma": Case(_COMA),
     "coma, masked, own": Case(_COMA, "masked", sharing=False),
@@ -74,7 +105,7 @@ CASES: dict[str, Any] = {
     "iql, own, clipped": Case({**_QMIX, "mixer": "none", "max_grad_norm": 0.05}, sharing=False),
     "qmix, scaled": Case(_QMIX, scaled=True),
 }
-QUICK = ("mappo, clipped, own", "masac")
+QUICK = ("mappo, clipped, own", "mappo, teams, graph", "happo, teams", "masac")
 
 
 def alone(algorithm: Algorithm[Any], case: Any, batch: Any, seed: int) -> dict[str, Tensor]:

@@ -1,5 +1,7 @@
-"""Whole runs that begin with a dataset: in turn equal bit for bit, also when resumed."""
+"""Whole runs that begin with a dataset, in turn equal bit for bit, and those with nothing else."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +54,45 @@ def test_runs_are_equal_and_resume_to_the_bit(
 
     whole = train("whole", 8).losses()
     train("halves", 3)  # in the middle of cloning
-    halves = train("halves", 8, "--resume").losses()
+    halves = train("halves", 8, "--resume")
     assert sorted(whole) == list(range(1, 9))
-    assert halves == whole
+    assert halves.losses() == whole
+    assert all(rows >= 0 for rows in halves.lines()[-1]["rows_dropped"].values())
+
+
+@pytest.mark.parametrize("kind", ["cloning", "filled"])
+def test_a_run_without_environments_is_whole(
+    kind: str, tmp_path: Path, started: list[Training]
+) -> None:
+    folder = tmp_path / "data"
+    record(out=folder, baseline="assignment", config="spread", episodes=16)
+    config = tmp_path / "spread.yaml"
+    algorithm = CLONING if kind == "cloning" else FILLED.format(folder=folder)
+    cloned = folder if kind == "cloning" else ""
+    config.write_text(EXPERIMENT.format(algorithm=algorithm, cloned=cloned))
+    wanted = ("run.offline=true", "run.max_updates=8", "evaluation.every_updates=4")
+    settings = [part for item in wanted for part in ("--set", item)]
+    runs = []
+    for name in ("run", "again"):
+        started.append(Training(config, tmp_path / name, settings))
+        assert started[-1].wait() == 0, started[-1].output()
+        runs.append(started[-1])
+    run = runs[0]
+    assert runs[1].losses() == run.losses()
+    assert f"no environments: learns from {folder}" in run.output()
+    assert f"transitions of {folder}" in " ".join(run.output().split())
+    assert not (run.run / "logs/env-server.log").exists()
+    last = run.lines()[-1]
+    assert last["rows_received"] == 0 < last["env_steps"]
+    assert run.lines("evaluation")[-1]["updates"] == 8
+    assert (run.run / "checkpoints/best.pt").is_file()
+    for command, code, words in (
+        (("evaluate", str(run.run), "--episodes", "4"), 0, "return"),
+        (("doctor", str(run.run)), 2, "learns from a dataset alone"),
+        (("env-server", str(run.run / "config.yaml")), 2, "leave the environment server out"),
+        (("plan", str(run.run / "config.yaml")), 2, "nothing is forecast"),
+    ):
+        command_line = [sys.executable, "-m", "murmur", *command]
+        found = subprocess.run(command_line, capture_output=True, text=True, timeout=240)
+        assert found.returncode == code, found.stderr
+        assert words in " ".join((found.stdout + found.stderr).split())

@@ -14,6 +14,7 @@ from murmur.learner_service.algorithms.happo import Config, Happo
 from murmur.learner_service.algorithms.mappo import Config as MappoConfig
 from murmur.learner_service.algorithms.mappo import Mappo
 from murmur.learner_service.device.precision import Precision
+from murmur.learner_service.preprocess.frozen import HideFrozen
 from murmur.learner_service.storage.rollout import Batch
 from murmur.shared.config import PluginConfig
 from murmur.shared.wire.dataset import OBSERVATION
@@ -115,6 +116,20 @@ def test_the_factor_by_hand() -> None:
     rows = happo._after_round(rows, ("agents 2",))
     factor = factor * torch.where(counted[:, 2:], 0.75, 1.0)
     torch.testing.assert_close(rows.columns["advantage"], before * factor)
+
+
+def test_the_reward_of_the_team_leaves_frozen_agents_out() -> None:
+    spec = make_spec("discrete")
+    options = {**PASSES, "gamma": 0.0, "normalize_values": False, "frozen_agents": (2,)}
+    happo = make(spec, **options)
+    batch = rollout(happo, spec, 0, (0, 1, 2))
+    hidden = HideFrozen((2,), (0, 1, 2), CPU).batch(batch, 0)
+    rows = happo._rows(hidden)
+    reward = batch.arrays["reward"][1:, :, :2].mean(-1).flatten()
+    counted = rows.weight[:, 0] > 0
+    assert counted.any()
+    for agent in range(2):
+        torch.testing.assert_close(rows.columns["target"][counted, agent], reward[counted])
 
 
 def test_orders_are_drawn_and_the_same_after_a_resume() -> None:

@@ -284,6 +284,21 @@ def test_a_run_that_stands_still_is_an_alert(run: RunFolder, page: LivePage) -> 
         learner.communicate()
 
 
+@pytest.mark.parametrize("counts", [{"rows_received": 0}, {"rows_received": 64, "env_steps": 0}])
+def test_updates_of_a_dataset_need_no_rows(
+    run: RunFolder, page: LivePage, counts: dict[str, int]
+) -> None:
+    now = time.time()
+    append(run, *[progress(i, time=now - 70 + i, **counts) for i in range(1, 70)])
+    learner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        (run.path / "learner.json").write_text(json.dumps({"pid": learner.pid}))
+        answer = state(page)
+        assert (answer["state"], answer["alerts"]) == ("running", [])
+    finally:
+        learner.communicate()
+
+
 def test_states_of_the_page_are_those_of_the_documents() -> None:
     text = (ROOT / "docs" / "idle-gpu.md").read_text()
     (table,) = re.findall(r"^\| thread \| state \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)

@@ -32,6 +32,22 @@ def test_the_start_of_environments_is_no_pace() -> None:
         assert round(pace.left_s() or 0) == 5 * (96 - before)
 
 
+def test_updates_of_a_dataset_alone_are_a_pace_and_shown() -> None:
+    """No row ever comes: ten updates in 10 s of 100."""
+    run = RunConfig(max_updates=100, offline=True)
+    screen = io.StringIO()
+    view = TrainingView(run, Console(file=screen, width=120))
+    view.line_every_s = 0.0  # type: ignore[misc]
+    with view:
+        for second in range(11):
+            record = {"updates": second, "seconds": float(second), "rows_received": 0}
+            view.update(record | {"env_steps": 50 * second, "losses": {"imitation_loss": 0.5}})
+    last = " ".join(screen.getvalue().splitlines()[-2:])
+    for part in ("10 %, 1:30 left", "updates 10", "transitions 500", "imitation_loss 0.500"):
+        assert part in last
+    assert "environments start" not in screen.getvalue()
+
+
 def test_the_nearest_end_counts() -> None:
     """100 updates at 1/s would take 90 s more, the minutes are over in 50 s."""
     pace = Pace(RunConfig(max_updates=100, max_minutes=1))

@@ -1,0 +1,109 @@
+"""Runs that learn from a dataset alone: no environment connects."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from murmur.learner_service.checkpoint import CheckpointFolder
+from murmur.shared.config.experiment import ExperimentConfig
+from murmur.shared.config.section import validate
+from murmur.shared.process.errors import ConfigError
+from murmur.shared.wire.spec import Discrete
+from tests.learner_service.running import experiment, running_learner
+from tests.learner_service.storage.test_demonstrations import CUES, dataset, spec_of
+from tests.waiting import wait_until
+from tests.wire import Client, Refused
+
+SPEC = spec_of(Discrete(CUES))
+REPLAY = {"capacity_rows": 1000, "batch_size": 16, "start_rows": 900, "update_interval": 1000}
+
+
+def cloning(folder: str, **run: Any) -> ExperimentConfig:
+    """MAPPO, which clones in more updates than imitation.updates says."""
+    return experiment(
+        run={"offline": True, **run},
+        algorithm={"name": "mappo"},
+        imitation={"dataset": folder, "updates": 2},
+    )
+
+
+def replaying(folder: str, **run: Any) -> ExperimentConfig:
+    """QMIX, whose replay asks for more transitions than there are before the first update."""
+    config = experiment().model_dump() | {
+        "algorithm": {"name": "qmix", "replay": {**REPLAY, "dataset": folder}},
+        "run": {"offline": True, **run},
+    }
+    return validate(ExperimentConfig, config)
+
+
+def finished(run_dir: Path, config: ExperimentConfig, **options: Any) -> dict[str, Any]:
+    """Run to the end; return the last checkpoint's counters."""
+    with running_learner(run_dir, config, **options):
+        pass
+    folder = CheckpointFolder(run_dir, 1)
+    progress: dict[str, Any] = folder.load(folder.find("latest"))["progress"]
+    return progress
+
+
+@pytest.mark.parametrize(("make", "rows"), [(cloning, 1), (replaying, 16)])
+def test_a_dataset_alone_is_learned_from_and_the_run_resumes(
+    make: Callable[..., ExperimentConfig], rows: int, tmp_path: Path
+) -> None:
+    folder = dataset(tmp_path / "data", SPEC)
+    config, run_dir = make(folder, max_updates=0), tmp_path / "run"
+    with running_learner(run_dir, config) as learner:
+        wait_until(lambda: learner.metric("updates_total") >= 6, "updates")
+        refused = pytest.raises(Refused, match=r"run.offline=true: .* leave the environment server")
+        with refused, Client(learner.port, SPEC, 2) as client:
+            client.hello()
+    folder_of_run = CheckpointFolder(run_dir, 1)
+    first = folder_of_run.load(folder_of_run.find("latest"))["progress"]
+    assert first["updates"] >= 6
+    assert first["env_steps"] % first["updates"] == 0
+    assert first["env_steps"] >= first["updates"] * rows
+    assert first["rows_received"] == first["episodes"] == 0
+    goal = first["updates"] + 4
+    second = finished(run_dir, make(folder, max_updates=goal), resume=True)
+    assert second["updates"] == goal
+    assert second["env_steps"] * first["updates"] == first["env_steps"] * goal
+    assert not second["rows_dropped"]
+
+
+def test_environment_steps_of_a_dataset_are_a_limit(tmp_path: Path) -> None:
+    config = replaying(dataset(tmp_path / "data", SPEC), max_updates=0, max_env_steps=64)
+    assert finished(tmp_path / "run", config)["updates"] == 4
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"run": {"offline": True}},
+            r"nothing to learn from; set imitation.dataset or, of algorithms",
+        ),
+        (
+            {"run": {"offline": True, "max_episodes": 3}, "imitation": {"dataset": "d"}},
+            r"run.max_episodes=3 and run.offline=true: no episode is played; set it to 0",
+        ),
+        (
+            {"run": {"offline": True}, "imitation": {"dataset": "d"}, "league": {"size": 2}},
+            r"league: an offline run plays no games; leave it out",
+        ),
+        (
+            {
+                "run": {"offline": True},
+                "algorithm": {"name": "qmix", "replay": {"dataset": "d"}},
+                "imitation": {"baseline": "greedy"},
+            },
+            r"imitation.baseline=greedy and run.offline=true: .* murmur record",
+        ),
+    ],
+)
+def test_offline_options_that_do_not_fit_are_refused(
+    sections: dict[str, Any], message: str
+) -> None:
+    base = experiment().model_dump() | {"algorithm": {"name": "mappo"}}
+    with pytest.raises(ConfigError, match=message):
+        validate(ExperimentConfig, base | sections)
