@@ -248,8 +248,6 @@ class Run:
         if isinstance(storage, ReplayStorage):
             context.metrics.watch(storage.graphs)
             logger.info(storage.pace)
-            if not context.loaded:  # else the checkpoint has its rows
-                storage.fill()
         if isinstance(storage, RolloutStorage):
             storage.expect(self._environments)
             self._require_room(spec, algorithm, storage)
@@ -257,9 +255,11 @@ class Run:
                 check_in_flight(config, storage, self._environments)
             storage.demonstrations = self._demonstrations(spec, algorithm)
         context.metrics.gauge("environments_limit").set(storage.environments_limit)
+        checkpoints = context.folder.checkpoints
+        restored = context.loaded and checkpoints.load_storage(*context.loaded, storage)
+        if isinstance(storage, ReplayStorage) and not restored:
+            storage.fill()
         if context.loaded:
-            path, state = context.loaded
-            context.folder.checkpoints.load_storage(path, state, storage)
             context.progress.settle(storage.waiting_rows + self._slots.num_counted)
         settle(context.metrics, context.progress, storage.waiting_rows)
         return storage

@@ -34,7 +34,9 @@ from murmur.shared.wire.notices import PREFIX
 
 TICK_S = 0.25
 HOLD_S = 5.0  # at the start: how long a trouble is kept back, as it may be the error that ends all
+# What a log tells that belongs on the screen: another port than the usual one, and datasets.
 _OTHER_PORT = re.compile(r"(?:listening|metrics) .*port \d+ is in use\)")
+_DATASET = re.compile(r'(?:replay: begins with|cloning) [^"]*')
 _SAME = 80  # characters by which an error and a log's line are the same
 STOP_LEARNER_S = 60.0  # its final checkpoint
 STOP_OTHERS_S = 15.0
@@ -227,8 +229,8 @@ class Supervisor:
                 if PREFIX in line:
                     continue
                 self._servers.read_log(log, line)
-                if other := _OTHER_PORT.search(line):
-                    self._say(f"{log.stem}: {other[0]}")
+                if shown := _OTHER_PORT.search(line) or _DATASET.search(line):
+                    self._say(f"{log.stem}: {shown[0]}")
                     if log == self.learner.log and self._ports:
                         self._follow_learner()
                 if TROUBLE.match(line):
