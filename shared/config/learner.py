@@ -9,6 +9,7 @@ from murmur.shared.config.section import Auto, Open, Section
 PORT = 50051
 METRICS_PORT = 9101
 
+
 class BatcherConfig(Section):
     """Dynamic batching of inference requests; the terms are those of Triton's batcher."""
 

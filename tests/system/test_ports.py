@@ -57,7 +57,9 @@ def test_a_port_that_is_set_and_taken_ends_the_run(
     with taken(usual):
         run = train("refused", *SHORT, "--set", f"{key}={usual}")
         assert run.wait() == 2, run.output()
-    error = rf"error: cannot bind .*127\.0\.0\.1:{usual}: .*set {key} to a free one, or to 0 for any"
+    error = (
+        rf"error: cannot bind .*127\.0\.0\.1:{usual}: .*set {key} to a free one, or to 0 for any"
+    )
     assert re.search(error, run.output())
 
 
