@@ -57,7 +57,7 @@ def test_runs_are_equal_and_resume_to_the_bit(
     assert halves == whole
 
 
-def test_a_run_that_continues_from_its_best_reads_the_dataset_again(
+def test_a_run_from_its_best_reads_the_dataset_again(
     tmp_path: Path, started: list[Training]
 ) -> None:
     folder = tmp_path / "data"
