@@ -202,8 +202,8 @@ class Supervisor:
 
     def _follow_learner(self) -> None:
         """Start the others again if a restarted learner had to take another port."""
-        ports = [int(self._run.read_json(file)["port"]) for file in self._ports_files]
-        if ports != self._ports:
+        ports = [int(self._run.read_json(file).get("port", 0)) for file in self._ports_files]
+        if all(ports) and ports != self._ports:
             self._ports = ports
             for child in self.others:
                 child.signal(signal.SIGTERM)

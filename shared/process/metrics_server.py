@@ -1,7 +1,6 @@
 """The metrics port: GET /metrics and GET /healthz."""
 
 import errno
-import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -69,7 +68,7 @@ class MetricsServer(GetServer):
                     other.close()
                 if or_any and error.errno == errno.EADDRINUSE:
                     return self._bind(addresses, 0, or_any=False)
-                reason = os.strerror(error.errno) if error.errno else str(error)
+                reason = str(error.strerror or error).partition(" (while")[0]  # Python's addition
                 raise ResourceError(
                     f"cannot bind metrics port {host_and_port(address, port)}: {reason}; "
                     f"set {self._section}metrics_port to a free one, or to 0 for any"
