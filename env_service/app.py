@@ -24,8 +24,8 @@ from murmur.env_service.watchdog.descendants import (
 )
 from murmur.env_service.worker_process import LOOK_EVERY_S, WorkerProcess, stop_all
 from murmur.shared.config.cores import with_workers
-from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.process.addresses import host_and_port
+from murmur.shared.config.experiment import ENV_METRICS_PORT, ExperimentConfig
+from murmur.shared.process.addresses import host_and_port, in_use
 from murmur.shared.process.errors import ConfigError
 from murmur.shared.process.metrics_server import MetricsServer
 from murmur.shared.wire.credentials import warn_if_insecure
@@ -126,15 +126,17 @@ def run_env_server(
         restarts = counter("murmur_env_worker_restarts_total", registry)
         name = f"{os.getpid()}.{time.monotonic_ns()}."  # unique on this machine
         workers = _workers(config, first_worker, evaluate, folder, name)
+        port = ENV_METRICS_PORT if server.metrics_port is None else server.metrics_port
         metrics = MetricsServer(
             server.metrics_host,
-            server.metrics_port,
+            port,
             registry,
             lambda: _trouble(workers),
             section="env_server.",
+            or_any=server.metrics_port is None,
         )
         where = host_and_port(server.metrics_host, metrics.port)
-        logger.info("metrics and health on http://%s", where)
+        logger.info("metrics and health on http://%s%s", where, in_use(port, metrics.port))
         try:
             with _descendants_end(name) as own:
                 return _keep_alive(workers, own, restarts, stop)

@@ -33,7 +33,8 @@ from murmur.learner_service.tuning.batch_size import require_nothing_measured
 from murmur.learner_service.tuning.resolve import share_of, with_learner_options
 from murmur.shared.config.cores import with_threads
 from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.process.addresses import host_and_port, port_or_any
+from murmur.shared.config.learner import METRICS_PORT, PORT, LearnerConfig
+from murmur.shared.process.addresses import host_and_port, in_use
 from murmur.shared.process.errors import ConnectionLostError
 from murmur.shared.process.files import make_folder, read_json, write_whole
 from murmur.shared.process.ledger import ThreadClock
@@ -107,7 +108,6 @@ def run_learner(
                 logger.info("resumed %s: %d updates", loaded[0], context.progress.updates)
             name = f"learner-{group.rank}" if group.rank else "learner"
             ports_file = run_dir / ("serve.json" if serve_only else f"{name}.json")
-            context.config = _with_own_ports(context.config, group, ports_file)
             _listen(run, credentials, stop, ports_file, on_ready)
     except ConnectionLostError as error:
         logger.error("%s", error)
@@ -181,26 +181,25 @@ def _joined(device: torch.device, timeout_s: float) -> tuple[Group, Heartbeat | 
     return group, Heartbeat(group.store.clone(), group.rank, group.size, silent_s)
 
 
-def _with_own_ports(config: ExperimentConfig, group: Group, ports_file: Path) -> ExperimentConfig:
-    """The configuration with a rank's own ports.
+def _ports_to_bind(learner: LearnerConfig, group: Group, ports_file: Path) -> tuple[int, int]:
+    """Return the ports of gRPC and of the metrics to bind; 0: any.
 
-    Those configured + its number on this machine, so that machines with a rank each use the same
-    ones; where they are 0, those it had before.
+    Ranks add their number on this machine to those configured, so that machines with a rank each
+    use the same ones. Environment servers connect to the gRPC port they know, also after a restart
+    of the learner: where none is set, it is the one it had.
     """
-    if group.size == 1:
-        return config
-    learner, before = config.learner, read_json(ports_file)
-    number = os.environ.get("LOCAL_RANK", "")
-    local = int(number) if number.isdecimal() else group.rank
-    port = learner.port + local if learner.port else 0
-    metrics_port = learner.metrics_port + local if learner.metrics_port else 0
-    # Environment servers connect to the port they know, also after a restart of the learner.
-    own = {
-        "port": port or port_or_any(learner.host, before.get("port", 0), "learner.host"),
-        "metrics_port": metrics_port
-        or port_or_any(learner.metrics_host, before.get("metrics_port", 0), "learner.metrics_host"),
-    }
-    return config.changed({f"learner.{key}": value for key, value in own.items()})
+    local = 0
+    if group.size > 1:
+        number = os.environ.get("LOCAL_RANK", "")
+        local = int(number) if number.isdecimal() else group.rank
+    had = read_json(ports_file)
+    if learner.port:
+        port = learner.port + local
+    else:
+        port = had.get("port") or (0 if learner.port == 0 else PORT + local)
+    if learner.metrics_port == 0:
+        return port, had.get("metrics_port", 0)
+    return port, (learner.metrics_port or METRICS_PORT) + local
 
 
 def _load(
@@ -263,16 +262,19 @@ def _listen(
     """Listen until the run is complete or told to stop; then end everything in order."""
     context, serving = run.context, threading.Event()
     group, liveness, learner = context.group, context.liveness, context.config.learner
+    port, metrics_port = _ports_to_bind(learner, group, ports_file)
     metrics = MetricsServer(
         learner.metrics_host,
-        learner.metrics_port,
+        metrics_port,
         context.metrics.registry,
         lambda: liveness.trouble() if serving.is_set() else "not ready: it takes no sessions",
         section="learner.",
+        or_any=not learner.metrics_port,
     )
     loop = new_event_loop()
     admission = Admission(learner, context.metrics, credentials, group.rank, group.size)
-    server = RolloutServer(run.sessions, admission, learner, credentials)
+    own = learner.changed({"port": port})
+    server = RolloutServer(run.sessions, admission, own, credentials, or_any=not learner.port)
     grpc_thread = CriticalThread("grpc", loop.run_forever)
     watch: SessionWatch | None = None
     try:
@@ -287,7 +289,13 @@ def _listen(
             "metrics_port": metrics.port,
         }
         write_whole(ports_file, json.dumps(ports))
-        logger.info("listening on %s", host_and_port(learner.host, server.port))
+        logger.info(
+            "listening on %s%s, metrics on http://%s%s",
+            host_and_port(learner.host, server.port),
+            in_use(port, server.port),
+            host_and_port(learner.metrics_host, metrics.port),
+            in_use(metrics_port, metrics.port),
+        )
         on_ready(server.port, metrics.port)
         watch = _watch_sessions(learner.group_timeout_s, context, admission)
         _wait(run, stop)

@@ -26,7 +26,7 @@ from murmur.learner_service.learning.stagnation import (
 )
 from murmur.learner_service.preprocess.running_moments import CLIPPED
 from murmur.learner_service.storage.rollout import DemonstratedRollout, Rollout
-from murmur.learner_service.storage.storage import OBSERVATION, Batch, Storage
+from murmur.learner_service.storage.storage import Batch, Storage
 from murmur.learner_service.telemetry.device_clock import DeviceClock
 from murmur.learner_service.telemetry.figures import Figures
 from murmur.learner_service.telemetry.metrics import LearnerMetrics

@@ -274,13 +274,12 @@ class Run:
                 check_in_flight(config, storage, self._environments)
             storage.demonstrations = self._demonstrations(spec, algorithm)
         context.metrics.gauge("environments_limit").set(storage.environments_limit)
-        if context.loaded:
-            path, state = context.loaded
-            context.folder.checkpoints.load_storage(path, state, storage)
-            if not self._offline:
-                context.progress.settle(storage.waiting_rows + self._slots.num_counted)
-        if isinstance(storage, ReplayStorage) and not storage.ready_rows:
-            storage.fill()  # a checkpoint has rows, but for best.pt
+        checkpoints = context.folder.checkpoints
+        restored = context.loaded and checkpoints.load_storage(*context.loaded, storage)
+        if isinstance(storage, ReplayStorage) and not restored:
+            storage.fill()
+        if context.loaded and not self._offline:
+            context.progress.settle(storage.waiting_rows + self._slots.num_counted)
         if self._offline and not storage.ready:
             raise ConfigError(
                 f"{config.dataset}: learners share its episodes, and none is left for rank "

@@ -143,8 +143,11 @@ class CheckpointFolder:
             if file.name not in named:
                 file.unlink(missing_ok=True)
 
-    def load_storage(self, path: Path, state: dict[str, Any], storage: Storage[Any]) -> None:
+    def load_storage(self, path: Path, state: dict[str, Any], storage: Storage[Any]) -> bool:
         """Give a storage back what was saved with a checkpoint.
+
+        Returns:
+            False if the checkpoint holds none, as best.pt.
 
         Raises:
             CheckpointError: if a part is missing or torn.
@@ -162,15 +165,16 @@ class CheckpointFolder:
             ]
             if saved:
                 storage.load_parts(saved, self._group.rank, self._group.size)
-            return
+            return bool(saved)
         kept = state.get("storage")
         if kept is None:
-            logger.warning("%s holds no replay: the run continues with an empty one", path)
-            return
+            logger.warning("%s holds no replay: it starts as that of a new run", path)
+            return False
         storage.load_state_dict(kept)
         self._chunks = chunks_of(path, state)
         for number, file in self._chunks.items():
             storage.load_chunk(int(number), self._chunk(file))
+        return True
 
     def _chunk(self, file: str) -> dict[str, Any]:
         """Arrays of a chunk."""

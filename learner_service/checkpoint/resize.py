@@ -27,6 +27,7 @@ from murmur.shared.wire.spec import (
 )
 
 _CPU = torch.device("cpu")
+_MIXER = "mixer."  # begins the weights that join the agents' values, beside those that act
 
 
 def resized_spec(spec: EnvSpec, num_agents: int) -> EnvSpec:
@@ -75,8 +76,10 @@ def resize_checkpoint(state: Mapping[str, Any], name: str, spec: EnvSpec) -> dic
         config.algorithm, spec, config.network, Precision("fp32", _CPU), _CPU, config.run.seed
     )
     for key in (*algorithm.acting_parts, *algorithm.transforms.state()):
+        part = algorithm.parts[key]
+        untrained = {n: x for n, x in part.state_dict().items() if str(n).startswith(_MIXER)}
         try:
-            algorithm.parts[key].load_state_dict(state["algorithm"]["parts"][key])
+            part.load_state_dict({**state["algorithm"]["parts"][key], **untrained})
         except (KeyError, RuntimeError) as error:
             reason = str(error).strip().rpartition("\n")[2].strip()
             raise CheckpointError(

@@ -13,7 +13,7 @@ from grpc_health.v1._async import HealthServicer
 
 from murmur.learner_service.serving.admission import Admission, Admitted, Context, Refused
 from murmur.learner_service.serving.lockstep import read_hello
-from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.config.learner import PORT, LearnerConfig
 from murmur.shared.process.addresses import host_and_port
 from murmur.shared.process.errors import ResourceError, WireError
 from murmur.shared.rpc import rollout_pb2 as pb
@@ -51,14 +51,22 @@ class RolloutServer:
         admission: Admission,
         config: LearnerConfig,
         credentials: CredentialFolder | None = None,
+        *,
+        or_any: bool = False,
     ) -> None:
-        """Prepare to listen on config.host and config.port (0: any free port).
+        """Prepare to listen on config.host and config.port.
 
-        Without credentials all are admitted, in plain text:
-        murmur.shared.wire.credentials.credentials_for decides where that is right.
+        Args:
+            handler: handler of the sessions.
+            admission: interceptor that admits streams.
+            config: configuration of the learner.
+            credentials: certificates; None: all are admitted, in plain text, and
+                murmur.shared.wire.credentials.credentials_for decides where that is right.
+            or_any: flag to listen on any free port if config.port is in use.
         """
         self.admission = admission
-        self.port = config.port
+        self.port = PORT if config.port is None else config.port
+        self._or_any = or_any
         self._handler = handler
         self._address = config.host
         self._credentials = credentials
@@ -84,13 +92,9 @@ class RolloutServer:
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
         where = host_and_port(self._address, self.port)
-        try:
-            if self._credentials is None:
-                bound = server.add_insecure_port(where)
-            else:
-                bound = server.add_secure_port(where, server_credentials(self._credentials))
-        except RuntimeError:
-            bound = 0
+        bound = self._bind(server, where)
+        if not bound and self._or_any:
+            bound = self._bind(server, host_and_port(self._address, 0))
         if not bound:
             raise ResourceError(
                 f"cannot bind {where}: another program uses it or the "
@@ -99,6 +103,15 @@ class RolloutServer:
         self.port = bound
         await server.start()
         self._server = server
+
+    def _bind(self, server: grpc.aio.Server, where: str) -> int:
+        """Bind an address; return its port, or 0 if it is not available."""
+        try:
+            if self._credentials is None:
+                return int(server.add_insecure_port(where))
+            return int(server.add_secure_port(where, server_credentials(self._credentials)))
+        except RuntimeError:
+            return 0
 
     async def stop(self, why: str = STOPPING) -> None:
         """End all streams with UNAVAILABLE: workers come back when a learner does.

@@ -95,6 +95,8 @@ def record(
 
         played, total = replaying(settings, minari)
         baseline, first_seed = POLICY, 0
+        if (episodes or 0) > total:
+            say(f"--episodes {episodes}: {minari} has {total} episodes, all of which are taken")
         episodes = min(episodes or total, total)
     episodes = episodes or _EPISODES
     if not minari:

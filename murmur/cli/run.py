@@ -228,8 +228,13 @@ def learner(
       murmur learner terrain-reference --run runs/two --auto-resume --learners 2
     """
     from murmur.runs.child import join_supervisor
+    from murmur.shared.config.files import load
 
-    join_supervisor()
+    options = list(set_ or [])
+    if not join_supervisor() and load(config, options).learner.port is None:
+        from murmur.shared.config.learner import PORT
+
+        options.append(f"learner.port={PORT}")  # servers started by hand know no other
     if learners > 1:
         from murmur.runs.ranks import run_ranks
         from murmur.shared.process.errors import ConfigError
@@ -239,10 +244,9 @@ def learner(
 
         flags = {"--resume": resume, "--auto-resume": auto_resume}
         chosen = [flag for flag, given in flags.items() if given]
-        chosen += [part for setting in set_ or [] for part in ("--set", setting)]
+        chosen += [part for setting in options for part in ("--set", setting)]
         raise SystemExit(run_ranks(learners, run, [config, "--run", str(run), *chosen]))
     from murmur.learner_service.app import run_learner
-    from murmur.shared.config.files import load
     from murmur.shared.process.process import configure_logging, stop_on_signals
 
     rank = os.environ.get("RANK", "0")  # of torchrun
@@ -250,7 +254,7 @@ def learner(
     stop = stop_on_signals()
     raise SystemExit(
         run_learner(
-            load(config, set_ or []),
+            load(config, options),
             run,
             resume=resume,
             auto_resume=auto_resume,

@@ -21,9 +21,9 @@ from murmur.doctor.machine import (
     installed_version,
 )
 from murmur.runs.settings import has_torch
-from murmur.shared.config.experiment import EnvServerConfig
+from murmur.shared.config.experiment import ENV_METRICS_PORT, EnvServerConfig
 from murmur.shared.config.extras import DISTRIBUTION, install_command
-from murmur.shared.config.learner import LearnerConfig
+from murmur.shared.config.learner import METRICS_PORT, PORT, LearnerConfig
 from murmur.shared.process.host_memory import available_bytes, total_bytes
 from murmur.shared.wire.channel import proxy_in_use
 from murmur.text import plain
@@ -180,9 +180,9 @@ def _ports() -> list[Finding]:
         words = "is set: environment servers reach a learner on another machine through it"
         findings.append(Finding("proxy", "note", f"{proxy} {words}, unless no_proxy names it"))
     for topic, host, port in (
-        ("port of the learner", learner.host, learner.port),
-        ("metrics of the learner", learner.metrics_host, learner.metrics_port),
-        ("metrics of the environment server", server.metrics_host, server.metrics_port),
+        ("port of the learner", learner.host, PORT),
+        ("metrics of the learner", learner.metrics_host, METRICS_PORT),
+        ("metrics of the environment server", server.metrics_host, ENV_METRICS_PORT),
     ):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

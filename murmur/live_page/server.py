@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 from murmur.live_page import PORT
 from murmur.live_page.view import READ_S, RunView
 from murmur.runs.run_folder import RunFolder
+from murmur.shared.process.addresses import in_use
 from murmur.shared.process.errors import MurmurError, ResourceError
 from murmur.shared.process.get_server import Answer, GetServer
 
@@ -76,8 +77,7 @@ class LivePage(GetServer):
     @property
     def text(self) -> str:
         """Text with the address, and with the reason if another port was asked for."""
-        moved = self._asked not in (0, self.port)
-        return f"{self.url} (port {self._asked} is in use)" if moved else self.url
+        return f"{self.url}{in_use(self._asked, self.port)}"
 
     async def answer(self, path: str, query: str, headers: Mapping[str, str]) -> Answer:
         """Answer a request on another thread, since drawing an episode takes a second."""

@@ -33,11 +33,16 @@ class ChildError(MurmurError):
     """Error of a child process that the user can fix; the message is the child's."""
 
 
-def join_supervisor() -> None:
-    """End this child when the supervisor is gone, for whatever reason."""
+def join_supervisor() -> bool:
+    """End this child when the supervisor is gone, for whatever reason.
+
+    Returns:
+        True if there is a supervisor.
+    """
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if parent:
         die_with_parent(int(parent))
+    return bool(parent)
 
 
 def murmur_command(*arguments: str) -> list[str]:

@@ -67,9 +67,15 @@ class LiveView:
 class TrainingView(LiveView):
     """Progress of a training: a live bar on a terminal, else a plain line every ten seconds."""
 
-    def __init__(self, run: RunConfig, console: Console) -> None:
-        """Show the progress of `run` on `console`."""
-        self._run = run
+    def __init__(self, run: RunConfig, console: Console, best: str = "return") -> None:
+        """Show the progress of a run.
+
+        Args:
+            run: section `run` of the configuration.
+            console: console to draw on.
+            best: name of the metric that chooses the best checkpoint, always among those shown.
+        """
+        self._run, self._best = run, best
         self._last: dict[str, Any] = {}
         self._troubles, self._newest = 0, ""
         self._untold = False  # the newest trouble
@@ -93,8 +99,8 @@ class TrainingView(LiveView):
     def update(self, record: dict[str, Any]) -> None:
         """Show a record of progress.jsonl."""
         if record.get("kind") == "evaluation":
-            means = list(record.get("metrics", {}).items())[:METRICS_SHOWN]
-            shown = ", ".join(f"{name} {number(metric['mean'])}" for name, metric in means)
+            means = _shown(record.get("metrics", {}), self._best)
+            shown = ", ".join(f"{name} {number(metric['mean'])}" for name, metric in means.items())
             after = f"evaluation after {record.get('updates', 0)} updates"
             print_plain(self._console, f"{after}: {shown}")
             return
@@ -152,7 +158,7 @@ class TrainingView(LiveView):
         if self._last:
             cells = [
                 Text("\n").join([plain(name, "dim"), plain(value)])
-                for name, value in _figures(self._last).items()
+                for name, value in _figures(self._last, self._best).items()
             ]
             parts.append(Columns(cells, padding=(0, 3), equal=True))
         if self._newest:
@@ -185,7 +191,8 @@ class TrainingView(LiveView):
         """Return the figures as text, in lines of the console's width, indented by the time."""
         at = f"{duration(self._last.get('seconds', 0))}  "
         parts = [self._eta(share)]
-        for name, value in ({} if self._awaits_rows else _figures(self._last)).items():
+        figures = {} if self._awaits_rows else _figures(self._last, self._best)
+        for name, value in figures.items():
             parts.append(f"{value} {name}" if name in (_RATE, _SAMPLE_RATE) else f"{name} {value}")
             if name == _RATE and not self._last.get("agent_steps_per_s"):
                 parts += self._update_rate()
@@ -194,7 +201,15 @@ class TrainingView(LiveView):
         return at + ("\n" + " " * len(at)).join("  ".join(line) for line in lines)
 
 
-def _figures(record: Mapping[str, Any]) -> dict[str, str]:
+def _shown(metrics: Mapping[str, Any], best: str) -> dict[str, Any]:
+    """Return the first few metrics; the last gives way to the one that chooses if that is not."""
+    names = list(metrics)[:METRICS_SHOWN]
+    if best in metrics and best not in names:
+        names[-1] = best
+    return {name: metrics[name] for name in names}
+
+
+def _figures(record: Mapping[str, Any], best: str) -> dict[str, str]:
     """Return the figures that are shown of a record of progress, by name."""
     updates = {"updates": number(record.get("updates", 0))}
     rate, gpu = number(record.get("agent_steps_per_s")), gpu_figures(record.get("device", {}))
@@ -225,5 +240,5 @@ def _figures(record: Mapping[str, Any]) -> dict[str, str]:
     }
     if skipped := record.get("updates_skipped"):
         figures["skipped updates"] = number(skipped)
-    metrics = list(record.get("metrics", {}).items())[:METRICS_SHOWN]
-    return updates | figures | gpu | {name: number(value) for name, value in metrics}
+    metrics = _shown(record.get("metrics", {}), best)
+    return updates | figures | gpu | {name: number(value) for name, value in metrics.items()}

@@ -22,7 +22,7 @@ from murmur.shared.process.errors import ConfigError
 
 FILE = "servers.jsonl"
 EVERY_S = 5.0  # between two lines
-_LISTENS = re.compile(r"metrics and health on (http://\S+)")  # of a server's log
+_LISTENS = re.compile(r"metrics and health on (http://[^\s\"]+)")  # of a server's log
 _QUICK_S = 2.0
 
 Sample = tuple[str, Mapping[str, str], float]

@@ -279,7 +279,7 @@ def _scrape(addresses: Sequence[str]) -> list[Snapshot]:
         if not address.endswith("/metrics"):
             address += "/metrics"
         text = read_page(
-            address, "a learner's metrics port is learner.metrics_port, 9101 by default"
+            address, "a learner's metrics port is in its run's learner.json, 9101 if that was free"
         )
         samples = samples_of(text)
         if any(name == "murmur_env_info" for name, *_ in samples):

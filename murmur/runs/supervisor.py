@@ -5,11 +5,12 @@
                  └─ evaluator        the same, for greedy evaluation
 
 A child that dies is started again with growing pauses; the learner continues from its last
-checkpoint, at the port it had. A child that exits with 2 hit an error that only the user can fix:
-its own message is shown and everything stops. So it does when a child fails twice with the
-same message before the run made progress. Children die with the supervisor.
+checkpoint, at the port it had if that is free still. A child that exits with 2 hit an error that
+only the user can fix: its own message is shown and everything stops. So it does when a child fails
+twice with the same message before the run made progress. Children die with the supervisor.
 """
 
+import re
 import shlex
 import signal
 import threading
@@ -26,13 +27,16 @@ from murmur.runs.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
 from murmur.runs.servers import ServerRecorder
 from murmur.runs.settings import setting
 from murmur.shared.config.experiment import ExperimentConfig
-from murmur.shared.process.addresses import host_and_port, own_client_host, port_or_any
+from murmur.shared.process.addresses import host_and_port, own_client_host
 from murmur.shared.process.errors import ResourceError
 from murmur.shared.wire.notices import FILE as NOTICES
 from murmur.shared.wire.notices import PREFIX
 
 TICK_S = 0.25
 HOLD_S = 5.0  # at the start: how long a trouble is kept back, as it may be the error that ends all
+# What a log tells that belongs on the screen: another port than the usual one, and datasets.
+_OTHER_PORT = re.compile(r"(?:listening|metrics) .*port \d+ is in use\)")
+_DATASET = re.compile(r'(?:replay: begins with|cloning) [^"]*')
 _SAME = 80  # characters by which an error and a log's line are the same
 STOP_LEARNER_S = 60.0  # its final checkpoint
 STOP_OTHERS_S = 15.0
@@ -99,8 +103,9 @@ class Supervisor:
         self._progressed = False
         self._held: list[tuple[float, Path, str]] = []  # troubles, and when to say them
         self._ports: list[int] = []  # of the learners, by rank
+        further = range(1, learners)
+        self._ports_files = ["learner.json", *(f"learner-{rank}.json" for rank in further)]
         self._tells_start = bool(config.run.start_from) and not resume
-        self._base: tuple[int, int] | None = None  # ports of rank 0 as it was told; 0: any
         self.learner = self._child("learner", self._learner_command)
         self.learner.lock = run.lock
         self.others: list[Child] = []
@@ -184,11 +189,10 @@ class Supervisor:
         for file in self._run.path.glob("learner*.json"):
             file.unlink()
         self.learner.start()
-        files = ["learner.json", *(f"learner-{rank}.json" for rank in range(1, self._learners))]
         try:
             self._ports = [
                 wait_for_port(self._run, self.learner, self._say, file, stop=self._stopping)
-                for file in files
+                for file in self._ports_files
             ]
         except LearnerEndedError:
             if not self._resume:
@@ -197,6 +201,14 @@ class Supervisor:
             self._say("".join(last).partition("WARNING ")[2] or "the run is complete")
             return False
         return True
+
+    def _follow_learner(self) -> None:
+        """Start the others again if a restarted learner had to take another port."""
+        ports = [int(self._run.read_json(file).get("port", 0)) for file in self._ports_files]
+        if all(ports) and ports != self._ports:
+            self._ports = ports
+            for child in self.others:
+                child.signal(signal.SIGTERM)
 
     def _report(self) -> None:
         if self._tells_start and (lines := self._run.read_json("started_from.json").get("words")):
@@ -219,6 +231,10 @@ class Supervisor:
                 if PREFIX in line:
                     continue
                 self._servers.read_log(log, line)
+                if shown := _OTHER_PORT.search(line) or _DATASET.search(line):
+                    self._say(f"{log.stem}: {shown[0]}")
+                    if log == self.learner.log and self._ports:
+                        self._follow_learner()
                 if TROUBLE.match(line):
                     self._held.append((time.monotonic() + HOLD_S, log, line))
         self._tell_held()
@@ -240,51 +256,23 @@ class Supervisor:
         return Child(name, command, self._run.logs / f"{name}.log")
 
     def _learner_command(self, child: Child) -> list[str]:
-        learner = self._config.learner
-        if self._learners > 1:  # restarted ranks find the ports they had by themselves
-            self._base = self._base or (
-                _first_port(learner.host, learner.port, "learner.host", self._learners),
-                _first_port(
-                    learner.metrics_host,
-                    learner.metrics_port,
-                    "learner.metrics_host",
-                    self._learners,
-                ),
-            )
-            port, metrics_port = self._base
-        else:
-            # After a restart the environment servers connect to the port they know.
-            port = (
-                self._ports[0]
-                if self._ports
-                else port_or_any(learner.host, learner.port, "learner.host")
-            )
-            metrics_port = port_or_any(
-                learner.metrics_host, learner.metrics_port, "learner.metrics_host"
-            )
         again = "--resume" if self._run.has_checkpoint() else "--auto-resume"
         arguments = [
             self._config_file,
             "--run",
             str(self._run.path),
             *(["--resume"] if self._resume else [again] if child.deaths else []),
-            *("--set", f"learner.port={port}"),
-            *("--set", f"learner.metrics_port={metrics_port}"),
         ]
         return murmur_command("learner", *arguments, "--learners", str(self._learners))
 
     def _env_server_command(self, _: Child, evaluate: bool = False) -> list[str]:
-        server = self._config.env_server
-        port = (
-            0
-            if evaluate
-            else port_or_any(server.metrics_host, server.metrics_port, "env_server.metrics_host")
-        )
         ports = self._ports[:1] if evaluate else self._ports  # rank 0 evaluates
         host = own_client_host(self._config.learner.host)
         learners = ",".join(host_and_port(host, port) for port in ports)
         # JSON: YAML would take the bracket of an IPv6 address for a list.
-        settings = [setting("env_server.learner", learners), f"env_server.metrics_port={port}"]
+        settings = [setting("env_server.learner", learners)]
+        if evaluate:
+            settings.append("env_server.metrics_port=0")  # the other server has that of the file
         # An environment that draws itself would slow evaluations down.
         if evaluate and self._config.environment.name not in DRAWING:
             file = str((self._run.path / EPISODE).resolve())
@@ -295,12 +283,6 @@ class Supervisor:
             *(["--evaluate"] if evaluate else []),
             *(part for item in settings for part in ("--set", item)),
         )
-
-
-def _first_port(host: str, port: int, setting: str, count: int) -> int:
-    """Return `port` if it and the next ports are free, one for each learner; else 0."""
-    free = port and all(port_or_any(host, port + rank, setting) for rank in range(count))
-    return port if free else 0
 
 
 def wait_for_port(

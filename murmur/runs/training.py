@@ -187,7 +187,7 @@ def train(
     print_plain(
         console, f"{several}{source}, torch threads of the learner: {config.learner.num_threads}"
     )
-    view = TrainingView(config.run, console)
+    view = TrainingView(config.run, console, Metric.parse(config.evaluation.best_metric).name)
 
     def take(record: dict[str, Any]) -> None:
         view.update(record)
@@ -214,7 +214,8 @@ def train(
                 f"the run stopped without a last checkpoint, {lost} is lost: {failure}. "
                 f"{'Resume' if saved else 'Restart'} with: {run.again()}"
             ) from None
-        how = "; resume" if saved else " before its first checkpoint; restart"
+        began = "its first checkpoint" if supervisor.progressed else "it learned anything"
+        how = "; resume" if saved else f" before {began}; restart"
         print_plain(console, f"\nstopped{how} with:  {run.again()}")
         if isinstance(error, KeyboardInterrupt):
             raise

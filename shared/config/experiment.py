@@ -25,10 +25,19 @@ from pydantic import (
 
 from murmur.shared.config.episode_options import NO_ENVIRONMENT, EnvironmentConfig
 from murmur.shared.config.learner import LearnerConfig
-from murmur.shared.config.section import NO_PLUGIN, Auto, PluginConfig, Section, known_names, merged
+from murmur.shared.config.section import (
+    NO_PLUGIN,
+    Auto,
+    Open,
+    PluginConfig,
+    Section,
+    known_names,
+    merged,
+)
 from murmur.shared.config.text import short, without_secrets
 from murmur.shared.process.errors import ConfigError
 
+ENV_METRICS_PORT = 9102
 _MAX_NAME_BYTES = 200  # of a run: file systems allow 255, of which the time takes 16
 
 
@@ -408,7 +417,13 @@ class EnvServerConfig(Section):
         description="addresses of the metrics and health port, with commas between them; a "
         "network, 10.0.1.0/24, stands for this machine's own address in it",
     )
-    metrics_port: int = Field(9102, ge=0, le=65535, description="0: any free port")
+    metrics_port: Open = Field(
+        None,
+        ge=0,
+        le=65535,
+        description=f"auto: {ENV_METRICS_PORT}, or any free port if that is in use; 0: any free "
+        "port",
+    )
     reconnect_min_s: float = Field(0.2, gt=0, description="first pause before reconnecting, s")
     reconnect_max_s: float = Field(5.0, gt=0, description="longest pause before reconnecting, s")
     give_up_after_s: float = Field(

@@ -6,6 +6,9 @@ from pydantic import Field
 
 from murmur.shared.config.section import Auto, Open, Section
 
+PORT = 50051
+METRICS_PORT = 9101
+
 
 class BatcherConfig(Section):
     """Dynamic batching of inference requests; the terms are those of Triton's batcher."""
@@ -26,13 +29,24 @@ class LearnerConfig(Section):
         "127.0.0.1",
         description="address to listen on; IPv6 as ::1 or [::1]; 0.0.0.0 in a container",
     )
-    port: int = Field(50051, ge=0, le=65535, description="gRPC port; 0: any free port")
+    port: Open = Field(
+        None,
+        ge=0,
+        le=65535,
+        description=f"gRPC port; auto: {PORT}, or with `murmur train` any free port if that is in "
+        "use; 0: any free port",
+    )
     metrics_host: str = Field(
         "127.0.0.1",
         description="addresses of the metrics and health port, with commas between them; a "
         "network, 10.0.1.0/24, stands for this machine's own address in it",
     )
-    metrics_port: int = Field(9101, ge=0, le=65535, description="0: any free port")
+    metrics_port: Open = Field(
+        None,
+        ge=0,
+        le=65535,
+        description=f"auto: {METRICS_PORT}, or any free port if that is in use; 0: any free port",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
         description="auto: CUDA if there is one; a sync run keeps what was chosen in config.yaml",

@@ -143,20 +143,11 @@ def is_own(address: str) -> bool:
     return host in own | {socket.gethostname()}
 
 
-def port_or_any(host: str, port: int, setting: str) -> int:
-    """Return `port` if it is free on `host` now, else 0 (any free port).
+def in_use(port: int, bound: int) -> str:
+    """Return the note behind an address if another port than the wanted one was bound, else "".
 
     Args:
-        host: addresses or networks, as in `own_addresses`.
-        port: wanted port.
-        setting: key of `host` in the configuration, for messages.
+        port: wanted port; 0: any.
+        bound: port that is bound.
     """
-    for address in own_addresses(host, setting):
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address, port))
-            except OSError:
-                return 0
-    return port
+    return f" (port {port} is in use)" if port not in (0, bound) else ""

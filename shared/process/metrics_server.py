@@ -1,5 +1,6 @@
 """The metrics port: GET /metrics and GET /healthz."""
 
+import errno
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ class MetricsServer(GetServer):
         trouble: Callable[[], str],
         *,
         section: str = "",
+        or_any: bool = False,
     ) -> None:
         """Bind the sockets and start the thread.
 
@@ -39,6 +41,7 @@ class MetricsServer(GetServer):
             registry: metrics that /metrics shows.
             trouble: function that returns the reason why the process is not healthy, or "".
             section: prefix of its options in the configuration, for messages: "learner.".
+            or_any: flag to take any free port if `port` is in use.
 
         Raises:
             ResourceError: if the port is not available.
@@ -48,25 +51,30 @@ class MetricsServer(GetServer):
         self._trouble = trouble
         self._rendered: tuple[str, str, bytes] | None = None  # accept, content type, text
         self._render_s, self._render_at = _RENDER_BURST_S, time.monotonic()  # left, and when
-        sockets: list[socket.socket] = []
-        self.port = port
-        for address in own_addresses(host, f"{section}metrics_host"):
-            sockets.append(self._bind(address, sockets))
-            self.port = sockets[0].getsockname()[1]
+        addresses = own_addresses(host, f"{section}metrics_host")
+        sockets = self._bind(addresses, port, or_any)
+        self.port: int = sockets[0].getsockname()[1]
         super().__init__(sockets, "metrics")
 
-    def _bind(self, address: str, others: list[socket.socket]) -> socket.socket:
-        """Make a socket that listens on one address and `port`."""
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        try:
-            return socket.create_server((address, self.port), family=family, backlog=128)
-        except OSError as error:
-            for other in others:
-                other.close()
-            raise ResourceError(
-                f"cannot bind metrics port {host_and_port(address, self.port)}: {error.strerror}; "
-                f"set {self._section}metrics_port to a free one, or to 0 for any"
-            ) from None
+    def _bind(self, addresses: list[str], port: int, or_any: bool) -> list[socket.socket]:
+        """Make sockets that listen on each address at one port."""
+        sockets: list[socket.socket] = []
+        for address in addresses:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            try:
+                sockets.append(socket.create_server((address, port), family=family, backlog=128))
+            except OSError as error:
+                for other in sockets:
+                    other.close()
+                if or_any and error.errno == errno.EADDRINUSE:
+                    return self._bind(addresses, 0, or_any=False)
+                reason = str(error.strerror or error).partition(" (while")[0]  # Python's addition
+                raise ResourceError(
+                    f"cannot bind metrics port {host_and_port(address, port)}: {reason}; "
+                    f"set {self._section}metrics_port to a free one, or to 0 for any"
+                ) from None
+            port = sockets[0].getsockname()[1]
+        return sockets
 
     async def answer(self, path: str, query: str, headers: Mapping[str, str]) -> Answer:
         """Answer a request."""

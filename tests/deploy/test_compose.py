@@ -15,7 +15,9 @@ import yaml
 from typer.testing import CliRunner
 
 from murmur.cli import app
+from murmur.shared.config.experiment import ENV_METRICS_PORT
 from murmur.shared.config.files import load
+from murmur.shared.config.learner import METRICS_PORT, PORT
 
 ROOT = Path(__file__).parents[2]
 MISSIONS = {"terrain": "terrain", "formation": "formation", "snakes": "snakes"}
@@ -142,7 +144,7 @@ def test_two_learners_of_one_run_are_found_by_one_name(compose: dict[str, Any]) 
     services, shared_name = compose["services"], "learner-ranks"
     assert f"--host={shared_name}" in services["certs"]["command"]
     server = services["env-ranks"]["environment"]["MURMUR__ENV_SERVER__LEARNER"]
-    assert server == f"{shared_name}:{load('terrain-demo', environ={}).learner.port}"
+    assert server == f"{shared_name}:{PORT}"
     port = set()
     for rank, name in enumerate(RANKS):
         service = services[name]
@@ -227,8 +229,7 @@ def test_prometheus_and_grafana_find_what_compose_starts(compose: dict[str, Any]
     services = compose["services"]
     config = yaml.safe_load((ROOT / "monitoring/prometheus/prometheus.yml").read_text())
     jobs = {job["job_name"]: job for job in config["scrape_configs"]}
-    defaults = load("terrain-demo", environ={})
-    ports = {"learner": defaults.learner.metrics_port, "env": defaults.env_server.metrics_port}
+    ports = {"learner": METRICS_PORT, "env": ENV_METRICS_PORT}
     for job, port in ports.items():
         (names,) = jobs[job]["dns_sd_configs"]
         assert names["port"] == port

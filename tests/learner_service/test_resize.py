@@ -66,11 +66,15 @@ def test_recurrent_mlp_that_is_told_no_number_acts_for_any() -> None:
     assert policy.act({"own": torch.zeros(2, 7, 4)}, None, memory)["action"].shape == (2, 7)
 
 
-@pytest.mark.parametrize("name", ["vdn", "maddpg"])
-def test_an_averaged_policy_acts_for_another_number(name: str) -> None:
-    """By the target network, whose weights differ from those of the one that learns."""
-    spec = replace(SPEC, observations=(OWN,))
-    algorithm = {"name": name, "averaged_policy": True}
+@pytest.mark.parametrize("averaged", [True, False])
+@pytest.mark.parametrize("name", ["vdn", "qmix", "maddpg"])
+def test_off_policy_networks_act_for_another_number(name: str, averaged: bool) -> None:
+    """By the target network, if averaged, whose weights differ from those of the one that learns.
+
+    QMIX's mixer, of as many values as there are agents, does not act.
+    """
+    spec = replace(SPEC, observations=(OWN, ArraySpec(STATE, "float32", (9,), False)))
+    algorithm = {"name": name, "averaged_policy": averaged}
     state = checkpoint(spec, algorithm, {"name": "mlp", "hidden": [8], "agent_id": False})
     torch.manual_seed(0)
     for part in state["algorithm"]["parts"].values():

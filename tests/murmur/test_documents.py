@@ -154,6 +154,18 @@ def test_documents_do_not_grow_again() -> None:
         assert len((ROOT / name).read_text().splitlines()) <= 120
 
 
+def test_one_python_is_said_to_be_tested() -> None:
+    tested = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+    images = re.findall(
+        r"^FROM python:(3\.\d+)",
+        (ROOT / "learner_service" / "Dockerfile").read_text(),
+        re.MULTILINE,
+    )
+    assert tested == [*dict.fromkeys(images)]
+    for page in (ROOT / "README.md", CHINESE[0]):
+        assert set(re.findall(r"Python (3\.\d+)", page.read_text())) == set(tested)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_table_has_a_head_and_rows_of_equal_length(page: Path) -> None:
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)

@@ -96,3 +96,22 @@ def test_a_run_without_environments_is_whole(
         found = subprocess.run(command_line, capture_output=True, text=True, timeout=240)
         assert found.returncode == code, found.stderr
         assert words in " ".join((found.stdout + found.stderr).split())
+
+
+def test_a_run_from_its_best_reads_the_dataset_again(
+    tmp_path: Path, started: list[Training]
+) -> None:
+    folder = tmp_path / "data"
+    record(out=folder, baseline="assignment", config="spread", episodes=16)
+    config = tmp_path / "spread.yaml"
+    config.write_text(EXPERIMENT.format(algorithm=FILLED.format(folder=folder), cloned=""))
+    run = tmp_path / "run"
+    evaluated = "--set", "evaluation.every_updates=3", "--set", "evaluation.episodes=1"
+    started.append(Training(config, run, [*evaluated, "--set", "run.max_updates=3"]))
+    assert started[-1].wait() == 0, started[-1].output()
+    (run / "checkpoints/best.pt").replace(run / "checkpoints/update-000003.pt")
+    started.append(Training(config, run, ["--set", "run.max_updates=6", "--resume"]))
+    assert started[-1].wait() == 0, started[-1].output()
+    log = (run / "logs/learner.log").read_text()
+    assert "update-000003.pt holds no replay: it starts as that of a new run" in log
+    assert log.count("replay: begins with 400 transitions of 16 episodes") == 2

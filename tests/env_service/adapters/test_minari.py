@@ -93,7 +93,7 @@ def make(
     return made
 
 
-def record(name: str, out: Path, **settings: Any) -> None:
+def record(name: str, out: Path, episodes: int | None = None, **settings: Any) -> None:
     """Run `murmur record --minari`."""
     from murmur.cli.record import record as command
 
@@ -102,22 +102,25 @@ def record(name: str, out: Path, **settings: Any) -> None:
     import yaml
 
     config.write_text(yaml.safe_dump(options))
-    command(out=out, minari=name, config=str(config))
+    command(out=out, minari=name, config=str(config), episodes=episodes)
 
 
 @pytest.mark.filterwarnings("ignore")  # Minari's own
 @pytest.mark.parametrize("kind", SPACES)
 def test_all_of_a_dataset_is_there(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = make(tmp_path / "minari", kind, monkeypatch)
     section = {"name": "gymnasium", "factory": f"{__name__}:Played", "arguments": {"kind": kind}}
     record(
         f"toy/{kind}-v0",
         tmp_path / "data",
+        episodes=4,
         environment=section,
         algorithm={"name": "mappo"},
     )
+    output = " ".join(capsys.readouterr().out.split())
+    assert f"--episodes 4: toy/{kind}-v0 has 3 episodes, all of which are taken" in output
     dataset = Dataset(tmp_path / "data", "--out")
     assert dataset.source == {"minari": f"toy/{kind}-v0"}
     environment = make_environment(PluginConfig(**section), 1, "mappo")

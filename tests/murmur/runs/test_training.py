@@ -67,6 +67,25 @@ def test_a_gpu_is_shown_where_there_is_one(terminal: bool, monkeypatch: pytest.M
             assert (text in shown) == (device is GPU)
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_metric_that_chooses_is_always_shown(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrainingView, "line_every_s", 0.0)
+    made, screen = console(200, terminal=terminal)
+    record = {**RECORD, "metrics": {**RECORD["metrics"], "f1": 0.25}}
+    means = {name: {"mean": value} for name, value in record["metrics"].items()}
+    with TrainingView(RunConfig(name="demo", max_updates=200_000), made, "f1") as view:
+        view.update(record)
+        view.update({"kind": "evaluation", "updates": 7, "metrics": means})
+        view.update({"kind": "evaluation", "updates": 8, "metrics": {"return": {"mean": 1.0}}})
+    shown = screen.getvalue()
+    rest = "success_rate 0.500, collisions 2.000, leader_distance 31.000, f1 0.250"
+    assert f"evaluation after 7 updates: {rest}\n" in shown
+    assert "evaluation after 8 updates: return 1.000\n" in shown
+    assert shown.count("f1") == (2 if not terminal else shown.count("leader_distance"))
+
+
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_a_terminal_shows_every_name_whole(width: int) -> None:
     made, screen = console(width, terminal=True)

@@ -12,7 +12,6 @@ from murmur.shared.process.addresses import (
     name_and_port,
     own_addresses,
     own_client_host,
-    port_or_any,
 )
 from murmur.shared.process.errors import ConfigError, ResourceError
 from murmur.shared.process.metrics_server import MetricsServer
@@ -46,9 +45,14 @@ def test_metrics_are_served_on_each_address_and_no_other() -> None:
             assert urllib.request.urlopen(url, timeout=30).status == 200
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.3", server.port), timeout=5)
-        assert port_or_any("127.0.0.2,127.0.0.3", server.port, "learner.host") == 0
         with pytest.raises(ResourceError, match=r"cannot bind metrics port 127.0.0.2:\d+: "):
             MetricsServer("127.0.0.3,127.0.0.2", server.port, CollectorRegistry(), lambda: "")
+        hosts, registry = "127.0.0.3,127.0.0.2", CollectorRegistry()
+        other = MetricsServer(hosts, server.port, registry, lambda: "", or_any=True)
+        other.close()
+        assert other.port not in (0, server.port)
+        with pytest.raises(ResourceError, match=r"cannot bind metrics port 192.0.2.1:1: Cannot"):
+            MetricsServer("192.0.2.1", 1, registry, lambda: "", or_any=True)
     finally:
         server.close()
 
