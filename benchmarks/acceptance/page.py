@@ -12,6 +12,8 @@ from benchmarks.acceptance.task import STACKED, WAYS, load_task, task_names
 from murmur.doctor.machine import RESULTS
 from murmur.results import origin_text
 
+MATRIX = RESULTS / "defaults-matrix.md"
+
 
 def write(file: Path, results: dict[str, Any]) -> None:
     """Write the JSON file and its page."""
@@ -110,8 +112,7 @@ def _verdict(passed: bool) -> str:
 def list_tasks() -> None:
     """Print every acceptance test with the state of each algorithm."""
     for name in task_names():
-        file = RESULTS / f"acceptance-{name}.json"
-        entries = json.loads(file.read_text())["entries"] if file.is_file() else {}
+        entries = _entries(name)["entries"]
         algorithms = list(STACKED) if name == "A9" else list(load_task(name).algorithms)
         title = "stacked equals loop" if name == "A9" else load_task(name).title
         parts = []
@@ -147,8 +148,7 @@ def overview(names: Sequence[str]) -> str:
     ]
     missing: dict[str, list[str]] = {}
     for name in names:
-        file = RESULTS / f"acceptance-{name}.json"
-        results = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
+        results = _entries(name)
         goals = _goals(name)
         for algorithm, entry in results["entries"].items():
             if "difference" in entry:
@@ -179,3 +179,59 @@ def overview(names: Sequence[str]) -> str:
         parts = [f"{algorithm} ({', '.join(names)})" for algorithm, names in missing.items()]
         lines += ["", f"Not built: {', '.join(parts)}."]
     return "\n".join(lines)
+
+
+def matrix(names: Sequence[str]) -> str:
+    """Return what default options reach, before and now, as a page.
+
+    Args:
+        names: names of the tests.
+    """
+    lines = [
+        "# Default options: what each algorithm learns",
+        "",
+        "By `python -m benchmarks.acceptance --matrix`, from acceptance-D*.json and "
+        "acceptance-D*-before.json, whose pages name commits, commands and seeds. A row with a "
+        "dash in its algorithm is an option beside the default. Greedy policies, interquartile "
+        "means over seeds, 95 % intervals; of a single seed the interval is of its episodes. The "
+        "floor was fixed before tuning.",
+        "",
+        "| | task | algorithm | steps | random | floor | before | now | each seed | CPU-s | |",
+        "|---" * 11 + "|",
+    ]
+    for name in names:
+        task = load_task(name)
+        now, before = (_entries(f"{name}{suffix}") for suffix in ("", "-before"))
+        for algorithm, candidate in task.algorithms.items():
+            for goal in candidate.goals:
+                x = _line(now, algorithm, goal.env_steps)
+                random = f"{now['anchors']['random']:.3g}" if "anchors" in now else ""
+                cells = [name, task.title.removesuffix(", defaults"), algorithm]
+                cells += [f"{goal.env_steps:,}", random, f"{goal.at_least:g}"]
+                cells += [_cell(_line(before, algorithm, goal.env_steps)), _cell(x)]
+                if x is None:
+                    cells += ["", "", "not measured"]
+                else:
+                    known = [s for s in x["cpu_s"] if s is not None]
+                    cells += [", ".join(f"{m:.4g}" for m in x["means"])]
+                    cells += [f"{np.mean(known):.0f}" if known else "unknown"]
+                    cells += [_verdict(x["passed"])]
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _entries(name: str) -> dict[str, Any]:
+    """Return the results of a test as they are kept; without entries if there are none."""
+    file = RESULTS / f"acceptance-{name}.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
+    return found
+
+
+def _line(results: dict[str, Any], algorithm: str, steps: int) -> dict[str, Any] | None:
+    """Return an algorithm's line after so many environment steps; None: there is none."""
+    lines = results["entries"].get(algorithm, {}).get("lines", [])
+    return next((x for x in lines if x["env_steps"] == steps), None)
+
+
+def _cell(x: dict[str, Any] | None) -> str:
+    return "" if x is None else with_interval(x["score"], x["low"], x["high"])

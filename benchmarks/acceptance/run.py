@@ -2,6 +2,7 @@
 
     python -m benchmarks.acceptance --list
     python -m benchmarks.acceptance A1 [A2 ...] [--algorithms mappo] [--seeds 1 2] [--long]
+    python -m benchmarks.acceptance --matrix
 
 A test is a file configs/acceptance/<id>.yaml: an environment, how its score is reported, and for
 each algorithm its configuration and what it has to reach after how many environment steps. Each
@@ -17,7 +18,8 @@ as published, which is S / divisor. A seed's score is its mean over episodes, th
 the interquartile mean of theirs, with a 95 % bootstrap interval; normalized, (score - random) /
 (scripted - random).
 
-Tests D1 to D8 are of default options: `algorithm: {name}` alone, and what a task needs.
+Tests D1 to D8 are of default options: `algorithm: {name}` alone, and what a task needs. `--matrix`
+sets them side by side in benchmarks/results/defaults-matrix.md.
 
 Results go to benchmarks/results/acceptance-<id>.json with a page (.md) beside it. An algorithm that
 is not built yet is reported so; what other algorithms have reached stays in the file.
@@ -37,13 +39,14 @@ import yaml
 
 from benchmarks._stacked import stacked_against_loop
 from benchmarks._trainings import children_cpu_s, run_training
-from benchmarks.acceptance.page import list_tasks, overview, page, write
+from benchmarks.acceptance.page import MATRIX, list_tasks, matrix, overview, page, write
 from benchmarks.acceptance.scores import Floats, bootstrap_interval, interquartile_mean, scores
 from benchmarks.acceptance.task import (
     STACKED,
     WAYS,
     Task,
     built,
+    defaults,
     experiment,
     load_task,
     published,
@@ -276,7 +279,7 @@ def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -
             f"{name} is no test of {', '.join(unknown)}; it has {', '.join(test.algorithms)}"
         )
     file = RESULTS / f"acceptance-{name}.json"
-    results = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
+    results = _kept(file, test)
     score = test.score
     results |= {"test": name, "title": test.title, "unit": score.unit, "divisor": score.divisor}
     results |= {"scripted_is": score.scripted_is, "episodes": test.episodes}
@@ -299,7 +302,7 @@ def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -
         lines = list[dict[str, Any]]()
         for lines in run_candidate(name, test, algorithm, seeds or candidate.seeds, long):
             if file.is_file():  # another call may have written meanwhile
-                results["entries"] = json.loads(file.read_text())["entries"]
+                results["entries"] = _kept(file, test)["entries"]
             results["entries"][algorithm] = {"algorithm": algorithm, **origin} | {
                 "config": config.model_dump(mode="json"),
                 "lines": with_earlier(lines, results["entries"].get(algorithm, {})),
@@ -309,6 +312,13 @@ def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -
     write(file, results)
     print(page(results))
     return good
+
+
+def _kept(file: Path, test: Task) -> dict[str, Any]:
+    """Return a file's results, without entries that the test has no longer."""
+    results: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
+    results["entries"] = {k: e for k, e in results["entries"].items() if k in test.algorithms}
+    return results
 
 
 def with_earlier(lines: list[dict[str, Any]], entry: dict[str, Any]) -> list[dict[str, Any]]:
@@ -350,6 +360,7 @@ def main() -> int:
         action="store_true",
         help="results as a Markdown table; without TEST those with published figures",
     )
+    parser.add_argument("--matrix", action="store_true", help="write the page of D1 ... D8")
     parser.add_argument("--algorithms", nargs="+", default=[], help="default: all of the test")
     parser.add_argument("--seeds", type=int, nargs="+", default=[], help="default: the test's")
     parser.add_argument("--long", action="store_true", help="also the goals that take an hour")
@@ -357,6 +368,10 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.table:
         print(overview([name.upper() for name in arguments.tests] or published()))
+        return 0
+    if arguments.matrix:
+        MATRIX.write_text(matrix(defaults()))
+        print(f"written: {MATRIX}")
         return 0
     if arguments.list or not arguments.tests:
         list_tasks()

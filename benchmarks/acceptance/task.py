@@ -139,6 +139,11 @@ def published() -> list[str]:
     return [name for name in task_names() if name.startswith("A")]
 
 
+def defaults() -> list[str]:
+    """Return the names of the tests of default options: D1, D2, ..."""
+    return [name for name in task_names() if name.startswith("D")]
+
+
 def load_task(name: str) -> Task:
     """Load a test's file.
 

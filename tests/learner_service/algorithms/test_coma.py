@@ -37,7 +37,7 @@ from tests.learner_service.toys import (
 
 
 # 3 - (0.5*1 + 0.5*3) = 1.0;  2 - (0.25*2 + 0.75*0) = 1.5; by returns 5 - 2 = 3, 0.5 - 0.5 = 0. The
-# ratios are 2 and 0.5; weights of the ratios -0.25 / 0.25 and -0.25 / 0.5. Rows count a quarter each.
+# ratios are 2 and 0.5; weights of the ratios -0.25 / 0.25 and -0.25 / 0.5. Rows weigh 0.25 each.
 @pytest.mark.parametrize(
     ("advantage", "expected", "variance"),
     [
