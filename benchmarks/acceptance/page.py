@@ -228,7 +228,7 @@ def _entries(name: str) -> dict[str, Any]:
 
 
 def _line(results: dict[str, Any], algorithm: str, steps: int) -> dict[str, Any] | None:
-    """Return an algorithm's line after so many environment steps; None: there is none."""
+    """Return an algorithm's line at a goal of `steps` environment steps; None: there is none."""
     lines = results["entries"].get(algorithm, {}).get("lines", [])
     return next((x for x in lines if x["env_steps"] == steps), None)
 

@@ -115,7 +115,7 @@ def test_the_committed_table_holds_every_goal() -> None:
                 assert any(f"| {algorithm} |" in x and f"{goal.env_steps:,}" in x for x in found)
 
 
-def test_the_committed_page_of_defaults_is_of_the_committed_results() -> None:
+def test_the_committed_page_of_defaults_follows_the_results() -> None:
     shown = page.matrix(defaults())
     assert shown == page.MATRIX.read_text()
     for name in defaults():
