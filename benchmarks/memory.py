@@ -24,7 +24,7 @@ def experiment(*, small: bool = False) -> dict[str, Any]:
         "environment": {"name": "terrain"},
         "env_server": {"num_workers": 1, "envs_per_worker": 2 if small else 32},
         "network": {"name": "cnn", **network},
-        "algorithm": {"name": "coma", **algorithm},
+        "algorithm": {"name": "coma", "advantage": "critic", **algorithm},
         "learner": {"device": "cpu"},
     }
 

@@ -73,6 +73,7 @@ CNN = {
 }
 COMA = {
     "name": "coma",
+    "advantage": "critic",
     "batch_size": 60,
     "batch_number": 4,
     "data_passes": 2,

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.acceptance.scores import with_interval
-from benchmarks.acceptance.task import STACKED, load_task, task_names
+from benchmarks.acceptance.task import STACKED, WAYS, load_task, task_names
 from murmur.doctor.machine import RESULTS
 from murmur.results import origin_text
+
+MATRIX = RESULTS / "defaults-matrix.md"
 
 
 def write(file: Path, results: dict[str, Any]) -> None:
@@ -25,7 +27,9 @@ def page(results: dict[str, Any]) -> str:
     lines = [f"# {results['test']}: {results['title']}", ""]
     built_ones = {k: e for k, e in results["entries"].items() if "date" in e}
     for entry in built_ones.values():
-        lines.append(f"- {entry['algorithm']}: `{entry['command']}`, {origin_text(entry)}")
+        lines.append(
+            f"- {entry['algorithm']}: `{entry['command']}`, {origin_text(entry)}{_begun(entry)}"
+        )
         lines += [
             f"- {entry['algorithm']} at {x['env_steps']:,} steps: `{x['origin']['command']}`, "
             f"{origin_text(x['origin'])}"
@@ -38,6 +42,13 @@ def page(results: dict[str, Any]) -> str:
     if missing:
         lines += ["", f"Not built: {', '.join(missing)}."]
     return "\n".join(lines) + "\n"
+
+
+def _begun(entry: dict[str, Any]) -> str:
+    """Name the commits of runs that were begun at another than the entry's."""
+    commits = {c for x in entry.get("lines", []) for c in x.get("trained_at", [])}
+    others = sorted(commits - {None, entry.get("commit")})
+    return f"; runs begun at {', '.join(others)}" if others else ""
 
 
 def _stacked_table(results: dict[str, Any]) -> list[str]:
@@ -70,7 +81,7 @@ def _score_table(results: dict[str, Any]) -> list[str]:
         "| each seed's mean | CPU-s a seed | |",
         "|---" * 10 + "|",
     ]
-    samples: list[str] = []
+    others: dict[str, list[str]] = {way: [] for way in WAYS}
     for name, entry in results["entries"].items():
         for x in entry.get("lines", []):
             assert anchor is not None  # there is one where there are lines
@@ -83,12 +94,14 @@ def _score_table(results: dict[str, Any]) -> list[str]:
                 f"{'unknown' if None in x['cpu_s'] else format(np.mean(x['cpu_s']), '.0f')} | "
                 f"{_verdict(x['passed'])} |"
             )
-            if drawn := x.get("sampled"):
-                each = ", ".join(f"{m:.4g}" for m in drawn["means"])
-                score = with_interval(drawn["score"], drawn["low"], drawn["high"])
-                samples.append(f"{name} after {x['env_steps']:,} steps {score} (seeds {each})")
-    if samples:
-        lines += ["", f"By actions drawn from the policy, not its likeliest: {'; '.join(samples)}."]
+            for way, found in others.items():
+                if other := x.get(way):
+                    each = ", ".join(f"{m:.4g}" for m in other["means"])
+                    score = with_interval(other["score"], other["low"], other["high"])
+                    found.append(f"{name} after {x['env_steps']:,} steps {score} (seeds {each})")
+    for way, found in others.items():
+        if found:
+            lines += ["", f"By {WAYS[way].text}: {'; '.join(found)}."]
     return lines
 
 
@@ -99,8 +112,7 @@ def _verdict(passed: bool) -> str:
 def list_tasks() -> None:
     """Print every acceptance test with the state of each algorithm."""
     for name in task_names():
-        file = RESULTS / f"acceptance-{name}.json"
-        entries = json.loads(file.read_text())["entries"] if file.is_file() else {}
+        entries = _entries(name)["entries"]
         algorithms = list(STACKED) if name == "A9" else list(load_task(name).algorithms)
         title = "stacked equals loop" if name == "A9" else load_task(name).title
         parts = []
@@ -136,8 +148,7 @@ def overview(names: Sequence[str]) -> str:
     ]
     missing: dict[str, list[str]] = {}
     for name in names:
-        file = RESULTS / f"acceptance-{name}.json"
-        results = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
+        results = _entries(name)
         goals = _goals(name)
         for algorithm, entry in results["entries"].items():
             if "difference" in entry:
@@ -168,3 +179,59 @@ def overview(names: Sequence[str]) -> str:
         parts = [f"{algorithm} ({', '.join(names)})" for algorithm, names in missing.items()]
         lines += ["", f"Not built: {', '.join(parts)}."]
     return "\n".join(lines)
+
+
+def matrix(names: Sequence[str]) -> str:
+    """Return what default options reach, before and now, as a page.
+
+    Args:
+        names: names of the tests.
+    """
+    lines = [
+        "# Default options: what each algorithm learns",
+        "",
+        "By `python -m benchmarks.acceptance --matrix`, from acceptance-D*.json and "
+        "acceptance-D*-before.json, whose pages name commits, commands and seeds. A row with a "
+        "dash in its algorithm is an option beside the default. Greedy policies, interquartile "
+        "means over seeds, 95 % intervals; of a single seed the interval is of its episodes. The "
+        "floor was fixed before tuning.",
+        "",
+        "| | task | algorithm | steps | random | floor | before | now | each seed | CPU-s | |",
+        "|---" * 11 + "|",
+    ]
+    for name in names:
+        task = load_task(name)
+        now, before = (_entries(f"{name}{suffix}") for suffix in ("", "-before"))
+        for algorithm, candidate in task.algorithms.items():
+            for goal in candidate.goals:
+                x = _line(now, algorithm, goal.env_steps)
+                random = f"{now['anchors']['random']:.3g}" if "anchors" in now else ""
+                cells = [name, task.title.removesuffix(", defaults"), algorithm]
+                cells += [f"{goal.env_steps:,}", random, f"{goal.at_least:g}"]
+                cells += [_cell(_line(before, algorithm, goal.env_steps)), _cell(x)]
+                if x is None:
+                    cells += ["", "", "not measured"]
+                else:
+                    known = [s for s in x["cpu_s"] if s is not None]
+                    cells += [", ".join(f"{m:.4g}" for m in x["means"])]
+                    cells += [f"{np.mean(known):.0f}" if known else "unknown"]
+                    cells += [_verdict(x["passed"])]
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _entries(name: str) -> dict[str, Any]:
+    """Return the results of a test as they are kept; without entries if there are none."""
+    file = RESULTS / f"acceptance-{name}.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
+    return found
+
+
+def _line(results: dict[str, Any], algorithm: str, steps: int) -> dict[str, Any] | None:
+    """Return an algorithm's line at a goal of `steps` environment steps; None: there is none."""
+    lines = results["entries"].get(algorithm, {}).get("lines", [])
+    return next((x for x in lines if x["env_steps"] == steps), None)
+
+
+def _cell(x: dict[str, Any] | None) -> str:
+    return "" if x is None else with_interval(x["score"], x["low"], x["high"])

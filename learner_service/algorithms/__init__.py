@@ -12,7 +12,11 @@ _TD3: dict[str, Any] = {"twin_critics": True, "policy_delay": 2, "target_noise":
 _UPDATE_A_ROW = {"replay": {"update_interval": 1}}  # as the papers and other libraries do
 # Every 4 rows, as DQN in other libraries, leaves CartPole half learned after 100,000. Exploration
 # ends after a tenth of these, as there.
-_DQN: dict[str, Any] = {"replay": {"update_interval": 2}, "epsilon_env_steps": 10_000}
+_DQN: dict[str, Any] = {
+    "replay": {"update_interval": 2},
+    "epsilon_env_steps": 10_000,
+    "averaged_policy": False,
+}
 VARIANTS = {
     "ippo": Variant(
         "mappo",
@@ -35,9 +39,6 @@ VARIANTS = {
         "VDN: QMIX whose team value is the sum of the agents' (Sunehag et al. 2018, "
         "arXiv:1706.05296).",
         fixed={"mixer": ("vdn", "the sum of the agents' values")},
-        # A sum of values cannot take up what the state is worth, so that steps of the weights move
-        # it by more than one step of waiting costs.
-        defaults={"averaged_policy": True},
     ),
     "ddpg": Variant(
         "maddpg",

@@ -10,11 +10,11 @@ rollout is learned from in several passes of minibatches, critic first.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from typing_extensions import override
 
@@ -79,7 +79,7 @@ class Config(options.OnPolicyCriticConfig):
         True, description="divide rewards by their running root mean square"
     )
     advantage: Literal["critic", "return"] = Field(
-        "critic",
+        "return",
         description="worth of the action taken, less the counterfactual baseline: the critic's "
         "value, as in the paper, or the TD(lambda) return, which has none of the critic's bias",
     )
@@ -102,6 +102,14 @@ class Config(options.OnPolicyCriticConfig):
         "surrogate with the counterfactual advantage; 0: the plain policy gradient",
     )
     normalize_advantage: bool = Field(False, description="divide advantages by their deviation")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_earlier_run(cls, data: Any) -> Any:  # noqa: ANN401 - pydantic's
+        """Keep the critic's value where only `advantage` is not said: such a run knew no other."""
+        if isinstance(data, dict) and cls.__annotations__.keys() - data.keys() == {"advantage"}:
+            return {**data, "advantage": "critic"}
+        return data
 
 
 _BY_ROW = ("critic_loss", "q_mean", "entropy", "actor_loss", "advantage_std")

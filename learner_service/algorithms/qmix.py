@@ -56,7 +56,7 @@ class Config(OffPolicyConfig):
     double_q: bool = Field(True, description="the online network picks what the target values")
     lr: float = Field(5e-4, gt=0, description="Adam's learning rate")
     target_tau: options.TargetTau = 0.01
-    averaged_policy: options.AveragedPolicy = False
+    averaged_policy: options.AveragedPolicy = True
     epsilon_start: options.EpsilonStart = 1.0
     epsilon_end: options.EpsilonEnd = 0.05
     epsilon_env_steps: int = Field(

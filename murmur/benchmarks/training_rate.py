@@ -32,7 +32,12 @@ IPPO_SWEEP = ((128, 2), (256, 2), (512, 2))
 
 _IPPO = {"name": "mappo", "centralized": False}
 ARMS: dict[str, dict[str, Any]] = {
-    "COMA": {"name": "coma", "clip_ratio": 0.0, "normalize_advantage": False},
+    "COMA": {
+        "name": "coma",
+        "advantage": "critic",
+        "clip_ratio": 0.0,
+        "normalize_advantage": False,
+    },
     "IPPO": _IPPO,
     "IPPO, shared trunk": {**_IPPO, "share_trunk": True},
 }

@@ -19,6 +19,7 @@ from benchmarks.acceptance.scores import (
 from benchmarks.acceptance.task import (
     Goal,
     built,
+    defaults,
     experiment,
     load_task,
     published,
@@ -43,6 +44,7 @@ TINY = {
         "mappo": {
             "seeds": [2],
             "goals": [{"env_steps": 400, "at_least": -1}, {"env_steps": 800, "one_of": [1e6]}],
+            "also": ["sampled"],
             "config": {"algorithm": {"name": "mappo", "batch_size": 100, "batch_number": 4}},
         },
         "qmax": {"goals": [{"env_steps": 400, "at_least": 0}], "config": {}},
@@ -113,6 +115,32 @@ def test_the_committed_table_holds_every_goal() -> None:
                 assert any(f"| {algorithm} |" in x and f"{goal.env_steps:,}" in x for x in found)
 
 
+def test_the_committed_page_of_defaults_follows_the_results() -> None:
+    shown = page.matrix(defaults())
+    assert shown == page.MATRIX.read_text()
+    for name in defaults():
+        for algorithm in load_task(name).algorithms:
+            assert f" | {algorithm} | " in "".join(
+                x for x in shown.splitlines() if x.startswith(f"| {name} |")
+            )
+
+
+def test_a_page_of_defaults_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before and now side by side, with what was not measured, and each seed."""
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    line = {"env_steps": 20_000, "means": [-140.0, -150.0], "cpu_s": [50.0, None], "passed": True}
+    for suffix, score in (("", -145.0), ("-before", -1631.0)):
+        found = {"score": score, "low": score - 5, "high": score + 5}
+        kept = {"anchors": {"random": -1220.0}, "entries": {"sac": {"lines": [line | found]}}}
+        (tmp_path / f"acceptance-D1{suffix}.json").write_text(json.dumps(kept))
+    sac, td3, _ = page.matrix(["D1"]).splitlines()[-3:]
+    assert sac == (
+        "| D1 | Pendulum | sac | 20,000 | -1.22e+03 | -250 | -1631 [-1636, -1626] | "
+        "-145 [-150, -140] | -140, -150 | 50 | pass |"
+    )
+    assert td3.endswith("| td3 | 20,000 | -1.22e+03 | -250 |  |  |  |  | not measured |")
+
+
 def test_a_goal_has_one_condition() -> None:
     with pytest.raises(ValueError, match="either at_least or one_of"):
         Goal(env_steps=1)
@@ -149,6 +177,7 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (first["passed"], second["passed"]) == (True, False)
     assert len(first["means"]) == 1
     assert first["S"] == 2 * first["score"]
+    assert len(first["sampled"]["means"]) == len(first["trained_at"]) == 1
     assert all(x > 0 for x in first["cpu_s"] + first["minutes"])
     assert second["cpu_s"][0] > first["cpu_s"][0]
     assert saved["entries"]["qmax"] == {"not_built": True}
@@ -156,6 +185,7 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert saved["anchors"]["random"] == pytest.approx(61, abs=25)
     text = (results / "acceptance-T1.md").read_text()
     assert "Not built: qmax." in text
+    assert "By actions drawn from the policy, not its likeliest: mappo after 400 steps" in text
     assert "**fail**" in text
 
     # What is complete is not trained again: the checkpoints may even be gone.

@@ -36,24 +36,37 @@ from tests.learner_service.toys import (
 )
 
 
-def test_sums_of_probabilities_by_hand() -> None:
-    coma = make_coma(vector_spec(), clip_ratio=0.2, normalize_advantage=True, epsilon_start=0.0)
+# 3 - (0.5*1 + 0.5*3) = 1.0;  2 - (0.25*2 + 0.75*0) = 1.5; by returns 5 - 2 = 3, 0.5 - 0.5 = 0. The
+# ratios are 2 and 0.5; weights of the ratios -0.25 / 0.25 and -0.25 / 0.5. Rows weigh 0.25 each.
+@pytest.mark.parametrize(
+    ("advantage", "expected", "variance"),
+    [
+        (
+            "critic",
+            [[1.0, 2.0, -1.0, 0.5], [1.5, 0.5, -0.75, 0.75]],
+            0.25 * (0.375**2 + 0.875**2),  # about the mean 0.625
+        ),
+        ("return", [[3.0, 2.0, -3.0, 1.5], [0.0, 0.5, 0.0, 0.0]], 0.25 * (2.25**2 + 0.75**2)),
+    ],
+)
+def test_sums_of_probabilities_by_hand(
+    advantage: str, expected: list[list[float]], variance: float
+) -> None:
+    options = {"clip_ratio": 0.2, "normalize_advantage": True, "epsilon_start": 0.0}
+    coma = make_coma(vector_spec(), advantage=advantage, **options)
     q = torch.tensor([[1.0, 3.0], [2.0, 0.0]]).unsqueeze(1)
     pi = torch.tensor([[0.5, 0.5], [0.25, 0.75]]).unsqueeze(1)
     action, share = torch.tensor([[1], [0]]), torch.tensor([[0.25], [0.25]])
     columns = {"action": action, "inverse": torch.tensor([[4.0], [2.0]])}
+    columns["target"] = torch.tensor([[5.0], [0.5]])
     inputs, share = Inputs(None, torch.zeros(2, 1, 1)), share.unsqueeze(0)
     one = Pass(1, inputs, inputs, columns, share, -share, torch.ones(1), coma._sharing)
     of_pi, _, root = coma._weights(one, q.unsqueeze(0))
     assert root is not None
     sums = (pi.unsqueeze(-2) * of_pi[0]).sum(-1).squeeze(1)
-    # 3 - (0.5*1 + 0.5*3) = 1.0;  2 - (0.25*2 + 0.75*0) = 1.5; the ratios are 2 and 0.5; weights of
-    # the ratios -0.25 / 0.25 and -0.25 / 0.5
-    expected = torch.tensor([[1.0, 2.0, -1.0, 0.5], [1.5, 0.5, -0.75, 0.75]])
-    torch.testing.assert_close(sums, expected)
-    # of 1 and 1.5 at a quarter each, about the mean 0.625
+    torch.testing.assert_close(sums, torch.tensor(expected))
     deviation = coma._deviation(sums.unsqueeze(1), share[0], root[0])
-    torch.testing.assert_close(deviation, torch.tensor([math.sqrt(0.25 * (0.375**2 + 0.875**2))]))
+    torch.testing.assert_close(deviation, torch.tensor([math.sqrt(variance)]))
 
 
 def test_policy_probabilities_by_hand() -> None:
@@ -306,10 +319,15 @@ def q_size(spec: EnvSpec) -> int:
     "more",
     [
         {},
-        {"clip_ratio": 0.02, "normalize_advantage": True, "actor_lr": 3e-3},
-        {"advantage": "return"},
+        {
+            "advantage": "critic",
+            "clip_ratio": 0.02,
+            "normalize_advantage": True,
+            "actor_lr": 3e-3,
+        },
+        {"advantage": "critic"},
     ],
-    ids=["plain", "clipped", "return"],
+    ids=["plain", "clipped", "critic"],
 )
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "own"])
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from murmur.shared.process.errors import ConfigError
 ALONE = {"centralized": False}
 TD3 = {"twin_critics": True, "policy_delay": 2, "target_noise": None}
 AN_UPDATE_A_ROW = {"replay": {"update_interval": 1}}
-DQN = {"replay": {"update_interval": 2}, "epsilon_env_steps": 10_000}
+DQN = {"replay": {"update_interval": 2}, "epsilon_env_steps": 10_000, "averaged_policy": False}
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ippo": ("mappo", ALONE),
     "ppo": ("mappo", ALONE),
-    "vdn": ("qmix", {"mixer": "vdn", "averaged_policy": True}),
+    "vdn": ("qmix", {"mixer": "vdn"}),
     "iql": ("qmix", {"mixer": "none", **DQN}),
     "ddpg": ("maddpg", {**ALONE, **AN_UPDATE_A_ROW}),
     "matd3": ("maddpg", TD3),

@@ -15,7 +15,9 @@ from murmur.runs import supervisor
 from murmur.runs.child import ChildError, child_environment
 from murmur.runs.live_view import LiveView, TrainingView
 from murmur.runs.run_folder import RunFolder
+from murmur.runs.settings import resolve
 from murmur.runs.training import prepare, print_end, train
+from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import RunConfig
 from murmur.shared.config.files import load
 from murmur.text import in_rows
@@ -237,6 +239,28 @@ def test_run_keeps_its_configuration_if_another_is_refused(
     given = load(str(tmp_path / "given.yaml"), [], {})
     assert given.network.options["hidden"] == [9]
     assert {p.name for p in tmp_path.glob("*.yaml")} == {"config.yaml", "given.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [(None, "critic"), ("critic", "critic"), ("return", "return")],
+    ids=["before-the-option", "critic", "return"],
+)
+def test_a_resumed_run_keeps_what_coma_advantages_are_of(
+    said: str | None, kept: str, tmp_path: Path
+) -> None:
+    """One of before the option was there had the critic's, and says all other options."""
+    new = resolve(load("spread", ["algorithm.name=coma"], {}))
+    assert new.algorithm.options["advantage"] == "return"
+    options = {k: v for k, v in new.algorithm.options.items() if k != "advantage"}
+    options |= {"advantage": said} if said else {}
+    old = PluginConfig(name="coma", **options)
+    RunFolder(tmp_path).write_config(new.model_copy(update={"algorithm": old}))
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "update-000001.pt").touch()
+    prepared = prepare(None, (), run=tmp_path, resume=True, learners=None, command="")
+    assert resolve(prepared.config).algorithm.options["advantage"] == kept
+    prepared.folder.lock.release()
 
 
 def test_refused_option_leaves_nothing_and_needs_no_torch_here(tmp_path: Path) -> None:
