@@ -39,6 +39,13 @@ VARIANTS = {
         # it by more than one step of waiting costs.
         defaults={"averaged_policy": True},
     ),
+    "qplex": Variant(
+        "qmix",
+        "QPLEX: QMIX whose mixing network can tell any payoff (Wang et al. 2021, "
+        "arXiv:2008.01062).",
+        fixed={"mixer": ("qplex", "the duplex dueling network")},
+        defaults={"mixer_hidden": 64},
+    ),
     "ddpg": Variant(
         "maddpg",
         "DDPG for each agent by itself (Lillicrap et al. 2016, arXiv:1509.02971).",
@@ -82,8 +89,7 @@ NEAREST: dict[str, dict[str, Any]] = {
     "impala": {"name": "ippo", "vtrace_clip": 1.0},
     "hatrpo": {"name": "happo"},
     "mat": {"name": "mappo"},
-    "qplex": {"name": "qmix"},
-    "qtran": {"name": "qmix"},
-    "wqmix": {"name": "qmix"},
+    "qtran": {"name": "qplex"},
+    "wqmix": {"name": "qplex"},
     "maac": {"name": "masac"},
 }
