@@ -45,6 +45,11 @@ from murmur.learner_service.learning.returns import polyak_update, target_of
 from murmur.learner_service.learning.sequences import Sequences
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK
 
+_DECAYS = 0.9, 0.999  # of Adam's moments, as usual
+# The second as of the RMSprop with which QPLEX was published. A value that moves by a step moves
+# Q_tot by importance times as much, of which its gradient knows nothing. Where all values are told,
+# 0.999 lets steps grow until they overshoot, and too late makes them small again.
+_QPLEX_DECAYS = 0.9, 0.99
 _FIRST_SHARE = 0.1  # of the usual first weights that hang on the state
 
 
@@ -166,7 +171,8 @@ class Qmix(OffPolicyAlgorithm):
             mixer = DuplexMixer(*shape, num_actions, c.heads)
         self.values = Values(agents, mixer).to(self._device)
         self.target = target_of(self.values)
-        self._optimizer = self._adam(self.values, c.lr)
+        decays = _QPLEX_DECAYS if c.mixer == "qplex" else _DECAYS
+        self._optimizer = self._adam(self.values, c.lr, betas=decays)
 
     @property
     def _acts(self) -> nn.Module:

@@ -205,7 +205,7 @@ def plain_loss(qplex: Qmix, batch: ReplayBatch) -> Tensor:
 def test_updates_equal_a_plain_loop() -> None:
     qplex = make(mortal_spec(), max_grad_norm=0.0)
     plain = copy.deepcopy(qplex)
-    optimizer = torch.optim.Adam(plain.values.parameters(), 5e-4)
+    optimizer = torch.optim.Adam(plain.values.parameters(), 5e-4, betas=(0.9, 0.99))
     for seed in range(3):
         batch = random_transitions(mortal_spec(), 16, seed)
         loss = plain_loss(plain, batch)
