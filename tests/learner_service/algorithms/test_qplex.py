@@ -27,7 +27,13 @@ from murmur.shared.wire.spec import (
     Continuous,
     EnvSpec,
 )
-from tests.learner_service.toys import CPU, random_transitions, vector_spec
+from tests.learner_service.toys import (
+    CPU,
+    MatrixGame,
+    play_and_learn,
+    random_transitions,
+    vector_spec,
+)
 
 
 def make(spec: EnvSpec, seed: int = 3, **options: Any) -> Qmix:
@@ -240,3 +246,37 @@ def test_continuous_actions_are_refused() -> None:
     spec = EnvSpec("arm", 2, (ArraySpec("view", "float32", (4,)),), Continuous(2))
     with pytest.raises(SpecError, match="qplex needs discrete actions; 'arm' has Continuous"):
         make(spec)
+
+
+# ---------------------------------------------------------------- known answers
+
+QTRAN = ((8.0, -12.0, -12.0), (-12.0, 0.0, 0.0), (-12.0, 0.0, 0.0))
+
+
+def after_playing(name: str, seed: int, updates: int) -> tuple[float, Tensor]:
+    """The payoff of greedy play, and all values, after an update for each random episode."""
+    game = MatrixGame(QTRAN, 16, 1)
+    replay = {"capacity_rows": 10_000, "start_rows": 64, "update_interval": 2, "batch_size": 32}
+    replay["unroll_steps"] = 2
+    options: dict[str, Any] = {"lr": 1e-3, "epsilon_end": 1.0, "gamma": 0.0, "replay": replay}
+    network = PluginConfig(name="mlp", hidden=(64, 64))
+    config, precision = PluginConfig(name=name, **options), Precision("fp32", CPU)
+    algorithm = build_algorithm(config, game.spec, network, precision, CPU, seed)
+    assert isinstance(algorithm, Qmix)
+    policy = play_and_learn(algorithm, game, 2 * updates)
+    joint = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+    obs = {"one": torch.ones(9, 2, 1)}
+    first, second = policy.act(obs, None)["action"][0].tolist()
+    with torch.no_grad():
+        q = algorithm._q(algorithm.values.agents, obs)
+        values = algorithm._mix(algorithm.values, q, joint, None, obs).view(3, 3)
+    return QTRAN[first][second], values
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_plays_the_best_that_is_hidden_behind_punishments(seed: int) -> None:
+    greedy, values = after_playing("qplex", seed, 3000)
+    assert greedy == 8
+    torch.testing.assert_close(values, torch.tensor(QTRAN), atol=2, rtol=0)
+    assert after_playing("qmix", seed, 1000)[0] == 0  # what QPLEX is for
