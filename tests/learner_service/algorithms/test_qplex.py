@@ -273,10 +273,14 @@ def after_playing(name: str, seed: int, updates: int) -> tuple[float, Tensor]:
     return QTRAN[first][second], values
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_plays_the_best_that_is_hidden_behind_punishments(seed: int) -> None:
-    greedy, values = after_playing("qplex", seed, 3000)
+def test_plays_the_best_that_is_hidden_behind_punishments() -> None:
+    greedy, values = after_playing("qplex", 1, 700)
     assert greedy == 8
     torch.testing.assert_close(values, torch.tensor(QTRAN), atol=2, rtol=0)
-    assert after_playing("qmix", seed, 1000)[0] == 0  # what QPLEX is for
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_keeps_playing_what_qmix_cannot_find(seed: int) -> None:
+    assert after_playing("qplex", seed, 3000)[0] == 8
+    assert after_playing("qmix", seed, 1000)[0] == 0
