@@ -4,7 +4,9 @@ Both agents pick one of three actions and both get the payoff of the pair. `clim
 (Claus and Boutilier 1998, "The Dynamics of Reinforcement Learning in Cooperative Multiagent
 Systems") punish agents that try the best pair alone, so learners settle on safer pairs: over 25
 steps climbing's optimum is 275, its best safe equilibrium 175; penalty's optimum is 250, and 50 is
-safe whatever the penalty.
+safe whatever the penalty. `qtran` is the game of Son et al. 2019, "QTRAN" (arXiv:1905.05408), with
+which QPLEX was published: an optimum of 8 a step, where each agent's action fails with the other's
+two. Mixers that rise with each agent's value cannot tell it and end on 0.
 """
 
 from collections.abc import Mapping
@@ -20,12 +22,13 @@ from murmur.shared.wire.spec import ArraySpec, Discrete, EnvSpec
 from murmur.shared.wire.timestep import Array, StepType, TimeStep
 
 _CLIMBING = ((11, -30, 0), (-30, 7, 0), (0, 6, 5))
+_QTRAN = ((8, -12, -12), (-12, 0, 0), (-12, 0, 0))
 
 
 class Config(Section):
     """Options of `matrix`."""
 
-    game: Literal["climbing", "penalty"] = Field("climbing", description="which payoffs")
+    game: Literal["climbing", "penalty", "qtran"] = Field("climbing", description="which payoffs")
     penalty: float = Field(
         -100.0, le=0, description="penalty: payoff of both agents' best actions met by chance"
     )
@@ -44,8 +47,9 @@ class MatrixGame(VectorEnvironment):
         self.num_envs, self._steps = num_envs, np.zeros(num_envs, np.int64)
         self._length = config.episode_steps
         k = config.penalty
-        payoffs = _CLIMBING if config.game == "climbing" else ((k, 0, 10), (0, 2, 0), (10, 0, k))
-        self.payoffs = np.array(payoffs, np.float32)
+        penalty = (k, 0, 10), (0, 2, 0), (10, 0, k)
+        games = {"climbing": _CLIMBING, "penalty": penalty, "qtran": _QTRAN}
+        self.payoffs = np.array(games[config.game], np.float32)
         self.spec = EnvSpec(
             name="matrix",
             num_agents=2,

@@ -40,6 +40,13 @@ VARIANTS = {
         "arXiv:1706.05296).",
         fixed={"mixer": ("vdn", "the sum of the agents' values")},
     ),
+    "qplex": Variant(
+        "qmix",
+        "QPLEX: QMIX whose mixing network can tell any payoff (Wang et al. 2021, "
+        "arXiv:2008.01062).",
+        fixed={"mixer": ("qplex", "the duplex dueling network")},
+        defaults={"mixer_hidden": 64},
+    ),
     "ddpg": Variant(
         "maddpg",
         "DDPG for each agent by itself (Lillicrap et al. 2016, arXiv:1509.02971).",
@@ -83,8 +90,7 @@ NEAREST: dict[str, dict[str, Any]] = {
     "impala": {"name": "ippo", "vtrace_clip": 1.0},
     "hatrpo": {"name": "happo"},
     "mat": {"name": "mappo"},
-    "qplex": {"name": "qmix"},
-    "qtran": {"name": "qmix"},
-    "wqmix": {"name": "qmix"},
+    "qtran": {"name": "qplex"},
+    "wqmix": {"name": "qplex"},
     "maac": {"name": "masac"},
 }

@@ -1,11 +1,13 @@
-"""QMIX, VDN and independent Q-learning.
+"""QMIX, QPLEX, VDN and independent Q-learning.
 
 Rashid, Samvelyan, Schroeder de Witt, Farquhar, Foerster, Whiteson 2018, "QMIX: Monotonic Value
 Function Factorisation for Deep Multi-Agent Reinforcement Learning" (arXiv:1803.11485): each agent
 has a Q network over its own observations; a mixing network, whose weights the global state
 determines and none of which is negative, joins the values of the actions taken to the team's. So
 what is best for each agent alone is best for the team. VDN (Sunehag et al. 2018,
-arXiv:1706.05296) joins them by a sum; independent Q-learning (IQL) does not join them.
+arXiv:1706.05296) joins them by a sum; QPLEX (Wang et al. 2021, arXiv:2008.01062) by what each
+action lacks of the agent's best, too: see DuplexMixer. Independent Q-learning (IQL) does not join
+them.
 """
 
 from collections.abc import Mapping
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from murmur.learner_service.layers.distributions import ILLEGAL
+from murmur.learner_service.layers.duplex import DuplexMixer
 from murmur.learner_service.layers.forward import forward
 from murmur.learner_service.layers.inputs import StateInputs
 from murmur.learner_service.layers.recurrent import RecurrentState
@@ -41,18 +44,25 @@ from murmur.learner_service.learning.sequences import Sequences
 from murmur.learner_service.storage.storage import NEXT, observed
 from murmur.shared.wire.spec import ACTION_MASK, AGENT_MASK
 
+_DECAYS = 0.9, 0.999  # of Adam's moments, as usual
+# The second as of the RMSprop with which QPLEX was published. A value that moves by a step moves
+# Q_tot by importance times as much, of which its gradient knows nothing. Where all values are told,
+# 0.999 lets steps grow until they overshoot, and too late makes them small again.
+_QPLEX_DECAYS = 0.9, 0.99
 _FIRST_SHARE = 0.1  # of the usual first weights that hang on the state
 
 
 class Config(OffPolicyConfig):
-    """Options of QMIX, VDN and IQL."""
+    """Options of QMIX, QPLEX, VDN and IQL."""
 
-    mixer: Literal["qmix", "vdn", "none"] = Field(
+    mixer: Literal["qmix", "qplex", "vdn", "none"] = Field(
         "qmix",
         description="how the agents' values make the team's: a monotonic network over the state, "
-        "a sum, or not at all: each agent learns its own reward (IQL)",
+        "one that can tell any payoff, a sum, or not at all: each agent learns its own reward "
+        "(IQL)",
     )
-    mixer_hidden: int = Field(32, ge=1, description="qmix: width of the mixing network")
+    mixer_hidden: int = Field(32, ge=1, description="qmix, qplex: width of the mixing network")
+    heads: int = Field(10, ge=1, description="qplex: summands of an action's importance")
     double_q: bool = Field(True, description="the online network picks what the target values")
     lr: float = Field(5e-4, gt=0, description="Adam's learning rate")
     target_tau: options.TargetTau = 0.01
@@ -150,12 +160,18 @@ class Qmix(OffPolicyAlgorithm):
         """
         c, spec = self._config, self._spec
         self._team, self._state = c.mixer != "none", StateInputs(spec)
-        agents = self._make_actor(require_discrete(c.mixer if self._team else "iql", spec))
-        width = c.mixer_hidden
-        mixer = Mixer(spec.num_agents, self._state.size, width) if c.mixer == "qmix" else None
+        num_actions = require_discrete(c.mixer if self._team else "iql", spec)
+        agents = self._make_actor(num_actions)
+        shape = spec.num_agents, self._state.size, c.mixer_hidden
+        mixer: nn.Module | None = None
+        if c.mixer == "qmix":
+            mixer = Mixer(*shape)
+        elif c.mixer == "qplex":
+            mixer = DuplexMixer(*shape, num_actions, c.heads)
         self.values = Values(agents, mixer).to(self._device)
         self.target = target_of(self.values)
-        self._optimizer = self._adam(self.values, c.lr)
+        decays = _QPLEX_DECAYS if c.mixer == "qplex" else _DECAYS
+        self._optimizer = self._adam(self.values, c.lr, betas=decays)
 
     @property
     def _acts(self) -> nn.Module:
@@ -179,8 +195,7 @@ class Qmix(OffPolicyAlgorithm):
         # 2. Targets y, [B, A]; mixed: [B, 1].
         target, beyond = self._target(step)
         # 3. Q_tot of the actions taken, and a step down E[w (Q_tot - y)^2] (equation 6).
-        q = step.q.gather(-1, step.action.long().unsqueeze(-1)).squeeze(-1)  # [B, A]
-        total = self._mix(self.values, q, alive, step.obs)
+        total = self._mix(self.values, step.q, step.action.long(), alive, step.obs)
         counted = alive.amax(1, keepdim=True) if self._team and alive is not None else alive
         if sequences:  # rows of a sequence that are no transitions
             counted = of_alive(step.weight.unsqueeze(1), counted).expand_as(total)
@@ -254,9 +269,8 @@ class Qmix(OffPolicyAlgorithm):
         next_obs, reward = step.next_obs, step.reward
         # 2. y = r + gamma Q_tot'(s', argmax_u Q(o', u)), no further than rewards reach.
         mask = next_obs.get(ACTION_MASK)
-        best = legal_values(step.next_chooser, mask).argmax(-1, keepdim=True)
-        value = step.next_value.gather(-1, best).squeeze(-1)
-        value = self._mix(self.target, value, alive_mask(next_obs), next_obs)
+        best = legal_values(step.next_chooser, mask).argmax(-1)
+        value = self._mix(self.target, step.next_value, best, alive_mask(next_obs), next_obs)
         if self._config.mixer != "none":
             reward = reward.sum(1, keepdim=True)
         allowed, beyond = self._allowed(value, reward)
@@ -292,15 +306,33 @@ class Qmix(OffPolicyAlgorithm):
         return forward(agents, self._actor_inputs(obs), hidden, self._precision)[0]
 
     def _mix(
-        self, values: Values, q: Tensor, alive: Tensor | None, obs: Mapping[str, Tensor]
+        self,
+        values: Values,
+        q: Tensor,
+        action: Tensor,
+        alive: Tensor | None,
+        obs: Mapping[str, Tensor],
     ) -> Tensor:
-        """[B, A] values of actions -> [B, 1] of the team, or as they are; the dead are worth 0."""
-        q = of_alive(q, alive)
+        """Return the team's values [B, 1] of joint actions, or each agent's [B, A].
+
+        Args:
+            values: networks, online or target.
+            q: [B, A, K] the agents' values of all actions.
+            action: [B, A] int64 joint actions.
+            alive: [B, A] result of `alive_mask`; the dead are worth 0.
+            obs: name -> [B, ...] observations.
+        """
+        taken = q.gather(-1, action.unsqueeze(-1)).squeeze(-1)  # [B, A]
+        if isinstance(values.mixer, DuplexMixer):
+            best = legal_values(q, obs.get(ACTION_MASK)).amax(-1)
+            duplex: Tensor = values.mixer(taken, best, action, alive, self._state(obs))
+            return duplex
+        taken = of_alive(taken, alive)
         if self._config.mixer == "none":
-            return q
+            return taken
         if values.mixer is None:
-            return q.sum(1, keepdim=True)
-        out: Tensor = values.mixer(q, self._state(obs))
+            return taken.sum(1, keepdim=True)
+        out: Tensor = values.mixer(taken, self._state(obs))
         return out
 
 

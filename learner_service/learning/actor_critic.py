@@ -196,7 +196,7 @@ class ActorCritic(Algorithm[B], Generic[B]):
         actor = self._actor_inputs.shape
         return shared_encoder(self._network, actor, critic, slices or self._slices, option)
 
-    def _adam(self, network: nn.Module, lr: float, **how: float) -> Adam:
+    def _adam(self, network: nn.Module, lr: float, **how: float | tuple[float, float]) -> Adam:
         """An optimiser of what the network learns by its own gradient."""
         adam = self._adam_of([{"params": learned_parameters(network), "lr": lr}], **how)
         self._learned.append((adam, network))

@@ -10,7 +10,7 @@ from murmur.shared.config import PluginConfig
 from murmur.shared.config.experiment import ExperimentConfig
 
 
-@pytest.mark.parametrize("game", ["climbing", "penalty"])
+@pytest.mark.parametrize("game", ["climbing", "penalty", "qtran"])
 def test_contract(game: str) -> None:
     assert check_environment(lambda n: make(Config(game=game), n)) == []
 
@@ -30,6 +30,10 @@ def test_payoffs_by_hand() -> None:
     penalty.reset(seeds[:2])
     row = penalty.step(np.array([[0, 0], [2, 0]], np.int32), go_on[:2], seeds[:2])
     assert row.reward[:, 0].tolist() == [-50, 10]
+    qtran = make(Config(game="qtran"), 3)
+    qtran.reset(seeds)
+    row = qtran.step(np.array([[0, 0], [0, 2], [1, 2]], np.int32), go_on, seeds)
+    assert row.reward[:, 0].tolist() == [8, -12, 0]
 
 
 def test_random_play_gets_the_mean_payoff() -> None:

@@ -64,6 +64,7 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], tuple[str, ...], bool]] = {
         ("discrete", "images"),
         True,
     ),
+    "qplex": ({"name": "qplex", "replay": _REPLAY}, ("discrete", "images"), False),
     "vdn": ({"name": "qmix", "mixer": "vdn", "replay": _REPLAY}, ("discrete",), False),
     "iql": ({"name": "qmix", "mixer": "none", "replay": _REPLAY}, ("discrete",), False),
 }

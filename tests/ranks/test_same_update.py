@@ -101,6 +101,7 @@ CASES: dict[str, Any] = {
     ),
     "qmix, recurrent": Case({**_SEQUENCES, "name": "qmix"}, recurrent=5),
     "qmix": Case(_QMIX),
+    "qplex": Case({**_PER, "name": "qplex"}, "masked"),
     "vdn, masked": Case({**_QMIX, "mixer": "vdn"}, "masked"),
     "iql, own, clipped": Case({**_QMIX, "mixer": "none", "max_grad_norm": 0.05}, sharing=False),
     "qmix, scaled": Case(_QMIX, scaled=True),

@@ -29,7 +29,7 @@ def test_an_unknown_name_lists_the_known() -> None:
     [
         ("DQN", r"DQN is algorithm: \{name: iql, double_q: false\}"),
         ("IPPO", r"did you mean 'ippo'\?"),
-        ("qplex", r"not built here; the nearest is algorithm: \{name: qmix\}"),
+        ("qtran", r"not built here; the nearest is algorithm: \{name: qplex\}"),
         ("MAPPO", r"did you mean 'mappo'\?"),
     ],
 )

@@ -74,6 +74,7 @@ CASES: dict[str, tuple[EnvSpec, dict[str, Any], str]] = {
     "masac-fp16": (CONTINUOUS, {"name": "masac"}, "fp16"),
     "qmix": (DISCRETE, {"name": "qmix"}, "fp32"),
     "qmix-fp16": (DISCRETE, {"name": "qmix"}, "fp16"),
+    "qplex": (DISCRETE, {"name": "qplex"}, "fp32"),
     "vdn": (DISCRETE, {"name": "qmix", "mixer": "vdn"}, "fp32"),
     "maddpg-bursts": (
         DISCRETE,

@@ -142,6 +142,9 @@ ENTRIES: dict[str, Entry] = {
     "masac, recurrent": Entry(_MASAC, ("continuous",), (5,), sample, layers=False),
     "maddpg, recurrent": Entry(_MADDPG, ("continuous",), (5,), sample, layers=False),
     "qmix": Entry(_QMIX, ("discrete", "masked"), batch=sample, loss="loss", layers=False),
+    "qplex": Entry(
+        {**_QMIX, "name": "qplex"}, ("discrete", "masked"), (0,), sample, "loss", layers=False
+    ),
     "vdn": Entry({**_QMIX, "mixer": "vdn"}, ("discrete",), batch=sample, loss="loss", layers=False),
 }
 
@@ -402,7 +405,7 @@ def test_alive_agent_learns_as_much_whoever_else_is_alive(name: str, recurrent: 
     assert max(x.abs().max() for x in alone) > 1e-3
 
 
-@pytest.mark.parametrize("name", [n for n in ENTRIES if n not in ("happo", "qmix", "vdn")])
+@pytest.mark.parametrize("name", [n for n in ENTRIES if n not in ("happo", "qmix", "qplex", "vdn")])
 def test_own_rewards_do_not_change_other_agents_networks(name: str) -> None:
     entry = ENTRIES[name]
     options = {**entry.options, "actor_lr": 1e-2}

@@ -62,7 +62,8 @@ CASES = [
     *(
         pytest.param(name, agents, sharing, steps, continuous, marks=pytest.mark.long)
         for name, continuous in (
-            *((name, False) for name in ("mappo", "ippo", "coma", "qmix", "vdn", "iql", "maddpg")),
+            *((name, False) for name in ("mappo", "ippo", "coma", "maddpg")),
+            *((name, False) for name in ("qmix", "qplex", "vdn", "iql")),
             *((name, True) for name in ("mappo", "masac", "maddpg", "matd3")),
         )
         for agents, sharing, steps in (

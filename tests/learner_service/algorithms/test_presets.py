@@ -17,6 +17,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("mappo", ALONE),
     "vdn": ("qmix", {"mixer": "vdn"}),
     "iql": ("qmix", {"mixer": "none", **DQN}),
+    "qplex": ("qmix", {"mixer": "qplex", "mixer_hidden": 64}),
     "ddpg": ("maddpg", {**ALONE, **AN_UPDATE_A_ROW}),
     "matd3": ("maddpg", TD3),
     "td3": ("maddpg", {**TD3, **ALONE, **AN_UPDATE_A_ROW}),

@@ -49,6 +49,7 @@ SLOW = (
     "not_learning",
     "offline",
     "plan",
+    "qplex",
     "ranks",
     "remedies",
     "security",
